@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # A file is one worker's, with its servers and engines; tests/conftest.py puts the longest first.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-thorough check lint types contracts format docs bench clean
+.PHONY: serve test test-thorough check lint types contracts format docs site bench clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/legato serve $(ARGS)
@@ -19,7 +19,7 @@ test: $(VENV)/.installed-dev
 test-thorough: $(VENV)/.installed-dev
 	$(PYTEST) --hypothesis-profile thorough --timeout 7200 $(ARGS)
 
-check: lint types contracts test
+check: lint types contracts site test
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -35,10 +35,16 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The parts of the API reference that are told by the code, and pictures that are drawn by it.
+# The parts of docs/ that are generated: the reference, the list of seams, pictures.
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.api_reference
+	$(BIN)/python -m scripts.seams
+	$(BIN)/python -m grafana
 	$(BIN)/python -m scripts.pictures
+
+# The pages as a web site in out/site. A link or an anchor that leads nowhere is an error.
+site: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks stall $(ARGS)

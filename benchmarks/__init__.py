@@ -1,1 +1,1 @@
-"""Measurements of Legato, each run by one command; see docs/benchmarks.md."""
+"""Measurements of Legato, each run by one command; see docs/contributing/benchmarks.md."""

@@ -181,7 +181,7 @@ class _Texts:
     """Prompts of the documentation, no two of which begin alike."""
 
     def __init__(self) -> None:
-        files = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+        files = sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))
         self._text = "\n".join(path.read_text(encoding="utf-8") for path in files)
 
     def text(self, index: int, num_characters: int) -> str:

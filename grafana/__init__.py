@@ -1,1 +1,1 @@
-"""What Prometheus and Grafana need to watch a server; see docs/metrics.md."""
+"""What Prometheus and Grafana need to watch a server; see docs/reference/metrics.md."""

@@ -1,4 +1,4 @@
-"""The tables of docs/metrics.md, made from the declarations of the metrics."""
+"""The tables of docs/reference/metrics.md, made from the declarations of the metrics."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from legato.observe.metrics.prefix import MetricsPrefix
 from legato.observe.metrics.registry import Declaration
 from legato.observe.metrics.server_metrics import ServerMetrics
 
-FILE = Path(__file__).parents[1] / "docs" / "metrics.md"
+FILE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 
 _HEADER = "| metric | type | labels | |\n|---|---|---|---|\n"
 _TABLE = re.compile(rf"^## (.+)\n([^#]*?){re.escape(_HEADER)}(?:\|.*\n)*", re.MULTILINE)

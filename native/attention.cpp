@@ -8,25 +8,25 @@ namespace legato {
 
 namespace {
 
-constexpr int kQueries = 32;  // query rows whose scores are held at a time: two tiles
-constexpr int kKeys = 256;    // keys likewise: 64 KiB with their values, for all rows of a task
-constexpr int kGroup = 32;    // keys that one product of weights and values takes
+constexpr int kQueries = 32;  // query rows with scores at a time: two tiles
+constexpr int kKeys = 256;    // keys with scores at a time: 64 KiB with values, for a task's rows
+constexpr int kGroup = 32;    // keys in one product of weights and values
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int kShortestPart = 512;  // keys
-constexpr int kTasksAThread = 6;    // so that none is idle for long at the end
-constexpr int kSharesAThread = 4;   // likewise, of many tasks
-constexpr size_t kMostTasks = 8;    // in a share, each of which brings the next one's keys near
+constexpr int kTasksAThread = 6;    // so that no thread is idle for long at the end
+constexpr int kSharesAThread = 4;   // likewise, with many tasks
+constexpr size_t kMostTasks = 8;    // in a share: a task prefetches the keys of the next one
 
 int round_down(int value, int multiple) { return value / multiple * multiple; }
 int round_up(int value, int multiple) { return round_down(value + multiple - 1, multiple); }
 
-// Of a task: pairs of tiles of queries and keys.
+// The cost of a task: its rows of query tiles times its keys.
 long cost(const AttentionTask &task) {
     const long num_tiles = (task.end - task.first + kTileRows - 1) / kTileRows;
     return num_tiles * (task.end_key - task.first_key);
 }
 
-// Everything that a task works on; small enough for the second-level cache.
+// Memory of a task; small enough for the second-level cache.
 struct Scratch {
     alignas(64) float scores[kQueries * kKeys];
     alignas(64) bf16 weights[kQueries * kKeys];
@@ -38,12 +38,12 @@ struct Scratch {
     float maximum[kTaskRows], denominator[kTaskRows];
 };
 
-// Over keys and values in `Number`: where that is a code of 8 bits, queries and weights are rounded to
-// rows that go with it, and the codes' scales are factors of the scores and of the weights.
+// Computes a task over keys and values of type `Number`. For 8-bit codes, queries and weights are
+// rounded to CodeRow, and the codes' scales are multiplied into the scores and the weights.
 template <typename Number>
 class Task {
 public:
-    // `next` is the task behind it, or null.
+    // `next` is the task after this one, or null.
     Task(const AttentionCall &call, const AttentionTask &task, const AttentionTask *next,
          Scratch &scratch)
         : call_(call),
@@ -85,7 +85,7 @@ private:
         }
     }
 
-    // Query rows [first, first + count) to keys [key, key + num_keys).
+    // Lets query rows [first, first + count) attend to keys [key, key + num_keys).
     void attend(int first, int count, int key, int num_keys) {
         score(first, count, key, num_keys);
         if constexpr (kIsQuantized) gather_value_scales(key, num_keys);
@@ -100,7 +100,7 @@ private:
     // [count, kKeys]
     Row *weights() const { return reinterpret_cast<Row *>(s_.weights); }
 
-    // 32 keys, or their values, and their scales where they are quantized.
+    // 32 keys, or their values, and their scales if they are quantized.
     struct Tiles {
         const Number *numbers;
         const float *scales;
@@ -109,7 +109,7 @@ private:
     Tiles keys_at(int key) const { return at(call_.keys, task_, key); }
     Tiles values_at(int key) const { return at(call_.values, task_, key); }
 
-    // Those from `key` on: both layouts take head_dim numbers a key.
+    // Returns the tiles from `key` on: both layouts take head_dim numbers per key.
     Tiles at(const std::byte *cache, const AttentionTask &task, int key) const {
         const auto &shape = call_.shape;
         const size_t block = call_.chunks[task.chunk].blocks[key / shape.block_size];
@@ -120,9 +120,9 @@ private:
                 reinterpret_cast<const float *>(head + shape.head_values()) + offset};
     }
 
-    // Blocks lie anywhere, so nothing but the task knows what comes next: behind the scores of some
-    // keys their values, and behind those the keys that follow, or the next task's first. How far
-    // ahead that is; the scales are asked for at once.
+    // How far ahead the memory lies that is read next. Blocks lie anywhere, so only the task knows:
+    // after the scores of some keys come their values, then the following keys, or the next task's
+    // first keys. The scales are prefetched at once.
     long ahead_of_keys(const Number *keys, int key) const { return expect(values_at(key)) - keys; }
     long ahead_of_values(const Number *values, int key) const {
         key += kKeys;
@@ -161,7 +161,7 @@ private:
         }
     }
 
-    // Scores of 32 keys with each of `count` rows.
+    // Multiplies the scores of 32 keys by the keys' scales, in each of `count` rows.
     static void scale_scores(int count, const float *key_scales, float *scores) {
         const Floats left = load(key_scales), right = load(key_scales + 16);
         for (int i = 0; i < count; ++i, scores += kKeys) {
@@ -170,7 +170,8 @@ private:
         }
     }
 
-    // Those behind the last key were another request's: a weight of zero does not undo their NaN.
+    // Clears the scales after the last key, which were another request's: a weight of zero would
+    // not undo their NaN.
     void gather_value_scales(int first_key, int num_keys) {
         for (int key = 0; key < num_keys; key += kGroup) {
             const float *const from = values_at(first_key + key).scales;
@@ -202,8 +203,8 @@ private:
             s_.weight_scales[index] = round_row(scores, round_up(num_keys, kGroup), weights);
     }
 
-    // Hands weights of 32 keys on to what multiplies them with values: as they are rounded, or in the
-    // scores' place and times the scales of the values.
+    // Stores the weights of 32 keys for the product with values: rounded to bfloat16, or, for codes,
+    // in place of the scores and multiplied by the values' scales.
     void keep_weights(float *scores, Row *weights, int key, Floats left, Floats right) const {
         if constexpr (kIsQuantized) {
             store(scores + key, left * load(s_.value_scales + key));
@@ -228,7 +229,7 @@ private:
         return largest(maximum);
     }
 
-    // The sum of the weights, which are 2^(score - maximum).
+    // Stores the weights, 2^(score - maximum), and returns their sum.
     float weigh_all(float *scores, float maximum, Row *weights) const {
         const Floats shift = fill(maximum);
         Floats total[4];
@@ -262,7 +263,7 @@ private:
         return sum(total);
     }
 
-    // Of 16 keys from `key` on those in [low, high), and `other` for the rest.
+    // Keeps the lanes of 16 keys from `key` on that are in [low, high); the rest become `other`.
     static Floats keep_seen(Floats x, int key, int low, int high, float other) {
         if (key >= low && key + 16 <= high) return x;
         const int from = std::clamp(low - key, 0, 16), end = std::clamp(high - key, 0, 16);
@@ -304,8 +305,8 @@ private:
 
     const Number *last_values() const { return reinterpret_cast<const Number *>(s_.last_values); }
 
-    // What lies behind the last key was another request's: a weight of zero does not undo its NaN.
-    // Codes have none.
+    // Copies the last values with zeros after them. The values there were another request's: a
+    // weight of zero would not undo their NaN. Codes have no NaN.
     void copy_last_values(int key, int count) {
         const Number *const values = values_at(key).numbers;
         const int num_whole = count / 2 * 2 * head_dim_;
@@ -399,7 +400,7 @@ AttentionPlan::AttentionPlan(const std::vector<Chunk> &chunks, const CacheShape 
     long total = 0;
     for (const auto &task : whole) total += cost(task);
     for (auto &task : whole) {
-        // Where few tasks make up most of the step, threads share the keys of each.
+        // If few tasks are most of the step, threads divide the keys of each.
         const long num_keys = task.end_key - task.first_key;
         const long fair = total / (kTasksAThread * num_threads) * num_keys / cost(task);
         const int longest = std::max<int>(kShortestPart, round_up(fair, kKeys));

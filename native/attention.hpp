@@ -16,20 +16,20 @@ struct Chunk {
     std::vector<int32_t> blocks;
 };
 
-// Which keys a query at position p sees: (p - window, p], or [0, p] where the window is 0.
+// The keys that a query at position p sees: (p - window, p], or [0, p] if the window is 0.
 struct Visibility {
     int window;
     int first_key(int position) const { return window ? std::max(0, position + 1 - window) : 0; }
 };
 
-// Query rows [first, end) of a chunk's, for one key/value head, over keys [first_key, end_key).
-// Query row r is head r % group of token r / group. Parts of the same rows over other keys are
-// merged afterwards: `part` is its place among all parts of the step, or -1 for the only one.
+// A chunk's query rows [first, end), for one key/value head, over keys [first_key, end_key).
+// Query row r is head r % group of token r / group. Parts, which have the same rows and other keys,
+// are merged afterwards: `part` is the index among all parts of the step, or -1 for a whole task.
 struct AttentionTask {
     int chunk, kv_head, first, end, first_key, end_key, part;
 };
 
-// Parts [first, end) that make up the same rows.
+// Parts [first, end) of the same rows.
 struct AttentionMerge {
     int first, end;
     AttentionTask task;
@@ -42,7 +42,7 @@ struct AttentionPlan {
 
     std::vector<AttentionTask> tasks;
     std::vector<AttentionMerge> merges;
-    size_t tasks_a_share = 1;  // that a thread takes at a time
+    size_t tasks_a_share = 1;  // tasks that a thread takes at a time
     int num_parts = 0;
     Visibility visibility;
 };
@@ -51,20 +51,20 @@ struct AttentionCall {
     const std::vector<Chunk> &chunks;
     const AttentionPlan &plan;
     CacheShape shape;
-    int group;            // query heads a key/value head
+    int group;            // query heads per key/value head
     const bf16 *queries;  // [K, query_rows, D], in units of log2(e) / sqrt(D)
-    size_t query_rows;    // of each key/value head, with room for a tile more
+    size_t query_rows;    // per key/value head, with room for one more tile
     const std::byte *keys, *values;
     const TiledRows &output;  // [T, K * group * D]
     float *parts;             // [num_parts, part_floats]
 };
 
-constexpr int kTaskRows = 256;  // query rows that read keys and values together
+constexpr int kTaskRows = 256;  // most query rows of a task, which share its keys and values
 
-// Floats that a part takes: for each of its query rows a sum, a maximum and a denominator.
+// Floats of a part: for each of its query rows a sum [D], a maximum and a denominator.
 inline size_t part_floats(int head_dim) { return kTaskRows * (static_cast<size_t>(head_dim) + 2); }
 
-// By all threads: all tasks, and then the merges.
+// Called by all threads: attend() computes all tasks, then merge() merges their parts.
 void attend(const AttentionCall &call, Phase &phase);
 void merge(const AttentionCall &call, Phase &phase);
 

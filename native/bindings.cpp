@@ -1,5 +1,5 @@
-// The Python modules legato._kernels_amx and its like. Tensors come as addresses: legato.model.native keeps
-// them alive and checks their shapes.
+// The Python modules legato._kernels_amx and the like. Tensors are passed as addresses:
+// legato.model.native keeps them alive and checks their shapes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -46,7 +46,8 @@ uintptr_t find(const nb::dict &addresses, const std::string &name) {
     return addresses.contains(name.c_str()) ? nb::cast<uintptr_t>(addresses[name.c_str()]) : 0;
 }
 
-// `name`: bfloat16 values; or `name`.codes, .scales and .minima, and the bits of a code as .bits.
+// Reads a weight: bfloat16 values as `name`; or codes, scales and minima as `name`.codes, .scales and
+// .minima, with the bits of a code as .bits.
 Weight weight_of(const nb::dict &addresses, const std::string &name) {
     Weight weight{at<bf16>(find(addresses, name)), at<uint8_t>(find(addresses, name + ".codes")),
                   at<uint16_t>(find(addresses, name + ".scales")),
@@ -75,7 +76,7 @@ LayerWeights weights_of(const nb::dict &addresses) {
 }  // namespace
 
 NB_MODULE(LEGATO_MODULE, m) {
-    // A model lives as long as its process, whose end is no leak.
+    // A model lives until its process ends, which is no leak.
     nb::set_leak_warnings(false);
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "num_threads"_a);
 
@@ -98,7 +99,7 @@ NB_MODULE(LEGATO_MODULE, m) {
                 const auto [hidden, intermediate, heads, kv_heads, head_dim] = sizes;
                 const LayerShape shape{hidden, intermediate, heads, kv_heads, head_dim, eps};
                 const LayerWeights found = weights_of(weights);
-                const nb::gil_scoped_release release;  // layers are packed beside each other
+                const nb::gil_scoped_release release;  // so that several layers are packed at a time
                 new (self) Layer(shape, found);
             },
             "sizes"_a, "eps"_a, "weights"_a);

@@ -23,7 +23,7 @@ void spread_value(const Number *numbers, int count, Number *to) {
     for (int dim = 0; dim < count; ++dim) to[2 * dim] = numbers[dim];
 }
 
-// Writes [head_dim] values as `spread` lays out the numbers that stand for them.
+// Writes [head_dim] values, rounded to codes if the cache is quantized; `spread` lays them out.
 template <typename Spread>
 void write(std::byte *head, const CacheShape &shape, size_t at, int64_t slot, const float *values,
            Spread spread) {

@@ -1,4 +1,4 @@
-// Where keys and values of one layer lie, and writing them there.
+// Layout of one layer's keys and values in the cache, and writes to it.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@ namespace legato {
 
 constexpr int kLargestHead = 256;
 
-// They lie in blocks [num_kv_heads, head]. A head's part is [block_size, head_dim] numbers, which
-// strips read without rearranging: keys as [block_size / 16, head_dim / 2, 16, 2], so that 16 keys
-// are the columns of a tile, and values as [block_size / 2, head_dim, 2]. They are bfloat16, or where
-// they are quantized int8, with float scales [block_size] of the tokens behind them.
+// Keys and values are in blocks [num_kv_heads, head]. A head's part is [block_size, head_dim] numbers
+// in an order that strips read directly: keys as [block_size / 16, head_dim / 2, 16, 2], so that 16
+// keys are the columns of a tile, and values as [block_size / 2, head_dim, 2]. Numbers are bfloat16;
+// quantized, they are int8, followed by float scales [block_size], one per token.
 struct CacheShape {
     int num_kv_heads, head_dim, block_size;
     bool is_quantized;
@@ -25,12 +25,12 @@ struct CacheShape {
     }
     size_t block_bytes() const { return num_kv_heads * head_bytes(); }
 
-    // Where the head's part of a token's block begins.
+    // Offset in bytes of the head's part of a token's block.
     size_t head_at(int kv_head, int64_t slot) const {
         return slot / block_size * block_bytes() + kv_head * head_bytes();
     }
-    // Where a token's key and value begin in that, in numbers: a key's pairs of numbers lie 16 pairs
-    // apart, and a value's numbers lie 2 apart.
+    // Offsets in numbers of a token's key and value in the head's part. A key's pairs of numbers are
+    // 16 pairs apart, and a value's numbers are 2 apart.
     size_t key_at(int64_t slot) const {
         const int64_t offset = slot % block_size;
         return offset / 16 * 16 * head_dim + offset % 16 * 2;
@@ -39,7 +39,7 @@ struct CacheShape {
         const int64_t offset = slot % block_size;
         return offset / 2 * 2 * head_dim + offset % 2;
     }
-    // Where its scale is in that.
+    // Offset in bytes of a token's scale in the head's part.
     size_t scale_at(int64_t slot) const { return head_values() + slot % block_size * sizeof(float); }
 };
 
@@ -49,7 +49,7 @@ void write_key(std::byte *keys, const CacheShape &shape, int kv_head, int64_t sl
 void write_value(std::byte *values, const CacheShape &shape, int kv_head, int64_t slot,
                  const float *value);
 
-// Brings what the two will write near: a key is spread over many lines.
+// Prefetches the memory that these two will write: a key is spread over many cache lines.
 void expect_token(const std::byte *keys, const std::byte *values, const CacheShape &shape,
                   int64_t slot);
 

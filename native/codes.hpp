@@ -1,4 +1,4 @@
-// Rounding values to whole numbers, and what a unit of these stands for.
+// Rounds values to integer codes with a scale.
 #pragma once
 
 #include <limits>
@@ -10,8 +10,8 @@ namespace legato {
 inline void store_codes(int8_t *to, Ints x) { store_bytes(to, x); }
 inline void store_codes(int16_t *to, Ints x) { store_shorts(to, x); }
 
-// Rounds `count` values, a multiple of 16, and returns the scale: the largest value stands for the
-// largest code. The scale is NaN where a value is not finite, so that all that comes of them is.
+// Rounds `count` values, a multiple of 16, and returns the scale: the largest value gets the largest
+// code. The scale is NaN if a value is not finite, so that all results become NaN.
 template <typename Code>
 float round_to_codes(const float *values, int count, Code *codes) {
     constexpr float most_code = std::numeric_limits<Code>::max();

@@ -23,7 +23,7 @@ PackedMatrix pack(const Weight &weight, int num_outputs, int depth) {
     return {weight, num_outputs, depth, [](int i) { return i; }};
 }
 
-// Gate and up projections by turns of 16 outputs, so that a panel holds both of the same outputs.
+// Interleaves gate and up projections by 16 outputs, so that a panel has both for the same outputs.
 PackedMatrix pack_gate_up(const Weight &weight, int intermediate_size, int depth) {
     return {weight, 2 * intermediate_size, depth, [=](int i) {
                 return i / 16 % 2 * intermediate_size + i / 32 * 16 + i % 16;
@@ -36,7 +36,7 @@ std::unique_ptr<bf16[], Free> zeros(size_t count) {
     return values;
 }
 
-// Shares of some rows: several for each thread.
+// Divides rows into shares, several for each thread.
 struct RowShares {
     RowShares(int num_rows, int num_threads)
         : num_rows(num_rows),
@@ -61,12 +61,12 @@ float mean_square(const float *values, int count) {
     return sum(total) / count;
 }
 
-// 16 sums and the biases of their outputs, where there are any.
+// Returns 16 sums plus the biases of their outputs, if there are any.
 Floats biased(const float *sums, const std::vector<float> &bias, int output) {
     return bias.empty() ? load(sums) : load(sums) + load(&bias[output]);
 }
 
-// Room for a tile that begins at the last row.
+// Query rows per key/value head, with room for a tile that begins at the last row.
 size_t query_rows(const LayerShape &shape, const Rows &rows) {
     return static_cast<size_t>(rows.count) * shape.group() + kPanel;
 }
@@ -78,8 +78,8 @@ Floats silu(Floats x) {
     return x * where_negative(x, e, one) / (one + e);
 }
 
-// Past the caches where it can be: rows of a vocabulary's logits lie a multiple of a page apart, and
-// would evict each other.
+// Stores past the caches if possible: rows of a vocabulary's logits are a multiple of a page apart
+// and would evict each other.
 void store_once(const float *values, int count, float *to) {
     if (count == kPanel && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
         stream(to, load(values));
@@ -229,7 +229,7 @@ void Layer::spread(Workspace &space, const Step &step, const LayerCache &cache,
     });
 }
 
-// Turns queries and keys, and hands them and the values to where attention reads them.
+// Rotates queries and keys, and writes them and the values where attention reads them.
 void Layer::spread_row(int row, Workspace &space, const Step &step, const LayerCache &cache,
                        const Rows &rows) const {
     const int head_dim = shape.head_dim, group = shape.group();
@@ -253,7 +253,7 @@ void Layer::spread_row(int row, Workspace &space, const Step &step, const LayerC
         write_value(cache.values, step.shape, i, step.slots[row], head);
 }
 
-// Normalizes a head where the model does that, and turns it by its row's angles.
+// Normalizes a head if the model does that, and rotates it by its row's angles.
 void Layer::turn(float *head, const std::vector<float> &norm, const float *cos, const float *sin,
                  float *turned) const {
     const int head_dim = shape.head_dim, half = head_dim / 2;

@@ -21,7 +21,7 @@ struct LayerShape {
     int group() const { return num_heads / num_kv_heads; }
 };
 
-// Plain weights of a layer, as a checkpoint has them; null where the layer has none.
+// Weights of a layer as in a checkpoint; null for weights that the layer does not have.
 struct LayerWeights {
     const float *input_norm, *post_norm;                   // [E]
     const float *query_norm, *key_norm;                    // [D]
@@ -32,7 +32,7 @@ struct LayerWeights {
     const bf16 *qkv_bias, *output_bias, *gate_up_bias, *down_bias;
 };
 
-// What a step computes before and between its layers; made once a step.
+// Data that the layers of a step share; made once a step.
 class Step {
 public:
     Step(std::vector<Chunk> chunks, std::vector<int64_t> slots, CacheShape shape, int group,
@@ -41,7 +41,7 @@ public:
     const AttentionPlan &plan(int window);
 
     const std::vector<Chunk> chunks;
-    const std::vector<int64_t> slots;  // of each row that is not padding
+    const std::vector<int64_t> slots;  // one for each row that is not padding
     const CacheShape shape;
     const int num_threads;
 
@@ -50,7 +50,7 @@ private:
     std::map<int, AttentionPlan> plans_;  // key: window
 };
 
-// Memory that one layer after the other works in.
+// Working memory, used by one layer after the other.
 struct Workspace {
     void reserve(const LayerShape &shape, int num_rows, int num_parts);
 
@@ -62,14 +62,15 @@ private:
     size_t num_rows_ = 0, num_parts_ = 0;
 };
 
-// One layer's keys and values, and what of them its queries see.
+// One layer's keys and values, and the window that its queries see.
 struct LayerCache {
     std::byte *keys, *values;
     int window;
 };
 
-// All rows of a step. hidden: [P, E]; cos, sin: [P, D], the first half of the sines negated. sums: [P, E],
-// to which the layers' work is added: the hidden states themselves, unless this is a part of a layer.
+// All rows of a step. hidden: [P, E]; cos, sin: [P, D], the first half of the sines negated. sums:
+// [P, E], to which the layers add their outputs: the hidden states themselves, unless this rank has
+// only a part of each layer.
 struct Rows {
     float *hidden;
     int count;
@@ -81,10 +82,10 @@ class Layer {
 public:
     Layer(LayerShape shape, const LayerWeights &weights);
 
-    // Before a step's attention and MLP, by one thread.
+    // Called by one thread before a step's attention and MLP.
     void reset();
 
-    // By all threads.
+    // Called by all threads.
     void add_attention(Workspace &space, const Step &step, const AttentionPlan &plan,
                        const LayerCache &cache, const Rows &rows);
     void add_mlp(Workspace &space, const Step &step, const Rows &rows);
@@ -111,8 +112,8 @@ private:
     PackedMatrix qkv_, output_, gate_up_, down_;
 };
 
-// The layers of a decoder, run in one go; or one half of a layer after the other, where other ranks
-// have other parts of them, which are to be added up in between.
+// The layers of a decoder. They run in one call; or, if other ranks have other parts of the layers,
+// one half of a layer at a time, so that the parts can be added up in between.
 class Layers {
 public:
     explicit Layers(std::vector<Layer *> layers) : layers_(std::move(layers)) {}

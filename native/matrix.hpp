@@ -1,4 +1,4 @@
-// Products of rows with a weight matrix, by all threads of a pool.
+// Products of rows with a weight matrix, computed by all threads of a pool.
 #pragma once
 
 #include "quantized.hpp"
@@ -8,12 +8,12 @@
 
 namespace legato {
 
-constexpr size_t kShareBytes = 512 << 10;  // of panels that stay in the second-level cache
-// Likewise, where all rows pass by at once: so little that no thread waits long for another that lost
-// its core, and so much that what is read ahead of it does not matter.
+constexpr size_t kShareBytes = 512 << 10;  // panels that stay in the second-level cache
+// Bytes of a share if all rows are multiplied at once: small enough that no thread waits long for one
+// that lost its core, and large enough that reading ahead beyond its end does not matter.
 constexpr size_t kSmallShareBytes = 128 << 10;
 
-// sums [32, 32] of up to 32 rows from `row` on, times a panel of tiles.
+// sums [32, 32] = up to 32 rows from `row` on, times a panel of tiles.
 inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 *panel,
                           int num_steps, float *sums) {
     constexpr long kSumBytes = kPanel * sizeof(float);
@@ -27,8 +27,8 @@ inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 
     multiply_strip<false>(strip, operands, sums);
 }
 
-// Panels that a thread takes at a time: what its cache holds while all rows pass by, and as many
-// such shares as keep all threads busy.
+// Returns the panels that a thread takes at a time: few enough to stay in its cache while all rows are
+// multiplied, and in so many shares that all threads are busy.
 inline int panels_a_share(const PackedMatrix &matrix, int num_rows, int num_threads) {
     const size_t share_bytes = num_rows <= kRowPair ? kSmallShareBytes : kShareBytes;
     const size_t rounds = (matrix.num_bytes() - 1) / (num_threads * share_bytes) + 1;
@@ -36,8 +36,8 @@ inline int panels_a_share(const PackedMatrix &matrix, int num_rows, int num_thre
     return (matrix.num_panels + num_shares - 1) / num_shares;
 }
 
-// As multiply(), for quantized weights: each panel is unpacked once for all rows, or multiplied as
-// it is with few.
+// multiply() for quantized weights: each panel is unpacked once for all rows; with few rows it is
+// multiplied without unpacking.
 template <typename Finish>
 void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix &matrix,
                         int panels_a_share, int num_shares, Phase &phase, Finish finish) {
@@ -46,7 +46,7 @@ void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix 
     alignas(64) float sums[kRowPair * kPanel];
     const bool are_few = num_rows <= kFewRows;
     if (!are_few) unpacked.reserve(kPanel * matrix.depth);
-    bool needs_rows = are_few;  // which a thread without a share does not round
+    bool needs_rows = are_few;  // a thread without a share need not round rows
     const TileScope scope;
     phase.run(num_shares, [&](int share) {
         if (needs_rows) few.assign(rows, num_rows, matrix.depth);
@@ -69,7 +69,7 @@ void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix 
     });
 }
 
-// By all threads: the rows times the matrix.
+// Multiplies the rows with the matrix; called by all threads.
 //
 // finish(first_row, num_rows, panel, sums): takes sums [num_rows, 32] of outputs [32 * panel, ...).
 template <typename Finish>

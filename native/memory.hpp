@@ -1,4 +1,4 @@
-// Memory that vectors are read from.
+// Aligned memory for vectors.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ struct Free {
     void operator()(void *memory) const { std::free(memory); }
 };
 
-// Memory at a cache line's start, which is not initialized.
+// Allocates uninitialized memory that begins at a cache line.
 template <typename T>
 std::unique_ptr<T[], Free> aligned_array(size_t count) {
     const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;

@@ -1,4 +1,4 @@
-// The Python module legato._processor: which sets of kernels this processor can run.
+// The Python module legato._processor: the sets of kernels that this processor can run.
 #include <cpuid.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -28,7 +28,7 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512bf16");
 }
 
-// Linux lets a process use tiles once it has asked.
+// Linux lets a process use tiles only after it has asked for permission.
 bool has_amx() {
     unsigned a, b, c, d;
     if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;

@@ -21,7 +21,7 @@ void load_codes(const uint8_t *block, Ints *groups) {
     }
 }
 
-// Value [0, 32) of each output.
+// Returns code `index`, in [0, 32), of each output.
 template <int bits>
 Floats code(const uint8_t *block, int index) {
     const int group = index / 4, shift = index % 4 * 8;
@@ -35,7 +35,7 @@ template <int bits>
 void unpack_block(const uint8_t *block, bf16 *tile) {
     const Floats scale = load_halves(block + 64 * bits);
     const Floats minimum = load_halves(block + 64 * bits + 32);
-#pragma GCC unroll 16  // by constants, shifts take half as long
+#pragma GCC unroll 16  // shifts by constants take half as long
     for (int row = 0; row < kTileRows; ++row) {
         const Floats first = fma(code<bits>(block, 2 * row), scale, minimum);
         const Floats second = fma(code<bits>(block, 2 * row + 1), scale, minimum);

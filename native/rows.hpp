@@ -1,14 +1,14 @@
-// Activations between matrices.
+// Activations between matrix products.
 #pragma once
 
 #include "weights.hpp"
 
 namespace legato {
 
-constexpr int kRowPair = 32;  // rows that are multiplied at a time: two tiles
+constexpr int kRowPair = 32;  // rows multiplied at a time: two tiles
 
-// Rows [rows, depth] as strips read them: tiles of 16 rows by 32 values, each in one piece, one row of
-// tiles after the other. There are always whole pairs of tiles, of zeros at first.
+// Rows [rows, depth] in the order that strips read: tiles of 16 rows by 32 values, each contiguous, one
+// row of tiles after the other. Rows are padded to whole pairs of tiles, which are zero at first.
 class TiledRows {
 public:
     TiledRows() = default;
@@ -22,7 +22,7 @@ public:
                column % kTileDepth;
     }
 
-    // The row of tiles that a row lies in.
+    // Returns the row of tiles that contains a row.
     bf16 *tiles(int row) const {
         return values_.get() + static_cast<size_t>(row / kTileRows) * kTileRows * depth_;
     }

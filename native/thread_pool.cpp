@@ -6,10 +6,10 @@ namespace legato {
 
 namespace {
 
-constexpr int kSpinsBeforeSleep = 10'000;  // some hundred microseconds
+constexpr int kSpinsBeforeSleep = 10'000;  // some hundreds of microseconds
 constexpr int kSpinsBeforeYield = 2'000;
 
-// For what takes microseconds as a rule. Later it gives way to other programs that want the core.
+// Waits for an event that usually comes within microseconds. Later it yields the core to other programs.
 template <typename IsOver>
 void spin_until(IsOver is_over) {
     for (int spins = 0; !is_over(); ++spins) {
@@ -41,8 +41,8 @@ void ThreadPool::run(const std::function<void()> &work) {
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
     work();
-    // Who comes now is told to leave: either it sees that, or it is seen here. What it would need
-    // ends with this call.
+    // A thread that arrives now must leave, because `work` ends with this call. It either sees the
+    // flag, or is counted in `num_helping_`.
     is_open_ = false;
     spin_until([this] { return num_helping_ == 0; });
 }

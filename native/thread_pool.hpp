@@ -8,12 +8,12 @@
 
 namespace legato {
 
-// A phase consists of shares, which are handed out one by one to whichever thread is free. It is over
-// when all of them are done, whoever did them: a thread that has lost its core to another program holds
-// up the others by the share that it is at, and not at all between two shares.
+// A phase consists of shares, each taken by the next free thread. It is over when all shares are done,
+// by whichever thread: one that has lost its core to another program delays the others by at most its
+// present share, and not at all between two shares.
 class Phase {
 public:
-    // Before the threads come to it.
+    // Called before the threads run the phase.
     void reset() {
         next_.store(0, std::memory_order_relaxed);
         num_done_.store(0, std::memory_order_relaxed);
@@ -36,7 +36,7 @@ private:
     alignas(64) std::atomic<int> num_done_{0};
 };
 
-// Waiting threads spin for a while, and sleep when there is nothing to do for longer.
+// Waiting threads spin for a while; with nothing to do for longer, they sleep.
 class ThreadPool {
 public:
     explicit ThreadPool(int num_threads);
@@ -45,8 +45,8 @@ public:
 
     int size() const { return num_threads_; }
 
-    // Runs work() on the calling thread, and on those of the others that come before it is done
-    // there. It returns when none of them is in it any more.
+    // Runs work() on the calling thread, and on each other thread that arrives before the caller is
+    // done. It returns when no thread is in work() any more.
     void run(const std::function<void()> &work);
 
 private:

@@ -1,5 +1,5 @@
-// Products of up to 32 rows with 32 columns, step by step of 32 values: what attention and matrices
-// consist of.
+// Products of up to 32 rows with 32 columns, in steps of 32 values. Attention and matrix products
+// consist of them.
 #pragma once
 
 #include "vector.hpp"
@@ -11,11 +11,11 @@ constexpr int kTileDepth = 32;  // bfloat16 values in a tile's row
 constexpr int kTileValues = kTileRows * kTileDepth;
 constexpr long kTileRowBytes = kTileDepth * sizeof(bf16);  // 32 values, or a pair of 16 columns
 
-// Where a step's operands begin: rows [0, 16) and [16, 32), of 32 values; and of columns [0, 16) and
-// [16, 32) the 16 pairs of values, of all columns side by side. So many values `ahead` of the columns
-// lie those that will be read next.
+// The operands of a step: rows [0, 16) and [16, 32), of 32 values each; and columns [0, 16) and
+// [16, 32), as 16 pairs of values, each pair of all columns side by side. The columns that are read next
+// are `ahead` values after these.
 //
-// Columns of bfloat16 values are multiplied with such rows, columns of int8 codes with rows of CodeRow.
+// Columns of bfloat16 are multiplied with rows of bfloat16, columns of int8 codes with rows of CodeRow.
 template <typename Row, typename Column>
 struct Operands {
     const Row *upper, *lower;
@@ -23,8 +23,8 @@ struct Operands {
     long ahead;
 };
 
-// How many rows and steps there are, and how far one row, pair and row of sums is from the next. Rows
-// of CodeRow have scales, which are factors of their sums.
+// Numbers of rows and steps, and strides in bytes of rows, pairs and rows of sums. Rows of CodeRow have
+// scales, which are multiplied into their sums.
 struct StripShape {
     int num_rows, num_steps;
     long row_bytes, pair_bytes, sum_bytes;

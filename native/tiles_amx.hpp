@@ -1,4 +1,4 @@
-// Strips of tiles in Intel AMX: 16 rows of 64 bytes, whose products are summed in float.
+// Strips in tiles of Intel AMX: 16 rows of 64 bytes, with products summed in float.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace legato {
 
-// Every thread that multiplies strips holds one of these meanwhile.
+// Configures the tiles of a thread; each thread holds one while it multiplies strips.
 class TileScope {
 public:
     TileScope() {
@@ -25,7 +25,7 @@ public:
             config.bytes_a_row[tile] = kTileRowBytes;
             config.num_rows[tile] = kTileRows;
         }
-        // GCC 12 believes that the next line reads 8 bytes only, and leaves the others unwritten.
+        // GCC 12 believes that the next line reads only 8 bytes, and does not write the others.
         asm volatile("" : : "r"(&config) : "memory");
         _tile_loadconfig(&config);
     }
@@ -33,16 +33,16 @@ public:
     TileScope(const TileScope &) = delete;
 };
 
-// What rows are rounded to that are multiplied with codes, which tiles hold as bfloat16 as well.
+// Type of rows that are multiplied with codes. Tiles hold codes as bfloat16, too.
 using CodeRow = bf16;
 
-// Makes `count` values, a multiple of 16, a row. Returns its scale.
+// Rounds `count` values, a multiple of 16, to a row, and returns its scale.
 inline float round_row(const float *values, int count, CodeRow *row) {
     for (int i = 0; i < count; i += 16) store_bf16(row + i, load(values + i));
     return 1.0f;
 }
 
-// As multiply_strip(), of one row of tiles or two, with all their rows.
+// multiply_strip() for one or two whole rows of tiles.
 template <bool adds, bool is_pair, typename OperandsAt>
 inline void multiply_tiles(const StripShape &shape, OperandsAt at, float *sums) {
     float *const lower_sums = sums + kTileRows * shape.sum_bytes / sizeof(float);
@@ -80,7 +80,7 @@ inline void multiply_tiles(const StripShape &shape, OperandsAt at, float *sums) 
     }
 }
 
-// Pairs of codes of 32 columns, as tiles.
+// Codes of 32 columns, widened to tiles.
 struct WideColumns {
     alignas(64) bf16 left[kTileValues], right[kTileValues];
 
@@ -96,7 +96,7 @@ struct WideColumns {
     }
 };
 
-// Operands whose columns are widened, into the same place each time.
+// Returns operands with widened columns, which are in the same place each time.
 inline auto as_tiles(const Operands<bf16, bf16> &operands, const StripShape &, WideColumns &) {
     return operands;
 }
@@ -110,8 +110,8 @@ long tile_pair_bytes(const Operands<bf16, Column> &, const StripShape &shape) {
     return std::is_same_v<Column, int8_t> ? kTileRowBytes : shape.pair_bytes;
 }
 
-// sums [num_rows, 32] = the rows times the columns, or that added; at(step) has the operands. May
-// read and write rows up to the next multiple of 16.
+// sums [num_rows, 32] = the rows times the columns, or += if `adds`; at(step) returns the operands.
+// It may read and write rows up to the next multiple of 16.
 template <bool adds, typename OperandsAt>
 inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums) {
     WideColumns wide;

@@ -1,4 +1,4 @@
-// Strips as tiles_amx.hpp has them, in vector registers.
+// Strips as in tiles_amx.hpp, computed in vector registers.
 #pragma once
 
 #include <type_traits>
@@ -9,8 +9,8 @@
 
 namespace legato {
 
-// Rows, and halves of the columns for so many of them, whose sums all fit in registers. With few rows
-// there must be enough columns, too: a sum waits for what was added to it last.
+// Rows of a block, and halves of the columns, such that all sums fit into registers. With few rows a
+// block needs more columns: an addition to a sum waits for the one before it.
 #ifdef LEGATO_AVX512
 constexpr int kBlockRows = 8;
 constexpr int block_halves(int) { return 2; }
@@ -19,30 +19,29 @@ constexpr int kBlockRows = 6;
 constexpr int block_halves(int num_rows) { return num_rows > 2 ? 1 : 2; }
 #endif
 
-// There is nothing to prepare.
+// Nothing to prepare without AMX.
 class TileScope {
 public:
     TileScope() {}
     TileScope(const TileScope &) = delete;
 };
 
-// What rows are rounded to that are multiplied with codes: 256 such products fit 32 bits.
+// Type of rows that are multiplied with codes: 256 such products fit into 32 bits.
 using CodeRow = int16_t;
 
-// Makes `count` values, a multiple of 16, a row. Returns its scale.
+// Rounds `count` values, a multiple of 16, to a row, and returns its scale.
 inline float round_row(const float *values, int count, CodeRow *row) {
     return round_to_codes(values, count, row);
 }
 
-// Where a row of a step begins.
+// Returns the start of a row in a step.
 template <typename Row, typename Column>
 inline const Row *row_of(const Operands<Row, Column> &operands, int row, long row_values) {
     return row < kTileRows ? operands.upper + row * row_values
                            : operands.lower + (row - kTileRows) * row_values;
 }
 
-// Rows [first_row, first_row + kBlockRows) of a strip, as they are multiplied. They may lie on both
-// sides of a tile's edge.
+// Rows [first_row, first_row + kBlockRows) of a strip, ready to multiply. They may be in two tiles.
 template <typename Row>
 class PlainRows {
 public:
@@ -64,7 +63,7 @@ private:
 template <typename Row>
 using BlockRows = PlainRows<Row>;
 #else
-// Widened once for all columns: there is no instruction that multiplies bfloat16.
+// Rows of bfloat16, widened once for all columns: AVX2 has no instruction that multiplies bfloat16.
 class WideRows {
 public:
     template <typename OperandsAt>
@@ -97,7 +96,7 @@ template <typename Row>
 using BlockRows = std::conditional_t<std::is_same_v<Row, bf16>, WideRows, PlainRows<Row>>;
 #endif
 
-// What sums of products begin with, and what they come to.
+// Initial and final values of sums of products.
 template <bool adds>
 inline Floats first_total(const bf16 *, const float *sums) {
     return adds ? load(sums) : fill(0.0f);
@@ -116,13 +115,13 @@ inline Floats final_sum(Ints total, const StripShape &shape, int row, const floa
     return adds ? load(sums) + scaled : scaled;
 }
 
-// Adds a part of the products of each row's pair of values with those of the columns.
+// Adds one part of the products of each row's pair of values with the columns' pairs.
 template <int part, int num_rows, int halves, typename Total, typename Column, typename PairOf>
 inline void add_part(Total (&totals)[num_rows][halves], Column *const (&columns)[halves],
                      PairOf pair_of) {
     decltype(load_pairs<part>(columns[0])) factors[halves];
     for (int half = 0; half < halves; ++half) factors[half] = load_pairs<part>(columns[half]);
-#pragma GCC unroll 8  // else sums are kept in memory
+#pragma GCC unroll 8  // otherwise the sums are kept in memory
     for (int row = 0; row < num_rows; ++row) {
         const auto values = fill_pairs<part>(pair_of(row));
         for (int half = 0; half < halves; ++half)
@@ -130,10 +129,10 @@ inline void add_part(Total (&totals)[num_rows][halves], Column *const (&columns)
     }
 }
 
-// As multiply_strip(), of a block's rows and some halves of the columns.
+// multiply_strip() for a block's rows and some halves of the columns.
 //
-// The first rows bring near what lies ahead. With few of them the time goes into waiting for memory:
-// processors fetch ahead by themselves, but no further than to the page's end.
+// The first rows prefetch the columns ahead. With few rows most of the time is waiting for memory:
+// processors prefetch by themselves, but no further than to the page's end.
 template <bool adds, int num_rows, typename Row, typename Column, typename OperandsAt>
 inline void multiply_block(const StripShape &shape, const BlockRows<Row> &rows, int first_row,
                            int first_half, OperandsAt at, float *sums) {
@@ -183,7 +182,7 @@ inline void multiply_halves(const StripShape &shape, int first_row, OperandsAt a
         multiply_block<adds, num_rows, Row, Column>(shape, rows, first_row, half, at, sums);
 }
 
-// Of `count` rows, which are no more than a block's.
+// multiply_strip() for `count` rows, at most a block's.
 template <bool adds, typename OperandsAt, int num_rows = kBlockRows>
 inline void multiply_some(const StripShape &shape, int first_row, int count, OperandsAt at,
                           float *sums) {
@@ -192,9 +191,9 @@ inline void multiply_some(const StripShape &shape, int first_row, int count, Ope
         multiply_some<adds, OperandsAt, num_rows - 1>(shape, first_row, count, at, sums);
 }
 
-// sums [num_rows, 32] = the rows times the columns, or that added; at(step) has the operands.
+// sums [num_rows, 32] = the rows times the columns, or += if `adds`; at(step) returns the operands.
 //
-// Blocks are as large as each other: a small one takes longer than its rows would in others.
+// Blocks are equally large: a small block takes longer than its rows would in other blocks.
 template <bool adds, typename OperandsAt>
 inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums) {
     const int num_blocks = (shape.num_rows + kBlockRows - 1) / kBlockRows;

@@ -1,4 +1,4 @@
-// 16 numbers at a time, by the instructions that this module is compiled for.
+// Vectors of 16 numbers, for the instructions that this module is compiled for.
 #pragma once
 
 #ifdef LEGATO_AVX512
@@ -16,10 +16,10 @@ inline float to_float(bf16 value) {
     return result;
 }
 
-// Asks for a cache line, for the second-level cache.
+// Prefetches a cache line into the second-level cache.
 inline void prefetch(const void *from) { __builtin_prefetch(from, 0, 2); }
 
-// 2^x for x <= 0, within 8e-5 of it: what comes of it is rounded to bfloat16.
+// Returns 2^x for x <= 0, within 8e-5: results are rounded to bfloat16.
 inline Floats exp2_fast(Floats x) {
     const Floats part = fraction(x);
     Floats result = fill(0.07790716377386403f);

@@ -1,4 +1,4 @@
-// 16 numbers at a time, as two vectors of AVX2 with FMA and F16C: what vector512.hpp has.
+// Vectors of 16 numbers, as two of AVX2 with FMA and F16C; the same functions as vector512.hpp.
 #pragma once
 
 #include <immintrin.h>
@@ -15,7 +15,7 @@ struct Floats {
 struct Ints {
     __m256i low, high;
 };
-struct ShortPairs {  // of 16-bit numbers
+struct ShortPairs {  // pairs of 16-bit numbers
     __m256i low, high;
 };
 
@@ -25,7 +25,7 @@ inline void store(float *to, Floats x) {
     _mm256_storeu_ps(to, x.low);
     _mm256_storeu_ps(to + 8, x.high);
 }
-// Past the caches; `to` is at a cache line's start.
+// Stores past the caches; `to` must begin a cache line.
 inline void stream(float *to, Floats x) {
     _mm256_stream_ps(to, x.low);
     _mm256_stream_ps(to + 8, x.high);
@@ -67,7 +67,7 @@ inline float largest(Floats x) {
     return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
 
-// Lanes [from, end) of x, and `other` in the rest.
+// Returns lanes [from, end) of x, and `other` in the rest.
 inline Floats keep(Floats x, int from, int end, float other) {
     const auto half = [=](__m256 values, __m256i lanes) {
         const __m256i is_kept = _mm256_and_si256(_mm256_cmpgt_epi32(lanes, _mm256_set1_epi32(from - 1)),
@@ -78,7 +78,7 @@ inline Floats keep(Floats x, int from, int end, float other) {
             half(x.high, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15))};
 }
 
-// `then` where x is below 0, else `other`.
+// Returns `then` in lanes where x is below 0, else `other`.
 inline Floats where_negative(Floats x, Floats then, Floats other) {
     return {_mm256_blendv_ps(other.low, then.low, x.low),
             _mm256_blendv_ps(other.high, then.high, x.high)};
@@ -96,7 +96,7 @@ inline Floats load_bf16(const bf16 *from) {
     return {half(from), half(from + 8)};
 }
 
-// Rounded to the nearest bfloat16, to even between two, which is the upper half of each lane.
+// Rounds to the nearest bfloat16, ties to even, in the upper half of each lane.
 inline __m256i rounded_to_bf16(__m256 values) {
     const __m256i bits = _mm256_castps_si256(values);
     const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -106,7 +106,7 @@ inline __m256i rounded_to_bf16(__m256 values) {
 inline void store_bf16(bf16 *to, Floats x) {
     const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(rounded_to_bf16(x.low), 16),
                                                _mm256_srli_epi32(rounded_to_bf16(x.high), 16));
-    // Packing goes by halves of the vectors.
+    // The pack instruction interleaves halves of the vectors.
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 inline void store_bf16(bf16 *to, Floats first, Floats second) {
@@ -114,13 +114,14 @@ inline void store_bf16(bf16 *to, Floats first, Floats second) {
     store_bf16(to + 16, second);
 }
 
-// x = n + fraction with n whole: the fraction, and y * 2^n.
+// For x = n + fraction with integer n: returns the fraction; and y * 2^n.
 inline Floats fraction(Floats x) {
     return x - Floats{_mm256_floor_ps(x.low), _mm256_floor_ps(x.high)};
 }
 inline Floats scale_by_whole(Floats y, Floats x) {
     const auto half = [](__m256 value, __m256 exponent) {
-        // Below -126 there is next to nothing: less would borrow from the sign of what is below 1.
+        // Below -126 the result is almost 0: a smaller exponent would borrow from the sign of a `value`
+        // below 1.
         const __m256 whole = _mm256_max_ps(_mm256_floor_ps(exponent), _mm256_set1_ps(-126.0f));
         const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
         return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(value), shift));
@@ -168,10 +169,10 @@ inline void store_shorts(int16_t *to, Ints x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), words);
 }
 
-// The lowest 4 bits of each, whatever is above them.
+// Returns the lowest 4 bits of each lane.
 inline Floats lowest_4_bits(Ints x) { return to_floats(x & fill(int32_t{0x0f})); }
 
-// total + the 4 products of unsigned codes of `bits` with signed ones, in each lane's bytes.
+// Returns total + the 4 products of each lane's bytes: unsigned codes of `bits` times signed codes.
 template <int bits>
 Ints add_products(Ints total, Ints codes, Ints signed_codes) {
     const auto half = [](__m256i total, __m256i codes, __m256i factors) {
@@ -180,7 +181,8 @@ Ints add_products(Ints total, Ints codes, Ints signed_codes) {
                                      _mm256_set1_epi16(times));
         };
         if constexpr (bits == 4) return _mm256_add_epi32(total, products(codes, 1));
-        // Two products of 8-bit codes exceed 16 bits: twice the code's half, and its lowest bit.
+        // Two products of 8-bit codes exceed 16 bits, so a code is split: twice its half, and its
+        // lowest bit.
         const __m256i halved =
             _mm256_and_si256(_mm256_srli_epi16(codes, 1), _mm256_set1_epi8(0x7f));
         const __m256i lowest = _mm256_and_si256(codes, _mm256_set1_epi8(1));
@@ -191,7 +193,7 @@ Ints add_products(Ints total, Ints codes, Ints signed_codes) {
             half(total.high, codes.high, signed_codes.high)};
 }
 
-// Rounded to bfloat16, `first` in the lower half of each lane.
+// Rounds to bfloat16, with `first` in the lower half of each lane.
 inline Ints interleave_bf16(Floats first, Floats second) {
     const auto half = [](__m256 lower, __m256 upper) {
         return _mm256_blend_epi16(_mm256_srli_epi32(rounded_to_bf16(lower), 16),
@@ -200,9 +202,9 @@ inline Ints interleave_bf16(Floats first, Floats second) {
     return {half(first.low, second.low), half(first.high, second.high)};
 }
 
-// In so many parts are products of pairs added. Those of bfloat16 values, which no instruction
-// multiplies, come from the first value of each pair, and then from the second: side by side, they
-// would need twice the registers, and each sum would wait for itself.
+// Number of parts in which products of pairs are added. AVX2 has no product of bfloat16 pairs, so the
+// first values of all pairs are multiplied, and then the second values: both together would need twice
+// the registers, and each sum would wait for itself.
 template <typename Column>
 constexpr int kPairParts = 1;
 template <>

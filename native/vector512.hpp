@@ -1,4 +1,4 @@
-// 16 numbers at a time: AVX-512 with its bfloat16 and VNNI extensions. vector256.hpp has the same.
+// Vectors of 16 numbers in AVX-512 with bfloat16 and VNNI; the same functions as vector256.hpp.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@ struct Floats {
 struct Ints {
     __m512i values;
 };
-struct Pairs {  // of bfloat16 values
+struct Pairs {  // pairs of bfloat16 values
     __m512bh values;
 };
-struct ShortPairs {  // of 16-bit numbers
+struct ShortPairs {  // pairs of 16-bit numbers
     __m512i values;
 };
 
 inline Floats fill(float value) { return {_mm512_set1_ps(value)}; }
 inline Floats load(const float *from) { return {_mm512_loadu_ps(from)}; }
 inline void store(float *to, Floats x) { _mm512_storeu_ps(to, x.values); }
-// Past the caches; `to` is at a cache line's start.
+// Stores past the caches; `to` must begin a cache line.
 inline void stream(float *to, Floats x) { _mm512_stream_ps(to, x.values); }
 
 inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.values, b.values)}; }
@@ -45,13 +45,13 @@ inline Floats abs(Floats x) { return {_mm512_abs_ps(x.values)}; }
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x.values); }
 inline float largest(Floats x) { return _mm512_reduce_max_ps(x.values); }
 
-// Lanes [from, end) of x, and `other` in the rest.
+// Returns lanes [from, end) of x, and `other` in the rest.
 inline Floats keep(Floats x, int from, int end, float other) {
     const auto mask = static_cast<__mmask16>((1u << end) - (1u << from));
     return {_mm512_mask_mov_ps(_mm512_set1_ps(other), mask, x.values)};
 }
 
-// `then` where x is below 0, else `other`.
+// Returns `then` in lanes where x is below 0, else `other`.
 inline Floats where_negative(Floats x, Floats then, Floats other) {
     const __mmask16 is_negative = _mm512_movepi32_mask(_mm512_castps_si512(x.values));
     return {_mm512_mask_mov_ps(other.values, is_negative, then.values)};
@@ -73,7 +73,7 @@ inline void store_bf16(bf16 *to, Floats first, Floats second) {
     _mm512_storeu_si512(to, reinterpret_cast<const __m512i &>(rounded));
 }
 
-// x = n + fraction with n whole: the fraction, and y * 2^n.
+// For x = n + fraction with integer n: returns the fraction; and y * 2^n.
 inline Floats fraction(Floats x) { return {_mm512_reduce_ps(x.values, 0x09)}; }
 inline Floats scale_by_whole(Floats y, Floats x) { return {_mm512_scalef_ps(y.values, x.values)}; }
 
@@ -96,19 +96,19 @@ inline void store_shorts(int16_t *to, Ints x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtsepi32_epi16(x.values));
 }
 
-// The lowest 4 bits of each, whatever is above them.
+// Returns the lowest 4 bits of each lane.
 inline Floats lowest_4_bits(Ints x) {
     const __m512 floats = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return {_mm512_permutexvar_ps(x.values, floats)};
 }
 
-// total + the 4 products of unsigned codes of `bits` with signed ones, in each lane's bytes.
+// Returns total + the 4 products of each lane's bytes: unsigned codes of `bits` times signed codes.
 template <int bits>
 Ints add_products(Ints total, Ints codes, Ints signed_codes) {
     return {_mm512_dpbusd_epi32(total.values, codes.values, signed_codes.values)};
 }
 
-// Rounded to bfloat16, `first` in the lower half of each lane.
+// Rounds to bfloat16, with `first` in the lower half of each lane.
 inline Ints interleave_bf16(Floats first, Floats second) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9,
                                            24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1,
@@ -117,7 +117,7 @@ inline Ints interleave_bf16(Floats first, Floats second) {
     return {_mm512_permutexvar_epi16(order, reinterpret_cast<const __m512i &>(rounded))};
 }
 
-// In so many parts are products of pairs added.
+// Number of parts in which products of pairs are added.
 template <typename Column>
 constexpr int kPairParts = 1;
 
@@ -133,7 +133,7 @@ inline Pairs fill_pairs(const bf16 *pair) {
     const __m512i pairs = _mm512_set1_epi32(both);
     return {reinterpret_cast<const __m512bh &>(pairs)};
 }
-// total + both products of each lane's pairs.
+// Returns total + both products of each lane's pairs.
 inline Floats add_products(Floats total, Pairs a, Pairs b) {
     return {_mm512_dpbf16_ps(total.values, a.values, b.values)};
 }
@@ -159,7 +159,7 @@ inline Ints add_products(Ints total, ShortPairs a, ShortPairs b) {
 #endif
 }
 
-// 32 numbers, which bfloat16 has exactly.
+// Widens 32 numbers, which bfloat16 represents exactly.
 inline void widen_bytes(bf16 *to, const int8_t *from) {
     const auto floats = [](const int8_t *bytes) {
         const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes));

@@ -6,13 +6,13 @@
 
 namespace legato {
 
-// How far ahead of what is multiplied memory is asked for more of a matrix.
+// How far ahead of the present product a matrix is prefetched.
 constexpr long kAheadBytes = 8 << 10;
-constexpr int kPanel = 32;  // outputs that are computed at a time: two tiles
+constexpr int kPanel = 32;  // outputs computed at a time: two tiles
 
-// A matrix [outputs, depth] as it comes: bfloat16 values, or codes of 4 or 8 bits in a byte each, of
-// which 32 share a scale and a minimum, half floats [outputs, depth / 32]. A weight is
-// scale * code + minimum. Codes of 16 bits are only how the file has it: what they stand for is packed.
+// A matrix [outputs, depth] from a file: bfloat16 values, or codes of 4 or 8 bits in a byte each. Every
+// 32 codes share a scale and a minimum, half floats [outputs, depth / 32]. A weight is
+// scale * code + minimum. Codes of 16 bits exist only in a file: their weights are packed as bfloat16.
 struct Weight {
     const bf16 *values = nullptr;
     const uint8_t *codes = nullptr;
@@ -26,7 +26,7 @@ inline bf16 to_bf16(float value) {
     return static_cast<bf16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Panels of 32 outputs, padded to whole ones.
+// A matrix packed in panels of 32 outputs, padded to whole panels.
 //
 // In bfloat16 a panel is a row of pairs of tiles: within a tile, row r holds values 2r and 2r + 1 of
 // 16 outputs side by side. Quantized, it is two rows of blocks, each of 16 outputs by 32 values: 8
@@ -65,7 +65,7 @@ public:
     const int num_outputs, depth, bits, num_panels, num_steps;
 
 private:
-    // The 32 values of a row that belong to a step.
+    // Packs the 32 values of a row that belong to a step.
     void put(const Weight &weight, size_t row, int output, int step) {
         if (is_quantized()) return put_codes(weight, row, output, step);
         if (!weight.codes)
@@ -74,7 +74,7 @@ private:
         const uint8_t *codes = weight.codes + row * depth + step * kTileDepth;
         const float scale = _cvtsh_ss(weight.scales[row * num_steps + step]);
         const float minimum = _cvtsh_ss(weight.minima[row * num_steps + step]);
-        // The product is exact, so that it is the same whether or not the sum is fused to it.
+        // The product is exact, so the result is the same with or without a fused sum.
         for (int i = 0; i < kTileDepth; ++i) values[i] = to_bf16(scale * codes[i] + minimum);
         put_values(values, output, step);
     }

@@ -44,7 +44,9 @@ def test_rooms_and_their_documentation_name_the_floors_of_the_contract() -> None
     for room, floor in floors.items():
         assert (import_module(room).__doc__ or "").startswith(f"Floor {floor}: "), room
     rows = re.findall(
-        r"^\| (\d) \| (`.*?) \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
+        r"^\| (\d+) \| (`.*?) \|",
+        (ROOT / "docs/contributing/architecture.md").read_text(),
+        re.MULTILINE,
     )
     told = {
         f"legato.{room}": int(floor)

@@ -4,9 +4,9 @@
 
 Makes an environment for each client in the user's cache, with the current version from PyPI or npm
 (`--update` makes it anew), starts a server with the default model, runs each client's script
-against it, and writes docs/clients.md. With `--client`, tries some and prints; with `--url`, tries
-a server that runs already, whose model has the default one's tokenizer. Exits with status 1 where
-something does not work that is not a client's own fault.
+against it, and writes docs/guides/clients.md. With `--client`, tries some and prints; with `--url`,
+tries a server that runs already, whose model has the default one's tokenizer. Exits with status 1
+where something does not work that is not a client's own fault.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from benchmarks.runner.servers import SERVE, running_server
 
 MINUTES = 30
 
-_PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "guides" / "clients.md"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

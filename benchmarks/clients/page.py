@@ -1,4 +1,4 @@
-"""docs/clients.md: what each client can do."""
+"""docs/guides/clients.md: what each client can do."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _NOT_TRIED = "–"
 _SIGNS = {"ok": "✓", "failed": "✗", "client": "(✗)"}
 _MESSAGE_CHARS = 300
 
-_INTRODUCTION = """# Clients
+_INTRODUCTION = """# Which clients work?
 
 Which clients work with Legato, and in what. `python -m benchmarks.clients` writes this page: it
 makes an environment for each client, installs the current version, and runs a script of

@@ -1,6 +1,6 @@
 // The intrinsics of Intel AMX that tiles_amx.hpp uses, in plain C++: see avx512.hpp.
 //
-// As on a processor, a tile that was not configured ends the process.
+// As on a processor, the use of an unconfigured tile ends the process.
 #pragma once
 
 #include <cstdlib>
@@ -58,7 +58,7 @@ inline void _tile_stored(int from, void *to, long stride) {
     }
 }
 
-// Even and odd values of a row are added up apart, and then to what was there.
+// Sums even and odd values of a row separately, then adds both to the tile.
 inline void _tile_dpbf16ps(int to, int left, int right) {
     const emulated::Tile &a = emulated::configured_tile(left), &b = emulated::configured_tile(right);
     for (int m = 0; m < 16; ++m) {

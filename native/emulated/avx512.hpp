@@ -1,8 +1,8 @@
 // The intrinsics of AVX-512 that vector512.hpp uses, in plain C++: for tests on processors without them.
 //
 // Names, types and results are Intel's, denormals and special numbers included (Software Developer's
-// Manual, volume 2). The compiler declares the real ones for every target; those in this namespace are
-// found before them.
+// Manual, volume 2). The compiler declares the real intrinsics for every target; name lookup finds
+// the ones in this namespace first.
 #pragma once
 
 #include <immintrin.h>
@@ -23,7 +23,7 @@ constexpr int kLanes = 16;
 using Shorts = int16_t __attribute__((vector_size(64)));
 using Lanes = int32_t __attribute__((vector_size(64)));
 
-// A lane of `To` for each of `From`: values[lane] is work(from[lane]).
+// Maps the lanes of `From` to lanes of `To`: values[lane] is work(from[lane]).
 template <typename To, typename From, typename Work>
 inline To each(const From &from, Work work) {
     To to;
@@ -46,7 +46,7 @@ inline float flushed(float x) {
     return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
 }
 
-// Rounded to the nearest bfloat16, to even between two; denormals become zero.
+// Rounds to the nearest bfloat16, ties to even; denormals become zero.
 inline uint16_t rounded_bf16(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(flushed(x));
     if (std::isnan(x)) return static_cast<uint16_t>(bits >> 16 | 0x40);
@@ -54,13 +54,13 @@ inline uint16_t rounded_bf16(float x) {
 }
 inline float widened_bf16(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
 
-// 2^n of a whole number.
+// Returns 2^n for an integer n.
 inline float power_of_two(float n) {
     const bool is_normal = n >= -126.0f && n <= 127.0f;
     return is_normal ? std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23) : std::exp2(n);
 }
 
-// total + a * b of the bfloat16 values at `index`, rounded once.
+// Returns total + a * b of the bfloat16 values at `index`, rounded once.
 inline float add_product(float total, uint16_t a, uint16_t b) {
     return flushed(std::fma(flushed(widened_bf16(a)), flushed(widened_bf16(b)), flushed(total)));
 }
@@ -91,7 +91,7 @@ inline __m512 _mm512_max_ps(__m512 a, __m512 b) { return a > b ? a : b; }
 inline __m512 _mm512_abs_ps(__m512 x) {
     return emulated::each<__m512>(x, [](float value) { return std::fabs(value); });
 }
-// Halves are added up, as the compiler's sequence for the real one does.
+// Adds halves, like the compiler's sequence for the real intrinsic.
 inline float _mm512_reduce_add_ps(__m512 x) {
     for (int half = emulated::kLanes / 2; half; half /= 2)
         for (int lane = 0; lane < half; ++lane) x[lane] += x[lane + half];
@@ -148,7 +148,7 @@ inline __m512bh _mm512_cvtne2ps_pbh(__m512 upper, __m512 lower) {
     return emulated::loaded<__m512bh>(rounded);
 }
 
-// Of the immediates only 0x09: no bits of fraction kept, rounded down.
+// Supports only the immediate 0x09: no bits of fraction kept, rounded down.
 inline __m512 _mm512_reduce_ps(__m512 x, int) {
     return emulated::each<__m512>(
         x, [](float value) { return std::isinf(value) ? 0.0f : value - std::floor(value); });
@@ -179,7 +179,7 @@ inline __m512 _mm512_cvtepi32_ps(__m512i x) {
     return emulated::each<__m512>(std::bit_cast<emulated::Lanes>(x),
                                   [](int32_t value) { return static_cast<float>(value); });
 }
-// To even between two; what does not fit, and NaN, becomes the smallest.
+// Rounds ties to even; NaN and values that do not fit become the smallest number.
 inline __m512i _mm512_cvtps_epi32(__m512 x) {
     return std::bit_cast<__m512i>(emulated::each<emulated::Lanes>(x, [](float value) {
         const float whole = std::nearbyint(value);

@@ -1,9 +1,9 @@
-"""The API reference: what docs/api-python.md and docs/api-http.md tell from the code.
+"""The pages of docs/reference/ that repeat the code: Python, HTTP, flags and limits.
 
-Prose stands in these pages as it is written. What the code says is between two comments,
+Their prose is written by hand. The parts that the code determines stand between two comments,
 
     <!-- generated: NAME -->
     <!-- end -->
 
-and `python -m scripts.api_reference` writes it anew.
+and `python -m scripts.api_reference` writes those parts.
 """

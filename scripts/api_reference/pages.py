@@ -4,15 +4,16 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.api_reference import http_api, limits, python_api
+from scripts.api_reference import flags, http_api, limits, python_api
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 PAGES: dict[Path, Callable[[], Mapping[str, Callable[[], str]]]] = {
-    _DOCS / "api-python.md": python_api.parts,
-    _DOCS / "api-http.md": http_api.parts,
-    _DOCS / "operations.md": limits.parts,
+    _DOCS / "reference" / "python.md": python_api.parts,
+    _DOCS / "reference" / "http.md": http_api.parts,
+    _DOCS / "reference" / "limits.md": limits.parts,
+    _DOCS / "reference" / "flags.md": flags.parts,
 }
 """Key a page; value gives its parts, key the part's name."""
 

@@ -34,7 +34,7 @@ FIELDS = {
     "completion, `token_ids`; of a stream, the former in its first chunk",
     "kv_transfer_params": "what becomes of the prompt's keys and values between this server and "
     "another; for servers with `--kv-role`, see "
-    "[prefill and decode apart](disaggregation.md)",
+    "[prefill and decode apart](../guides/disaggregate.md)",
     "KVTransferRequest.do_remote_decode": "keep them for another server; the answer's "
     "`kv_transfer_params` say where, not with `stream`",
     "KVTransferRequest.do_remote_prefill": "take them from another server, as its answer says",
@@ -56,7 +56,7 @@ FIELDS = {
     "suffix": "there is no filling in the middle",
     "response_format": "the form of the output: text, any JSON object, or JSON by a schema",
     "structured_outputs": "the form of the output in vLLM's words, as `StructuredOutputs` in "
-    "[Python](api-python.md#structuredoutputs)",
+    "[Python](python.md#structuredoutputs)",
     "guided_json": "an older name of `json` in `structured_outputs`",
     "guided_regex": "an older name of `regex` in it",
     "guided_choice": "an older name of `choice` in it",
@@ -78,7 +78,7 @@ FIELDS = {
     "CompletionRequest.add_special_tokens": "add the tokenizer's special tokens to prompts that "
     "are texts",
     "modalities": "only text is supported",
-    "tools": "functions that the model may call; see [tools](tools.md)",
+    "tools": "functions that the model may call; see [tools](../guides/tools.md)",
     "tool_choice": '`auto`, `none`, `required`, `{"type": "function", "function": {"name": '
     "...}}`, or OpenAI's `allowed_tools`",
     "parallel_tool_calls": "several calls in one message",

@@ -6,15 +6,15 @@ from scripts.pictures.disaggregation import disaggregation
 from scripts.pictures.fleet import fleet
 from scripts.pictures.speculation import speculation
 
-DOCS = Path(__file__).parents[2] / "docs"
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
 
 def pictures() -> dict[Path, str]:
     """Key the file, value what is in it."""
     return {
-        DOCS / "fleet.svg": fleet(),
-        DOCS / "disaggregation.svg": disaggregation(),
-        DOCS / "speculation.svg": speculation(),
+        GUIDES / "fleet.svg": fleet(),
+        GUIDES / "disaggregation.svg": disaggregation(),
+        GUIDES / "speculation.svg": speculation(),
     }
 
 

@@ -20,7 +20,7 @@ def test_page_is_up_to_date(page: Path) -> None:
 
 
 def test_every_endpoint_has_a_place_on_the_page() -> None:
-    (page,) = (page for page in PAGES if page.name == "api-http.md")
+    (page,) = (page for page in PAGES if page.name == "http.md")
     headings = " ".join(re.findall(r"^## (.*)", page.read_text(encoding="utf-8"), re.MULTILINE))
     endpoints = re.findall(r"`(\w+) (/[\w/]*)", http_api.parts()["endpoints"]())
     assert len(endpoints) > 10

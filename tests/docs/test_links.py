@@ -1,4 +1,4 @@
-"""What the documentation names exists: files, headings, commands, flags.
+"""What the documentation names exists: files, headings, commands, flags, metrics.
 
 A path in the text counts as found where any path of the repository ends with it, so that a table
 may name files as they are called in their room: `block_pool.py`, `kv/block_pool.py`, `tiles_*.hpp`.
@@ -11,13 +11,14 @@ from contextlib import redirect_stdout
 from pathlib import Path, PurePosixPath
 
 import pytest
+from grafana import reference
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from legato.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FOLDERS = ("benchmarks", "docs", "grafana", "native", "scripts", "src", "tests")
 PATHS = [
     PurePosixPath(path.relative_to(ROOT))
@@ -34,6 +35,7 @@ MODULE = re.compile(rf"python -m ((?:{'|'.join(FOLDERS)})[\w.]*)")
 TARGET = re.compile(r"\bmake ([a-z][a-z-]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMAND = re.compile(r"^    (\w+)(?: |$)", re.MULTILINE)
+METRIC = re.compile(r"\blegato:(\w+)\b(?!\*)")
 SLUG = re.compile(r"[^\w\- ]")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -77,6 +79,7 @@ def flags() -> set[str]:
         )
     ]
     others = [*tests, ROOT / "Makefile"]
+    others += ROOT.glob("scripts/*.py")
     texts = [*usages(), *benchmarks, *(path.read_text() for path in others)]
     return {flag for text in texts for flag in FLAG.findall(text)}
 
@@ -86,6 +89,19 @@ def test_flags_exist(page: Path, flags: set[str]) -> None:
     if page.name == "comparison.md":
         pytest.skip("names other engines' flags")
     assert not {flag for text in code(page) for flag in FLAG.findall(text)} - flags
+
+
+@pytest.fixture(scope="module")
+def metrics() -> set[str]:
+    """Names of all metrics, as Prometheus shows them, without the prefix."""
+    names = {metric.name.removeprefix("legato:") for metric in reference.declared()}
+    suffixes = ("", "_total", "_bucket", "_sum", "_count")
+    return {name + suffix for name in names for suffix in suffixes}
+
+
+@each_page
+def test_metrics_exist(page: Path, metrics: set[str]) -> None:
+    assert not {name for text in code(page) for name in METRIC.findall(text)} - metrics
 
 
 def usages(*command: str) -> Iterator[str]:
@@ -102,8 +118,8 @@ def test_what_is_lost_is_found() -> None:
     """The checks above see something on the pages that there are."""
     all_links = [link for page in PAGES for link in links(page)]
     assert sum("#" in link for link in all_links) > 10
-    assert not is_there(ROOT / "README.md", "docs/concepts.md#the-premise")
-    assert not is_there(ROOT / "README.md", "docs/concept.md")
+    assert not is_there(ROOT / "README.md", "docs/concepts/memory.md#the-premise")
+    assert not is_there(ROOT / "README.md", "docs/concepts/premise.md")
     all_code = [text for page in PAGES for text in code(page)]
     assert sum(bool(SOURCE.fullmatch(text)) for text in all_code) > 50
     assert sum(bool(FOLDER.fullmatch(text)) for text in all_code) > 10

@@ -138,7 +138,7 @@ def test_those_built_in_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert left.value.code == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == list(PROFILES)
-    page = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "profiles.md").read_text()
     assert all(f"`{name}`" in page for name in names)
 
 

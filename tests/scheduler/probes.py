@@ -1,7 +1,7 @@
 """Streams beside which long prompts come, on the virtual clock: what `legato bench --probe` asks.
 
 The machine is interrupted as two shared cores of an EPYC were seen to be: a few steps in a hundred
-take half as long again, of which several come together (docs/experiments.md).
+take half as long again, of which several come together (docs/contributing/experiments.md).
 """
 
 import random

@@ -1,4 +1,7 @@
-"""What must always hold (docs/architecture.md), under random traffic and too little memory."""
+"""What must always hold, under random traffic and too little memory.
+
+docs/contributing/architecture.md lists it.
+"""
 
 import itertools
 from typing import Any

@@ -1,1 +1,1 @@
-"""Floor 2: checkpoints on disk: their files, formats and defaults, and loading models of them."""
+"""Floor 2: checkpoints on disk: files, formats, defaults, and loading them into models."""

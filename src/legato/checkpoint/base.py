@@ -1,4 +1,4 @@
-"""A checkpoint, whatever its format."""
+"""A checkpoint of any format."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,15 +11,14 @@ from legato.model.spec import DecoderSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model's description and weights, opened but not read.
+    """A model's description and weights; opened, but the weights are not read yet.
 
     Attributes:
         name: for messages.
-        dtype: that "auto" stands for.
-        shapes: of what `tensors` yields, under the same names and as the files' headers say.
-        tensors: begins to read them, for a model on a device; a tensor may still be on the CPU, be
-            of another dtype and share memory with the file. A GGUF file yields weights as they are
-            quantized.
+        dtype: the dtype that "auto" selects.
+        shapes: of the tensors that `tensors` yields, under the same names, from the files' headers.
+        tensors: starts reading them for a model on a device. A tensor may still be on the CPU, have
+            another dtype and share memory with the file. A GGUF file yields its weights quantized.
     """
 
     name: str

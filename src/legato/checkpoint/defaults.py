@@ -1,4 +1,4 @@
-"""What a checkpoint says about how to generate from it. Torch-free: the zygote uses it."""
+"""A checkpoint's defaults for generation. Torch-free: the zygote uses it."""
 
 import logging
 from typing import Any
@@ -14,7 +14,7 @@ from legato.core.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 _MAX_TOKEN_ID = 2**31 - 1
-"""What a message to the engine has room for."""
+"""Largest token id that fits into a message to the engine."""
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GGUF_EOS_NAMES = ("eos", "eot", "eom")
 
@@ -34,13 +34,13 @@ class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
 def within_vocabulary(
     defaults: ModelDefaults, num_token_ids: int, vocab_size: int
 ) -> ModelDefaults:
-    """Warn of tokens outside the model's vocabulary, and leave out those that would end an output.
+    """Warn of tokens outside the model's vocabulary, and drop them from the end-of-sequence tokens.
 
-    Prompts that have such tokens are refused one by one: some tokenizers have a few too many, which
-    no text needs.
+    Prompts with such tokens are rejected one by one: some tokenizers have a few more tokens than
+    the model, which no text needs.
 
     Args:
-        num_token_ids: the tokenizer's, one more than the largest.
+        num_token_ids: the tokenizer's largest id plus one.
         vocab_size: number of tokens that the model has an embedding for.
     """
     if num_token_ids > vocab_size:
@@ -62,14 +62,13 @@ def within_vocabulary(
 
 
 def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaults:
-    """Gather the defaults from generation_config.json and config.json, or from GGUF metadata.
+    """Collect the defaults from generation_config.json and config.json, or from GGUF metadata.
 
     Args:
-        tokenizer_eos: the tokenizer's own end-of-sequence token, which some checkpoints name
-            nowhere else.
+        tokenizer_eos: the tokenizer's own end-of-sequence token; some checkpoints have no other.
 
     Raises:
-        UnsupportedModelError: a file is not valid JSON, or names settings that are none.
+        UnsupportedModelError: a file is not valid JSON, or has invalid settings.
     """
     if source.is_gguf:
         metadata = GGUFFile(source.path).metadata

@@ -1,7 +1,7 @@
-"""Random weights of a model whose description is all there is: how fast it runs depends on no more.
+"""Random weights for a model's description. Speed does not depend on their values.
 
-They are as large as those of models that were trained. A matrix keeps the size of the rows that it
-multiplies, so that no step overflows, and the best logits lie apart.
+They are as large as trained weights. A matrix keeps the size of the rows that it multiplies, so
+that no step overflows, and the best logits are clearly apart.
 """
 
 import zlib
@@ -21,13 +21,14 @@ from legato.model.spec import DecoderSpec
 
 
 def open_dummy_checkpoint(config: ModelConfig, source: ModelSource) -> Checkpoint:
-    """Of config.json beside which nothing has to lie, or of a GGUF file's description.
+    """Open a checkpoint of random weights for a config.json or a GGUF file's description.
 
-    The weights are the same at every start, on devices of the same kind.
+    The weights are the same at every start, on devices of the same kind. The folder needs no weight
+    files.
 
     Raises:
-        ConfigError: weights are to stay as a file has them, but none is read.
-        UnsupportedModelError: the model is one that Legato cannot run.
+        ConfigError: quantization gguf keeps a file's weights, but no file is read.
+        UnsupportedModelError: Legato cannot run the model.
     """
     if config.quantization == "gguf":
         raise ConfigError("quantization gguf keeps a file's weights, which load_format dummy skips")
@@ -54,7 +55,7 @@ def _described(source: ModelSource) -> tuple[DecoderSpec, torch.dtype]:
 def _random_tensors(
     shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device
 ) -> NamedWeights:
-    """Each from a seed of its own, made where it is to be: a large model's take a CPU a minute."""
+    """Yield tensors with a seed each, made on `device`: for a large model a CPU takes a minute."""
     for name, shape in shapes.items():
         if name.endswith("norm.weight"):
             yield name, torch.ones(shape, dtype=dtype, device=device)

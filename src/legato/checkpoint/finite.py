@@ -1,4 +1,4 @@
-"""Refusing weights that are no numbers, before anything is computed with them."""
+"""Rejects weights that are NaN, infinite or too large, before a step computes with them."""
 
 import torch
 
@@ -9,12 +9,12 @@ _LARGEST_DEQUANTIZED = 256 * torch.finfo(torch.float16).max
 
 
 def check_finite(name: str, weight: torch.Tensor | QuantizedWeight, dtype: torch.dtype) -> None:
-    """One pass over a weight, at the speed of memory; over the scales of a quantized one.
+    """Check a weight, or the scales of a quantized one, in one pass at the speed of memory.
 
     Args:
         name: for messages.
-        dtype: that the weight, or what it stands for where it is only stored quantized, is to be
-            converted to.
+        dtype: the dtype that the weight will be converted to; of the dequantized weight, if it is
+            only stored quantized.
 
     Raises:
         UnsupportedModelError: a value is NaN, infinite, or too large for `dtype`.
@@ -39,10 +39,10 @@ def check_finite(name: str, weight: torch.Tensor | QuantizedWeight, dtype: torch
 
 
 def _first_bad(values: torch.Tensor, dtype: torch.dtype) -> list[int] | None:
-    """Index of the first value that is not finite in a dtype; None where all are."""
+    """Return the index of the first value that is not finite in `dtype`; None if all are."""
     largest = torch.finfo(dtype).max
     low, high = values.aminmax()
-    if -largest <= low.item() and high.item() <= largest:  # both are NaN where any value is
+    if -largest <= low.item() and high.item() <= largest:  # both are NaN if any value is
         return None
     is_bad = ~(values.abs() <= largest)
     return [int(index) for index in is_bad.nonzero()[0]]

@@ -1,4 +1,4 @@
-"""Checkpoints in llama.cpp's format: one GGUF file."""
+"""Opens checkpoints in llama.cpp's format: one GGUF file."""
 
 import re
 from collections.abc import Callable
@@ -49,10 +49,10 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def open_gguf_checkpoint(path: Path) -> Checkpoint:
-    """Open a GGUF file. Weights of type Q8_0, Q4_0 and Q4_1 are read as they are quantized.
+    """Open a GGUF file. Weights of type Q8_0, Q4_0 and Q4_1 stay quantized.
 
     Raises:
-        UnsupportedModelError: the file is broken, or the model is one that Legato cannot run.
+        UnsupportedModelError: the file is broken, or Legato cannot run the model.
     """
     file = GGUFFile(path)
     if file.architecture not in _CONFIGS:
@@ -78,7 +78,7 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
 
 
 def _llama_config(file: GGUFFile) -> dict[str, Any]:
-    """Mistral calls itself "llama" too; only a window tells them apart."""
+    """Describe a Llama or Mistral model; both are named "llama", and only Mistral has a window."""
     window = file.get("attention.sliding_window")
     if window:
         return {
@@ -108,7 +108,7 @@ def _qwen3_config(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-# Key `general.architecture`, value what says the metadata in the words of config.json.
+# Key `general.architecture`, value the function that turns metadata into fields of config.json.
 _CONFIGS: dict[str, Callable[[GGUFFile], dict[str, Any]]] = {
     "llama": _llama_config,
     "qwen2": _qwen2_config,
@@ -145,7 +145,7 @@ def _rope_size(file: GGUFFile, head_dim: int) -> int:
 
 
 def _rope_parameters(file: GGUFFile) -> dict[str, Any]:
-    """Llama 3's scaling comes as a tensor of divisors: LongRoPE with one set of factors."""
+    """Return rope parameters; Llama 3's tensor of divisors becomes LongRoPE with one factor set."""
     context_length = file.get("context_length")
     original_length = file.get("rope.scaling.original_context_length", context_length)
     parameters: dict[str, Any] = {"rope_theta": file.get("rope.freq_base", 10000.0)}
@@ -170,7 +170,7 @@ def _rope_parameters(file: GGUFFile) -> dict[str, Any]:
 
 
 def _refuse_window(file: GGUFFile) -> None:
-    # The format does not say which of the layers have it.
+    # The format does not say which layers have the window.
     if file.get("attention.sliding_window"):
         raise UnsupportedModelError(
             f"{file.path}: a sliding window is not supported for {file.architecture!r} GGUF files"
@@ -201,7 +201,7 @@ def _read_quantized(file: GGUFFile, name: str) -> QuantizedWeight | None:
 
 
 def _transformers_name(name: str) -> str:
-    """A name that has no counterpart stays as it is, for the loader to refuse."""
+    """Return transformers' name of a tensor; an unknown name stays, for the loader to reject."""
     match = _LAYER_TENSOR.fullmatch(name)
     if match and match[2] in _LAYER_NAMES:
         return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
@@ -210,7 +210,7 @@ def _transformers_name(name: str) -> str:
 
 
 def _undo_interleaving(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """llama.cpp turns neighbouring rows (2i, 2i + 1) of a head together, transformers (i, i + D/2).
+    """Reorder rows: llama.cpp rotates rows (2i, 2i + 1) of a head, transformers (i, i + D / 2).
 
     Args:
         tensor: [num_heads * D, ...] weight or bias of queries or keys.

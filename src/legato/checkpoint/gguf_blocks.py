@@ -1,4 +1,4 @@
-"""Blocks of a quantized GGUF tensor as they lie in the file. Torch-free.
+"""Splits blocks of a quantized GGUF tensor into codes and scales. Torch-free.
 
 Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
@@ -12,7 +12,7 @@ _SCALE = 2  # bytes
 
 
 class Blocks(NamedTuple):
-    """Weights `scale * code + minimum`, 32 to a block.
+    """Weights `scale * code + minimum`, 32 in a block.
 
     Attributes:
         codes: uint8 [B, 32].
@@ -27,7 +27,7 @@ class Blocks(NamedTuple):
 
 
 def split_blocks(raw: np.ndarray, kind: GGMLQuantizationType) -> Blocks | None:
-    """Codes and scales of a tensor's bytes [B, bytes of a block]; None for other kinds."""
+    """Split a tensor's bytes [B, bytes of a block]; None for other kinds of quantization."""
     halves = raw.view(np.float16)
     scales = halves[:, 0].copy()
     if kind == GGMLQuantizationType.Q8_0:
@@ -41,7 +41,7 @@ def split_blocks(raw: np.ndarray, kind: GGMLQuantizationType) -> Blocks | None:
 
 
 def _bytes(signed: np.ndarray) -> np.ndarray:
-    """uint8 [B, 32] of as many signed codes."""
+    """Return uint8 [B, 32] for as many signed codes, 128 added to each."""
     words, codes = _words(signed), np.empty(signed.shape, np.uint8)
     out = codes.view(words.dtype)
     signs = _in_each_byte(0x80, words.dtype)
@@ -51,7 +51,7 @@ def _bytes(signed: np.ndarray) -> np.ndarray:
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """uint8 [B, 32] of [B, 16]: the lower halves of all bytes come first."""
+    """Return uint8 [B, 32] for [B, 16]: the lower halves of all bytes come first."""
     words, codes = _words(packed), np.empty((len(packed), 2 * packed.shape[1]), np.uint8)
     num_words, out = words.shape[1], codes.view(words.dtype)
     lower = _in_each_byte(0x0F, words.dtype)
@@ -64,9 +64,9 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
 
 
 def _words(values: np.ndarray) -> np.ndarray:
-    """uint8 [B, N] as fewer, wider columns, which numpy runs through faster than short rows.
+    """View uint8 [B, N] as fewer, wider columns, which numpy processes faster than short rows.
 
-    Blocks lie at multiples of two bytes, those of Q4_1 at multiples of four.
+    Blocks start at multiples of two bytes, those of Q4_1 at multiples of four.
     """
     is_aligned = values.strides[0] % 4 == 0 and values.ctypes.data % 4 == 0
     return values.view(np.uint32 if is_aligned else np.uint16)

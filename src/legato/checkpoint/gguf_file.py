@@ -1,7 +1,7 @@
-"""Reading a GGUF file: its metadata and its tensors. Torch-free.
+"""Reads a GGUF file's metadata and tensors. Torch-free.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. `gguf.GGUFReader` makes an array
-of every string, which takes seconds for a vocabulary; this reads the header in one pass.
+of every string, which takes seconds for a vocabulary; this module reads the header in one pass.
 """
 
 import math
@@ -21,7 +21,7 @@ from legato.core.errors import UnsupportedModelError
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
-# Far more than any model has, and few enough to be held as Python objects.
+# Far more than any model has, yet few enough to hold as Python objects.
 _MAX_METADATA = 2**16
 _MAX_TENSORS = 2**17
 _MAX_ITEMS = 2**23  # of all arrays
@@ -45,7 +45,7 @@ class GGUFTensor(msgspec.Struct, frozen=True):
     """Place and type of one tensor.
 
     Attributes:
-        shape: slowest dimension first, as in torch; the file has it the other way round.
+        shape: slowest dimension first, as in torch; the file has the reverse order.
         offset: bytes from the start of the file.
     """
 
@@ -67,16 +67,16 @@ class GGUFFile:
         tensors: key the tensor's name in the file, value its place.
 
     Raises:
-        UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, or one whose tensors
-            do not lie in it. Whatever the header says, reading it takes no more memory than a
-            multiple of the file's size.
+        UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, or a tensor that
+            extends beyond the file. Reading takes memory of at most a multiple of the file's size,
+            even with a false header.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
             try:
-                # Private pages rather than read-only ones, which torch would warn about.
+                # Private pages, since torch would warn about read-only ones.
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except ValueError as error:
                 raise UnsupportedModelError(f"{path} is empty") from error
@@ -94,14 +94,14 @@ class GGUFFile:
         return str(self.metadata.get("general.architecture", "unknown"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The metadata value `<architecture>.<key>`."""
+        """Return the metadata value `<architecture>.<key>`."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def read(self, name: str) -> np.ndarray:
-        """Dequantize one tensor to float32 (numbers stored as F16 stay float16).
+        """Dequantize a tensor to float32 (F16 tensors stay float16).
 
         Raises:
-            UnsupportedModelError: its type is one that cannot be dequantized.
+            UnsupportedModelError: the tensor's type cannot be dequantized.
         """
         tensor, raw = self.tensors[name], self._bytes(name)
         if tensor.type == GGMLQuantizationType.F16:
@@ -116,7 +116,7 @@ class GGUFFile:
         return np.asarray(values).reshape(tensor.shape)
 
     def read_blocks(self, name: str) -> Blocks | None:
-        """One tensor as it is quantized; None if it is not, or in a way that has no such blocks."""
+        """Return a tensor's codes and scales; None if it is not quantized in such blocks."""
         kind = self.tensors[name].type
         return split_blocks(self._bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
 
@@ -126,12 +126,12 @@ class GGUFFile:
 
 
 class _Header:
-    """A cursor over the header."""
+    """A read position in the header."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._position = 0
-        self._num_items = 0  # of arrays, so far
+        self._num_items = 0  # in all arrays read so far
 
     def read(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         if self._data[:4] != _MAGIC:
@@ -192,7 +192,7 @@ class _Header:
         return list(numbers.unpack_from(self._data, start))
 
     def _strings(self, length: int) -> list[str]:
-        """As many times `_string`, of which a vocabulary has a hundred thousand."""
+        """Read `length` strings: `_string` inlined, since a vocabulary has a hundred thousand."""
         data, position, size = self._data, self._position, len(self._data)
         length_at = struct.Struct("<Q").unpack_from
         strings: list[str] = []

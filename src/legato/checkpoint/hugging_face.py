@@ -1,4 +1,4 @@
-"""Checkpoints in transformers' format: config.json beside safetensors files."""
+"""Opens checkpoints in transformers' format: config.json and safetensors files."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -38,11 +38,11 @@ class _Header(NamedTuple):
 
 
 def open_hf_checkpoint(folder: Path) -> Checkpoint:
-    """Open a folder with config.json and safetensors files, one or sharded.
+    """Open a folder with config.json and one or more safetensors files.
 
     Raises:
-        UnsupportedModelError: files are missing or broken, the weights are pickled, or the model is
-            one that Legato cannot run.
+        UnsupportedModelError: files are missing or broken, the weights are pickled, or Legato
+            cannot run the model.
     """
     description, spec = read_description(folder)
     files = _weight_files(folder)
@@ -57,10 +57,10 @@ def open_hf_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_description(folder: Path) -> tuple[Description, DecoderSpec]:
-    """What config.json says.
+    """Read a folder's config.json.
 
     Raises:
-        UnsupportedModelError: there is none, or the model is one that Legato cannot run.
+        UnsupportedModelError: the file is missing, or Legato cannot run the model.
     """
     path = folder / "config.json"
     contents = read_json(path)
@@ -74,7 +74,7 @@ def read_description(folder: Path) -> tuple[Description, DecoderSpec]:
 
 
 def said_dtype(description: Description) -> torch.dtype | None:
-    """What the configuration says, if Legato computes in that."""
+    """Return the dtype that the configuration names; None if Legato does not compute in it."""
     name = description.torch_dtype if description.dtype is None else description.dtype
     return next((dtype for dtype in _FLOAT_TYPES.values() if str(dtype) == f"torch.{name}"), None)
 
@@ -94,7 +94,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shards(folder: Path, index: dict[str, Any]) -> list[str]:
-    """The files that an index names; they lie beside it and nowhere else."""
+    """Return the files that an index names; all must be in the index's folder."""
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not all(
         isinstance(name, str) and name == Path(name).name for name in shards.values()
@@ -113,7 +113,7 @@ def _open(path: Path) -> Any:
 
 
 def _headers(files: Sequence[Path]) -> dict[str, _Header]:
-    """Key the tensor's name."""
+    """Read the header of each tensor; key the tensor's name."""
     headers: dict[str, _Header] = {}
     for path in files:
         with _open(path) as file:
@@ -129,7 +129,7 @@ def _headers(files: Sequence[Path]) -> dict[str, _Header]:
 
 
 def _used_dtype(headers: Mapping[str, _Header]) -> torch.dtype:
-    """That of the weights themselves, or the narrowest of several."""
+    """Return the dtype of the weights, or the first in `_FLOAT_TYPES` of several."""
     used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
     return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)
 

@@ -1,4 +1,4 @@
-"""Reads the JSON files beside a checkpoint. Torch-free."""
+"""Reads a checkpoint's JSON files. Torch-free."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ from legato.core.errors import UnsupportedModelError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty where there is no such file.
+    """Return the object in a JSON file; empty if the file does not exist.
 
     Raises:
-        UnsupportedModelError: the file holds something else.
+        UnsupportedModelError: the file is not a JSON object.
     """
     if not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""Opening a checkpoint and loading it into a model."""
+"""Opens a checkpoint and loads it into a model."""
 
 import logging
 import sys
@@ -35,7 +35,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def open_checkpoint(config: ModelConfig) -> Checkpoint:
-    """Find a model and read its description, not yet its weights.
+    """Find a model and read its description, but not its weights.
 
     Raises:
         ConfigError: there is no such model.
@@ -52,7 +52,7 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
 
 
 def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype of weights and cache: the configured one, or the checkpoint's for "auto"."""
+    """Return the dtype of weights and cache: the configured one, or for "auto" the checkpoint's."""
     if config.dtype == "auto":
         return checkpoint.dtype
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -68,17 +68,17 @@ def load_model(
     quantization: Quantization | None = None,
     communicator: Communicator = ALONE,
 ) -> Model:
-    """Make the model, or a rank's part of it, and fill it, one weight at a time.
+    """Build the model, or a rank's part of it, and load its weights one at a time.
 
     Args:
-        kernels: what native layers run on; None takes PyTorch's, which compute with quantized
-            weights as with others.
-        communicator: to the other ranks; nothing is told them yet.
+        kernels: of the native layers. With None, PyTorch's layers run, and compute with dequantized
+            weights.
+        communicator: to the other ranks; loading sends them nothing.
 
     Raises:
-        ConfigError: the device cannot compute with weights quantized like that.
-        UnsupportedModelError: tensors are missing, unexpected, of the wrong shape, or have values
-            that are no finite numbers.
+        ConfigError: the device cannot compute with weights quantized this way.
+        UnsupportedModelError: tensors are missing, unexpected or of the wrong shape, or have values
+            that are not finite.
     """
     if quantization == "fp8" and device.type == "cpu":
         raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
@@ -102,7 +102,7 @@ def fill_model(
     quantization: Quantization | None = None,
     communicator: Communicator = ALONE,
 ) -> AnyModel:
-    """Have a model made, unless its checkpoint is not as it should be, and fill it.
+    """Check a checkpoint's shapes, then build a model and load its weights.
 
     Raises:
         UnsupportedModelError: as `load_model`.
@@ -115,10 +115,10 @@ def fill_model(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch compute alone; native layers are packed beside each other.
+    """Limit PyTorch to one thread while native layers are packed in parallel.
 
-    Its threads wait for each other at every small tensor, and for the processor meanwhile where
-    the server's other processes start beside this one.
+    Its threads would wait for each other at every small tensor, and for the processor while the
+    server's other processes start.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -142,7 +142,7 @@ def _empty_model(
 
 
 def _check_shapes(checkpoint: Checkpoint) -> None:
-    """Compare what the headers say with what the model needs, before memory is taken for either."""
+    """Compare the headers' shapes with the model's, before memory is taken for either."""
     on_paper = Decoder(checkpoint.spec, dtype=torch.float32, device=torch.device("meta"))
     needed = {name: tuple(slot.shape) for name, slot in on_paper.checkpoint_slots().items()}
     for name, shape in checkpoint.shapes.items():
@@ -166,7 +166,7 @@ def _read_weights(
     quantization: Quantization | None,
     communicator: Communicator,
 ) -> NamedWeights:
-    """A rank keeps no more than its part, and reads no more unless weights are to be quantized."""
+    """Yield a rank's part of each weight; it reads the whole only of weights to be quantized."""
     for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
         if not _is_redundant(name, checkpoint):
             weight = shard(name, _as_wanted(name, tensor, quantization), communicator)
@@ -177,7 +177,7 @@ def _read_weights(
 def _as_wanted(
     name: str, tensor: torch.Tensor | QuantizedWeight, quantization: Quantization | None
 ) -> torch.Tensor | QuantizedWeight:
-    """Quantized if it is to be; embeddings, which suffer most, to 8 bits at least."""
+    """Quantize a tensor as configured; embeddings, which suffer most, to at least 8 bits."""
     if isinstance(tensor, QuantizedWeight):
         if quantization in (None, "gguf"):
             return replace(tensor, is_stored_only=quantization is None)
@@ -190,7 +190,7 @@ def _as_wanted(
 
 
 def _is_redundant(name: str, checkpoint: Checkpoint) -> bool:
-    """Old checkpoints hold computed frequencies, some hold tied weights twice."""
+    """Whether no model needs the tensor: computed frequencies, or the copy of a tied weight."""
     return name.endswith("rotary_emb.inv_freq") or (
         name == _HEAD and checkpoint.spec.tie_word_embeddings
     )
@@ -203,7 +203,7 @@ def _some_of(names: list[str]) -> str:
 
 
 def _with_progress(checkpoint: Checkpoint, device: torch.device, *, is_shown: bool) -> NamedWeights:
-    """The tensors, with a bar on a terminal and a line in the log elsewhere."""
+    """Return the tensors, with a progress bar on a terminal and a log line elsewhere."""
     tensors = checkpoint.tensors(device)
     if not is_shown:
         return tensors
@@ -211,7 +211,7 @@ def _with_progress(checkpoint: Checkpoint, device: torch.device, *, is_shown: bo
     if not sys.stderr.isatty():
         logger.info("%s (%d tensors)", description, len(checkpoint.shapes))
         return tensors
-    from rich.console import Console  # where nobody looks, nobody waits for it
+    from rich.console import Console  # imported only for a terminal
     from rich.progress import track
 
     return track(

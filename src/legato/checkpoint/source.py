@@ -1,4 +1,4 @@
-"""Where a model's files lie on this machine. Torch-free: the server process uses it too."""
+"""Finds a model's files on this machine. Torch-free: the server process uses it too."""
 
 import importlib.util
 import re
@@ -38,34 +38,34 @@ class ModelSource(msgspec.Struct, frozen=True):
 
     @property
     def passed_over(self) -> list[str]:
-        """GGUF files in a folder whose safetensors files are read instead."""
+        """GGUF files that are ignored because the folder has safetensors files."""
         return [] if self.is_gguf else [path.name for path in _gguf_files(self.path)]
 
 
 def resolve_source(model: str, revision: str | None = None) -> ModelSource:
-    """Find a model's files, downloading them where `model` is a hub id.
+    """Find a model's files; download them if `model` is a hub id.
 
     Args:
-        model: a folder, a path to a GGUF file, `DEFAULT_MODEL` or a hub id `org/name`. What exists
-            on disk goes first. Of a folder, safetensors beside config.json do, or else its GGUF
-            file.
+        model: a folder, a path to a GGUF file, `DEFAULT_MODEL` or a hub id `org/name`. A path that
+            exists wins over a hub id. In a folder, safetensors files beside config.json win over a
+            GGUF file.
         revision: branch, tag or commit of a hub model.
 
     Raises:
-        ConfigError: there is no such model, or it cannot be reached from here; or there is a
-            revision, but none to choose from.
+        ConfigError: the model does not exist or cannot be reached, or `revision` is given for a
+            model that is not on the hub.
     """
     return _resolve(model, revision, _in_model_folder, _MODEL_PATTERNS)
 
 
 def configured_source(config: ModelConfig) -> ModelSource:
-    """The same for a configuration: what it makes up is not downloaded."""
+    """Find a configured model's files; with dummy weights, no weight files are downloaded."""
     patterns = _TEXT_PATTERNS if config.load_format == "dummy" else _MODEL_PATTERNS
     return _resolve(config.model, config.revision, _in_model_folder, patterns)
 
 
 def resolve_tokenizer(name: str) -> ModelSource:
-    """The same for a tokenizer, of whose model no weights are downloaded."""
+    """Find a tokenizer's files; no weight files are downloaded."""
     return _resolve(name, None, _in_tokenizer_folder, _TEXT_PATTERNS)
 
 
@@ -96,7 +96,7 @@ def _resolve(
 
 
 def _in_model_folder(folder: Path) -> Path:
-    """The folder itself, or its only GGUF file where it has nothing else to load."""
+    """Return the folder, or its only GGUF file if it has no safetensors checkpoint."""
     is_checkpoint = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     return folder if is_checkpoint else _only_gguf_file(folder) or folder
 
@@ -118,7 +118,7 @@ def _gguf_files(folder: Path) -> list[Path]:
 
 
 def _default_path() -> Path:
-    # Importing the package would import llama-cpp-python; only its data file is wanted.
+    # Importing the package would import llama-cpp-python; only its data file is needed.
     spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / _DEFAULT_FILE
@@ -132,7 +132,7 @@ def _default_path() -> Path:
 
 
 def _download(repo_id: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    # Imported here because it takes longer than everything else a local model needs.
+    # A local import: it takes longer than everything else that a local model needs.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 

@@ -1,4 +1,4 @@
-"""`legato chat`: talk to a model in the terminal, loaded here or behind a URL."""
+"""`legato chat`: talk to a model in the terminal, loaded here or served at a URL."""
 
 import argparse
 import os
@@ -48,7 +48,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read lines and answer them until there are no more."""
+    """Read lines and answer them until the input ends."""
     converse(_local(args) if args.url is None else _remote(args), args.system)
     return 0
 
@@ -86,7 +86,7 @@ def _local(args: argparse.Namespace) -> Answer:
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Turn Ctrl-C into a flag, so that it never tears a step apart."""
+    """Turn Ctrl-C into a flag, so that it never interrupts a step."""
     interrupted = threading.Event()
     previous = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:

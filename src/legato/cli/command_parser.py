@@ -1,4 +1,4 @@
-"""What reads a command line: argparse, with errors that fit into two lines and say what is meant.
+"""The command line's parser: argparse, with two-line errors that suggest what was meant.
 
 Underscores in a flag's name may stand for its dashes, as in vLLM.
 """
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from legato.cli.config_file import ConfigEntry
 
 _USAGE_ERROR = 2
-_BLAMED = re.compile(r"argument (\S+): ")  # as argparse begins an error about a value
+_BLAMED = re.compile(r"argument (\S+): ")  # the start of argparse's errors about a value
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Reads the flags of a command, and those of a file, where it has the flag --config.
+    """Parses a command's flags, and those of a file, if the command has the flag --config.
 
     The namespace then gets `configured`, the destinations that the file sets.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
-        self._places: dict[str, str] = {}  # key an option that a file sets, value where
+        self._places: dict[str, str] = {}  # key: option set in a file; value: its place
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -64,13 +64,13 @@ class CommandParser(argparse.ArgumentParser):
             )
 
     def _refuse_unknown(self, args: Sequence[str]) -> None:
-        """Before a missing flag is complained of, which may be a misspelt one."""
+        """Refuse unknown flags first: a missing flag may be one of them, misspelt."""
         given = [*_before_end_of_flags(args)]
         for arg, following in itertools.zip_longest(given, given[1:], fillvalue=""):
             name, equals, value = arg.partition("=")
             if not name.startswith("--") or self._knows(name):
                 continue
-            # With a space, argparse takes it for a value.
+            # argparse takes a flag with a space for a value.
             if " " not in arg or vllm_flag_note(name):
                 value = value if equals else following
                 self.error(unknown_flag(name, self._option_string_actions, value))
@@ -81,7 +81,7 @@ class CommandParser(argparse.ArgumentParser):
     def _with_config(
         self, args: list[str], namespace: argparse.Namespace
     ) -> tuple[list[str], argparse.Namespace]:
-        """The arguments with those of the file in front, but for what they say themselves."""
+        """Put the file's arguments in front, except flags that the command line overrides."""
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         finder.add_argument("--config")
         try:
@@ -107,7 +107,7 @@ class CommandParser(argparse.ArgumentParser):
         return self._option_string_actions[entry.option].dest
 
     def _excluded(self, options: Iterable[str]) -> set[str]:
-        """Destinations of these options, and of those that exclude them."""
+        """Return the destinations of these options, and of options that exclude them."""
         dests = {self._option_string_actions[option].dest for option in options}
         for group in self._mutually_exclusive_groups:
             rivals = {action.dest for action in group._group_actions}
@@ -117,7 +117,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _dashed(args: Sequence[str]) -> list[str]:
-    """With dashes in the names of all flags."""
+    """Return the arguments with dashes in the names of all flags."""
     flags = [_dashed_flag(arg) for arg in _before_end_of_flags(args)]
     return [*flags, *args[len(flags) :]]
 

@@ -1,4 +1,4 @@
-"""`legato completion`: what makes a shell complete commands and flags."""
+"""`legato completion`: scripts that complete commands and flags in a shell."""
 
 import argparse
 from pathlib import Path
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _complete_paths(parser: argparse.ArgumentParser) -> None:
-    """Say which values are paths: what shtab reads of an action is its `complete`."""
+    """Mark the values that are paths: shtab reads an action's `complete`."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

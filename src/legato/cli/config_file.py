@@ -35,13 +35,13 @@ class ConfigEntry(msgspec.Struct, frozen=True):
 
 
 def read_config_file(path: str, parser: argparse.ArgumentParser) -> list[ConfigEntry]:
-    """All flags of a file.
+    """Return all flags of a file.
 
     Args:
-        parser: whose flags and headings they are.
+        parser: defines the flags and headings.
 
     Raises:
-        ConfigError: the file cannot be read, or has a key that is no flag, or one twice.
+        ConfigError: the file cannot be read, has a key that is no flag, or has a flag twice.
     """
     try:
         root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
@@ -65,7 +65,7 @@ def _refuse_repeated(entries: list[ConfigEntry]) -> None:
 
 
 class _File:
-    """What keys of one file mean to one parser."""
+    """Reads the keys of one file as flags of one parser."""
 
     def __init__(self, path: str, parser: argparse.ArgumentParser) -> None:
         self._path = path
@@ -87,7 +87,7 @@ class _File:
                 yield self._entry(name, key, value)
 
     def _items(self, node: Node) -> Iterator[tuple[str, Node, Node]]:
-        """Name, and the nodes of key and value."""
+        """Yield each name, with the nodes of its key and value."""
         if not isinstance(node, MappingNode):
             raise ConfigError(f"{self._place(node)}: this is to be a mapping of flags to values")
         for key, value in node.value:
@@ -103,7 +103,7 @@ class _File:
 
     def _arguments(self, option: str, value: Node) -> list[str]:
         if value.tag == _NULL:
-            return []  # as if it were not there
+            return []  # as if the key were missing
         if self._actions[option].nargs == 0:
             return self._switch(option, value)
         values = value.value if isinstance(value, SequenceNode) else [value]
@@ -118,7 +118,7 @@ class _File:
         return [negated] if negated in self._actions else []
 
     def _texts(self, value: Node) -> list[str]:
-        """Values as they are typed; of a mapping, one an item."""
+        """Return values as they would be typed; of a mapping, one for each item."""
         if not isinstance(value, MappingNode):
             return [self._text(value)]
         return [self._item(self._text(key), inner) for key, inner in value.value]
@@ -130,7 +130,7 @@ class _File:
         return f"{name}:{','.join(parts)}"
 
     def _text(self, node: Node) -> str:
-        """A scalar as it is written: what it means is the flag's to say."""
+        """Return a scalar as written; its flag interprets it."""
         if not isinstance(node, ScalarNode):
             raise ConfigError(f"{self._place(node)}: this is to be a single value")
         return str(node.value)

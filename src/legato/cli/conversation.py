@@ -1,4 +1,4 @@
-"""A conversation in the terminal, with whatever answers it."""
+"""A conversation in the terminal, with any source of answers."""
 
 import contextlib
 import re
@@ -23,10 +23,10 @@ _EXIT = ("/exit", "/quit")
 
 
 def converse(answer: Answer, system: str | None) -> None:
-    """Read lines and answer them until there are no more.
+    """Read lines and answer them until the input ends.
 
     Args:
-        system: what the model is told about its role.
+        system: the description of the model's role.
     """
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
@@ -45,7 +45,7 @@ def converse(answer: Answer, system: str | None) -> None:
 
 
 def _take_turn(answer: Answer, messages: list[Message], line: str) -> None:
-    """Append the question and its answer, or neither where there is none."""
+    """Append the question and its answer, or neither if there is no answer."""
     messages.append({"role": "user", "content": line})
     try:
         messages.append({"role": "assistant", "content": _show(answer(messages))})
@@ -55,7 +55,7 @@ def _take_turn(answer: Answer, messages: list[Message], line: str) -> None:
 
 
 def _show(pieces: Generator[str]) -> str:
-    """Print an answer as it comes; returns it, as far as it came before Ctrl-C."""
+    """Print an answer as it comes; return it, or its part before Ctrl-C."""
     text = ""
     try:
         with contextlib.closing(pieces):
@@ -70,7 +70,7 @@ def _show(pieces: Generator[str]) -> str:
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, without empty lines."""
+    """Yield the user's lines, without empty ones."""
     if sys.stdin.isatty():
         import readline  # noqa: F401  gives input() its line editing
     while True:

@@ -123,7 +123,7 @@ def _explain_one(args: argparse.Namespace) -> None:
 
 
 def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int) -> list[str]:
-    """Lines of text; `num_gaps` bounds the gaps that are explained."""
+    """Return the explanation, in lines; it covers at most `num_gaps` gaps."""
     lines = [
         _title(story),
         *_caveats(story),

@@ -1,4 +1,4 @@
-"""`legato explain` without a request: which waited longest, and for what."""
+"""`legato explain` without a request: the requests that waited longest, and why."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -29,18 +29,18 @@ _NAMES: dict[Cause, str] = {
     "unrecorded": "unrecorded",
     "http_out": "HTTP out",
 }
-"""As docs/tracing.md calls them."""
+"""The names in docs/guides/trace.md."""
 
 _ALIKE = 0.05
-"""Relative difference of two waits, and of their main causes' shares, that makes no difference."""
+"""Waits, and their main causes' shares, count as alike up to this relative difference."""
 
 
 def tables(waits: Sequence[Waits], wait: Wait, most: int) -> list[Table]:
-    """Where all waits went, and the requests with the longest.
+    """Return tables of the causes of all waits, and of the longest waits.
 
     Args:
-        wait: for the first token, or the longest between two, by which the requests are sorted.
-        most: rows to show, in each of which are the requests that waited alike.
+        wait: sorts the requests, by the first token or by the longest gap.
+        most: rows to show; requests that waited alike share a row.
     """
     return [_sums(waits), _longest(waits, wait, most)]
 
@@ -83,7 +83,7 @@ def _longest(waits: Sequence[Waits], wait: Wait, most: int) -> Table:
 
 
 def _alike(requests: Iterable[Waits], most: int) -> list[list[Waits]]:
-    """At most so many groups of requests that waited as the first of their group did."""
+    """Group requests that waited like the first of their group. Args: most: groups."""
     groups: list[list[Waits]] = []
     for request in requests:
         group = next((group for group in groups if _are_alike(group[0], request)), None)
@@ -146,7 +146,7 @@ def _wait_cells(span: Span | None) -> list[str]:
 
 
 def _main_cause(span: Span) -> tuple[Cause, float]:
-    """Of a wait that took time, and its share of that."""
+    """Return the main cause of a wait that took time, and its share."""
     cause = max(span.parts, key=span.parts.__getitem__)
     return cause, span.parts[cause] / span.seconds
 

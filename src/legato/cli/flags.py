@@ -1,6 +1,6 @@
-"""The flags that commands share.
+"""The flags that several commands share.
 
-Those of the engine and of the server are made of the fields of their configurations. A flag's
+Flags of the engine and of the server are made from the fields of their configurations. A flag's
 destination is the name of its field. A flag that is not given leaves no trace in the namespace, so
 that each default is written down once, at its field.
 """
@@ -42,7 +42,7 @@ class AddItems(argparse.Action):
 
 
 class GapPromise(argparse.Action):
-    """Sets a duration's field and the one behind it, its quantile."""
+    """Sets a duration's field, and the field of its quantile."""
 
     def __init__(self, *args: Any, quantile_dest: str, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "type": gap_promise})
@@ -78,9 +78,9 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
     "weights": {"type": weights, "action": AddItems},
     "count_or_word": {"type": count_or_word},
 }
-"""What argparse is told of a field, beside its choices and its description."""
+"""argparse's settings for a kind of field, beside choices and description."""
 
-Groups = dict[str, argparse._ArgumentGroup]  # key the heading
+Groups = dict[str, argparse._ArgumentGroup]  # key: heading
 
 
 def add_flags(
@@ -89,12 +89,12 @@ def add_flags(
     """Add the flags of configurations, under the headings that their fields name.
 
     Args:
-        only: names of fields, where not all are meant.
+        only: the names of the fields to add; empty means all.
     """
     fields = [field for config in configs for field in fields_of(config)]
     quantile_dests = {field.flag.behind: field.name for field in fields}
     groups: Groups = {}
-    alternatives: dict[str, argparse._ArgumentGroup] = {}  # key `Flag.one_of`
+    alternatives: dict[str, argparse._ArgumentGroup] = {}  # key: `Flag.one_of`
     for field in fields:
         if field.flag.behind is not None or (only and field.name not in only):
             continue
@@ -112,13 +112,13 @@ def add_flags(
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags from which `engine_config` builds an `EngineConfig`."""
+    """Add the flags of `engine_config`."""
     parser.set_defaults(loads_model=True)
     add_flags(parser, *engine_parts().values())
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag by which `CommandParser` takes others from a file."""
+    """Add the flag for a file of flags, which `CommandParser` reads."""
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -128,12 +128,12 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def add_machine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add those that say what runs, and on what, but nothing of how it is scheduled."""
+    """Add the flags of the model and the cache, without those of the scheduler."""
     add_flags(parser, ModelConfig, CacheConfig)
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags from which `server_config` builds a `ServerConfig`."""
+    """Add the flags of `server_config`."""
     groups = add_flags(parser, ServerConfig)
     for dest in ("api_keys", "admin_api_keys"):
         groups["server"].add_argument(
@@ -161,13 +161,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given_fields(args: argparse.Namespace, config: type[msgspec.Struct]) -> dict[str, Any]:
-    """The flags that were given and are fields of `config`; key the field's name."""
+    """Return the given flags that are fields of `config`; key the field's name."""
     given = vars(args)
     return {name: given[name] for name in config.__struct_fields__ if name in given}
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine that the parsed flags describe.
+    """Make the engine's configuration from the parsed flags.
 
     Raises:
         ConfigError: a value is out of range.
@@ -179,7 +179,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """The server that the parsed flags describe.
+    """Make the server's configuration from the parsed flags.
 
     Raises:
         ConfigError: a value is out of range.
@@ -188,7 +188,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
 
 
 def with_sampling_flags(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
-    """The defaults, with the given flags in their place.
+    """Replace defaults by the given flags.
 
     Raises:
         InvalidRequestError: a value is out of range.
@@ -204,5 +204,5 @@ def _add_flag(group: argparse._ArgumentGroup, field: Field, quantile_dest: str |
         settings["choices"] = field.choices
     if field.flag.metavar is not None:
         settings["metavar"] = field.flag.metavar
-    text = field.description.replace("%", "%%")  # argparse formats it
+    text = field.description.replace("%", "%%")  # argparse formats the text
     group.add_argument(field.option, dest=field.name, help=text, **settings)

@@ -1,4 +1,4 @@
-"""The flags that describe simulated fleets, and the fleets that they make."""
+"""The flags of simulated fleets, and the fleets made from them."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ _DEFAULT_ROUTING = "kept-promise"
 
 
 def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
-    """Add those from which `simulated_fleets` builds fleets."""
+    """Add the flags of `simulated_fleets`."""
     group = parser.add_argument_group("simulated fleet")
     group.add_argument(
         "--fleet",
@@ -104,14 +104,14 @@ def link(args: argparse.Namespace) -> "Link":
 def simulated_fleets(
     args: argparse.Namespace, servers: "dict[str, Simulable]", kv_token_bytes: float | None
 ) -> "dict[str, SimulatedFleet]":
-    """Every fleet of every server with every routing; key what tells it from the others.
+    """Make every fleet of every server with every routing; key a distinguishing name.
 
     Args:
         servers: key the name of each.
-        kv_token_bytes: unless it is given.
+        kv_token_bytes: used if the flag is not given.
 
     Raises:
-        ConfigError: there is no such fleet, or what is set contradicts itself.
+        ConfigError: there is no such fleet, or the settings contradict each other.
     """
     from legato.simulation.fleet import SimulatedFleet, Split
 

@@ -25,10 +25,10 @@ _COMMANDS = {
     "trace": _SERVING,
     "completion": _SERVING,
 }
-"""Key a command, value the package of the module that is named after it."""
+"""Key a command, value the package of its module."""
 _FAILURE = 1
 _USAGE_ERROR = 2
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def full_parser() -> CommandParser:
-    """What reads all commands."""
+    """Return the parser of all commands."""
     return _parser([*_COMMANDS])
 
 
 def _asked_for(argv: Sequence[str]) -> Sequence[str]:
-    """The command that is named first, which need not wait for the others' imports; or all."""
+    """Return only the command named first, to save the others' imports; otherwise all."""
     return argv[:1] if argv and argv[0] in _COMMANDS else [*_COMMANDS]
 
 

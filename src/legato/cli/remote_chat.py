@@ -1,4 +1,4 @@
-"""Answers of a server that speaks OpenAI's API, for `legato chat --url`."""
+"""Answers from a server with OpenAI's API, for `legato chat --url`."""
 
 import json
 from collections.abc import Generator, Iterator, Mapping
@@ -10,22 +10,22 @@ import httpx
 from legato.cli.conversation import Message
 from legato.core.errors import ConfigError, InvalidRequestError
 
-# An answer may have to wait for long, until others' are finished.
+# An answer may wait for a long time, until others have finished.
 _TIMEOUT = httpx.Timeout(10.0, read=None)
 _DATA = "data:"
 _DONE = "[DONE]"
 
 
 class RemoteChat:
-    """A model behind a URL.
+    """A model served at a URL.
 
     Args:
         url: of the server, with "/v1" or without.
-        model: its name there; None takes the first that there is.
+        model: its name there; None means the first.
         options: further fields of the requests.
 
     Raises:
-        ConfigError: there is no such server, or it lets nobody in with this key.
+        ConfigError: there is no such server, or it refuses the key.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RemoteChat:
         self._options = options
 
     def answer(self, messages: list[Message]) -> Generator[str]:
-        """The pieces of the answer; as `conversation.Answer`."""
+        """Yield the pieces of the answer; as `conversation.Answer`."""
         body = {**self._options, "model": self._model, "messages": messages, "stream": True}
         with _in_one_line(), self._http.stream("POST", "chat/completions", json=body) as response:
             _refuse_errors(response)
@@ -60,7 +60,7 @@ class RemoteChat:
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Turn what may go wrong with a server into an error that says so."""
+    """Turn failures of a server into a one-line error."""
     try:
         yield
     except InvalidRequestError:
@@ -83,7 +83,7 @@ def _refuse_errors(response: httpx.Response) -> None:
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The data of server-sent events, to the end that OpenAI's have."""
+    """Yield the data of server-sent events, until OpenAI's end mark."""
     for line in response.iter_lines():
         data = line.removeprefix(_DATA).strip()
         if data == _DONE:

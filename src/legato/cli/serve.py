@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def merge_model(args: argparse.Namespace) -> None:
-    """Let the model be the positional one; raises `ConfigError` where another is named."""
+    """Take the positional model; raises `ConfigError` if --model names another."""
     if args.positional_model is None:
         return
     is_other = getattr(args, "model", args.positional_model) != args.positional_model
@@ -56,7 +56,7 @@ def merge_model(args: argparse.Namespace) -> None:
 
 
 def announce(info: "EngineInfo", url: str) -> None:
-    """Say what is served, and where."""
+    """Print the served model, its settings and its URL."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Tables in the terminal, and how their values are written."""
+"""Tables in the terminal, and the format of their values."""
 
 from typing import Literal
 
@@ -9,11 +9,11 @@ from rich.console import Console
 from legato.simulation.summary import Distribution
 
 NOTHING = "–"
-"""Where there is no value."""
+"""Stands for a missing value."""
 
 
 _WIDTH = 160
-"""Of what goes into a file, where no window bounds it."""
+"""Columns in a file, which no window limits."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def duration(seconds: float | None) -> str:
-    """For people to read."""
+    """Format a duration for people."""
     if seconds is None:
         return NOTHING
     if abs(seconds) >= 1.0:
@@ -34,7 +34,7 @@ def duration(seconds: float | None) -> str:
 
 
 def percentile_of(values_s: Distribution | None, which: Literal["p50", "p99"]) -> str:
-    """One of them, for people to read."""
+    """Format a percentile for people."""
     return duration(None if values_s is None else getattr(values_s, which))
 
 

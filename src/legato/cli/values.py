@@ -1,6 +1,6 @@
-"""How values are written on the command line.
+"""Parsers of values on the command line.
 
-All raise argparse.ArgumentTypeError where a text is not such a value.
+All raise argparse.ArgumentTypeError if the text is not such a value.
 """
 
 import argparse
@@ -13,17 +13,17 @@ from legato.core.errors import ConfigError
 from legato.core.slo import LEAST_QUANTILE, MOST_QUANTILE, P99, SloClass, percentile
 
 SLO_CLASS = "NAME:itl=TIME[:pQ],tpot=TIME,ttft=TIME"
-"""How a class is written, as a usage has it."""
+"""The form of a class in usage messages."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
-# Fractions, so that 35ms is 0.035 and not the float beside it.
+# Exact fractions, so that 35ms is 0.035 and not the float beside it.
 _UNITS_S = {
     "ms": Fraction(1, 1000),
     "s": Fraction(1),
     "m": Fraction(60),
     "h": Fraction(3600),
 }
-# A name may hold colons, too, if one follows it.
+# A name may contain colons, if another follows.
 _SLO_CLASS = re.compile(r"([^:]+|.+(?=:))(?::((?:(?:itl|tpot|ttft)=[^,=]*(?:,|$))*))?", re.DOTALL)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -31,26 +31,26 @@ _UNITS_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def count(text: str) -> int:
-    """A whole number above 0."""
+    """Parse a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def count_or_word(text: str) -> int | str:
-    """A whole number above 0, or a word, which is its field's to check."""
+    """Parse a whole number above 0, or a word, which its field checks."""
     return count(text) if text.isdecimal() else text
 
 
 def whole(text: str) -> int:
-    """A whole number from 0 on."""
+    """Parse a whole number from 0 on."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
     return int(text)
 
 
 def positive(text: str) -> float:
-    """A number above 0; inf is one."""
+    """Parse a number above 0, inf included."""
     value = _number(text)
     if not value > 0.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
@@ -58,7 +58,7 @@ def positive(text: str) -> float:
 
 
 def finite(text: str) -> float:
-    """A number above 0 that is not inf."""
+    """Parse a number above 0, without inf."""
     value = positive(text)
     if math.isinf(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not finite")
@@ -66,7 +66,7 @@ def finite(text: str) -> float:
 
 
 def rates(text: str) -> list[float]:
-    """Finite numbers above 0 between commas, each once."""
+    """Parse finite numbers above 0 between commas, each once."""
     found = [positive(value) for value in listed(text)]
     if not all(map(math.isfinite, found)):
         raise argparse.ArgumentTypeError(f"{text!r} has a rate that is not finite")
@@ -74,12 +74,12 @@ def rates(text: str) -> list[float]:
 
 
 def counts(text: str) -> list[int]:
-    """Whole numbers above 0 between commas, each once."""
+    """Parse whole numbers above 0 between commas, each once."""
     return list(dict.fromkeys(count(value) for value in listed(text)))
 
 
 def fraction(text: str) -> float:
-    """A number in [0, 1)."""
+    """Parse a number in [0, 1)."""
     value = _number(text)
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not in [0, 1)")
@@ -87,7 +87,7 @@ def fraction(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A number in (0, 1]."""
+    """Parse a number in (0, 1]."""
     value = _number(text)
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not in (0, 1]")
@@ -95,7 +95,7 @@ def share(text: str) -> float:
 
 
 def duration_s(text: str) -> float:
-    """Seconds in a duration such as 100ms, 1.5s, 2m or 1h; only 0 needs no unit."""
+    """Parse a duration such as 100ms, 1.5s, 2m or 1h to seconds; only 0 needs no unit."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 100ms or 1.5s")
@@ -106,7 +106,7 @@ def duration_s(text: str) -> float:
 
 
 def gap_promise(text: str) -> tuple[float, float]:
-    """Seconds, and the share of a request's gaps that they are for: TIME or TIME:pPERCENT."""
+    """Parse TIME or TIME:pPERCENT to seconds and the share of gaps that they apply to."""
     time, _, percent = text.partition(":")
     if not percent:
         return duration_s(time), P99
@@ -121,7 +121,7 @@ def gap_promise(text: str) -> tuple[float, float]:
 
 
 def byte_size(text: str) -> int:
-    """Bytes, at least one, in a size such as 512M, 2GiB or 1000000; units are powers of 1024."""
+    """Parse a size such as 512M, 2GiB or 1000000 to bytes, at least 1; units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     size = int(Fraction(match[1]) * _UNITS_BYTES[match[2].upper()]) if match else 0
     if size < 1:
@@ -130,7 +130,7 @@ def byte_size(text: str) -> int:
 
 
 def listed(text: str) -> list[str]:
-    """Values between commas, at least one."""
+    """Parse values between commas, at least one."""
     values = [value for value in text.split(",") if value]
     if not values:
         raise argparse.ArgumentTypeError(f"{text!r} holds no value")
@@ -138,7 +138,7 @@ def listed(text: str) -> list[str]:
 
 
 def lines_of(path: str) -> list[str]:
-    """The lines of a file, at least one that is not empty."""
+    """Return the words of a file, usually one a line; at least one."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
@@ -149,8 +149,7 @@ def lines_of(path: str) -> list[str]:
 
 
 def slo_class(text: str) -> dict[str, SloClass]:
-    """One class, by its name, from NAME:itl=TIME[:pQ],tpot=TIME,ttft=TIME; all but the name may be
-    left out."""
+    """Parse a class from NAME:itl=TIME[:pQ],tpot=TIME,ttft=TIME; only the name is required."""
     match = _SLO_CLASS.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not {SLO_CLASS}")
@@ -169,7 +168,7 @@ def slo_class(text: str) -> dict[str, SloClass]:
 
 
 def weights(text: str) -> dict[str, float]:
-    """Weights by name from NAME=WEIGHT, or several of these with commas."""
+    """Parse weights by name from NAME=WEIGHT, or several with commas between."""
     given: dict[str, float] = {}
     for part in listed(text):
         name, is_told, weight = part.partition("=")

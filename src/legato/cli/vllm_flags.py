@@ -1,4 +1,4 @@
-"""vLLM's flags that Legato has none of, and what to use, or to know, instead."""
+"""vLLM's flags that Legato lacks, with notes on what to use instead."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -109,7 +109,7 @@ _NOTES = {
     "--otlp-traces-endpoint and --trace record all there is": (
         "collect-detailed-traces enable-layerwise-nvtx-tracing profiler-config"
     ),
-    "metrics are in docs/metrics.md; --metrics-prefix vllm names them as vLLM does": (
+    "metrics are in docs/reference/metrics.md; --metrics-prefix vllm names them as vLLM does": (
         "show-hidden-metrics-for-version enable-server-load-tracking enable-mfu-metrics "
         "kv-cache-metrics*"
     ),
@@ -131,7 +131,7 @@ _NOTES = {
 
 
 class _SpeculativeConfig(msgspec.Struct):
-    """What is read of --speculative-config; without a method, a model is a draft model."""
+    """The fields of --speculative-config to read; without a method, a model is a draft model."""
 
     method: str | None = None
     model: str | None = None
@@ -139,17 +139,17 @@ class _SpeculativeConfig(msgspec.Struct):
 
 
 def vllm_flag_note(option: str, value: str = "") -> str | None:
-    """What to say of a flag, if it is one of vLLM's that Legato has none of.
+    """Return a note on a flag that vLLM has and Legato lacks; None for other flags.
 
     Args:
-        value: that it was given, as far as that is known.
+        value: the flag's value, if known.
     """
     if option == "--speculative-config" and value:
         try:
             return _speculative_note(msgspec.json.decode(value, type=_SpeculativeConfig))
         except msgspec.DecodeError:
             pass
-    # vLLM takes parts of a JSON value as --flag.key.
+    # vLLM also takes parts of a JSON value as --flag.key.
     name = option.lstrip("-").removeprefix("no-").partition(".")[0]
     for note, patterns in _NOTES.items():
         if any(fnmatchcase(name, pattern) for pattern in patterns.split()):
@@ -172,9 +172,9 @@ def _speculative_note(asked: _SpeculativeConfig) -> str:
 
 
 def unknown_flag(option: str, known: Iterable[str], value: str = "") -> str:
-    """The refusal of a flag that there is not, with what may be meant."""
+    """Return the error for an unknown flag, with suggestions."""
     note = vllm_flag_note(option, value)
-    # Without the dashes, in which all are alike.
+    # Without the dashes, which all flags have in common.
     names = (other.removeprefix("--") for other in known)
     hint = f": {note}" if note else did_you_mean(option.removeprefix("--"), names)
     return f"there is no flag {option}{hint}"

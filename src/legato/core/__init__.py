@@ -1,1 +1,1 @@
-"""Floor 0: the types every other room speaks in. Imports nothing of Legato."""
+"""Floor 0: the types that all other rooms share. Imports nothing of Legato."""

@@ -1,10 +1,10 @@
-"""Which addresses lead to this machine alone."""
+"""Tells loopback addresses from others."""
 
 import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, and no other machine's way to it."""
+    """Whether an address is this machine's own and no other machine can reach it."""
     if host.lower() == "localhost":
         return True
     try:

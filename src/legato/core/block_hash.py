@@ -1,9 +1,9 @@
-"""Names of cached blocks that mean the same on all machines: what vLLM calls `sha256_cbor`.
+"""Hashes of cached blocks that are the same on all machines: vLLM's `sha256_cbor`.
 
-A block's is made of its tokens and of the name of the block before it, so that it stands for all
-tokens from the start of a prompt on. Whoever knows a prompt's tokens knows the names of its blocks,
-and with them which of many servers has them cached. The cache itself looks nothing up by them:
-there, equal names are no proof.
+A block's hash covers its tokens and the hash of the block before it, so it stands for all tokens
+from the start of a prompt. A router that knows a prompt's tokens can compute the hashes of its
+blocks, and find the servers that have them cached. The cache itself looks up no block by its hash:
+equal hashes are no proof of equal tokens.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _NULL = b"\xf6"
 
 
 def _head(major: int, value: int) -> bytes:
-    """How a value of CBOR (RFC 8949) begins, as short as it can be."""
+    """Return the shortest head of a CBOR value (RFC 8949)."""
     kind = major << 5
     if value < 24:
         return bytes((kind | value,))
@@ -30,7 +30,7 @@ def _head(major: int, value: int) -> bytes:
 
 
 class _Written(dict[int, bytes]):
-    """Token ids as CBOR has them; of those seen, which are few, and the same again and again."""
+    """Cache of token ids encoded as CBOR: few ids occur, again and again."""
 
     def __missing__(self, token_id: int) -> bytes:
         written = self[token_id] = _head(_UNSIGNED, token_id)
@@ -41,11 +41,11 @@ _BLOCK = _head(_ARRAY, 3) + _head(_BYTES, 32)
 _TOKENS = _Written()
 
 ROOT: BlockHash = hashlib.sha256(_head(_TEXT, 1) + b"0").digest()
-"""Of no tokens: what all chains begin with, vLLM's where its PYTHONHASHSEED is 0."""
+"""Hash of no tokens, which all chains begin with; vLLM's if its PYTHONHASHSEED is 0."""
 
 
 def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """Of the block with these tokens, behind one whose hash is known."""
+    """Return the hash of the block with these tokens after the block `parent`."""
     tokens = b"".join(map(_TOKENS.__getitem__, token_ids))
     head = _BLOCK + parent + _head(_ARRAY, len(token_ids))
     return hashlib.sha256(head + tokens + _NULL).digest()
@@ -54,7 +54,7 @@ def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
 def block_hashes(
     token_ids: Sequence[int], block_size: int, *, parent: BlockHash = ROOT
 ) -> list[BlockHash]:
-    """Of each full block of a prompt, in their order; a block that is not full has none."""
+    """Return the hashes of a prompt's full blocks, in order; a block that is not full has none."""
     hashes: list[BlockHash] = []
     for start in _starts(len(token_ids), block_size):
         parent = block_hash(parent, token_ids[start : start + block_size])

@@ -1,7 +1,7 @@
-"""Block ids side by side, in 32 bits each.
+"""Block ids as arrays of 32-bit integers.
 
-A step names the blocks of all that run. As tuples, each of their numbers would be looked at by the
-garbage collector, and turned into a number of 32 bits for the device.
+A step names the blocks of all running requests. In tuples, each id would be visited by the garbage
+collector, and converted to 32 bits for the device.
 """
 
 from array import array
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     BlockIds = array[int]
-else:  # Python 3.11's cannot say of what it is
+else:  # Python 3.11's array takes no type argument
     BlockIds = array
 
 

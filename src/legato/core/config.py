@@ -1,4 +1,4 @@
-"""Settings, one frozen value a subsystem, built once at the edge and validated there."""
+"""Settings: one frozen struct per subsystem, built and validated once at the edge."""
 
 import math
 from functools import partial
@@ -43,13 +43,13 @@ Threads = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 StepsInFlight = Annotated[int, msgspec.Meta(ge=1, le=2)]
 
 _IDLE_SHARE = 0.25
-"""Of the tightest TTFT SLO, for a step that nobody's next token waits for."""
+"""Share of the tightest TTFT SLO that a step may take if no token is due."""
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 _MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 _BUDGETS = {"cpu": (512, 2048), "cuda": (8192, 8192)}
-"""Tokens of a step, without and with an ITL or TPOT SLO; key the kind of device, as of the next."""
+"""Tokens of a step without and with an ITL or TPOT SLO; key the kind of device, as below."""
 _STEPS_IN_FLIGHT = {"cpu": 1, "cuda": 2}
 
 _promise = partial(Flag, group="promises")
@@ -202,10 +202,10 @@ class CacheConfig(Config, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
-    """What is promised, and what may run in one step.
+    """Promises, and limits of one step.
 
-    The SLOs are the class "interactive"'s, which is every request's that names none. The class
-    "batch" is there without being told.
+    The SLOs define the class "interactive", the class of requests that name none. The class "batch"
+    always exists.
     """
 
     flag_group = "scheduler"
@@ -335,13 +335,13 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
 
     @property
     def strictest_quantile(self) -> float:
-        """Of those that gaps are promised for: streams of all classes share a step."""
+        """The strictest quantile of a promise on gaps: streams of all classes share a step."""
         classes = self.classes.values()
         return max((slo.itl_quantile for slo in classes if slo.itl_s is not None), default=P99)
 
     @property
     def idle_limit_s(self) -> float:
-        """How long a step may take in which no token is due: who arrives meanwhile waits for it."""
+        """Limit of a step in which no token is due: requests that arrive meanwhile wait for it."""
         if not self.promises_pace:
             return math.inf
         ttfts_s = (slo.ttft_s for slo in self.classes.values() if slo.ttft_s is not None)
@@ -353,20 +353,20 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
 
     @property
     def most_samples(self) -> int:
-        """Rows of a step that may be sampled: a stream's next each, and drafts."""
+        """Most rows of a step that may be sampled: one for each stream, and drafts."""
         assert self.max_num_seqs is not None
         return self.max_num_seqs + (0 if self.speculative == "off" else max(64, self.max_num_seqs))
 
     def whole_prompt_tokens(self, max_model_len: int) -> int:
-        """A step that holds the longest prompt beside all decodes."""
+        """Return the tokens of a step with the longest prompt beside all decodes."""
         assert self.max_num_seqs is not None
         return max_model_len + self.max_num_seqs
 
     def most_batched_tokens(self, max_model_len: int, device: str) -> int:
-        """The largest token budget that a server that was started with this may be given later.
+        """Return the largest token budget that a running server may be changed to.
 
-        On a CPU, that is also what any whole prompt takes. A GPU's memory for steps is taken at the
-        start.
+        On a CPU it is large enough for any whole prompt. A GPU's memory for steps is allocated at
+        the start, so its budget cannot grow.
         """
         assert self.max_num_batched_tokens is not None
         if device != "cpu":
@@ -380,8 +380,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
             device: the kind that the model is on, "cpu" or "cuda".
 
         Raises:
-            ConfigError: without chunked prefill, a budget that the longest prompt would not fit in
-                beside the running decodes, so that it could wait for ever.
+            ConfigError: without chunked prefill, the longest prompt would not fit into the budget
+                beside the running decodes, so it could wait for ever.
         """
         if self.max_num_seqs is None:
             running = msgspec.structs.replace(self, max_num_seqs=_MAX_NUM_SEQS[device])
@@ -424,7 +424,7 @@ class CalibrationConfig(Config, frozen=True, kw_only=True):
 
 
 class TransferConfig(Config, frozen=True, kw_only=True):
-    """Which blocks go from one engine to another."""
+    """Transfer of blocks between engines."""
 
     flag_group = "prefill and decode apart"
 
@@ -477,7 +477,7 @@ class TransferConfig(Config, frozen=True, kw_only=True):
 
     @property
     def listening_port(self) -> int | None:
-        """Where other engines ask for blocks; None where this one only fetches."""
+        """Port on which other engines ask for blocks; None if this engine only fetches."""
         return None if self.kv_role == "decode" else self.kv_transfer_port
 
 
@@ -508,7 +508,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def of(cls, **settings: Any) -> "EngineConfig":
-        """From fields of all parts, by their own names.
+        """Make a configuration from fields of all parts, by their names.
 
         Raises:
             TypeError: no part has such a field.
@@ -525,10 +525,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def engine_parts() -> dict[str, type[Config]]:
-    """What an `EngineConfig` is made of; key the part's name."""
+    """Return the parts of an `EngineConfig`; key the part's name."""
     return {part.name: part.type for part in msgspec.structs.fields(EngineConfig)}
 
 
 def engine_fields() -> list[Field]:
-    """All settings of an engine; no two have the same name."""
+    """Return all settings of an engine; no two have the same name."""
     return [field for config in engine_parts().values() for field in fields_of(config)]

@@ -53,18 +53,17 @@ _POWERS = {"T": 2**40, "G": 2**30, "M": 2**20, "K": 2**10}
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """What a field says of itself beside name, type and default: `Annotated[int, Flag("...")]`.
+    """A field's description beside its name, type and default: `Annotated[int, Flag("...")]`.
 
     Attributes:
-        help: what the value is.
-        metavar: stands for the value in the usage; None takes what is usual for its kind.
-        default: what the default means, where None or "auto" does not say it.
-        name: the flag's, without dashes in front; None makes it of the field's.
+        help: meaning of the value.
+        metavar: placeholder of the value in the usage; None takes the usual one for its kind.
+        default: meaning of the default, if None or "auto" does not say it.
+        name: name of the flag without leading dashes; None derives it from the field's name.
         group: heading that the flag is listed under; None takes `Config.flag_group`.
-        one_of: at most one of the flags with the same may be given.
-        is_spaced: whether several texts stand one after the other, as shells separate them, and not
-            with commas between them.
-        behind: the field, a duration, behind whose value it is typed: it has no flag of its own.
+        one_of: at most one of the flags with the same `one_of` may be given.
+        is_spaced: whether several texts are separate arguments, not one with commas.
+        behind: the duration field after whose value this one is typed: it has no flag of its own.
     """
 
     help: str
@@ -81,9 +80,9 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """One field of a configuration.
 
     Attributes:
-        type: for a signature.
-        annotation: the same with the range of its values.
-        option: its flag, as it is typed: the field's name, but for a unit at its end.
+        type: type in a signature.
+        annotation: the type with the range of its values.
+        option: its flag as typed: the field's name without a unit at its end.
         choices: all values of a "choice".
         group: heading that the flag is listed under.
     """
@@ -100,7 +99,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def description(self) -> str:
-        """What the value is, and what by default."""
+        """Meaning of the value, and its default."""
         is_told = self.kind == "switch" or bool(self.default)
         default = [written(self.kind, self.default)] if is_told else []
         if self.flag.default is not None:
@@ -138,13 +137,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @functools.cache
 def fields_of(config: type[Config]) -> tuple[Field, ...]:
-    """All fields, in the order in which they are written."""
+    """Return all fields, in the order of their declaration."""
     types = get_type_hints(config)
     return tuple(_field(config, info, types[info.name]) for info in msgspec.structs.fields(config))
 
 
 def written(kind: Kind, value: Any) -> str:
-    """A value, but for "classes", as one types it."""
+    """Return a value as a user types it; not for "classes"."""
     match kind:
         case "switch":
             return "yes" if value else "no"
@@ -217,7 +216,7 @@ def _refusal(field: Field, value: Any, reason: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """With all digits, and without an exponent."""
+    """Return a duration with all digits, and without an exponent."""
     exact = Decimal(str(seconds))
     number, unit = (1000 * exact, "ms") if exact < 1 else (exact, "s")
     return f"{number.normalize():f}{unit}"

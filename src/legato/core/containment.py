@@ -1,4 +1,4 @@
-"""Errors of bookkeeping are kept to the request, or the question, that they are about."""
+"""Contains errors of bookkeeping, so that they end one request or query at most."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -8,14 +8,14 @@ logger = logging.getLogger(__name__)
 
 
 def _ignore(_: Exception) -> None:
-    """What failed has no other consequence."""
+    """Do nothing."""
 
 
 class Containment:
-    """Logs and counts what bookkeeping raises, so that the engine can go on.
+    """Logs and counts errors of bookkeeping, so that the engine can go on.
 
     Attributes:
-        num_errors: so far.
+        num_errors: errors so far.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class Containment:
     def containing(
         self, what: str, on_error: Callable[[Exception], object] = _ignore
     ) -> Iterator[None]:
-        """Let what is raised inside end there.
+        """Catch and note exceptions raised inside.
 
         Args:
-            what: is done inside, for the log.
-            on_error: is called after an error was noted.
+            what: the work done inside, for the log.
+            on_error: called after an exception was noted.
         """
         try:
             yield

@@ -5,7 +5,7 @@ class InvalidRequestError(ValueError):
     """A request that can never be served as asked.
 
     Attributes:
-        param: name of the offending request field, or None where no single field is to blame.
+        param: name of the offending request field; None if no single field is to blame.
         code: a short machine-readable reason, such as ``context_length_exceeded``.
     """
 

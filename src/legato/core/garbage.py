@@ -1,4 +1,4 @@
-"""Python's garbage collector, of a process that loads much and then keeps it."""
+"""Garbage collection in a process that loads many objects and keeps them."""
 
 import gc
 from collections.abc import Iterator
@@ -7,12 +7,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect nothing meanwhile, and never look at what there is in the end.
+    """Disable garbage collection inside; exempt all objects that exist at the end.
 
-    To import and to load makes hundreds of thousands of objects that stay. The collector would look
-    at all of them several times before they are there, which takes a sixth of the start, and again
-    every few seconds after. Even to look once takes a tenth of a second, for a few thousand objects
-    that could go.
+    Imports and loading make hundreds of thousands of objects that stay. The collector would visit
+    all of them several times during the start, which takes a sixth of it, and again every few
+    seconds after. Even one visit takes a tenth of a second, to free a few thousand objects.
     """
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""What becomes of cached blocks, told so that a router knows which server has which.
+"""Events about cached blocks, from which a router learns the blocks of each server.
 
 The fields and their names are vLLM's, which routers read: each event is a map of MessagePack with
 its "type". A chain of hashes (`core/block_hash.py`) stands for a prompt. Blocks of requests with a
-`cache_salt` are not told of: nobody else is to know what is in them.
+`cache_salt` are not reported: their contents are private.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ import msgspec
 from legato.core.block_hash import BlockHash
 
 Medium = Literal["GPU", "CPU"]
-"""Where a block lies: in the cache that steps read, on whichever device, or in host memory."""
+"""Place of a block: the cache that steps read, on any device, or host memory."""
 
 DEVICE: Medium = "GPU"
 HOST: Medium = "CPU"
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """Blocks behind one another have been computed, or have been moved to `medium`.
+    """Consecutive blocks have been computed, or moved to `medium`.
 
     Attributes:
-        block_hashes: of each.
-        parent_block_hash: of the block before the first; None where that begins a prompt.
-        token_ids: of all blocks, `block_size` of each.
-        lora_id, lora_name: there are no adapters.
+        block_hashes: hash of each block.
+        parent_block_hash: hash of the block before the first; None if the first begins a prompt.
+        token_ids: tokens of all blocks, `block_size` of each.
+        lora_id, lora_name: always None: there are no adapters.
     """
 
     block_hashes: list[BlockHash]
@@ -39,25 +39,25 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False)
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """Blocks are not in `medium` any more."""
+    """Blocks have left `medium`."""
 
     block_hashes: list[BlockHash]
     medium: Medium = DEVICE
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Nothing is cached but for what is told from here on."""
+    """Nothing is cached but the blocks of later events."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Events that go together, in their order.
+    """Events sent together, in order.
 
     Attributes:
-        ts: when, in seconds since 1970.
-        data_parallel_rank: of the engine among those behind one address; here there is one.
+        ts: time of the batch, in seconds since 1970.
+        data_parallel_rank: the engine's rank behind its address; here each address has one engine.
     """
 
     ts: float

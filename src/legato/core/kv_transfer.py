@@ -1,4 +1,4 @@
-"""Prompts that one engine computes and another one continues."""
+"""Messages about prompts that one engine computes and another continues."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ class SendBlocks(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep the blocks of a prompt for another engine, which may fetch them as they are computed.
 
     Attributes:
-        transfer_id: what it asks for them by; nobody can guess it.
+        transfer_id: id by which that engine asks for the blocks; it cannot be guessed.
     """
 
     transfer_id: str
@@ -17,11 +17,11 @@ class FetchBlocks(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Take the blocks of a prompt from another engine rather than compute them.
 
     Attributes:
-        host, port: where that engine answers.
-        is_early: it may not have heard of the prompt yet.
+        host, port: address of that engine.
+        is_early: that engine may not have got the prompt yet.
         reader: which of the prompt's completions this is, from 0.
         num_readers: how many completions the prompt has. The other engine keeps its blocks until
-            each has said that it is done.
+            each completion has reported that it is done.
     """
 
     transfer_id: str
@@ -36,12 +36,12 @@ KVTransfer = SendBlocks | FetchBlocks
 
 
 class BlocksArrived(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
-    """To the scheduler: of what a request had fetched, more is there.
+    """Tells the scheduler that more fetched blocks of a request have arrived.
 
     Attributes:
-        num_tokens: at its start, whose blocks hold what they should.
-        read_s: how long the link was busy since the last time that this was told of any request.
-        is_over: no more will come, whether that is all or not.
+        num_tokens: tokens at the request's start whose blocks have arrived.
+        read_s: how long the link was busy since the last such event of any request.
+        is_over: no more blocks will come, even if some are missing.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""The limit on the address space (`ulimit -v`), and the errors that mean that memory ran out."""
+"""The limit on the address space (`ulimit -v`), and errors from a lack of memory."""
 
 import errno
 import os
@@ -9,17 +9,17 @@ from legato.core.errors import ConfigError
 
 _LIBRARY_BYTES = 2**30
 _CORE_BYTES = 40 * 2**20
-"""What the libraries alone map, or almost, and NumPy's OpenBLAS for each core, up to 64 of them.
-With less, some end the process themselves."""
+"""Address space that the libraries alone map, almost, and that NumPy's OpenBLAS maps for each core,
+up to 64 cores. With less, some libraries end the process themselves."""
 _ALLOCATOR = "DefaultCPUAllocator: "
-"""In the message of the plain RuntimeError that PyTorch's CPU allocator raises."""
+"""Part of the message of the plain RuntimeError that PyTorch's CPU allocator raises."""
 _SIGNS = (
     _ALLOCATOR,
     "std::bad_alloc",
     "failed to map segment from shared object",
     "Cannot allocate memory",
     "can't start new thread",
-    "Resource temporarily unavailable",  # nor can C++
+    "Resource temporarily unavailable",  # from C++, when it cannot start a thread
 )
 
 _CGROUP_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -27,16 +27,16 @@ _CGROUP_2 = ("memory.max", "memory.current")
 
 
 def address_space_bytes() -> int | None:
-    """The most that this process may map, None where there is no limit."""
+    """Return the most address space that this process may map; None without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def cgroup_room_bytes(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> int | None:
-    """What the control groups of this process still let it take, None where they set no limit.
+    """Return the memory that this process's control groups still allow; None without a limit.
 
     Args:
-        own: as /proc/self/cgroup has it, of either version.
+        own: contents of /proc/self/cgroup, of either version.
     """
     try:
         lines = (Path("/proc/self/cgroup").read_text() if own is None else own).splitlines()
@@ -58,15 +58,17 @@ def _room(group: Path, limit_name: str, usage_name: str) -> int | None:
     try:
         limit, usage = (group / limit_name).read_text(), (group / usage_name).read_text()
         return max(0, int(limit) - int(usage))
-    except (OSError, ValueError):  # there is no such group to see, or "max"
+    except (OSError, ValueError):  # the group is not visible, or its limit is "max"
         return None
 
 
 def check_address_space() -> None:
-    """Refuse a limit under which no model can be loaded, before a library ends the process.
+    """Refuse a limit on the address space that is too low for any model.
+
+    Below it, a library may end the process.
 
     Raises:
-        ConfigError: there is such a limit.
+        ConfigError: the limit is too low.
     """
     limit = address_space_bytes()
     least = _LIBRARY_BYTES + min(64, os.cpu_count() or 1) * _CORE_BYTES
@@ -78,7 +80,7 @@ def check_address_space() -> None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, of any kind and in any library."""
+    """Whether memory of any kind ran out, in any library."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
@@ -89,14 +91,14 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def describe_shortage(error: BaseException) -> str:
-    """What is missing and what to do about it, on one line."""
+    """Describe the shortage and what to do about it, on one line."""
     lines = [line for line in str(error).splitlines() if any(sign in line for sign in _SIGNS)]
     reason = (lines or [str(error) or type(error).__name__])[0].rpartition(_ALLOCATOR)[2]
     return f"there is not enough memory ({reason}): {advice()}"
 
 
 def advice() -> str:
-    """What a user can do about a shortage."""
+    """Return what a user can do about a shortage."""
     limit = address_space_bytes()
     limited = (
         ""

@@ -1,4 +1,4 @@
-"""What leaves the engine for a request."""
+"""The engine's outputs for a request."""
 
 import enum
 from array import array
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 _SCORE_BYTES = 4
-"""Of each number of `TokenScores`."""
+"""Size of each number of `TokenScores`."""
 
 
 class FinishReason(enum.StrEnum):
@@ -31,7 +31,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     """Log probabilities at one position, from the model's raw logits (before any penalty).
 
     Attributes:
-        logprob: of `token_id`, the token that stands there.
+        logprob: log probability of `token_id`, the token at the position.
         rank: 1 for the most likely token.
         top: (token id, logprob) of the most likely tokens, best first; as many as were asked for.
     """
@@ -45,15 +45,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 class TokenScores(msgspec.Struct, frozen=True, gc=False):
     """Log probabilities at N positions of a prompt; each is read as a `TokenLogprobs`.
 
-    A prompt of 8,000 tokens has 170,000 of them. As objects they would take 20 MB, and the process
-    that receives them 60 ms to make.
+    A prompt of 8,000 tokens has 170,000 log probabilities. As objects they would take 20 MB, and
+    60 ms of the process that receives them.
 
     Attributes:
-        num_top: most likely tokens at each position.
-        token_ids: int32 [N, 1 + num_top], the token that stands there and then the most likely
-            ones, best first.
-        logprobs: float32 [N, 1 + num_top], theirs.
-        ranks: int32 [N], of the tokens that stand there.
+        num_top: number of most likely tokens at each position.
+        token_ids: int32 [N, 1 + num_top], the token at the position and then the most likely ones,
+            best first.
+        logprobs: float32 [N, 1 + num_top], log probabilities of these tokens.
+        ranks: int32 [N], ranks of the tokens at the positions.
     """
 
     num_top: int
@@ -63,7 +63,7 @@ class TokenScores(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, entries: Sequence[TokenLogprobs]) -> "TokenScores":
-        """Args: entries: with as many most likely tokens each."""
+        """Args: entries: all with the same number of most likely tokens."""
         token_ids, logprobs = array("i"), array("f")
         for entry in entries:
             token_ids.extend((entry.token_id, *(token_id for token_id, _ in entry.top)))
@@ -98,25 +98,25 @@ class TokenScores(msgspec.Struct, frozen=True, gc=False):
 
 
 def entries_of(parts: Iterable[TokenScores]) -> Iterator[TokenLogprobs]:
-    """One position after the other, each made when it is read."""
+    """Yield the entries of all positions, each made when it is read."""
     for part in parts:
         yield from part
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What one step brought for one request: a delta.
+    """One step's output for one request: a delta.
 
     Attributes:
-        logprobs: one entry a new token, or None where not asked for.
-        prompt_logprobs: of the prompt tokens that this step scored, likewise.
+        logprobs: one entry for each new token; None if not asked for.
+        prompt_logprobs: scores of the prompt tokens that this step scored; None if not asked for.
         stop_reason: the stop token id that ended the request, if one did.
-        error: what went wrong, where the finish reason is ERROR or REFUSED.
-        is_asked_for: whether an ERROR follows from what the request asks for.
-        refusal: why it is REFUSED.
-        retry_after_s: where it is REFUSED, when the same request is expected to be taken.
+        error: what went wrong, if the finish reason is ERROR or REFUSED.
+        is_asked_for: whether an ERROR follows from the request's own settings.
+        refusal: why the request is REFUSED.
+        retry_after_s: if REFUSED, seconds after which the same request is expected to be accepted.
         num_cached_tokens: prompt tokens that were not computed because their blocks were cached.
         is_promise_waived: whether it is served best-effort, as `allow_best_effort` allows.
-        scheduled_s: when the step was planned from which on it ran, on the clock of
+        scheduled_s: planning time of the step that admitted the request, on the clock of
             `AddRequest.arrival_time_s`; None before.
     """
 

@@ -1,4 +1,4 @@
-"""What one step is to compute, and what came of it."""
+"""The plan of one step, and its result."""
 
 from collections.abc import Sequence
 
@@ -19,15 +19,15 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + num_tokens) of one request, computed in one step.
 
     Attributes:
-        block_ids: the request's block table up to at least `start + num_tokens` tokens. As long as
-            it is the same object, it is the same table.
-        num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt, 1 where the
+        block_ids: the request's block table up to at least `start + num_tokens` tokens. The same
+            object is the same table.
+        num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt, 1 if the
             chunk reaches the request's last token, and 1 more for each draft.
-        kind: what it is to everybody: to the step-time model, to metrics and to traces.
-        ended_by: why a prefill chunk is no longer; None for others.
-        draft_token_ids: guesses that the chunk's last tokens are; all before them are known, or
-            come with a step in flight.
-        drafter: whose guesses they are; None where there are none.
+        kind: kind of chunk, for the step-time model, metrics and traces alike.
+        ended_by: why a prefill chunk is not longer; None for other kinds.
+        draft_token_ids: drafts, the chunk's last tokens; the tokens before them are known, or come
+            with a step in flight.
+        drafter: source of the drafts; None without drafts.
     """
 
     request_id: str
@@ -50,11 +50,11 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         logprobs: Sequence[TokenLogprobs] | None = None,
         prompt_logprobs: TokenScores | None = None,
     ) -> "ChunkResult":
-        """The result of the chunk, given a token for each sampled row, or for the first of them.
+        """Return the chunk's result from the tokens of its sampled rows, or of the first of them.
 
-        A row after a draft holds only if that draft is the very token that was sampled before it,
-        so that drafts never change which tokens come (Leviathan et al., 2023, arXiv:2211.17192,
-        with each row's random number fixed beforehand).
+        A row after a draft is valid only if the row before it sampled that draft, so drafts never
+        change the output (Leviathan et al., 2023, arXiv:2211.17192, with each row's random number
+        fixed beforehand).
         """
         num_right = 0
         for draft, token_id in zip(self.draft_token_ids, sampled[:-1], strict=False):
@@ -71,7 +71,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def without_drafts(self) -> "ScheduledChunk":
-        """Those of its tokens that are no guesses."""
+        """The chunk without its drafts."""
         num_drafts = len(self.draft_token_ids)
         return ScheduledChunk(
             self.request_id,
@@ -85,7 +85,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     def unsampled(
         self, prompt_logprobs: TokenScores | None = None, *, is_complete: bool = False
     ) -> "ChunkResult":
-        """What came of it where none of its rows was sampled, which are to be computed again."""
+        """Return the chunk's result without samples: rows to sample are computed again."""
         return ChunkResult(
             self.num_tokens - self.num_samples,
             prompt_logprobs=prompt_logprobs,
@@ -106,13 +106,13 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         new_requests: requests the executor has not seen before; each has a chunk in this plan.
-        ended_requests: ids whose state the executor may drop before this step.
-        preempted: ids that gave up their blocks for this step to fit.
+        ended_requests: ids of requests whose state the executor may drop before this step.
+        preempted: ids of requests that gave up their blocks so that this step fits.
         moves: copies to be made, in this order and once, before the step.
-        admitted, held_by, drafts_ended_by: as in `StepRecord`, as are the next.
-        drafting_s, drafts_s: how long drafts took to make, and are expected to take.
-        predicted_s, limit_s, budget_tokens: what the step may hold, and is expected to take. With
-            steps in flight, its beginning is the predicted end of the last of these.
+        admitted, held_by, drafts_ended_by: as in `StepRecord`.
+        drafting_s, drafts_s: likewise; how long drafts took to make, and are expected to take.
+        predicted_s, limit_s, budget_tokens: likewise; expected duration and limits of the step.
+            With steps in flight, the step begins at the predicted end of the last one.
     """
 
     step_id: int
@@ -135,9 +135,9 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     def part(self, chunks: Sequence[ScheduledChunk]) -> "StepPlan":
-        """The same step with some of its chunks only, and the new requests among these.
+        """Return the step with only some of its chunks, and their new requests.
 
-        Copies between blocks and host memory have been made.
+        It has no moves: these copies have been made.
         """
         ids = {chunk.request_id for chunk in chunks}
         new = tuple(request for request in self.new_requests if request.request_id in ids)
@@ -145,10 +145,12 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Why a request cannot go on. What a step raised is told, not kept: it holds its memory.
+    """Why a request cannot go on.
+
+    It keeps the text of a step's exception; the exception would keep the step's memory alive.
 
     Attributes:
-        is_asked_for: it follows from what the request asks for, and would follow anywhere.
+        is_asked_for: the fault follows from the request's own settings, on any engine.
     """
 
     error: str
@@ -157,19 +159,19 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class ChunkResult(msgspec.Struct, frozen=True, gc=False):
-    """What came of one chunk.
+    """The result of one chunk.
 
     Attributes:
-        num_tokens: how many of the chunk's tokens count, from its start on: all of them, but for
-            drafts that turned out wrong.
-        token_ids: sampled behind the tokens that count: none inside a prompt, one at a request's
-            last token, and one more for each draft that was right. None, too, where the step could
-            not wait until it was known which tokens may come: the last token does not count then,
-            and is computed again.
-        logprobs: one entry for each of `token_ids`; None where they were not asked for.
-        prompt_logprobs: of each prompt token that the chunk scored, which are those at
-            [start + 1, min(end + 1, prompt length)), but none twice; None likewise.
-        is_complete: whether the grammar of the output lets nothing follow.
+        num_tokens: how many of the chunk's tokens count, from its start on: all of them except
+            wrong drafts.
+        token_ids: tokens sampled after those that count: none inside a prompt, one at a request's
+            last token, and one more for each right draft. There is none, either, if the step could
+            not wait to learn which tokens are allowed: then the last token does not count, and is
+            computed again.
+        logprobs: one entry for each of `token_ids`; None if not asked for.
+        prompt_logprobs: scores of the prompt tokens at [start + 1, min(end + 1, prompt length)),
+            none of them twice; None if not asked for.
+        is_complete: whether the output's grammar allows no further token.
     """
 
     num_tokens: int
@@ -179,7 +181,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
     is_complete: bool = False
 
     def cut(self, num_samples: int, *, is_complete: bool) -> "ChunkResult":
-        """The same with no more than `num_samples` tokens, the last of which may be the end."""
+        """Return the result with at most `num_samples` tokens; the last may end the output."""
         num_left_out = max(0, len(self.token_ids) - num_samples)
         return ChunkResult(
             self.num_tokens - num_left_out,
@@ -191,14 +193,14 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step brought. It decides how far each request came.
+    """The result of one step. It decides how far each request has come.
 
     Attributes:
         seconds: how long the executor took, by its own clock.
         chunks: key request id, for chunks that were computed.
-        faults: key request id, for chunks that could not be computed even alone, and for those of
-            requests whose settings forbid every token that could come next.
-        ran_out_of_memory: whether the step was too large as it was planned.
+        faults: key request id, for chunks that could not be computed even alone, and for chunks of
+            requests whose settings forbid every possible next token.
+        ran_out_of_memory: whether the planned step was too large.
     """
 
     step_id: int

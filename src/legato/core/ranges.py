@@ -1,4 +1,4 @@
-"""Ranges of settings, declared once: flags, keywords of `LLM` and PATCH /settings all have them."""
+"""Ranges of settings, declared once for flags, keywords of `LLM` and PATCH /settings."""
 
 from typing import Annotated
 

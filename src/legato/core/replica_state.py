@@ -1,4 +1,4 @@
-"""An engine at one moment, as whoever chooses among several needs to know it."""
+"""The present state of an engine, for routers that choose among several."""
 
 import msgspec
 
@@ -6,21 +6,21 @@ from legato.core.stats import TenantStats
 
 
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine has to do, and what it expects of a request more; small, to be told often.
+    """An engine's load, and its forecasts for one more request; small, since it is sent often.
 
-    The forecasts are the engine's own, by its step-time model and its queue; they are 0 as long as
-    it knows nothing of its steps.
+    The forecasts come from the engine's own step-time model and queue; they are 0 while its step
+    times are unknown.
 
     Attributes:
-        num_running, num_waiting: requests.
-        num_free_blocks: that no request uses, be they cached or empty.
-        delay_s: how long the first token of the shortest prompt would take, if it came now from the
-            tenant of which most requests wait.
-        token_s: by how much it comes later for each token more that has to be computed for it.
-        itl_s: how long a step takes of the streams' tokens alone, with one stream more.
-        stream_s: by how much it takes longer for each stream beyond that.
-        fetch_token_s: how long a token's keys and values take to come from another engine; 0 as
-            long as none have.
+        num_running, num_waiting: numbers of requests.
+        num_free_blocks: blocks that no request uses, cached or empty.
+        delay_s: time to the first token of the shortest prompt, if it came now from the tenant with
+            most requests waiting.
+        token_s: extra time for each further token that must be computed.
+        itl_s: duration of a step of decodes with one stream more.
+        stream_s: extra time for each stream beyond that.
+        fetch_token_s: time to fetch a token's keys and values from another engine; 0 until some
+            have come.
         tenants: as in `SchedulerStats`.
     """
 
@@ -37,5 +37,5 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[TenantStats, ...] = ()
 
     def ttft_s(self, num_missing_tokens: int) -> float:
-        """When the first token is expected of a prompt of which so many tokens are not cached."""
+        """Return the expected TTFT of a prompt with `num_missing_tokens` that are not cached."""
         return self.delay_s + self.token_s * num_missing_tokens

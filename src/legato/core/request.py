@@ -18,14 +18,13 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         request_id: unique among all requests the engine holds.
         prompt_token_ids: at least one token.
         params: with `seed` and `max_tokens` resolved to numbers; `n` is 1 (the front end fans out).
-        eos_token_ids: the model's end-of-sequence tokens, empty where `ignore_eos` is set.
+        eos_token_ids: the model's end-of-sequence tokens; empty if `ignore_eos` is set.
         arrival_time_s: when its first bytes arrived at the front end, on the machine's monotonic
             clock. Deadlines count from then.
-        reading_s: how long it took from then until it was sent to the engine: reading, parsing,
+        reading_s: time from then until it was sent to the engine, for reading, parsing and
             tokenizing.
-        is_rerun: another engine had accepted it and died, so that it is not to be refused.
-        kv_transfer: what becomes of its prompt's blocks between this engine and another; None where
-            it has nothing to do with others.
+        is_rerun: another engine had accepted it and died, so it must not be refused.
+        kv_transfer: transfer of its prompt's blocks to or from another engine; None without one.
     """
 
     request_id: str
@@ -45,7 +44,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Stop a request, wherever it is; unknown or ended requests are ignored."""
+    """Stop a request, waiting or running; unknown or ended requests are ignored."""
 
     request_id: str
 
@@ -63,37 +62,37 @@ class Request:
 
         [0, num_computed_tokens)                     computed
         [num_computed_tokens, num_scheduled_tokens)  in a step in flight
-        [num_scheduled_tokens, num_expected_tokens)  to be scheduled; those from num_tokens on are
+        [num_scheduled_tokens, num_expected_tokens)  to be scheduled; tokens from num_tokens on are
                                                      yet to be sampled, by a step in flight
 
     Args:
         max_model_len: number of tokens at which it ends, whatever it asks for.
 
     Attributes:
-        slo: what it is promised.
-        is_best_effort, step_s: as the SLO says; infinite where it bounds no step.
-        num_tokens, num_prompt_tokens: with and without the output, kept because they are asked for
-            so often.
-        num_final_tokens: with which it ends, if nothing ends it earlier.
-        in_flight_since_s, in_flight_until_s: when the step in flight that brings its first token,
-            and the last one that brings any, are expected to end.
-        num_reserved_tokens: that its blocks have room for; kept by the KV manager.
-        rank: its place among those that wait for prefill; lower goes first.
-        num_hit_tokens: of its tokens, those that were in the cache when the scheduler last looked,
-            computed or about to be by another request; until it runs, blocks may come and go.
-        num_cached_tokens: prompt tokens that it did not have to compute, for which others had;
-            what it finds again after a preemption does not count.
+        slo: its promise.
+        is_best_effort, step_s: as the SLO says; `step_s` is infinite if it bounds no step.
+        num_tokens, num_prompt_tokens: tokens with and without the output, stored because they are
+            read so often.
+        num_final_tokens: number of tokens at which it ends, if nothing ends it earlier.
+        in_flight_since_s, in_flight_until_s: expected end of the step in flight that samples its
+            first token, and of the last one that samples any.
+        num_reserved_tokens: tokens that its blocks have room for; set by the KV manager.
+        rank: its place among requests that wait for prefill; lower goes first.
+        num_hit_tokens: its tokens that were in the cache at the scheduler's last lookup, computed
+            or about to be by another request; until it runs, blocks may come and go.
+        num_cached_tokens: prompt tokens that it did not compute because another request had; tokens
+            that it finds again after a preemption do not count.
         is_late: whether its TTFT SLO was found to be out of reach while it waited.
         is_promise_waived: whether its promise was given up, as `allow_best_effort` allows.
-        scheduled_s: when the step was planned from which on it ran; None before.
-        stalled_since_s: since when no chunk worth having has fitted into a step.
-        passed_since_s: since when others are admitted before it, though it was the turn of this
-            best-effort request; None where its turn found room.
-        foreseen_s: when it was admitted by a forecast, and the TTFT from then on that this gave;
-            None where there was none, or it told little.
-        first_token_s, last_token_s: when its tokens came; None before the first.
-        token_due_s: when its next token is due; infinite where nothing is promised, or before its
-            first token.
+        scheduled_s: planning time of the step that admitted it; None before.
+        stalled_since_s: since when no useful chunk has fitted into a step.
+        passed_since_s: since when other requests are admitted in the turn of this best-effort
+            request; None if its turn found room.
+        foreseen_s: when a forecast admitted it, and the TTFT from then on in the forecast; None
+            without a forecast, or if it was too short to measure its error.
+        first_token_s, last_token_s: when its first and its last token came; None before the first.
+        token_due_s: when its next token is due; infinite without a promise, or before its first
+            token.
     """
 
     __slots__ = (
@@ -162,7 +161,7 @@ class Request:
 
     @property
     def is_to_be_fetched(self) -> bool:
-        """Whether another engine is asked for its blocks when it is admitted."""
+        """Whether its admission asks another engine for its blocks."""
         return isinstance(self.message.kv_transfer, FetchBlocks) and self.scheduled_s is None
 
     @property
@@ -171,17 +170,17 @@ class Request:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a step in flight computes some of it."""
+        """Whether a step in flight computes some of its tokens."""
         return self.num_scheduled_tokens > self.num_computed_tokens
 
     @property
     def is_being_sampled(self) -> bool:
-        """Whether a step in flight brings a token."""
+        """Whether a step in flight samples a token for it."""
         return self.num_expected_tokens > self.num_tokens
 
     @property
     def num_expected_output_tokens(self) -> int:
-        """Those that it has once all steps in flight have landed, if nothing ends it there."""
+        """Its output tokens when all steps in flight have landed, if none of them ends it."""
         return self.num_expected_tokens - self.num_prompt_tokens
 
     @property
@@ -191,23 +190,23 @@ class Request:
 
     @property
     def is_stream(self) -> bool:
-        """Whether only its next token is to be scheduled, and all of its prompt has been."""
+        """Whether its whole prompt has been scheduled, and only its next token has not."""
         start = self.num_scheduled_tokens
         return start >= self.num_prompt_tokens and start + 1 == self.num_expected_tokens
 
     @property
     def ends_in_flight(self) -> bool:
-        """Whether it ends when a step in flight lands: for its length, known ahead, or an abort."""
+        """Whether it ends when a step in flight lands, by its length or by an abort."""
         return self.num_expected_tokens >= self.num_final_tokens
 
     @property
     def waits_for_token(self) -> bool:
-        """Whether its next chunk takes the value of a token that is yet to be sampled."""
+        """Whether its next chunk needs the value of a token that is yet to be sampled."""
         return self.is_being_sampled and self.params.needs_values
 
     @property
     def num_missing_tokens(self) -> int:
-        """Those of the remaining tokens that, as far as is known, nobody else computes."""
+        """Tokens that, as far as is known, it must compute itself."""
         return self.num_tokens - max(self.num_computed_tokens, self.num_hit_tokens)
 
     @property
@@ -216,7 +215,7 @@ class Request:
         return None if self.slo.ttft_s is None else self.message.arrival_time_s + self.slo.ttft_s
 
     def catch_up(self, num_computed_tokens: int) -> None:
-        """Go on from where the blocks that it shares are computed, if that is further."""
+        """Skip to `num_computed_tokens`, as far as its shared blocks are computed."""
         skipped = num_computed_tokens - self.num_computed_tokens
         if skipped <= 0:
             return
@@ -225,18 +224,18 @@ class Request:
             self.num_cached_tokens += skipped
 
     def preempt(self) -> None:
-        """Have nothing computed any more."""
+        """Drop all computed tokens."""
         self.num_computed_tokens = self.num_scheduled_tokens = 0
         self.num_preemptions += 1
 
     def give_up_promise(self) -> None:
-        """Be best-effort from here on."""
+        """Become best-effort."""
         self._promise(SloClass())
         self.is_promise_waived = True
         self.token_due_s = math.inf
 
     def change_promise(self, slo: SloClass, now_s: float) -> None:
-        """Be promised something else; a stream's next token is due as if the last came now."""
+        """Take another promise; a stream's next token is due as if its last had come now."""
         self._promise(slo)
         self.is_late = False
         if self.first_token_s is not None:
@@ -248,17 +247,17 @@ class Request:
         self.step_s = math.inf if slo.step_s is None else slo.step_s
 
     def settle(self) -> None:
-        """Nothing more is to be expected of steps in flight."""
+        """Expect nothing more from steps in flight."""
         self.num_scheduled_tokens = self.num_computed_tokens
         self.num_expected_tokens = self.num_tokens
 
     def abort_in_flight(self) -> None:
-        """End when the first step lands that it is in, and be in no other."""
+        """End when its first step in flight lands, and join no further step."""
         self.finish_reason = FinishReason.ABORT
         self.num_final_tokens = 0
 
     def append(self, token_id: int, now_s: float) -> None:
-        """Take a sampled token and decide whether it ends the request."""
+        """Append a sampled token, and end the request if it is the last."""
         self.token_ids.append(token_id)
         self.num_tokens += 1
         if self.num_expected_tokens < self.num_tokens:
@@ -276,22 +275,22 @@ class Request:
             self.finish_reason = FinishReason.LENGTH
 
     def complete(self) -> None:
-        """End, as nothing can follow; whether its length ends it at the same time says no more."""
+        """End because no token can follow, even if the length ends it at the same time."""
         self.finish_reason = FinishReason.STOP
 
     @property
     def first_expected_s(self) -> float:
-        """When its first token came, or comes with a step in flight; asked only of streams."""
+        """When its first token came, or comes with a step in flight; only for streams."""
         return self.in_flight_since_s if self.first_token_s is None else self.first_token_s
 
     @property
     def last_expected_s(self) -> float | None:
-        """When the last of its tokens comes, those in flight among them; None before the first."""
+        """When its last token comes, tokens in flight included; None before the first."""
         return self.in_flight_until_s if self.is_being_sampled else self.last_token_s
 
     @property
     def next_due_s(self) -> float:
-        """When the token is due that comes after those in flight; `token_due_s` if none are."""
+        """When the token after those in flight is due; `token_due_s` if none is in flight."""
         if self.num_expected_tokens == self.num_tokens:
             return self.token_due_s
         first_s, until_s = self.first_expected_s, self.in_flight_until_s

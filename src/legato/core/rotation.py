@@ -12,7 +12,7 @@ def _any_key(key: str) -> bool:  # noqa: ARG001
 
 
 class Rotation(Generic[_Item]):
-    """Gives one item of each key in turn; items of one key in the order in which they came.
+    """Gives one item of each key in turn, and items of one key in order of arrival.
 
     Adding and taking an item are O(1) in the number of items.
     """
@@ -25,7 +25,7 @@ class Rotation(Generic[_Item]):
         return bool(self._queues)
 
     def add(self, key: str, item: _Item) -> None:
-        """Let an item wait after all others of its key."""
+        """Add an item after all others of its key."""
         self._queues.setdefault(key, deque()).append(item)
 
     def take(self, accepts: Callable[[str], bool] = _any_key) -> _Item | None:

@@ -15,21 +15,22 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP = 64
 """Strings in `stop`, and tokens in `stop_token_ids`."""
 MAX_STOP_CHARS = 4096
-"""Of all strings in `stop` together."""
+"""Characters of all strings in `stop` together."""
 MAX_ALLOWED_TOKEN_IDS = 2**14
 """Entries of `allowed_token_ids`: more would take the engine a millisecond to receive."""
 MAX_BAD_WORDS = 1024
 """Entries of `bad_words`."""
 MAX_BAD_WORDS_CHARS = 2**14
-"""Of all `bad_words` together, and twice the tokens of all `bad_words_token_ids`."""
+"""Characters of all `bad_words` together; all `bad_words_token_ids` have at most twice as many
+tokens."""
 MAX_N = 128
 """Completions of one prompt: `n`."""
 MAX_REPETITION_PENALTY = 100.0
-"""Beyond it, and below its inverse, logits leave the range of float32, and with them the step."""
+"""Above this, or below its inverse, logits leave the range of float32 and spoil the step."""
 SEED_LIMIT = 2**63
-"""That `seed` lies below, and its negative not beyond."""
+"""Exclusive upper bound of `seed`; its negative is the lower bound."""
 TOP_K_LIMIT = 2**31
-"""That `top_k` lies below."""
+"""Exclusive upper bound of `top_k`."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,24 +48,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         frequency_penalty: subtracted per occurrence in the output, in [-2, 2].
         logit_bias: added to the logits; key token id, value bias in [-100, 100].
         allowed_token_ids: no other tokens are sampled, at most 16384; None allows all.
-        bad_words: words that do not come, at most 1024: the last of a word's tokens is not sampled
-            where those before it have been, as the word is tokenized with and without a space in
-            front. Other tokens that spell the same text may come.
-        bad_words_token_ids: the same, as tokens; with `bad_words`, the front end adds theirs.
+        bad_words: forbidden words, at most 1024: the last token of a word is not sampled after the
+            word's other tokens, for the word tokenized with and without a space in front. Other
+            tokens that spell the same text may come.
+        bad_words_token_ids: the same, as tokens; the front end adds those of `bad_words`.
         seed: makes the sampled tokens reproducible, whatever else is in the batch.
         max_tokens: most tokens to generate; None means up to the model's context.
         min_tokens: end-of-sequence and stop tokens are not sampled before this many.
         stop: strings that end the output, at most 64.
         stop_token_ids: token ids that end the output, at most 64.
-        include_stop_str_in_output: keep the stop string that ended it in the text.
+        include_stop_str_in_output: keep the stop string that ended the output in the text.
         ignore_eos: go on past the end-of-sequence token.
-        truncate_prompt_tokens: keep this many of the prompt's last tokens, at least 1; -1 keeps
-            what the context has room for beside `max_tokens`.
+        truncate_prompt_tokens: keep this many of the prompt's last tokens, at least 1; -1 keeps as
+            many as the context has room for beside `max_tokens`.
         logprobs: return the log probabilities of this many most likely tokens beside the sampled
             one, in [0, 20].
         prompt_logprobs: the same for each prompt token but the first, in [0, 20].
         skip_special_tokens: leave special tokens out of the text.
-        kept_special_tokens: ids of special tokens that stay in it even so.
+        kept_special_tokens: ids of special tokens that stay in the text even so.
         structured_outputs: the form that the output must have.
 
     Raises:
@@ -98,7 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        # As in vLLM, these may come as a list or as None, the first two as one value alone.
+        # As in vLLM, these may be a list or None, and the first two also a single value.
         for name in ("stop", "stop_token_ids", "bad_words"):
             msgspec.structs.force_setattr(self, name, _as_tuple(getattr(self, name)))
         words = tuple(map(tuple, self.bad_words_token_ids or ()))
@@ -117,7 +118,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def may_adjust_logits(self) -> bool:
-        """Whether its logits are changed before temperature and filters choose among them."""
+        """Whether logits may be changed before temperature and filters apply."""
         return (
             bool(self.logit_bias)
             or self.min_tokens > 0
@@ -131,7 +132,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def needs_values(self) -> bool:
-        """Whether a token cannot be sampled before the values of all before it are on the host."""
+        """Whether sampling a token needs the values of all earlier tokens on the host."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

@@ -1,4 +1,4 @@
-"""The command line of `legato serve` that makes an engine of a configuration."""
+"""Turns a configuration into the command line of `legato serve`."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from legato.core.slo import P99, SloClass, percentile
 
 
 def serve_flags(config: EngineConfig) -> list[str]:
-    """Flags for all that is not as it is by default."""
+    """Return flags for all settings that differ from their defaults."""
     return [flag for name in engine_parts() for flag in part_flags(getattr(config, name))]
 
 
 def part_flags(part: Config) -> list[str]:
-    """Flags for all of one part that is not as it is by default."""
+    """Return flags for the settings of one part that differ from their defaults."""
     flags: list[str] = []
     for field in fields_of(type(part)):
         value = getattr(part, field.name)
@@ -25,12 +25,12 @@ def part_flags(part: Config) -> list[str]:
 
 
 def command_line(flags: Sequence[str]) -> str:
-    """As one would type it."""
+    """Return the command line as a user would type it."""
     return shlex.join(["legato", "serve", *flags])
 
 
 def _behind(part: Config, field: Field) -> str:
-    """What is typed behind a field's value."""
+    """Return the text that is typed after a field's value."""
     behind = [other for other in fields_of(type(part)) if other.flag.behind == field.name]
     return "".join(_quantile(getattr(part, other.name)) for other in behind)
 
@@ -49,7 +49,7 @@ def _flags(field: Field, value: Any, behind: str) -> list[str]:
 
 
 def _flag(field: Field, text: str) -> list[str]:
-    # Behind a space, it would be taken for a flag itself.
+    # After a space, it would be read as a flag.
     return [f"{field.option}={text}"] if text.startswith("-") else [field.option, text]
 
 

@@ -1,6 +1,6 @@
-"""The signals that ask a server to end, which reach all processes of its group.
+"""The signals that ask a server to end. They reach all processes of its group.
 
-Ending is the server's decision: its children ignore these, and end when it does.
+The server decides when to end: its children ignore these signals, and end with it.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """None reaches a process started meanwhile, which is to call `leave_to_parent`."""
+    """Block the signals for processes started inside, which must call `leave_to_parent`."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -22,15 +22,15 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """Ignore them from now on."""
+    """Ignore the signals from now on."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 
 def call_when_ending(handle: Callable[[int], object]) -> None:
-    """Have the running event loop call `handle` with the number of each that comes."""
+    """Make the running event loop call `handle` with the number of each such signal."""
     loop = asyncio.get_running_loop()
     for number in ENDING:
-        # `nohup` has it ignored.
+        # Under `nohup`, SIGHUP is ignored.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, handle, number)

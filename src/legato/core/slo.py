@@ -1,4 +1,4 @@
-"""Latency promises: named classes of service, and what a request says of its own."""
+"""Latency promises: named classes of service, and the service that a request asks for."""
 
 from decimal import Decimal
 
@@ -12,23 +12,23 @@ INTERACTIVE = "interactive"
 BATCH = "batch"
 
 MAX_PRIORITY = 100
-"""Of `priority`, and of its negative."""
+"""Largest `priority`; the smallest is its negative."""
 MAX_CACHE_SALT = 256
 """Characters of `cache_salt`; a key of 32 random bytes has 43 or 64."""
 LEAST_QUANTILE, P99, MOST_QUANTILE = 0.5, 0.99, 0.9999
-"""Shares of a request's gaps that a promise may be for; P99 unless it says otherwise."""
+"""Least, usual and largest share of a request's gaps that a promise is for."""
 
 
 class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a class of requests is promised; None promises nothing.
+    """Promises to a class of requests; None promises nothing.
 
-    A class without any promise is best-effort: its requests soak up what the others leave.
+    A class without any promise is best-effort: its requests use the capacity that others leave.
 
     Attributes:
         itl_s: each token comes at most this long after the one before it.
-        itl_quantile: share of a request's tokens that this is promised for.
-        tpot_s: the pace: token k comes at most k times this after the first. A stream that is
-            ahead of it has slack, which a step may spend (FairBatching, arXiv:2510.14392).
+        itl_quantile: share of a request's tokens that `itl_s` is promised for.
+        tpot_s: the pace: token k comes at most k times this after the first. A stream ahead of its
+            pace has slack, which a step may spend (FairBatching, arXiv:2510.14392).
         ttft_s: the first token comes at most this long after the request's arrival.
     """
 
@@ -64,26 +64,27 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def step_s(self) -> float | None:
-        """The longest step that a stream of this class can take over and over."""
+        """The longest step that a stream of this class can bear again and again."""
         return min((s for s in (self.itl_s, self.tpot_s) if s is not None), default=None)
 
 
 def percentile(quantile: float) -> str:
-    """As one writes it: p99.9 for 0.999."""
+    """Return the usual notation: p99.9 for 0.999."""
     return f"p{(100 * Decimal(str(quantile))).normalize():f}"
 
 
 class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a request wants to be served beside others.
+    """How a request is served beside others.
 
     Attributes:
         slo_class: name of its class.
-        tenant: whose it is.
-        priority: among its tenant's, lower goes earlier, as in vLLM; in
+        tenant: name of its tenant.
+        priority: among its tenant's requests, lower goes earlier, as in vLLM; in
             [-MAX_PRIORITY, MAX_PRIORITY].
-        allow_best_effort: where its TTFT SLO cannot be met, serve it without any promise instead
-            of refusing it.
-        cache_salt: cached blocks are shared only among requests with the same; None is one too.
+        allow_best_effort: if its TTFT SLO cannot be met, serve it without any promise instead of
+            refusing it.
+        cache_salt: cached blocks are shared only among requests with the same salt; None counts as
+            a salt.
     """
 
     slo_class: str = INTERACTIVE
@@ -93,10 +94,10 @@ class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cache_salt: str | None = None
 
     def of_key(self, tenant: str | None) -> "ServiceParams":
-        """The same, sent with a key that names a tenant, or None.
+        """Return these parameters with the tenant of the API key; None changes nothing.
 
         Raises:
-            InvalidRequestError: the request names another.
+            InvalidRequestError: the request names another tenant.
         """
         if tenant is None or tenant == self.tenant:
             return self

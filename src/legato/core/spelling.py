@@ -1,14 +1,14 @@
-"""Guesses at what was meant by a name that there is not."""
+"""Suggests a known name for an unknown one."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """What to append to a refusal of `name`; empty where nothing known is like it.
+    """Return a suggestion to append to a refusal of `name`; empty if no known name is like it.
 
     Args:
-        likeness: from here on names are alike, between 0 and 1, where they are the same.
+        likeness: least similarity of a suggested name, up to 1 for equal names.
     """
     alike = difflib.get_close_matches(name, list(known), cutoff=likeness)
     return f"; did you mean {' or '.join(alike)}?" if alike else ""

@@ -1,10 +1,10 @@
-"""The engine in numbers: what metrics, `/health`, the dashboard and callers read."""
+"""The engine in numbers, for metrics, `/health`, the dashboard and callers."""
 
 import msgspec
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache, as it was made. Attributes: `dtype`: what keys and values are held in."""
+    """The KV cache as allocated. Attributes: `dtype`: data type of keys and values."""
 
     num_blocks: int
     block_size: int
@@ -13,14 +13,14 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OTHER_TENANTS = "other"
-"""Stands for all tenants beyond the first few."""
+"""Name for all tenants beyond the first few."""
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant has, and has had from the start.
+    """A tenant's present requests, and its totals from the start.
 
     Attributes:
-        service_s: predicted time of steps, as far as it was its requests'.
+        service_s: its requests' share of the predicted time of steps.
     """
 
     name: str
@@ -31,13 +31,13 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptPromise(msgspec.Struct, frozen=True, kw_only=True):
-    """A promise on the gaps between tokens, and what is made of it.
+    """A promise on the gaps between tokens, and how it is kept.
 
     Attributes:
-        itl_s: what is promised, in seconds.
-        quantile: share of a request's gaps that it is promised for.
-        delivered_s: what this share of all gaps of the last minute was within, as they were handed
-            to clients; None where there was none.
+        itl_s: the promised gap, in seconds.
+        quantile: share of a request's gaps that the promise is for.
+        delivered_s: this quantile of all gaps of the last minute, as they were handed to clients;
+            None if there was no gap.
     """
 
     itl_s: float
@@ -65,13 +65,13 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the scheduler. Counts of preemptions, steps and tokens are from the start.
 
     Attributes:
-        num_steps_over_budget: steps that held more than their budget, for their decodes alone.
+        num_steps_over_budget: steps whose decodes alone exceeded the budget.
         step_time_margin: relative error that the step-time model allows for.
-        broken_promise: why the latest step could not keep an SLO whatever it held; empty if it
+        broken_promise: why the latest step could not keep an SLO even without prefill; empty if it
             could.
         num_prefix_cache_queries: prompt tokens of requests that had their first token.
-        num_prefix_cache_hits: of these, those that did not have to be computed.
-        tenants: the first few that came, and `OTHER_TENANTS`.
+        num_prefix_cache_hits: the part of these tokens that did not have to be computed.
+        tenants: the first few tenants that came, and `OTHER_TENANTS`.
     """
 
     num_running: int = 0
@@ -86,15 +86,15 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks from and to other engines; counts are from the start.
+    """Transfers of blocks from and to other engines; counts are from the start.
 
     Attributes:
-        num_bytes: that were read from other engines.
-        read_s: how long anything was being read.
-        num_fetched: prompts that another engine was asked for, and had all blocks of.
-        num_recomputed: those of which some did not come, and are computed here.
-        num_leases: prompts that are kept for other engines now.
-        num_expired: those that nobody asked for in time, or not to the end.
+        num_bytes: bytes read from other engines.
+        read_s: seconds in which a read was under way.
+        num_fetched: prompts whose blocks all came from another engine.
+        num_recomputed: prompts that lacked some blocks, which are computed here.
+        num_leases: prompts kept for other engines now.
+        num_expired: kept prompts that no engine fetched in time, or not to the end.
     """
 
     num_bytes: int = 0
@@ -109,12 +109,12 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
     """The scheduler's numbers after a step, and those of the engine around it.
 
     Attributes:
-        num_failed_steps: that raised at their first attempt, from the start.
+        num_failed_steps: steps that raised at their first attempt, from the start.
         num_contained_errors: errors of bookkeeping from the start. Each ended one request, or left
-            one question without an answer.
+            one query without an answer.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
-        num_cached_blocks: that are kept for later requests, of those not in use.
-        transfer: None where there are no other engines to send to or fetch from.
+        num_cached_blocks: unused blocks that are kept for later requests.
+        transfer: None if there are no other engines to send to or fetch from.
     """
 
     num_failed_steps: int = 0

@@ -1,4 +1,4 @@
-"""What the engine did, as data: for whoever traces it, shows it or learns from it.
+"""Records of the engine's work, for traces, displays and learning.
 
 All times are seconds on the clock of `AddRequest.arrival_time_s`, which is `time.monotonic`, or the
 simulator's virtual one. Request ids are the engine's: those of `AddRequest`.
@@ -12,34 +12,34 @@ from legato.core.outputs import FinishReason
 from legato.core.tenant import DEFAULT_TENANT
 
 ChunkKind = Literal["decode", "prefill", "verify"]
-"""What a chunk is: the next token of a running stream; part of what must be computed before a
-request is one; or a stream's next token with drafts of those behind it."""
+"""What a chunk is: the next token of a running stream; part of the tokens that must be computed
+before a request is a stream; or a stream's next token followed by drafts."""
 
 EndedBy = Literal["prompt_end", "token_budget", "time_budget", "memory", "turn"]
 """Why a prefill chunk has no more tokens: it reaches the request's last token; the step may hold no
-more tokens, or may not take longer; memory ran out in longer ones; a best-effort request had its
+more tokens, or may not take longer; memory ran out in longer chunks; a best-effort request had its
 turn in the step."""
 
 Obstacle = Literal["budget", "max_num_seqs", "memory", "pace", "tenants"]
-"""What kept the first waiting request out of a step: its budget was spent; as many run as may; its
-prompt's blocks are not free; beside it, streams would not get their tokens in time; what is left is
-kept for other tenants."""
+"""What kept the first waiting request out of a step: the step's budget was spent; the most requests
+are running; its prompt's blocks are not free; streams beside it would not get their tokens in time;
+the rest is kept for other tenants."""
 
 
 DrafterName = Literal["own", "recent", "model"]
-"""Who drafts: an index over the request's own tokens, or over recent outputs of its tenant; a draft
-model."""
+"""Source of drafts: an index over the request's own tokens, or over recent outputs of its tenant; a
+draft model."""
 
 DraftsEndedBy = Literal["proposals", "worth", "time_budget", "token_budget", "memory"]
-"""Why a step holds no more drafts: nothing more was proposed; the next were not worth their time;
-the step may take no longer, or hold no more tokens; there were no blocks for them."""
+"""Why a step holds no more drafts: no more were proposed; the next were not worth their time; the
+step may take no longer, or hold no more tokens; there were no blocks for them."""
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + num_tokens) of one request; the rest as in `ScheduledChunk`.
 
     Attributes:
-        num_accepted: of its drafts, those that were right.
+        num_accepted: number of its drafts that were right.
     """
 
     request_id: str
@@ -53,37 +53,37 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def num_drafts(self) -> int:
-        """Its last tokens that are guesses."""
+        """Number of its last tokens that are drafts."""
         return self.num_samples - 1 if self.kind == "verify" else 0
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
-    """One step, as it was planned and as it went.
+    """One step, as planned and as executed.
 
     Attributes:
         planned_s, started_s, ended_s: when planning began, when the executor got the plan, and when
-            its result was there. With more than one step in flight, a step is planned and handed
+            its result had come. With more than one step in flight, a step is planned and handed
             over while the one before it is computed.
-        seconds: how long the executor took for it.
-        received_s: when the front end had it; set there.
-        predicted_s: what the step-time model expected of `seconds`; None as long as it knows
-            nothing.
-        limit_s: how long the step might take; None where nothing was due.
-        budget_tokens: how many tokens it might hold.
-        admitted: requests that came to run; key request id, value those of its tokens that were
+        seconds: how long the executor took for the step.
+        received_s: when the front end received the record; set there.
+        predicted_s: the step-time model's prediction of `seconds`; None while step times are
+            unknown.
+        limit_s: how long the step was allowed to take; None if no token was due.
+        budget_tokens: most tokens that the step was allowed to hold.
+        admitted: requests that began to run; key request id, value number of its tokens that were
             computed already.
         preempted: requests that lost their blocks.
-        drafts_ended_by: why there are no more drafts; None where none were asked for.
-        drafting_s: how long a draft model was asked for them, before `started_s`.
-        drafts_s: of `predicted_s`, how much its drafts add; None where that is None.
-        held_by: what kept the first waiting request out; None where none waited, or none was
-            looked at.
+        drafts_ended_by: why there are no more drafts; None if none were asked for.
+        drafting_s: how long a draft model took for drafts, before `started_s`.
+        drafts_s: part of `predicted_s` that the step's drafts add; None if that is None.
+        held_by: what kept the first waiting request out; None if no request waited or was
+            considered.
         failed: requests whose chunk could not be computed.
-        ran_out_of_memory: whether it was too large as it was planned.
-        num_running, num_waiting: requests, after it was planned.
-        num_used_blocks: of the KV cache, with the tokens of this step.
-        num_cached_blocks: kept for later requests, of those that are not in use.
-        replica_id: of a fleet, whose step it is; steps of each are numbered by themselves.
+        ran_out_of_memory: whether the planned step was too large.
+        num_running, num_waiting: numbers of requests after planning.
+        num_used_blocks: blocks of the KV cache in use, with the tokens of this step.
+        num_cached_blocks: unused blocks that are kept for later requests.
+        replica_id: the replica of a fleet that ran the step; each replica numbers its own steps.
     """
 
     step_id: int
@@ -113,17 +113,17 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Tokens of prompts, and of what was preempted."""
+        """Tokens of prompts, and of preempted requests."""
         return sum(chunk.num_tokens for chunk in self.chunks if chunk.kind == "prefill")
 
     @property
     def num_decode_tokens(self) -> int:
-        """Tokens of running streams: the next of each, and drafts of those behind it."""
+        """Tokens of running streams: each stream's next token, and its drafts."""
         return sum(chunk.num_tokens for chunk in self.chunks if chunk.kind != "prefill")
 
     @property
     def num_draft_tokens(self) -> int:
-        """Those of them that are drafts."""
+        """Number of drafts among the tokens."""
         return sum(chunk.num_drafts for chunk in self.chunks)
 
     @property
@@ -133,14 +133,14 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
 
     @property
     def drafts_share(self) -> float | None:
-        """Of the time it takes, what its drafts are expected to; None where that is not known."""
+        """Share of the step's time that its drafts are expected to take; None if unknown."""
         if self.predicted_s is None or self.drafts_s is None:
             return None
         return (self.drafting_s + self.drafts_s) / (self.drafting_s + self.predicted_s)
 
     @property
     def went_as_planned(self) -> bool:
-        """Whether all of it was computed; only then can `seconds` be held against `predicted_s`."""
+        """Whether all chunks were computed; only then is `seconds` comparable to `predicted_s`."""
         return not (self.failed or self.ran_out_of_memory)
 
 
@@ -149,9 +149,10 @@ class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived", t
 
     Attributes:
         arrived_s: when the front end sent it.
-        taken_s: when the engine had it: the step during which it came ends first.
+        taken_s: when the engine took it, at the end of the step during which it came.
         is_rerun: as in `AddRequest`.
-        replica_id: of a fleet, to which it has come; another, where that refuses it or dies.
+        replica_id: the replica of a fleet that got the request; another if that one refused it or
+            died.
     """
 
     request_id: str
@@ -170,7 +171,7 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_f
     """A request has left the engine.
 
     Attributes:
-        num_output_tokens: that were sampled for it while records were made.
+        num_output_tokens: tokens sampled for it while records were made.
         num_cached_tokens: prompt tokens that were not computed for it.
         error: as in `RequestOutput`.
     """
@@ -184,11 +185,12 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_f
 
 
 class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar", tag_field="kind"):
-    """A request has the grammar of its output, and has come to the scheduler with it.
+    """A request's grammar has been compiled, and the request has come to the scheduler.
 
     Attributes:
-        ready_s: when the step that ran when it was compiled had ended.
-        compile_s: how long compiling took, next to nothing where it was kept of an earlier request.
+        ready_s: end of the step that ran when the grammar was compiled.
+        compile_s: how long compiling took; next to nothing if an earlier request's grammar was
+            kept.
     """
 
     request_id: str
@@ -197,13 +199,13 @@ class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar", tag
 
 
 class BlocksFetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched", tag_field="kind"):
-    """A request has those blocks of its prompt that come from another engine.
+    """A request has got the blocks of its prompt that come from another engine.
 
     Attributes:
-        begun_s, ended_s: when it was admitted and they were asked for, and when the last was there,
-            or nothing more was to come.
-        num_tokens: that came.
-        num_wanted_tokens: that were asked for; what did not come is computed here.
+        begun_s, ended_s: when the request was admitted and asked for the blocks, and when the last
+            block had come, or no more would come.
+        num_tokens: tokens whose blocks came.
+        num_wanted_tokens: tokens whose blocks were asked for; missing blocks are computed here.
     """
 
     request_id: str
@@ -220,19 +222,21 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
     """How the answer to one HTTP request went, from its first byte in to its last byte out.
 
     Attributes:
-        http_id: what the client has as `X-Request-Id`.
-        answer_id: what stands behind the prefix of the answer's `id`.
+        http_id: the client's `X-Request-Id`.
+        answer_id: the answer's `id` after its prefix.
         operation: "chat", "responses", "messages" or "text_completion".
-        request_ids: of its completions, as far as anything came of them; key the choice's index.
-        received_s: when its first bytes came.
-        ended_s: when its end had been written; where it is not streamed, when all of it had come.
-        sent_s: when what came with each token had gone to the client's socket; where the answer is
-            not streamed, when the token came. Key the choice's index.
-        finish_reasons: of the completions as the client sees them; key the choice's index.
-        error, error_type: why there is no answer, or none to the end; its message and its kind.
-        num_prompt_tokens, num_output_tokens: of all of its prompts and completions.
+        request_ids: ids of the completions that had any output; key the choice's index.
+        received_s: when the first bytes of the request came.
+        ended_s: when the end of the answer had been written; if it is not streamed, when all of it
+            had come.
+        sent_s: when the output of each token had gone to the client's socket; if the answer is not
+            streamed, when the token came. Key the choice's index.
+        finish_reasons: finish reasons of the completions as the client sees them; key the choice's
+            index.
+        error, error_type: message and kind of the error if the answer is missing or incomplete.
+        num_prompt_tokens, num_output_tokens: tokens of all prompts and completions.
         n, max_tokens, temperature, top_p: as asked for.
-        trace_context: headers of W3C's trace context that came with it; key the header's name.
+        trace_context: headers of W3C's trace context in the request; key the header's name.
     """
 
     http_id: str
@@ -259,12 +263,12 @@ Record = EngineRecord | AnswerRecord
 
 
 class StepBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun", tag_field="kind"):
-    """A step is about to be computed; its `StepRecord` comes when it was.
+    """A step is about to be computed; its `StepRecord` follows when it has been.
 
     Attributes:
         planned_s, predicted_s, limit_s, budget_tokens: as in `StepRecord`.
         num_decode_tokens, replica_id: as there.
-        prefill_tokens: of prompts, and of what was preempted; key request id.
+        prefill_tokens: tokens of prompts, and of preempted requests; key request id.
     """
 
     step_id: int
@@ -278,7 +282,7 @@ class StepBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun", tag_fiel
 
 
 class RequestSent(msgspec.Struct, frozen=True, kw_only=True, tag="sent", tag_field="kind"):
-    """A request was sent to the engine, which takes it when the step that runs has ended.
+    """A request was sent to the engine, which takes it at the end of the running step.
 
     Attributes:
         arrived_s, num_prompt_tokens, slo_class: as in `RequestArrived`.
@@ -291,11 +295,11 @@ class RequestSent(msgspec.Struct, frozen=True, kw_only=True, tag="sent", tag_fie
 
 
 LiveRecord = StepBegun | RequestSent
-"""What is told before it is over: for who watches, and in no trace."""
+"""Records of events that are not over, for live displays; traces do not have them."""
 
 
 def received(record: EngineRecord, now_s: float) -> EngineRecord:
-    """The record, with the time at which the front end had it where it is a step's."""
+    """Return the record; a `StepRecord` gets the time at which the front end received it."""
     if isinstance(record, StepRecord):
         return msgspec.structs.replace(record, received_s=now_s)
     return record

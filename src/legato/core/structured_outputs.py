@@ -1,4 +1,4 @@
-"""What form an output must have. Names and meanings are vLLM's."""
+"""The form that an output must have. Names and meanings are vLLM's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,15 +8,15 @@ import msgspec
 from legato.core.errors import InvalidRequestError
 
 MAX_CHOICES = 2**12
-"""In `choice`."""
+"""Entries of `choice`."""
 
 _FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One form that all tokens of an output together have; exactly one of the first six is set.
+    """The form of a whole output; exactly one of the first six fields is set.
 
-    Whether it can be met at all is found out where it is compiled.
+    Its compilation finds out whether the form can be met at all.
 
     Attributes:
         json: a JSON schema, given as a dict or as text; kept as text.
@@ -24,15 +24,15 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         choice: texts, one of which is the output; kept as a tuple.
         grammar: a Lark grammar, in llguidance's dialect, whose rule `start` is the output; or
             llama.cpp's GBNF, with `root`.
-        json_object: any JSON object; True where it is set.
-        structural_tag: text that is free but for what its tags enclose, in either of vLLM's forms,
-            given as a dict or as text; kept as text.
+        json_object: any JSON object; True if set.
+        structural_tag: text that is free except inside its tags, in either of vLLM's forms, given
+            as a dict or as text; kept as text.
         disable_any_whitespace: JSON comes without whitespace between its values.
-        whitespace_pattern: what stands between the values of JSON, as a regex; None is up to
-            twenty blanks, tabs and line breaks.
+        whitespace_pattern: regex of the whitespace between the values of JSON; None is up to twenty
+            blanks, tabs and line breaks.
 
     Raises:
-        InvalidRequestError: none of them is set, or more than one; or one is empty.
+        InvalidRequestError: no form is set, or more than one, or a form is empty.
             `param` names the field, as "structured_outputs.regex".
     """
 
@@ -64,7 +64,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def form(self) -> str:
-        """Which of the six is set."""
+        """Name of the form that is set."""
         return next(name for name in _FORMS if getattr(self, name) not in (None, False))
 
     def _keep(self, name: str, value: object) -> None:

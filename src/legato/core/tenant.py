@@ -1,11 +1,11 @@
-"""Names of tenants: those between whom the engine is shared."""
+"""Names of the tenants that share the engine."""
 
 from typing import Annotated
 
 import msgspec
 
 DEFAULT_TENANT = "default"
-"""Whose requests are that name no tenant."""
+"""Tenant of requests that name none."""
 
 TENANT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,63}$"
 

@@ -1,7 +1,7 @@
-"""Token ids side by side, in 32 bits each.
+"""Token ids as arrays of 32-bit integers.
 
-A prompt of 100,000 tokens goes from process to process and into its blocks' keys as memory. As a
-tuple, each of its numbers would be looked at, again and again, while all streams wait.
+A prompt of 100,000 tokens goes from process to process and into its blocks' keys as memory. In a
+tuple, each number would be handled by itself, again and again, while all streams wait.
 """
 
 from array import array
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     TokenIds = array[int]
-else:  # Python 3.11's cannot say of what it is
+else:  # Python 3.11's array takes no type argument
     TokenIds = array
 
 
 def token_array(token_ids: Iterable[int]) -> TokenIds:
-    """Raises OverflowError where one has no 32 bits."""
+    """Return the ids as an array; raise OverflowError if one does not fit into 32 bits."""
     return array("i", token_ids)

@@ -1,4 +1,4 @@
-"""What is not taken on trust about a checkpoint, which may come from anywhere. Torch-free."""
+"""Checks of checkpoints, which may come from anywhere. Torch-free."""
 
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -14,17 +14,17 @@ _MAX_LAYERS = 1024
 
 
 def check_sizes(path: Path, num_layers: object, **sizes: object) -> None:
-    """Refuse absurd sizes before transformers, or Legato, makes lists as long as they say.
+    """Refuse absurd sizes before transformers, or Legato, makes lists of that length.
 
-    Whether they are those of the tensors is compared later, on paper.
+    They are compared with the tensors later, before any tensor is loaded.
 
     Args:
-        path: of the description.
-        sizes: key a name for messages, value a size of some tensor or a number of heads; None where
+        path: path of the description.
+        sizes: key a name for messages, value a size of some tensor or a number of heads; None if
             the description has none.
 
     Raises:
-        UnsupportedModelError: one is no positive integer, or larger than any model's.
+        UnsupportedModelError: a size is not a positive integer, or larger than any model's.
     """
     limits = {"the number of layers": (num_layers, _MAX_LAYERS)}
     limits |= {name: (size, MAX_SIZE) for name, size in sizes.items()}
@@ -34,10 +34,10 @@ def check_sizes(path: Path, num_layers: object, **sizes: object) -> None:
 
 
 def check_token_ids(path: Path, vocab: Mapping[str, int]) -> None:
-    """Refuse ids that no model has, before tables as long as the largest id are made.
+    """Refuse absurd token ids before tables as long as the largest id are made.
 
     Args:
-        path: of the tokenizer.
+        path: path of the tokenizer.
         vocab: key a token's text, value its id.
 
     Raises:
@@ -59,10 +59,10 @@ def check_token_ids(path: Path, vocab: Mapping[str, int]) -> None:
 
 
 def check_fields(values: msgspec.Struct) -> None:
-    """Hold each field to its annotation, which constructors of structs do not.
+    """Check each field against its annotation; constructors of structs do not.
 
     Raises:
-        UnsupportedModelError: one is of another type, or out of range.
+        UnsupportedModelError: a field is of another type, or out of range.
     """
     for field in msgspec.structs.fields(values):
         value = getattr(values, field.name)
@@ -75,13 +75,13 @@ def check_fields(values: msgspec.Struct) -> None:
 
 @contextmanager
 def refusing_what_fails(path: Path) -> Iterator[None]:
-    """Make a refusal of whatever a broken description makes transformers and tokenizers raise.
+    """Turn exceptions of transformers and tokenizers into refusals of a broken description.
 
-    They check little of what they read, so that a wrong type or a zero comes out as any exception,
-    with a message of several lines at times.
+    They check little, so a wrong type or a zero can raise any exception, sometimes with a message
+    of several lines.
 
     Raises:
-        UnsupportedModelError: in place of any other.
+        UnsupportedModelError: in place of any other exception.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Threads that work in turn through what is submitted, beside those that must not wait."""
+"""Threads for submitted work, beside threads that must not wait."""
 
 import os
 import sys
@@ -12,13 +12,13 @@ _Value = TypeVar("_Value")
 
 
 class Worker:
-    """Threads, begun with their first work.
+    """Threads that start with their first work.
 
     Args:
-        num_threads: how many works may be done at the same time.
-        stack_bytes: of a thread's stack; what recurses deeper ends the process.
-        low_by: how much nicer they are than the thread that begins them, where the system is Linux.
-        begin: done first of all, on each.
+        num_threads: most works done at the same time.
+        stack_bytes: size of a thread's stack; deeper recursion ends the process.
+        low_by: how much nicer the threads are than the thread that starts them; on Linux only.
+        begin: called first on each thread.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Worker:
     def submit(
         self, work: Callable[_Params, _Value], *args: _Params.args, **options: _Params.kwargs
     ) -> Future[_Value]:
-        """Begin the work when a thread has no earlier work left."""
+        """Queue the work for the next free thread."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(self._num_threads, self._name, self._begin_thread)
         usual = threading.stack_size(self._stack_bytes)

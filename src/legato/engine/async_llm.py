@@ -1,4 +1,4 @@
-"""Online inference: the server's engine, in a process of its own, for an asyncio program."""
+"""Online inference: the server's engine, in its own process, for an asyncio program."""
 
 import asyncio
 import itertools
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ONLINE: Mapping[str, Any] = {}
-"""As the server's: a waiting line has an end, and one request too many is refused."""
+"""As the server's: the queue is bounded, and requests beyond it are refused."""
 
 
 class AsyncLLM:
     """A model to generate with from an asyncio program, with the promises that a server keeps.
 
-    The engine is the server's: a process of its own, whose steps nothing in the caller's holds up,
-    and which is started again where it dies. It is started by `start`, by `async with`, or by the
-    first request. All calls are to come from one event loop.
+    The engine is the server's: a process of its own. The caller's program cannot delay its steps,
+    and it is restarted if it dies. `start`, `async with` or the first request starts it. All calls
+    must come from one event loop.
 
     Args:
         model: as of `LLM`.
@@ -60,10 +60,10 @@ class AsyncLLM:
     def from_engine_args(
         cls, engine_args: EngineConfig, *, skip_tokenizer_init: bool = False
     ) -> "AsyncLLM":
-        """A model by settings that are put together already.
+        """Make a model from a complete configuration.
 
         Args:
-            engine_args: such as `EngineConfig.of(model=..., itl_slo_s=0.1)` makes.
+            engine_args: for example from `EngineConfig.of(model=..., itl_slo_s=0.1)`.
             skip_tokenizer_init: as of `AsyncLLM`.
         """
         llm = cls.__new__(cls)
@@ -75,11 +75,11 @@ class AsyncLLM:
         self._text = text
         self._starting = asyncio.Lock()
         self._client: EngineClient | None = None
-        self._running: dict[str, _Growing] = {}  # key request id
+        self._running: dict[str, _Growing] = {}  # key: request id
         self._ids = itertools.count()
 
     async def start(self) -> None:
-        """Load the model, unless that has been done.
+        """Load the model, unless it is loaded already.
 
         Raises:
             ConfigError: settings that contradict the model or the machine.
@@ -110,22 +110,22 @@ class AsyncLLM:
         *,
         service: ServiceParams | None = None,
     ) -> AsyncGenerator[Generation]:
-        """Complete a prompt; yields all of it so far, whenever more of it has come.
+        """Complete a prompt; yields the whole completion so far, whenever there is more of it.
 
-        To leave the loop, or to cancel its task, stops the request. Who takes long to come back is
-        given what has come meanwhile at once.
+        Leaving the loop, or cancelling its task, stops the request. A slow consumer gets everything
+        that came meanwhile at once.
 
         Args:
             prompt: a text, a `TextPrompt` or a `TokensPrompt`.
             sampling_params: None takes the model's own.
-            request_id: for `abort`; unique among the requests that run. None makes one.
+            request_id: for `abort`; unique among the running requests. None makes one.
             service: how to serve it beside others: its class, tenant and priority.
 
         Raises:
             InvalidRequestError: it can never be served as asked.
             OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
             RequestFailedError: it cannot be computed.
-            EngineDeadError: the engine process died under it, or was shut down.
+            EngineDeadError: the engine process died during the request, or was shut down.
             ConfigError, UnsupportedModelError: as `start`, which it calls.
         """
 
@@ -178,27 +178,27 @@ class AsyncLLM:
         return self._answered(read, request_id)
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
-        """Stop requests; what they yield last ends with the reason "abort".
+        """Stop requests; their last output has the finish reason "abort".
 
         Args:
-            request_id: of one or of several; nothing happens to those that do not run.
+            request_id: one or several; ids of requests that are not running are ignored.
         """
         for one in [request_id] if isinstance(request_id, str) else request_id:
             if one in self._running:
                 self._running[one].abort()
 
     async def shutdown(self) -> None:
-        """End the engine process; requests that run end with `EngineDeadError`."""
+        """End the engine process; running requests end with `EngineDeadError`."""
         async with self._starting:
             if self._client is not None:
                 await self._client.close()
 
     async def check_health(self) -> None:
-        """Raises `EngineDeadError` where there is no engine just now."""
+        """Raises `EngineDeadError` if there is no engine at the moment."""
         self._engine.check_running()
 
     async def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer, as transformers has it.
+        """Return the model's tokenizer, as transformers' class.
 
         Raises:
             InvalidRequestError: it was skipped.
@@ -207,7 +207,7 @@ class AsyncLLM:
         return self._prompts.tokenizer.pretrained
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's makers recommend; used where no settings are given."""
+        """Return the settings that the model's makers recommend; they are the default."""
         return SamplingParams(**self._engine.defaults.sampling)  # type: ignore[arg-type]
 
     @property
@@ -241,9 +241,9 @@ class AsyncLLM:
     async def _answered(
         self, read: Callable[[SamplingParams], ReadPrompt], request_id: str | None
     ) -> AsyncGenerator[Generation]:
-        """One generator, so that closing it stops the request before that returns."""
+        """Run one request; a single generator, so that closing it also stops the request."""
         await self.start()
-        # To read a long prompt takes as long as several steps, which the loop is not to wait for.
+        # In a thread: reading a long prompt takes as long as several steps.
         asked = await asyncio.to_thread(read, self.get_default_sampling_params())
         request_id = str(next(self._ids)) if request_id is None else request_id
         if request_id in self._running:
@@ -276,10 +276,10 @@ class AsyncLLM:
 
 
 class _Growing:
-    """A generation while it comes.
+    """A generation in progress.
 
     Attributes:
-        has_more: set where something is new, be it the end.
+        has_more: set when there is a new delta, or the end.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -288,7 +288,7 @@ class _Growing:
         self._ended: asyncio.Task[Any] | None = None
 
     def take(self, _prompt_index: int, delta: CompletionDelta) -> None:
-        if not self.so_far.finished:  # once aborted, it stays as it was
+        if not self.so_far.finished:  # an aborted generation stays as it was
             self.so_far.outputs[delta.index].add(delta)
             self.has_more.set()
 
@@ -297,7 +297,7 @@ class _Growing:
         self.has_more.set()
 
     def end_with(self, submission: Submission) -> None:
-        """Let an error of the submission's be more, too."""
+        """Set `has_more` when the submission ends, also by an error."""
         self._ended = asyncio.create_task(submission.ended.wait())
         self._ended.add_done_callback(lambda _: self.has_more.set())
 
@@ -307,4 +307,4 @@ class _Growing:
 
 
 AsyncEngineArgs: Callable[..., EngineConfig] = EngineConfig.of
-"""vLLM's name for what makes the settings of `AsyncLLM.from_engine_args`."""
+"""vLLM's name for the function that makes the settings of `AsyncLLM.from_engine_args`."""

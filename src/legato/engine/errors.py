@@ -1,10 +1,10 @@
-"""Ways in which a valid request can still go unserved."""
+"""Errors that end a valid request."""
 
 from legato.core.outputs import RefusalReason, RequestOutput
 
 
 class OverloadedError(Exception):
-    """Too many requests are waiting, for the server or for the SLO.
+    """Too many requests are waiting, or the SLO cannot be met.
 
     Attributes:
         retry_after_s: when to try again.
@@ -17,28 +17,28 @@ class OverloadedError(Exception):
 
 
 class RequestFailedError(Exception):
-    """The request could not be computed; other requests are unharmed."""
+    """The request could not be computed; other requests are not affected."""
 
 
 class NoTokenLeftError(RequestFailedError):
-    """What the request asks for leaves it no token to go on with, or takes too much to tell."""
+    """The request's own constraints leave no valid next token, or checking them takes too long."""
 
 
 def failure(output: RequestOutput) -> RequestFailedError:
-    """What a request's end by an error is to its client."""
+    """Return the exception for a request that ended by an error."""
     kind = NoTokenLeftError if output.is_asked_for else RequestFailedError
     return kind(output.error or "the request failed")
 
 
 class EngineFaultError(Exception):
-    """The engine computes nothing any more, whatever the request."""
+    """The engine can compute no more requests."""
 
 
 class EngineDeadError(Exception):
     """The engine process is gone, or could not start.
 
     Attributes:
-        retry_after_s: when another one is expected to serve, if one is being started.
+        retry_after_s: when a new engine should serve, if one is being started.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -47,4 +47,4 @@ class EngineDeadError(Exception):
 
 
 class SlowReaderError(Exception):
-    """Whoever reads a stream is so far behind that it was ended; other streams are unharmed."""
+    """A stream was ended because its client reads too slowly; other streams are not affected."""

@@ -1,4 +1,4 @@
-"""What the Python API gives back: a prompt and its completions."""
+"""The Python API's result: a prompt and its completions."""
 
 import copy
 
@@ -12,7 +12,7 @@ class Generation:
 
     Attributes:
         request_id (str): the caller's, or one made for it.
-        prompt (str | None): its text; None where it was given as tokens, and for a conversation.
+        prompt (str | None): its text; None if it was given as tokens, and for a conversation.
         prompt_token_ids (list[int]): the prompt as the model saw it.
         outputs (list[Completion]): one completion for each of `SamplingParams.n`.
         finished (bool): whether all completions have ended.
@@ -40,12 +40,12 @@ class Generation:
         return all(output.finish_reason is not None for output in self.outputs)
 
     def snapshot(self) -> "Generation":
-        """As it is now, whatever is added to this one."""
+        """Return a copy that does not change when this one grows."""
         taken = copy.copy(self)
         taken.outputs = [output.snapshot() for output in self.outputs]
         return taken
 
     def end_as_aborted(self) -> None:
-        """Let what has not ended have been aborted."""
+        """Mark the unfinished completions as aborted."""
         for output in self.outputs:
             output.finish_reason = output.finish_reason or FinishReason.ABORT

@@ -59,7 +59,7 @@ class LLM:
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, skip_tokenizer_init: bool = False) -> "LLM":
-        """A model by settings that are put together already.
+        """Make a model from a complete configuration.
 
         Args:
             config: with the fields that `LLM` takes, by subsystem.
@@ -83,11 +83,11 @@ class LLM:
             self._engine.grammars.know(text.vocabulary)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's makers recommend; used where no settings are given."""
+        """Return the settings that the model's makers recommend; they are the default."""
         return SamplingParams(**self._defaults.sampling)  # type: ignore[arg-type]
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer, as transformers has it.
+        """Return the model's tokenizer, as transformers' class.
 
         Raises:
             InvalidRequestError: it was skipped.
@@ -96,12 +96,12 @@ class LLM:
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The same as `get_tokenizer()`."""
+        """As `get_tokenizer()`."""
         return self.get_tokenizer()
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's counters, among them the preemptions so far."""
+        """The engine's counters, including preemptions so far."""
         return self._engine.stats
 
     def generate(
@@ -122,7 +122,7 @@ class LLM:
             InvalidRequestError: a prompt or setting that can never be served. Of several prompts,
                 the message begins with the index of the first such; none has been started.
             RequestFailedError: a request cannot be computed.
-            EngineFaultError: nothing can be computed any more.
+            EngineFaultError: the engine can compute no more requests.
         """
         prompt_list = [prompts] if isinstance(prompts, str | dict) else list(prompts)
         readers = [partial(self._prompts.read, prompt) for prompt in prompt_list]
@@ -144,23 +144,23 @@ class LLM:
     ) -> list[Generation]:
         """Answer one conversation or several; otherwise as `generate`.
 
-        The `message` of a completion has its content, reasoning and tool calls. Marks around these
-        stay in its text, where they are special tokens, too.
+        The `message` of a completion has its content, reasoning and tool calls. Their marks stay in
+        its text, even if they are special tokens.
 
         Args:
             messages: one conversation, or a list of them. A message has a "role" and a "content",
-                which is a text or a list of text parts, and what else the template reads.
+                which is a text or a list of text parts, and other keys that the template reads.
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
             add_generation_prompt: end the prompt with the beginning of an answer.
-            continue_final_message: go on with the last message instead of answering it.
+            continue_final_message: continue the last message instead of answering it.
             chat_template: a Jinja template instead of the model's own.
-            chat_template_content_format: whether the template is given the parts of a content as
-                they are ("openai") or as one text, on lines of their own.
+            chat_template_content_format: whether the template gets a content's parts as they are
+                ("openai") or as one text, on lines of their own.
             chat_template_kwargs: further variables of the template.
-            tools: functions that the model is told of, as JSON schemas in OpenAI's form.
-            message_special_tokens: what special tokens in messages and tools are: "text", the
-                "special" tokens themselves, or a reason to "refuse" them.
+            tools: functions that the model may call, as JSON schemas in OpenAI's form.
+            message_special_tokens: how to treat special tokens in messages and tools: as "text", as
+                "special" tokens, or "refuse" them.
 
         Raises:
             InvalidRequestError: as in `generate`, or the template refuses the messages, or they
@@ -188,7 +188,7 @@ class LLM:
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams
     ) -> Iterator[CompletionDelta]:
-        """Answer one conversation, as the text comes; closing the iterator stops the request.
+        """Answer one conversation, yielding deltas; closing the iterator stops the request.
 
         Args:
             messages: as in `chat`.
@@ -208,7 +208,7 @@ class LLM:
         *,
         use_tqdm: bool,
     ) -> list[Generation]:
-        """Args: readers: of one prompt each, with the settings that it gets."""
+        """Args: readers: each reads one prompt, given its sampling settings."""
         params = _params_for_each(
             sampling_params or self.get_default_sampling_params(), len(readers)
         )
@@ -241,9 +241,9 @@ class LLM:
                 )
 
     def _run(self, work: Sequence[ReadPrompt]) -> Iterator[tuple[int, CompletionDelta]]:
-        """Step the engine until all is done; yields (index in `work`, delta)."""
+        """Step the engine until all requests end; yields (index in `work`, delta)."""
         events: list[Event] = []
-        streams: dict[str, tuple[int, CompletionStream]] = {}  # key engine request id
+        streams: dict[str, tuple[int, CompletionStream]] = {}  # key: engine request id
         for index, asked in enumerate(work):
             with _blaming(index, len(work)):
                 requests = self._requests(asked)
@@ -293,7 +293,7 @@ def _params_for_each(
 
 @contextmanager
 def _blaming(index: int, num_prompts: int) -> Iterator[None]:
-    """Lets an InvalidRequestError say which of several prompts it is about."""
+    """Prefix an InvalidRequestError with the index of its prompt, if there are several."""
     try:
         yield
     except InvalidRequestError as error:

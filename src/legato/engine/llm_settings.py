@@ -1,4 +1,4 @@
-"""The keywords of `LLM` and `AsyncLLM`: the fields of their configurations, by their own names."""
+"""The keywords of `LLM` and `AsyncLLM`: their configurations' fields, by name."""
 
 import inspect
 import textwrap
@@ -10,14 +10,14 @@ import msgspec
 from legato.core.config import EngineConfig, TransferConfig, engine_fields
 from legato.core.config_fields import Config, Field, Flag, fields_of
 
-OFFLINE: Mapping[str, Any] = {"max_waiting": 2**31}  # the caller waits for all of them anyway
-"""Defaults of `LLM` that are not the fields' own; key the field's name."""
+OFFLINE: Mapping[str, Any] = {"max_waiting": 2**31}  # the caller waits for all requests anyway
+"""Defaults of `LLM` that differ from the fields'; key the field's name."""
 _OF_SERVERS = frozenset(TransferConfig.__struct_fields__)
-"""Fields that are for engines which others can reach."""
+"""Fields for engines that other engines can reach."""
 
 
 class TextConfig(Config, frozen=True, kw_only=True):
-    """What is around an engine in the caller's process."""
+    """Settings of the text side in the caller's process."""
 
     flag_group = "model"
 
@@ -30,7 +30,7 @@ class TextConfig(Config, frozen=True, kw_only=True):
 def llm_config(
     defaults: Mapping[str, Any] = OFFLINE, **settings: Any
 ) -> tuple[EngineConfig, TextConfig]:
-    """What the keywords describe; raises as `EngineConfig.of`."""
+    """Make the configurations from keywords; raises as `EngineConfig.of`."""
     for name in _OF_SERVERS & settings.keys():
         raise TypeError(f"{name} is a setting of servers")
     names = TextConfig.__struct_fields__
@@ -39,7 +39,7 @@ def llm_config(
 
 
 def llm_signature(defaults: Mapping[str, Any] = OFFLINE) -> inspect.Signature:
-    """Of `__init__`: the model first, all others by keyword."""
+    """Return the signature of `__init__`: the model first, all others by keyword."""
     model, *others = _fields(defaults)
     return inspect.Signature(
         [
@@ -51,7 +51,7 @@ def llm_signature(defaults: Mapping[str, Any] = OFFLINE) -> inspect.Signature:
 
 
 def llm_docstring(defaults: Mapping[str, Any] = OFFLINE) -> str:
-    """What each keyword means."""
+    """Return the docstring of `__init__`, with each keyword's meaning."""
     told = (f"{field.name}: {field.description}." for field in _fields(defaults))
     lines = [
         line

@@ -1,4 +1,4 @@
-"""From what callers of the Python API give to what an engine takes; with a tokenizer or without."""
+"""Makes the engine's prompts from those of the Python API, with a tokenizer or without."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
@@ -20,22 +20,22 @@ from legato.text.message_guard import MessageSpecialTokens
 from legato.text.message_syntax import MessageSyntax
 from legato.text.vocabulary import Vocabulary
 
-if TYPE_CHECKING:  # it takes two thirds of a second to import
+if TYPE_CHECKING:  # its import takes two thirds of a second
     from legato.text.tokenizer import Tokenizer
 
 ContentFormat = Literal["auto", "string", "openai"]
 
 _NO_VOCABULARY = Vocabulary.of((), frozenset())
 _OF_THE_RENDERER = frozenset({"messages", "chat_template", "tokenize"})
-"""What no variable of a template may be called."""
+"""Names that a template's variables must not have."""
 
 
 class TokensPrompt(TypedDict):
-    """A prompt that is tokenized already.
+    """A tokenized prompt.
 
     Attributes:
         prompt_token_ids: ids in the model's vocabulary.
-        cache_salt: may be left out; cached blocks are shared only among prompts with the same.
+        cache_salt: optional; cached blocks are shared only among prompts with the same salt.
     """
 
     prompt_token_ids: Sequence[int]
@@ -46,7 +46,7 @@ class TextPrompt(TypedDict):
     """A prompt as text.
 
     Attributes:
-        prompt: the text; the same as the string itself, where there is no `cache_salt`.
+        prompt: the text; without a `cache_salt`, the string alone means the same.
         cache_salt: as in `TokensPrompt`.
     """
 
@@ -55,16 +55,16 @@ class TextPrompt(TypedDict):
 
 
 Prompt = str | TextPrompt | TokensPrompt
-Message = Mapping[str, Any]  # keys "role", "content" and what else the template reads
+Message = Mapping[str, Any]  # keys "role", "content" and others that the template reads
 
 
 class ReadPrompt(NamedTuple):
-    """What is to be generated.
+    """A prompt ready for the engine.
 
     Attributes:
-        text: of the prompt; None where it was given as tokens.
+        text: of the prompt; None if it was given as tokens.
         params: with the tokens of their bad words.
-        syntax: of what is generated, as `Completion` has it.
+        syntax: of the completion, as in `Completion`.
     """
 
     text: str | None
@@ -75,10 +75,10 @@ class ReadPrompt(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What there is of text beside a model.
+    """The text side of a model.
 
     Attributes:
-        tokenizer: None where none was loaded; prompts are token ids then, and outputs no text.
+        tokenizer: None if none was loaded; then prompts are token ids, and outputs have no text.
     """
 
     tokenizer: "Tokenizer | None"
@@ -87,7 +87,7 @@ class Text(NamedTuple):
 
 
 def text_of(config: ModelConfig, source: ModelSource, *, skip_tokenizer_init: bool) -> Text:
-    """Load what is beside a checkpoint. Beside dummy weights there need be no tokenizer.
+    """Load a checkpoint's tokenizer and defaults. Dummy weights need no tokenizer.
 
     Raises:
         ConfigError: there is no such tokenizer, or no such file of a template.
@@ -113,7 +113,7 @@ class PromptReader:
 
     @property
     def tokenizer(self) -> "Tokenizer":
-        """Raises `InvalidRequestError` where none was loaded."""
+        """Raises `InvalidRequestError` if none was loaded."""
         if self._tokenizer is None:
             raise _no_tokenizer("there is none to work with text")
         return self._tokenizer
@@ -121,7 +121,7 @@ class PromptReader:
     def read(
         self, prompt: Prompt, params: SamplingParams, service: ServiceParams | None = None
     ) -> ReadPrompt:
-        """Raises `InvalidRequestError` where a prompt, or its settings, can never be served."""
+        """Read a prompt; raises `InvalidRequestError` if it can never be served so."""
         params = self._settled(params)
         text, whole = self._tokenized(prompt)
         token_ids = last_tokens(whole, params, self._info.max_model_len)
@@ -145,7 +145,7 @@ class PromptReader:
         tools: Sequence[Mapping[str, Any]] | None = None,
         message_special_tokens: MessageSpecialTokens = "text",
     ) -> ReadPrompt:
-        """The prompt that a template makes, and its answer's syntax.
+        """Render a conversation to a prompt, with its answer's syntax.
 
         Args:
             messages: as of `LLM.chat`, as are the last seven.
@@ -174,7 +174,7 @@ class PromptReader:
         token_ids = self.tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
         read = self.read(TokensPrompt(prompt_token_ids=token_ids), params, service)
         syntax = rendered.syntax if tools else rendered.syntax.without_calls()
-        if syntax.is_plain or params.structured_outputs is not None:  # a form is of the whole text
+        if syntax.is_plain or params.structured_outputs is not None:  # a form covers the whole text
             return read
         kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax))
         shown = msgspec.structs.replace(read.params, kept_special_tokens=kept)
@@ -212,7 +212,7 @@ def _no_tokenizer(reason: str, param: str = "prompt") -> InvalidRequestError:
 
 
 def _for_template(message: Message, *, keeps_parts: bool) -> dict[str, Any]:
-    """A message with its content as one text, unless parts are kept, and arguments as objects."""
+    """Return a message with arguments as objects, and its content as one text or in parts."""
     readable = dict(message)
     content = readable.get("content")
     if isinstance(content, list) and not keeps_parts:

@@ -1,1 +1,1 @@
-"""Floor 5: runs a step plan: on torch, or simulated on a virtual clock."""
+"""Floor 5: runs step plans, on PyTorch or simulated on a virtual clock."""

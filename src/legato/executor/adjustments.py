@@ -1,4 +1,4 @@
-"""What a request asks to be changed in its logits before the temperature."""
+"""Changes a row's logits as its request asks, before the temperature is applied."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,16 +9,16 @@ import torch
 from legato.executor.sequence import SamplingRow
 
 _Places = tuple[torch.Tensor, torch.Tensor]
-"""(row, token id) of N logits: two int64 [N]."""
+"""Indices (row, token id) of N logits: two int64 [N]."""
 
 _BYTES = np.arange(256, dtype=np.uint8)[:, None]
 _IS_ALLOWED = np.unpackbits(_BYTES, axis=1, bitorder="little") == 1
 _CEILINGS = torch.from_numpy(np.where(_IS_ALLOWED, np.float32("inf"), np.float32("-inf")))
-"""float32 [256, 8]: for each byte of a mask, what its eight tokens' logits may be at most."""
+"""float32 [256, 8]: upper bounds of eight tokens' logits, one row for each byte of a mask."""
 
 
 def asks_for_change(row: SamplingRow) -> bool:
-    """Whether `adjust_logits` changes anything of a row."""
+    """Whether `adjust_logits` changes any logit of the row."""
     return (
         bool(row.params.logit_bias)
         or row.limits is not None
@@ -30,11 +30,13 @@ def asks_for_change(row: SamplingRow) -> bool:
 
 
 def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Bias, forbid tokens, and penalize repetition, in this order; none undoes what is forbidden.
+    """Add biases, forbid tokens and penalize repetition, in this order.
+
+    No later step allows a token again that an earlier one has forbidden.
 
     Args:
         logits: float32 [S, V]; changed in place.
-        rows: S of them.
+        rows: S rows.
     """
     _add_bias(logits, rows)
     _forbid_early_ends(logits, rows)
@@ -75,7 +77,7 @@ def _forbid_early_ends(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Non
 
 
 def _forbid_others(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Leave a row with `allowed_token_ids` nothing but these."""
+    """Forbid all tokens but `allowed_token_ids`, in the rows that have such a list."""
     allowed = {
         i: row.limits.allowed
         for i, row in enumerate(rows)
@@ -90,7 +92,7 @@ def _forbid_others(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
 
 
 def _forbid_bad_words(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Let no bad word be completed."""
+    """Forbid each token that would complete a bad word."""
     forbidden = {
         i: row.limits.forbidden(row.output_token_ids)
         for i, row in enumerate(rows)
@@ -101,7 +103,7 @@ def _forbid_bad_words(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None
 
 
 def _forbid_by_grammar(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Ids behind those of a mask are no tokens."""
+    """Forbid the tokens that the grammar's mask excludes, and ids after the mask's end."""
     masks = {i: row.mask for i, row in enumerate(rows) if row.mask is not None}
     if not masks:
         return
@@ -117,7 +119,10 @@ def _forbid_by_grammar(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Non
 
 
 def _penalize_repetition(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """A token that occurs twice is written twice, with the same value."""
+    """Divide or multiply the logits of tokens that the row already has.
+
+    A token that occurs twice is written twice, with the same value.
+    """
     seen = {
         i: np.concatenate((row.prompt_token_ids, row.output_token_ids))
         for i, row in enumerate(rows)
@@ -145,7 +150,7 @@ def _penalize_output(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
 
 
 def _places(by_row: dict[int, npt.NDArray[np.int64]], device: torch.device) -> _Places:
-    """Where the given token ids lie; key row, value int64 [any number]."""
+    """Return the indices of the given token ids; key row, value int64 [any number]."""
     rows = np.repeat(list(by_row), [len(ids) for ids in by_row.values()])
     tokens = np.concatenate(list(by_row.values()))
     return (
@@ -155,5 +160,5 @@ def _places(by_row: dict[int, npt.NDArray[np.int64]], device: torch.device) -> _
 
 
 def _float32(values: Iterable[float], like: torch.Tensor) -> torch.Tensor:
-    """float32 [any number], on the device of `like`."""
+    """Return float32 [any number] on the device of `like`."""
     return torch.tensor(list(values), dtype=torch.float32).to(like.device, non_blocking=True)

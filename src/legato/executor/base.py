@@ -1,4 +1,4 @@
-"""What runs a step."""
+"""The interface of executors."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,24 +9,24 @@ from legato.core.plan import BlockMove, StepPlan, StepResult
 class Executor(Protocol):
     """Runs step plans in the order they are submitted.
 
-    Two calls, so that a device can work on one step while the next is prepared. Either may raise:
-    `MemoryError` where the step wants more memory than there is, anything else for other faults. No
-    request has then moved, so that the same chunks may be submitted again, all or some of them;
-    but who is new and who has ended has been noted. A step that fails takes those with it that were
-    submitted behind it: none of them is collected.
+    There are two calls, so that a device works on one step while the next is prepared. Either may
+    raise: `MemoryError` if the step needs more memory than there is, other errors for other
+    faults. A failed step advances no request, so the same chunks, all or some, may be submitted
+    again; but the executor has already recorded the plan's new and ended requests. Steps that were
+    submitted after a failed one fail with it: none of them is collected.
 
-    A plan names positions, not tokens. Where it was made before the tokens of a step in flight were
-    known, they are those that the executor samples there.
+    A plan names positions, not tokens. If it was made before a step in flight had sampled, the
+    executor fills in the tokens that the earlier step samples.
 
     Attributes:
-        depth: most steps that may be in flight, submitted and not yet collected; at least 1.
+        depth: most steps that may be in flight (submitted, not yet collected); at least 1.
     """
 
     @property
     def depth(self) -> int: ...
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        """Copy blocks to and from host memory, one after the other, before the next step."""
+        """Copy blocks to and from host memory, in this order, before the next step."""
         ...
 
     def submit(self, plan: StepPlan) -> None:
@@ -34,5 +34,5 @@ class Executor(Protocol):
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest step submitted; what it brought, and how long it took."""
+        """Wait for the oldest submitted step; return its results and its duration."""
         ...

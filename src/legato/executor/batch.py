@@ -1,4 +1,4 @@
-"""The packed batch: all chunks of a step side by side, without padding between them."""
+"""The packed batch: all chunks of a step, one after the other without padding between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,22 +17,21 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """T tokens of R chunks, S rows of which are sampled.
+    """T tokens of R chunks; S rows are sampled.
 
-    What the model computes is padded (`CPU_ROWS`) to P and Q rows; what comes of the last P - T
-    and Q - S is not read. What the model reads is on its device. What attention reads is in host
-    memory, since a backend first makes its own view of it, once a step, and some need its values
-    to do so.
+    The model's inputs are on its device, padded (`CPU_ROWS`) to P and Q rows; the last P - T and
+    Q - S results are not read. The inputs of attention are in host memory: a backend first makes
+    its own view of them, once a step, and some backends need the values to do so.
 
     Attributes:
         input_ids: int64 [P].
-        positions: int64 [P], of each token within its request.
+        positions: int64 [P], position of each token within its request.
         sample_rows: int64 [Q].
-        slot_mapping: int64 [T], where each token's key and value go: block id * block size +
+        slot_mapping: int64 [T], slot of each token's key and value: block id * block size +
             offset.
         query_start: int32 [R + 1]; request i has rows [query_start[i], query_start[i + 1]).
-        context_len: int32 [R], keys visible to a request's last row.
-        block_table: int32 [R, max_blocks], blocks of each request in token order; 0 behind the
+        context_len: int32 [R], keys visible to the last row of each request.
+        block_table: int32 [R, max_blocks], blocks of each request in token order; 0 after the
             last.
     """
 
@@ -52,7 +51,7 @@ def pack(
     block_size: int,
     device: torch.device,
 ) -> PackedBatch:
-    """Lay a plan's chunks, of which there are some, out side by side for a model on `device`."""
+    """Pack a plan's chunks, at least one, for a model on `device`."""
     starts = np.array([chunk.start for chunk in chunks])
     num_tokens = np.array([chunk.num_tokens for chunk in chunks])
     num_samples = np.array([chunk.num_samples for chunk in chunks])
@@ -60,7 +59,7 @@ def pack(
     query_start[1:] = num_tokens.cumsum()
     block_table = _block_table(chunks, sequences)
 
-    request = np.arange(len(chunks)).repeat(num_tokens)  # [T], as are the next four
+    request = np.arange(len(chunks)).repeat(num_tokens)  # [T], like the next four arrays
     row = np.arange(len(request))
     positions = row + (starts - query_start[:-1])[request]
     block = positions // block_size
@@ -91,7 +90,7 @@ def _input_ids(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceSta
 
 
 def _padded(values: Int64s, device: torch.device) -> torch.Tensor:
-    """With zeros behind them, up to a number of rows that kernels know."""
+    """Append zeros, up to a row count for which there are kernels."""
     padded = np.zeros(CPU_ROWS.padded(len(values)), dtype=np.int64)
     padded[: len(values)] = values
     return torch.from_numpy(padded).to(device, non_blocking=True)

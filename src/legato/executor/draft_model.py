@@ -1,8 +1,8 @@
-"""A small model that guesses what a large one will say, with a cache of its own.
+"""Drafts tokens with a small model, which has a KV cache of its own.
 
-It guesses greedily, one token of all requests a pass. Keys of guesses that turned out wrong are
-written over. How good its guesses are is learned from those that a step has held against the real
-tokens, by how sure it was of each (Leviathan et al., 2023, arXiv:2211.17192, assume one rate).
+It guesses greedily, one token for all requests in each pass. Keys of wrong guesses are overwritten.
+It learns the chance that a guess is right from verified guesses, by the probability that the model
+gave each (Leviathan et al., 2023, arXiv:2211.17192, assume one rate).
 """
 
 import logging
@@ -33,27 +33,27 @@ from legato.speculation.survival import Luck, Rates
 logger = logging.getLogger(__name__)
 
 _SURE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-"""Probabilities that the model gives a token from which on the guess is of the next kind."""
+"""Lower bounds of probability that separate the kinds of guesses."""
 _SURE_PRIORS = (0.05, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.93, 0.96)
 _DEPTH_PRIORS = (0.7,) * 16
-"""Chances of the first guess, the second and so on, before the model has been asked for any."""
+"""Initial chances that the first guess is right, the second, and so on."""
 _MOST_ROWS = 512
-"""Tokens of a pass at most."""
+"""Most tokens of one pass."""
 _MEASURED = (1, 2, 4, 8, 16, 32, 64, 128, 256, _MOST_ROWS)
 _LONGEST_MEASURED_S = 0.3
-"""Of a pass at the start: larger ones are told from it."""
+"""Stop measuring at start-up after a pass this long; larger passes are extrapolated."""
 
 
 class _Row:
-    """A request as the draft model has it.
+    """The draft model's state of one request.
 
     Attributes:
-        sequence: tokens that are known, and guesses behind them.
-        num_computed: tokens whose keys are in the cache, guesses among them.
+        sequence: known tokens, then guesses.
+        num_computed: tokens with keys in the cache, guesses included.
         guesses, kinds, chances: of the last draft.
-        most: guesses that are wanted.
-        survival: chance of all guesses to be right.
-        luck, depth_luck: against the rates of kinds, and of depths.
+        most: guesses wanted.
+        survival: chance that all guesses are right.
+        luck, depth_luck: how its guesses fare against the rates of kinds, and of depths.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class _Row:
         self.begin()
 
     def begin(self) -> None:
-        """Have no guesses."""
+        """Drop all guesses."""
         self.guesses: list[int] = []
         self.kinds: list[int] = []
         self.chances: list[float] = []
@@ -85,11 +85,11 @@ class _Row:
 
     @property
     def end(self) -> int:
-        """Tokens, guesses among them."""
+        """Number of tokens, guesses included."""
         return self.sequence.num_tokens + len(self.guesses)
 
     def draft(self, name: DrafterName) -> Draft | None:
-        """Its guesses; None where there are none."""
+        """Return its guesses as a draft; None if there are none."""
         return Draft(name, tuple(self.guesses), tuple(self.chances)) if self.guesses else None
 
     def guess(self, token_id: int, kind: int, chance: float) -> None:
@@ -101,13 +101,13 @@ class _Row:
 
 
 class DraftModel:
-    """A `CostlyDrafter` of a model.
+    """A `CostlyDrafter` that runs a model.
 
-    A request for which its cache has no room is not drafted by it.
+    It drafts nothing for a request that does not fit in its cache.
 
     Args:
-        attention: its cache, of `num_blocks` blocks.
-        max_len: tokens that the model knows positions for.
+        attention: owns the model's cache, of `num_blocks` blocks.
+        max_len: tokens for which the model has positions.
         clock: in seconds.
     """
 
@@ -197,7 +197,7 @@ class DraftModel:
 
     @contextmanager
     def _breaking_alone(self) -> Iterator[None]:
-        """Guess nothing any more once something is raised: streams go on without it."""
+        """Stop drafting for good after an error: streams go on without drafts."""
         try:
             with raising_memory_error(), torch.inference_mode():
                 yield
@@ -206,7 +206,7 @@ class DraftModel:
             self._is_broken = True
 
     def _take(self, row: _Row, request: Request) -> None:
-        """Hold the guesses against the tokens that have come."""
+        """Compare the guesses with the tokens that were sampled, and append these."""
         sequence = row.sequence
         came = request.token_ids[sequence.num_tokens :]
         num_right = 0
@@ -233,15 +233,15 @@ class DraftModel:
         return row
 
     def _ready(self, request: Request, count: int) -> _Row | None:
-        """The request's row with room for so many guesses; None where there is none."""
+        """Return the request's row with room for `count` guesses; None if there is no room."""
         row = self._row(request)
         row.most = count
-        # Behind the last known token comes the first guess, so that it is computed in any case.
+        # The last known token is always computed: the first guess comes from its logits.
         row.num_computed = min(row.num_computed, request.num_tokens - 1)
         return row if self._reserve(row, request.num_tokens + count) else None
 
     def _guess(self, rows: list[_Row], token_s: float, until_s: float) -> None:
-        """A token a pass, of the rows that are worth it."""
+        """Guess a token a pass, for the rows where another guess is worth its time."""
         while rows:
             self._pass([(row, row.end - row.num_computed) for row in rows], guesses=True)
             share_s = self.pass_s(len(rows)) / len(rows)
@@ -269,7 +269,7 @@ class DraftModel:
             self._pass(counts, guesses=False)
 
     def _pass(self, counts: Sequence[tuple[_Row, int]], *, guesses: bool) -> None:
-        """Compute the next tokens of each row, and guess what comes behind them."""
+        """Compute the next tokens of each row; with `guesses`, guess the token after them."""
         begun_s = self._clock()
         chunks = [
             ScheduledChunk("", row.num_computed, count, row.block_ids, int(guesses), "prefill")
@@ -286,7 +286,7 @@ class DraftModel:
     def _compute(
         self, chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]
     ) -> list[tuple[int, float]]:
-        """The likeliest token behind each sampled row, and its probability."""
+        """Return the likeliest token after each sampled row, and its probability."""
         with torch_threads(self._model.num_torch_threads):
             batch = pack(chunks, sequences, block_size=self._block_size, device=self._model.device)
             step = self._attention.begin_step(batch)
@@ -312,14 +312,14 @@ class DraftModel:
         last = row.block_ids[-1] if row.block_ids else None
         block_ids = self._pool.allocate(num_missing, after=last)
         if block_ids is not None:
-            row.block_ids = [*row.block_ids, *block_ids]  # another table is another object
+            row.block_ids = [*row.block_ids, *block_ids]  # `block_row` sees a change by identity
         return block_ids is not None
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
     def _measure(self, vocab_size: int) -> PassTimes:
-        """By passes of a made-up prompt, the second of each size: the first has kernels made."""
+        """Time passes over a made-up prompt, two of each size: the first compiles kernels."""
         measured: list[tuple[int, float]] = []
         with torch.inference_mode():
             for num_rows in _MEASURED:

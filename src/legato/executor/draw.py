@@ -1,7 +1,7 @@
 """Draws tokens so that a row's token depends on that row alone, bit for bit.
 
-Weights are integers. Their sums are exact in any order, so neither the other rows of a batch nor
-the way in which a device splits a sum can move the border between two tokens; and a token of weight
+Weights are integers, and their sums are exact in any order. So neither the other rows of a batch
+nor a device's way of splitting a sum can move the border between two tokens, and a token of weight
 0 is never drawn. The random numbers come from a counter, not from a generator's state.
 """
 
@@ -22,14 +22,14 @@ _EXACT_BITS = 53
 def to_scores(
     logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams]
 ) -> torch.Tensor:
-    """How much less likely than a row's best token each token is, as a power of two.
+    """Return each token's likelihood relative to the row's best token, as a power of two.
 
-    Of two, not of e: torch's exp, unlike its exp2, is slow for arguments that underflow.
+    The base is two, not e: torch's exp, unlike its exp2, is slow for arguments that underflow.
 
     Args:
         logits: float32 [S, V]; overwritten.
         best: float32 [S], the greatest logit of each row.
-        params: S of them, none greedy.
+        params: S entries, none greedy.
 
     Returns:
         float32 [S, V], 0 for the best token.
@@ -39,13 +39,13 @@ def to_scores(
 
 
 def halving_of(temperature: float) -> float:
-    """The difference of logits that halves a probability; in the range of float32."""
-    limits = torch.finfo(torch.float32)  # beyond them 0 / 0 and inf / inf lurk
+    """Return the difference of logits that halves a probability; in the range of float32."""
+    limits = torch.finfo(torch.float32)  # outside it, 0 / 0 and inf / inf are possible
     return min(max(temperature * math.log(2), limits.tiny), limits.max)
 
 
 def to_weights(scores: torch.Tensor) -> torch.Tensor:
-    """Probabilities up to a factor: 2**scores, in units so small that all V sum to < 2**53.
+    """Return 2**scores as integers, in units so small that all V of a row sum to < 2**53.
 
     A token 2**-35 times as likely as the best (V = 150 000) still has a weight.
 
@@ -59,12 +59,12 @@ def to_weights(scores: torch.Tensor) -> torch.Tensor:
 
 
 def weight_unit(vocab_size: int) -> float:
-    """The weight of the best token."""
+    """Return the weight of the best token."""
     return 2.0 ** (_EXACT_BITS - vocab_size.bit_length())
 
 
 def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The token at the given point of each row's cumulative distribution.
+    """Return the token at the given point of each row's cumulative distribution.
 
     Args:
         weights: int64 [S, V], from `to_weights`; each row has a positive one.
@@ -79,7 +79,7 @@ def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def uniforms(rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """One number in [0, 1) a row, from its seed and how many tokens it has.
+    """Return one number in [0, 1) for each row, from its seed and its number of output tokens.
 
     Returns:
         float64 [S], multiples of 2**-53, on the CPU.
@@ -92,10 +92,10 @@ def uniforms(rows: Sequence[SamplingRow]) -> torch.Tensor:
 def uniform_numbers(
     seeds: npt.NDArray[np.int64], num_output_tokens: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """The numbers of rows with these seeds and so many tokens, both [S].
+    """Return the numbers of rows with these seeds and output lengths, both [S].
 
-    Output i of a SplitMix64 generator (Steele, Lea and Flood, 2014) that starts at the hashed seed;
-    hashed, because the streams of neighbouring seeds must not be shifts of each other.
+    Each is output i of a SplitMix64 generator (Steele, Lea and Flood, 2014) that starts at the
+    hashed seed. Without the hash, the streams of neighbouring seeds would be shifts of each other.
 
     Returns:
         float64 [S], multiples of 2**-53 in [0, 1).

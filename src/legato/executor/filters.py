@@ -1,7 +1,7 @@
-"""min_p, top_k and top_p, each as the lowest score that is kept.
+"""min_p, top_k and top_p, each as the lowest score that it keeps.
 
-A score and not a set of tokens: tokens of equal score stay or go together, so that what is kept
-does not depend on the order in which a device happens to sort them.
+The result is a score, not a set of tokens: tokens of equal score stay or go together, so the kept
+tokens do not depend on the order in which a device happens to sort ties.
 """
 
 import math
@@ -14,8 +14,8 @@ import torch
 from legato.core.sampling_params import SamplingParams
 
 _LIKELY = (-12.0, -24.0, -math.inf)
-"""Scores of tokens to be looked at, in turn. Hardly a row needs more than the first, and that has a
-few hundred of a vocabulary's tokens."""
+"""Lower limits of score, tried in turn. The first, which a few hundred tokens of a vocabulary pass,
+is enough for almost every row."""
 
 
 def is_filtered(params: SamplingParams) -> bool:
@@ -25,14 +25,14 @@ def is_filtered(params: SamplingParams) -> bool:
 def lowest_kept(
     scores: torch.Tensor, weights: torch.Tensor, params: Sequence[SamplingParams]
 ) -> torch.Tensor:
-    """The lowest score that each row keeps.
+    """Return the lowest score that each row keeps.
 
-    min_p and top_k look at all tokens, top_p at the distribution over those that they leave.
+    min_p and top_k look at all tokens, top_p at the distribution over the tokens that they keep.
 
     Args:
         scores: float32 [S, V], from `to_scores`.
-        weights: int64 [S, V], theirs, from `to_weights`.
-        params: S of them.
+        weights: int64 [S, V], of the same tokens, from `to_weights`.
+        params: S entries.
 
     Returns:
         float32 [S, 1].
@@ -60,7 +60,7 @@ def _lowest_of_likely(
     total: int,
     params: SamplingParams,
 ) -> float | None:
-    """None where it may be the score of a token that is not among these.
+    """Return the lowest kept score; None if it may belong to a token not in `ascending`.
 
     Args:
         total: weight of all tokens.

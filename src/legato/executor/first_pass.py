@@ -1,6 +1,6 @@
-"""The first forward pass: a model that computes no numbers is refused before anybody waits for it.
+"""The first forward pass, which rejects a broken model before any request waits for it.
 
-Weights that are numbers each can still be so large that their products are none.
+Each weight may be finite and yet so large that products are not.
 """
 
 from bisect import bisect_left
@@ -25,11 +25,11 @@ _MAX_TOKENS = 8
 def check_forward(
     model: Model, attention: AttentionBackend, *, block_size: int, vocab_size: int, max_len: int
 ) -> None:
-    """Compute a few tokens from all over the vocabulary.
+    """Check that a forward pass over tokens from all over the vocabulary is finite.
 
     Args:
-        attention: its first blocks are written to.
-        max_len: positions that the model, and the cache, have.
+        attention: the check writes to its first blocks.
+        max_len: positions of the model and of the cache.
 
     Raises:
         UnsupportedModelError: a layer, or the output projection, returns NaN or infinities.
@@ -47,7 +47,7 @@ def check_forward(
 
 
 def first_plan(*, vocab_size: int, max_len: int, block_size: int) -> StepPlan:
-    """A short prompt from all over the vocabulary, in the first blocks."""
+    """Return a plan for a short prompt from all over the vocabulary, in the first blocks."""
     num_tokens = min(_MAX_TOKENS, max_len, vocab_size)
     prompt = range(0, vocab_size, vocab_size // num_tokens)[:num_tokens]
     request = AddRequest(
@@ -63,10 +63,10 @@ def first_plan(*, vocab_size: int, max_len: int, block_size: int) -> StepPlan:
 def check_layers(
     values: Callable[[int | None], torch.Tensor], num_layers: int, dtype: torch.dtype
 ) -> None:
-    """Name the first layer that computes what is no number.
+    """Name the first layer with a result that is not finite.
 
     Args:
-        values: the logits, or what so many layers compute.
+        values: returns the hidden states after so many layers; for None, the logits.
 
     Raises:
         UnsupportedModelError: a layer, or the output projection, returns NaN or infinities.

@@ -1,4 +1,4 @@
-"""Blocks of the KV cache in host memory."""
+"""Swapped blocks of the KV cache, in host memory."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -9,14 +9,14 @@ import torch
 from legato.core.plan import BlockMove
 
 _MOST = 64
-"""Blocks that are copied at a stroke, by way of as much memory again."""
+"""Blocks copied at once; the copy needs as much memory again."""
 
 
 class HostCache:
-    """As many blocks as `num_slots`, beside a cache that is in host memory itself.
+    """`num_slots` blocks in host memory, for a cache that is in host memory too.
 
     Args:
-        blocks: of the cache, [layers, 2, num_blocks, numbers of a block].
+        blocks: the cache, [layers, 2, num_blocks, numbers of a block].
     """
 
     def __init__(self, blocks: torch.Tensor, num_slots: int) -> None:
@@ -25,7 +25,7 @@ class HostCache:
         self._slots = torch.empty((num_layers, pair, num_slots, num_values), dtype=blocks.dtype)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        """Make copies, in their order."""
+        """Copy blocks, in this order."""
         for to_host, group in groupby(moves, attrgetter("to_host")):
             alike = list(group)
             for first in range(0, len(alike), _MOST):

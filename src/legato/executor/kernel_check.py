@@ -1,7 +1,7 @@
 """Compares native kernels with PyTorch's float32 before a model runs on them.
 
-A kernel that is wrong for some row counts returns numbers, not an error: only a comparison on both
-sides of every edge of its blocks and tiles finds it.
+A kernel that is wrong for some row counts returns wrong numbers, not an error. Only a comparison on
+both sides of every edge of its blocks and tiles finds it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,13 +31,13 @@ START_COUNTS = (*range(1, 35), 47, 48, 49, 63, 64, 65)
 ALL_COUNTS = tuple(range(1, 131))
 
 _MOST_ERROR = 0.1
-"""Of a row of sums, relative to its norm. Rounding takes up to 0.03, a kernel that reads the wrong
-rows takes about 1."""
+"""Limit of a row's error, relative to the row's norm. Rounding causes up to 0.03, a kernel that
+reads the wrong rows about 1."""
 
 _OUTPUTS, _DEPTH = 72, 96
 _CPU = torch.device("cpu")
 _EARLIER = 19
-"""Tokens whose keys are cached before the chunk that is compared: an odd number of them."""
+"""Tokens cached before the compared chunk: an odd number."""
 
 _SPEC = DecoderSpec(
     vocab_size=64,
@@ -53,16 +53,16 @@ _SPEC = DecoderSpec(
     sliding_windows=(None,),
     tie_word_embeddings=True,
 )
-"""One query head a key/value head, so that a chunk has as many query rows as tokens."""
+"""One query head for each key/value head, so that a chunk has as many query rows as tokens."""
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """The kernels that a model may run on.
+    """The kernels that a model runs on.
 
     Attributes:
         instructions: the first candidate that agrees with PyTorch; None if none does.
-        rejected: those before it; key the set of instructions, value how its kernels disagree.
+        rejected: earlier candidates; key the set of instructions, value how its kernels disagree.
     """
 
     instructions: str | None
@@ -70,10 +70,10 @@ class KernelChoice:
 
 
 def choose_kernels(candidates: Iterable[str]) -> KernelChoice:
-    """Take the first set of kernels that agrees with PyTorch's.
+    """Return the first set of kernels that agrees with PyTorch.
 
     Args:
-        candidates: sets of instructions that run here, the best first.
+        candidates: sets of instructions that this processor has, the best first.
     """
     rejected: dict[str, str] = {}
     for instructions in candidates:
@@ -86,7 +86,7 @@ def choose_kernels(candidates: Iterable[str]) -> KernelChoice:
 
 @torch.inference_mode()
 def disagreements(kernels: NativeKernels, row_counts: Sequence[int]) -> Iterator[str]:
-    """Yield each product and attention that is not PyTorch's, with its error."""
+    """Yield each product and attention that differs from PyTorch's, with its error."""
     generator = torch.Generator().manual_seed(0)
     yield from chain(
         _wrong_products(kernels, row_counts, generator),
@@ -108,7 +108,7 @@ def _wrong_products(
 
 
 def _forms(values: torch.Tensor) -> dict[str, torch.Tensor | QuantizedWeight]:
-    """A matrix in each form that kernels multiply with; key the form's name."""
+    """Return a matrix in each form that kernels multiply with; key the form's name."""
     return {
         "bfloat16": values,
         "int8": quantize(values, 8),
@@ -120,7 +120,7 @@ def _forms(values: torch.Tensor) -> dict[str, torch.Tensor | QuantizedWeight]:
 def _wrong_attention(
     kernels: NativeKernels, row_counts: Sequence[int], generator: torch.Generator
 ) -> Iterator[str]:
-    """Run a layer on chunks after `_EARLIER` tokens, and on the same tokens in one piece."""
+    """Compare chunks after `_EARLIER` cached tokens with one pass over the same tokens."""
     decoder = Decoder(_SPEC, dtype=torch.float32, device=_CPU)
     for name, weight in decoder.named_parameters():
         values = 0.15 * torch.randn(weight.shape, generator=generator)
@@ -143,7 +143,7 @@ def _wrong_attention(
 
 
 def _hidden(model: Model, attention: AttentionBackend, start: int, count: int) -> torch.Tensor:
-    """What the layer computes of tokens [start, start + count), without padding."""
+    """Return the layer's hidden states of tokens [start, start + count), without padding."""
     end = start + count
     request = AddRequest(
         request_id="check",
@@ -157,7 +157,7 @@ def _hidden(model: Model, attention: AttentionBackend, start: int, count: int) -
 
 
 def _problem(got: torch.Tensor, exact: torch.Tensor) -> str:
-    """How far the worst row is from the exact one, in words; empty where it is near enough."""
+    """Describe the worst row's error; empty if it is small enough."""
     errors = (got - exact).norm(dim=1) / exact.norm(dim=1)
     if bool((errors <= _MOST_ERROR).all()):
         return ""

@@ -1,4 +1,4 @@
-"""Log probabilities of chosen and of most likely tokens."""
+"""Log probabilities of chosen tokens and of the most likely ones."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from legato.core.outputs import TokenLogprobs, TokenScores
 
 
 class Scores(NamedTuple):
-    """Of S positions, where they were computed or on the host.
+    """Log probabilities at S positions, on the model's device or on the host.
 
     Attributes:
-        chosen: int64 [S], the tokens that stand there.
-        logprobs: float32 [S], theirs.
-        ranks: int64 [S], theirs, from 1.
+        chosen: int64 [S], the token at each position.
+        logprobs: float32 [S], of the chosen tokens.
+        ranks: int64 [S], of the chosen tokens, from 1.
         top_ids: int64 [S, N], the most likely tokens.
         top_logprobs: float32 [S, N].
     """
@@ -26,7 +26,7 @@ class Scores(NamedTuple):
     top_logprobs: torch.Tensor
 
     def entries(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
-        """S of them, with so many most likely tokens each."""
+        """Return S entries, entry i with `num_top[i]` most likely tokens."""
         columns = (
             self.chosen.tolist(),
             self.logprobs.tolist(),
@@ -43,7 +43,7 @@ class Scores(NamedTuple):
         ]
 
     def packed(self) -> TokenScores:
-        """The same of a prompt, each position with all of its most likely tokens."""
+        """Return the scores of a prompt, each position with all N most likely tokens."""
         token_ids = torch.cat((self.chosen[:, None], self.top_ids), dim=1)  # [S, 1 + N]
         logprobs = torch.cat((self.logprobs[:, None], self.top_logprobs), dim=1)  # [S, 1 + N]
         return TokenScores(
@@ -55,12 +55,12 @@ class Scores(NamedTuple):
 
 
 def score(logits: torch.Tensor, chosen: torch.Tensor, most_top: int) -> Scores:
-    """Score tokens, and the most likely ones beside them; nothing waits for a device.
+    """Score chosen and most likely tokens, without waiting for a device.
 
     Args:
-        logits: float32 [S, V], as the model made them; not changed.
+        logits: float32 [S, V], unadjusted; not changed.
         chosen: int64 [S].
-        most_top: most likely tokens that any position wants.
+        most_top: most likely tokens to return for each position.
     """
     logprobs = logits.log_softmax(dim=-1)
     places = chosen[:, None]
@@ -72,5 +72,5 @@ def score(logits: torch.Tensor, chosen: torch.Tensor, most_top: int) -> Scores:
 def compute_logprobs(
     logits: torch.Tensor, chosen: torch.Tensor, num_top: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """`score`, with `num_top` most likely tokens for each of S positions."""
+    """Return `score`'s entries, with `num_top` most likely tokens for each of S positions."""
     return score(logits, chosen, max(num_top, default=0)).entries(num_top)

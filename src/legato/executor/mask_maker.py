@@ -1,4 +1,4 @@
-"""Makes masks on threads of its own, while tokens go out, others come and the model computes."""
+"""Makes grammar masks on threads of its own, while the model computes and tokens go out."""
 
 import logging
 import os
@@ -17,14 +17,14 @@ from legato.grammar.compiled import STACK_BYTES, raising_no_panic
 logger = logging.getLogger(__name__)
 
 _LOW_BY = 10
-"""Threads that make masks are this much nicer: those of a step's kernels go first."""
+"""Niceness added to threads that make masks: a step's kernels go first."""
 
 
 class _Place(NamedTuple):
-    """Where a grammar is, and what is to be masked from there on.
+    """A state of a grammar, and the rows of masks to make from it.
 
     Attributes:
-        first: the first of its rows among all masks.
+        first: index of its first row among all masks.
     """
 
     matcher: LLMatcher
@@ -35,16 +35,16 @@ class _Place(NamedTuple):
 class MaskMaker:
     """Makes the masks of constraints; each constraint has at most one job in flight.
 
-    A job makes the mask of the next token first, by which the request can go on, and then those
+    A job first makes the mask of the next token, which the request needs to go on, then the masks
     after drafts. One call makes the masks of all constraints that become due together. A slow
-    constraint has jobs of its own, so that no other waits for it.
+    constraint has jobs of its own, so that no other constraint waits for it.
     """
 
     def __init__(self) -> None:
         num_threads = max(1, (os.cpu_count() or 1) // 2)
         self._num_threads = num_threads
         self._changed = threading.Condition()
-        """Guards all constraints; notified when masks have been made."""
+        """Guards all constraints; notified after masks are made."""
         self._quick = Worker(
             "masks", stack_bytes=STACK_BYTES, low_by=_LOW_BY, begin=self._make_executor
         )
@@ -54,7 +54,7 @@ class MaskMaker:
         self._executor: LLExecutor | None = None
 
     def want(self, wanted: Iterable[tuple[Constraint, Sequence[int]]]) -> None:
-        """Begin to make the masks of next tokens, and of those after drafts."""
+        """Start making masks of next tokens, and of the tokens after drafts."""
         with self._changed:
             constraints: list[Constraint] = []
             for constraint, drafts in wanted:
@@ -63,10 +63,10 @@ class MaskMaker:
             self._submit(constraints)
 
     def wait(self, constraints: Sequence[Constraint], seconds: float, *, is_alone: bool) -> None:
-        """Wait that long until all masks are made that are wanted.
+        """Wait at most `seconds` until all wanted masks are made.
 
         Args:
-            is_alone: wait as long as it takes until one of the requests can go on.
+            is_alone: first wait, without a limit, until one of the requests can go on.
         """
 
         def have_all() -> bool:
@@ -106,7 +106,7 @@ class MaskMaker:
             self._quick.submit(self._make, quick)
 
     def _make_executor(self) -> None:
-        os.environ["RUST_MIN_STACK"] = str(STACK_BYTES)  # of its threads, which are as nice
+        os.environ["RUST_MIN_STACK"] = str(STACK_BYTES)  # of its threads, as nice as this
         self._executor = LLExecutor(self._num_threads)
 
     def _make(self, constraints: Sequence[Constraint]) -> None:
@@ -134,7 +134,7 @@ class MaskMaker:
                 constraint.mask_s = seconds
 
     def _make_next(self, constraints: Sequence[Constraint]) -> None:
-        """Make the masks of next tokens. Until then no request of these goes on."""
+        """Make the masks of next tokens, which their requests wait for."""
         if not constraints:
             return
         places = [_Place(c.grammar.matcher, i, []) for i, c in enumerate(constraints)]
@@ -149,7 +149,7 @@ class MaskMaker:
             self._changed.notify_all()
 
     def _make_ahead(self, constraints: Iterable[Constraint]) -> None:
-        """Make masks after drafts. Requests may go on meanwhile, which makes these useless."""
+        """Make masks after drafts. A request that goes on meanwhile does not use them."""
         wanted: list[tuple[Constraint, int, tuple[int, ...]]] = []
         places: list[_Place] = []
         num_rows = 0
@@ -176,10 +176,10 @@ class MaskMaker:
                     constraint.take_ahead(masks[first : first + 1 + len(drafts)])
 
     def _fill(self, places: Sequence[_Place], masks: Masks) -> dict[int, Exception]:
-        """Compute masks, each by itself where that fails for all.
+        """Compute masks in one call; if that fails, each grammar's by itself.
 
         Returns:
-            Errors; key the first row of the grammar that raised it.
+            Errors; key the first row of the grammar that raised.
         """
         try:
             with raising_no_panic():
@@ -202,7 +202,7 @@ class MaskMaker:
             [(matcher, first)] = plain
             matcher.unsafe_compute_mask_ptr(masks[first].ctypes.data, row_bytes)
             return
-        # One call for many: it takes the interpreter's lock but once.
+        # One call for many grammars takes the interpreter's lock only once.
         assert self._executor is not None
         where = masks.ctypes.data, row_bytes, len(masks)
         if plain:
@@ -212,5 +212,5 @@ class MaskMaker:
 
 
 def _open_masks(num_rows: int, num_words: int) -> Masks:
-    """Masks that forbid nothing, as after a draft that cannot come."""
+    """Return masks that forbid nothing: rows after an impossible draft stay so."""
     return np.full((num_rows, num_words), ~np.uint32(0))

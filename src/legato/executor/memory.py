@@ -1,4 +1,4 @@
-"""How large the KV cache may be, having its memory before it is used, and running out of it."""
+"""Sizes the KV cache, touches its memory ahead of use, and reports when memory runs out."""
 
 import logging
 import mmap
@@ -18,7 +18,7 @@ _DEFAULT_UTILIZATION = 0.25
 
 
 def free_memory_bytes() -> int:
-    """Of the host: memory that nobody uses and that this process may take."""
+    """Return the host memory that is free and that this process may still take."""
     available, limit = int(psutil.virtual_memory().available), address_space_bytes()
     if limit is None:
         return available
@@ -26,7 +26,7 @@ def free_memory_bytes() -> int:
 
 
 def host_cache_bytes(config: CacheConfig) -> int:
-    """Of a cache in the host's memory."""
+    """Return the size of a KV cache in host memory."""
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     return int(free_memory_bytes() * (config.gpu_memory_utilization or _DEFAULT_UTILIZATION))
@@ -35,10 +35,10 @@ def host_cache_bytes(config: CacheConfig) -> int:
 def num_cache_blocks(
     memory_bytes: int, *, bytes_per_block: int, blocks_per_request: int, max_num_seqs: int
 ) -> int:
-    """Blocks that the memory holds, but no more than the running requests can fill.
+    """Return how many blocks the memory holds, at most as many as running requests can fill.
 
     Args:
-        blocks_per_request: for one request of `max_model_len` tokens.
+        blocks_per_request: blocks of one request of `max_model_len` tokens.
 
     Raises:
         ConfigError: not even one such request fits.
@@ -54,10 +54,10 @@ def num_cache_blocks(
 
 
 def num_swap_blocks(config: CacheConfig, *, bytes_per_block: int, device: torch.device) -> int:
-    """Blocks that fit into the configured swap space.
+    """Return how many blocks fit into the configured swap space.
 
     Raises:
-        ConfigError: not even one does.
+        ConfigError: not even one block fits.
     """
     num_blocks = config.swap_space_bytes // bytes_per_block
     if config.swap_space_bytes and not num_blocks:
@@ -71,19 +71,19 @@ def num_swap_blocks(config: CacheConfig, *, bytes_per_block: int, device: torch.
 
 
 def take_memory(values: torch.Tensor) -> None:
-    """Touch all pages of a contiguous tensor of no contents yet, so that its memory is there.
+    """Touch all pages of a contiguous, uninitialized tensor, so that its memory is allocated.
 
-    A page that is touched for the first time, in the midst of a step, takes it a microsecond or
-    more, and ten in a virtual machine whose host has no memory there either.
+    A first touch in the middle of a step costs a microsecond or more, and ten in a virtual machine
+    whose host has not allocated the page either.
     """
     values.view(torch.uint8).flatten()[:: mmap.PAGESIZE] = 0
 
 
 @contextmanager
 def raising_memory_error() -> Iterator[None]:
-    """Turn what PyTorch raises when memory runs out, on any device, into `MemoryError`.
+    """Turn PyTorch's errors for exhausted memory, on any device, into `MemoryError`.
 
-    NumPy and native kernels raise that by themselves.
+    NumPy and native kernels raise `MemoryError` themselves.
     """
     try:
         yield

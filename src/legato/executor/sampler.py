@@ -1,4 +1,4 @@
-"""From logits to tokens."""
+"""Samples tokens from logits."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,49 +10,49 @@ from legato.executor.filters import is_filtered, lowest_kept
 from legato.executor.sequence import SamplingRow
 
 _GROUP_ROWS = 16
-"""Rows changed and drawn at once: [16, V] fits a CPU's cache."""
+"""Rows adjusted and sampled at once: [16, V] fits a CPU's cache."""
 
 _PLAIN = (True, False)
-"""Greedy, and nothing is to be changed."""
+"""The kind of a greedy row without adjustments."""
 
 NO_TOKEN = -1
-"""Stands for the next token of a request whose own settings forbid them all."""
+"""Stands for the next token of a request whose own settings forbid all tokens."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Choose the next token of each row.
+    """Sample the next token of each row.
 
     A row's token depends on its own logits and settings only, not on the rows beside it. Greedy
-    rows get their most likely token, the lowest id where several tie.
+    rows get their most likely token, and the lowest id in a tie.
 
     Args:
         logits: float32 [S, V], on the CPU; not changed.
-        rows: S of them.
+        rows: S rows.
 
     Returns:
-        int64 [S]; `NO_TOKEN` where a row's settings forbid all.
+        int64 [S]; `NO_TOKEN` where a row's settings forbid all tokens.
 
     Raises:
-        ValueError: the best logit of a row is not a finite number, whatever its settings.
+        ValueError: a row's best logit is not finite before any adjustment.
     """
     tokens = _likeliest(logits)
     best = _best(logits, tokens)
     _require_finite(best)
     for group in _groups(rows):
         index = torch.tensor(group, device=logits.device)
-        # A third of the time of indexing by a tensor, on a CPU.
+        # On a CPU, this takes a third of the time of indexing by a tensor.
         own = logits.index_select(0, index)
         tokens[index] = _choose(own, best[index], [rows[i] for i in group])
     return tokens
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [S]; the lowest id of several, and a NaN before anything else."""
+    """Return int64 [S]: the lowest id in a tie, and a NaN before any number."""
     return torch.from_numpy(logits.numpy().argmax(axis=1))  # takes a tenth of torch's time
 
 
 def _best(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """float32 [S], the logits of the likeliest tokens."""
+    """Return float32 [S], the logits of the likeliest tokens."""
     return logits.gather(1, tokens[:, None])[:, 0]
 
 
@@ -63,9 +63,9 @@ def _require_finite(best: torch.Tensor) -> None:
 
 
 def _groups(rows: Sequence[SamplingRow]) -> Iterator[list[int]]:
-    """Indices of rows of one kind, but for those whose token is just the likeliest.
+    """Yield indices of rows of one kind, without the rows that take their likeliest token as is.
 
-    Those that filters make dearer lie together, as far as possible.
+    Rows with filters, which cost more, are adjacent as far as possible.
     """
     kinds: dict[tuple[bool, bool], list[int]] = {}
     for i, row in enumerate(rows):
@@ -79,14 +79,14 @@ def _groups(rows: Sequence[SamplingRow]) -> Iterator[list[int]]:
 
 
 def _choose(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """int64 [N], of rows of one kind; `logits` are overwritten, `best` are theirs."""
+    """Return tokens int64 [N] of rows of one kind; overwrites `logits`, whose maxima are `best`."""
     if not asks_for_change(rows[0]):
         return _draw(logits, best, rows)
     adjust_logits(logits, rows)
     tokens = _likeliest(logits)
     best = _best(logits, tokens)
     barred = (best == float("-inf")).nonzero()[:, 0]
-    logits[barred] = best[barred] = 0.0  # any token is as good as another: it is not taken
+    logits[barred] = best[barred] = 0.0  # the token drawn from them is not used
     _require_finite(best)
     if not rows[0].params.is_greedy:
         tokens = _draw(logits, best, rows)
@@ -95,7 +95,7 @@ def _choose(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow
 
 
 def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """int64 [S]; `logits` are overwritten."""
+    """Sample int64 [S]; overwrites `logits`."""
     params = [row.params for row in rows]
     scores = to_scores(logits, best, params)
     weights = to_weights(scores)

@@ -1,4 +1,4 @@
-"""What the executor remembers of a request between steps, and what the sampler sees of it."""
+"""The executor's state of a request between steps, and the sampler's view of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from legato.executor.token_limits import TokenLimits
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One request, about to get its next token.
+    """The sampler's view of a request that gets its next token.
 
     Attributes:
         params: of the request; `seed` is a number unless the request is greedy.
         eos_token_ids: tokens that end the request, beside `params.stop_token_ids`.
         prompt_token_ids: int64.
         output_token_ids: int64; all tokens sampled so far.
-        limits: on what may come next; None where there are none.
-        mask: uint32 [words], a bit for each token that its grammar lets come next, lowest first;
-            None where there is no grammar.
+        limits: on the next token; None without any.
+        mask: uint32 [words], a bit for each token that the grammar allows next, lowest first; None
+            without a grammar.
     """
 
     params: SamplingParams
@@ -39,17 +39,17 @@ class SamplingRow:
 
 
 class SequenceState:
-    """Tokens of one request, and its blocks.
+    """Tokens and blocks of one request.
 
     Args:
-        constraint: to the grammar of its output; None where it has none.
+        constraint: to the grammar of its output; None without one.
 
     Attributes:
-        token_ids: int64 [capacity], the first `num_tokens` of which are known, and those behind
-            them guesses of the last step, or nothing.
+        token_ids: int64 [capacity]; the first `num_tokens` are known, then come guesses of the last
+            step, or undefined values.
         may_adjust_logits: whether its settings change its logits, now or later.
-        num_prompt_logprobs: prompt tokens whose log probabilities were already returned, which a
-            recomputation after preemption must not return again.
+        num_prompt_logprobs: prompt tokens with log probabilities already returned; recomputation
+            after a preemption must not return them again.
     """
 
     def __init__(self, message: AddRequest, constraint: Constraint | None = None) -> None:
@@ -72,14 +72,14 @@ class SequenceState:
         self.num_tokens += 1
 
     def guess(self, token_ids: Sequence[int], start: int) -> None:
-        """Put tokens at `start` for a step; those that come take their places.
+        """Write guesses at `start`; sampled tokens will overwrite them.
 
-        They are behind the known ones, and behind those that steps in flight bring.
+        `start` is after the known tokens and after the tokens that steps in flight will sample.
         """
         self.token_ids[start : start + len(token_ids)] = token_ids
 
     def sampling_row(self, num_tokens: int) -> SamplingRow:
-        """As it is with that many tokens, the last of which may be guesses."""
+        """Return its view with `num_tokens` tokens, of which the last may be guesses."""
         masks = None if self.constraint is None else self.constraint.masks
         return SamplingRow(
             params=self.message.params,
@@ -91,7 +91,7 @@ class SequenceState:
         )
 
     def block_row(self, block_ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        """int32 [blocks]; remembered, since a request's blocks change every few steps."""
+        """Return int32 [blocks]; cached, since a request's blocks change only every few steps."""
         if block_ids is not self._block_ids:
             self._block_ids = block_ids
             self._block_row = np.array(block_ids, dtype=np.int32)

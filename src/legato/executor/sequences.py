@@ -1,4 +1,4 @@
-"""The requests that an executor knows: who is new, who has ended, and what came of a step."""
+"""The requests that an executor knows, and the results of their steps."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +19,15 @@ _ALL_FORBIDDEN = Fault(
     "the request's own settings forbid every token that could come next", is_asked_for=True
 )
 _MASK_WAIT_S = 0.002
-"""How long a step waits for masks, where it has chunks that need none."""
+"""Longest wait for masks in a step with chunks that need none, in seconds."""
 
 
 @dataclass(frozen=True)
 class BegunStep:
-    """A plan, and whose tokens it is about, which may have ended for all others meanwhile.
+    """A plan and the sequences of its chunks, which may have ended meanwhile.
 
     Attributes:
-        sequences: one a chunk, in their order.
+        sequences: one for each chunk, in the chunks' order.
     """
 
     plan: StepPlan
@@ -44,11 +44,11 @@ class BegunStep:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """S rows of a step that are sampled.
+    """The S sampled rows of a step.
 
     Attributes:
-        request_ids: whose they are.
-        places: of each among all of the step's sampled rows, some of which may be left out.
+        request_ids: the request of each row.
+        places: index of each among all rows that the plan samples, some of which may be left out.
     """
 
     request_ids: Sequence[str]
@@ -56,14 +56,14 @@ class SampledRows:
     places: Sequence[int]
 
     def grouped(self, values: Iterable[_Value]) -> dict[str, list[_Value]]:
-        """S values by request; key request id."""
+        """Group S values by request; key request id."""
         groups: dict[str, list[_Value]] = {}
         for request_id, value in zip(self.request_ids, values, strict=True):
             groups.setdefault(request_id, []).append(value)
         return groups
 
     def part(self, indices: Sequence[int]) -> "SampledRows":
-        """Some of them."""
+        """Return the rows at these indices."""
         return SampledRows(
             [self.request_ids[i] for i in indices],
             [self.rows[i] for i in indices],
@@ -72,17 +72,17 @@ class SampledRows:
 
     @property
     def scored(self) -> list[int]:
-        """Indices of those whose log probabilities are asked for."""
+        """Indices of rows with log probabilities requested."""
         return [i for i, row in enumerate(self.rows) if row.params.logprobs is not None]
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What was computed in a step; key request id everywhere.
+    """The results of a step; key request id everywhere.
 
     Attributes:
         token_ids: one for each sampled row.
-        logprobs, prompt_logprobs: of those who asked.
+        logprobs, prompt_logprobs: of requests that asked for them.
         num_known_rows: as `Sequences.num_known_rows` returned.
     """
 
@@ -102,10 +102,10 @@ class StepOutcome:
 
 
 class Sequences:
-    """Each request's tokens between steps, so that a plan names only positions and blocks.
+    """The state of each request between steps, so that a plan names only positions and blocks.
 
     Args:
-        grammar: of a request's output, before its first token; asked by the request's id.
+        grammar: returns the grammar of a request's output, by its id, before the first token.
     """
 
     def __init__(self, grammar: Callable[[str], Grammar] | None = None) -> None:
@@ -114,9 +114,9 @@ class Sequences:
         self._masks = MaskMaker()
 
     def begin(self, plan: StepPlan) -> BegunStep:
-        """Note who is new and who has ended, which stays so if the step fails."""
+        """Record the plan's new and ended requests, even if the step fails later."""
         for request_id in plan.ended_requests:
-            # Unknown where the parts of a step that failed tell of it again.
+            # Unknown if a step failed and its parts, submitted again, list the request again.
             ended = self._sequences.pop(request_id, None)
             if ended is not None and ended.constraint is not None:
                 self._masks.close(ended.constraint)
@@ -133,10 +133,10 @@ class Sequences:
         return step
 
     def num_known_rows(self, step: BegunStep) -> dict[str, int]:
-        """How many of its rows a chunk samples; key request id, of requests with grammars.
+        """Return how many rows each chunk with a grammar samples; key request id.
 
-        The rows after them are not sampled: no token may come there, or the tokens that may are not
-        known in time. A late mask holds up no request that can go on without it.
+        It does not sample the rows after them: no token may come there, or their masks are late. A
+        late mask holds up only the request that needs it.
         """
         constrained = _constrained(step)
         if constrained:
@@ -145,9 +145,9 @@ class Sequences:
         return {chunk.request_id: constraint.num_known_rows for chunk, constraint in constrained}
 
     def end(self, step: BegunStep, outcome: StepOutcome, seconds: float) -> StepResult:
-        """Book what came of a step, when nothing of it can fail any more.
+        """Commit a step's results to the sequences.
 
-        A step that raised must leave no trace.
+        Called once nothing can fail any more, since a step that raises must leave no trace.
         """
         chunks: dict[str, ChunkResult] = {}
         faults: dict[str, Fault] = {}
@@ -160,7 +160,7 @@ class Sequences:
                 if not num_sampled:
                     faults[chunk.request_id] = _ALL_FORBIDDEN
                     continue
-                # One of those before it may end the request; else it comes again.
+                # A token before it may end the request; else the next step finds it again.
                 result = result.cut(num_sampled, is_complete=False)
             sequence.num_prompt_logprobs += len(result.prompt_logprobs or ())
             if constraint is not None and result.token_ids:
@@ -180,7 +180,7 @@ class Sequences:
         if message.params.structured_outputs is None:
             return None
         known = self._sequences.get(message.request_id)
-        if known is not None:  # its first step failed: the grammar may be in use by a job
+        if known is not None:  # its first step failed; a job may be using the grammar
             return known.constraint
         assert self._grammar is not None, "no grammars were promised"
         ends = (*message.eos_token_ids, *message.params.stop_token_ids)
@@ -190,7 +190,7 @@ class Sequences:
 
 
 def _constrained(step: BegunStep) -> list[tuple[ScheduledChunk, Constraint]]:
-    """Chunks that sample tokens by a grammar."""
+    """Return the chunks that sample tokens by a grammar."""
     return [
         (chunk, sequence.constraint)
         for chunk, sequence in step.pairs
@@ -199,7 +199,7 @@ def _constrained(step: BegunStep) -> list[tuple[ScheduledChunk, Constraint]]:
 
 
 def sampled_rows(step: BegunStep, num_known_rows: Mapping[str, int]) -> SampledRows:
-    """The rows of a step that are sampled, in their order.
+    """Return the sampled rows of a step, in their order.
 
     Args:
         num_known_rows: as `Sequences.num_known_rows` returned.
@@ -219,9 +219,10 @@ def sampled_rows(step: BegunStep, num_known_rows: Mapping[str, int]) -> SampledR
 
 
 def scored_prompt(chunk: ScheduledChunk, sequence: SequenceState) -> range:
-    """Positions whose rows score the prompt's tokens behind them, none of them twice.
+    """Return the positions whose rows score the next prompt token, none of them twice.
 
-    Row p scores token p + 1; tokens [1, scored] were returned before a preemption.
+    Row p scores token p + 1. Scores of tokens [1, num_prompt_logprobs] were returned before a
+    preemption.
     """
     if sequence.message.params.prompt_logprobs is None:
         return range(0)

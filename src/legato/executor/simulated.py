@@ -1,4 +1,4 @@
-"""An executor that computes nothing and takes no time but its clock's."""
+"""An executor that computes nothing and takes time only on its clock."""
 
 import time
 import zlib
@@ -9,7 +9,7 @@ from legato.core.plan import BlockMove, ChunkResult, ScheduledChunk, StepPlan, S
 
 
 class VirtualClock:
-    """Seconds that pass only when told to."""
+    """A clock that moves only by `advance_to`."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -22,28 +22,28 @@ class VirtualClock:
         return self.now_s
 
     def advance_to(self, time_s: float) -> None:
-        """Let it be that late, where it is not later."""
+        """Move the clock forward to `time_s`; it never moves back."""
         self._now_s = max(self._now_s, time_s)
 
 
 class RealTimeClock(VirtualClock):
-    """The machine's monotonic clock: seconds pass by themselves, and are waited for."""
+    """The machine's monotonic clock: `advance_to` waits."""
 
     @property
     def now_s(self) -> float:
         return time.monotonic()
 
     def advance_to(self, time_s: float) -> None:
-        """Wait until then."""
+        """Wait until `time_s`."""
         time.sleep(max(0.0, time_s - self.now_s))
 
 
 class SimulatedExecutor:
-    """Stands in for the model: each step lasts what `step_time_s` says.
+    """Stands in for the model: each step takes `step_time_s` seconds.
 
-    A sampled token is a function of the request and its position alone, as a greedy model's would
-    be of the request's own tokens: what a schedule did cannot show in them. A draft is right where
-    it is that token.
+    A sampled token depends only on the request and its position, as a greedy model's token would
+    depend only on the request's tokens: the schedule cannot change it. A draft is right if it
+    equals that token.
 
     Args:
         step_time_s: duration of a step in seconds, from its plan.
@@ -66,7 +66,7 @@ class SimulatedExecutor:
         self._submitted: deque[tuple[StepPlan, float, float]] = deque()  # (plan, begins, ends)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        """There is nothing to copy."""
+        """Do nothing: there are no blocks to copy."""
 
     def submit(self, plan: StepPlan) -> None:
         begins_s = max(self._submitted[-1][2] if self._submitted else 0.0, self._clock.now_s)
@@ -82,7 +82,7 @@ class SimulatedExecutor:
         )
 
     def _result(self, chunk: ScheduledChunk) -> ChunkResult:
-        if chunk.num_samples == 1 and not chunk.draft_token_ids:  # nearly all, and thus quicker
+        if chunk.num_samples == 1 and not chunk.draft_token_ids:  # nearly all chunks: a fast path
             end = chunk.start + chunk.num_tokens
             token_id = simulated_token(chunk.request_id, end, self._vocab_size)
             return ChunkResult(chunk.num_tokens, (token_id,))
@@ -95,5 +95,5 @@ class SimulatedExecutor:
 
 
 def simulated_token(request_id: str, position: int, vocab_size: int) -> int:
-    """The token that a simulated request has at `position`."""
+    """Return the token of a simulated request at `position`."""
     return zlib.crc32(f"{request_id}:{position}".encode()) % vocab_size

@@ -1,4 +1,4 @@
-"""Which tokens a request may have next, by `allowed_token_ids` and `bad_words_token_ids`."""
+"""The tokens a request may have next, by `allowed_token_ids` and `bad_words_token_ids`."""
 
 from collections import defaultdict
 
@@ -11,10 +11,10 @@ _Int64s = npt.NDArray[np.int64]
 
 
 class TokenLimits:
-    """Of one request; made when it comes, so that a step looks at what matters there alone.
+    """Limits of one request, prepared once, so that each step checks only the last token.
 
     Attributes:
-        allowed: int64 [any number]; None allows all.
+        allowed: int64 [any number]; None if all are allowed.
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -28,15 +28,15 @@ class TokenLimits:
 
     @classmethod
     def of(cls, params: SamplingParams) -> "TokenLimits | None":
-        """None where nothing is forbidden."""
+        """Return the limits of these parameters; None if they forbid nothing."""
         has_any = params.allowed_token_ids is not None or params.bad_words_token_ids
         return cls(params) if has_any else None
 
     def forbidden(self, output: _Int64s) -> _Int64s:
-        """int64 [any number]: tokens that are a bad word, or would complete one.
+        """Return the tokens that are a bad word or would complete one: int64 [any number].
 
         Args:
-            output: int64, all tokens so far; those of the prompt complete nothing.
+            output: int64, all output tokens; prompt tokens never begin a bad word.
         """
         begun = self._endings.get(int(output[-1]), ()) if len(output) else ()
         lasts = [

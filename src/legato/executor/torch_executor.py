@@ -1,4 +1,4 @@
-"""Runs step plans on a torch model."""
+"""Runs step plans on a PyTorch model."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,15 +26,15 @@ from legato.grammar.compiled import Grammar
 from legato.model.base import Model
 
 LOGITS_ROWS = 128
-"""Rows of a prompt whose logits are in memory at once: [128, V] float32."""
+"""Rows of prompt logits in memory at once: [128, V] float32."""
 
 
 class TorchExecutor:
-    """One packed forward pass a step, and the sampling of its rows, all of it in `submit`.
+    """Runs one packed forward pass a step and samples its rows, all in `submit`.
 
     Args:
-        num_host_slots: blocks that host memory is kept for.
-        grammar: of a request's output, before its first token; asked by the request's id.
+        num_host_slots: blocks of swap space in host memory.
+        grammar: returns the grammar of a request's output, by its id, before the first token.
     """
 
     depth = 1
@@ -88,7 +88,7 @@ class TorchExecutor:
     def _score_prompts(
         self, step: BegunStep, batch: PackedBatch, hidden: torch.Tensor
     ) -> dict[str, TokenScores]:
-        """Prompt log probabilities; key request id, for those that asked."""
+        """Return prompt log probabilities; key request id, of requests that asked for them."""
         scores: dict[str, TokenScores] = {}
         for (chunk, sequence), row in zip(step.pairs, batch.query_start.tolist(), strict=False):
             scored = scored_prompt(chunk, sequence)
@@ -102,7 +102,7 @@ class TorchExecutor:
         return scores
 
     def _scores(self, hidden: torch.Tensor, tokens: torch.Tensor, num_top: int) -> TokenScores:
-        """Of `tokens` [N] after the rows [N, E], a few rows at a time."""
+        """Score `tokens` [N], each after its row of [N, E], a few rows at a time."""
         parts: list[TokenScores] = []
         for rows, chosen in zip(
             torch.split(hidden, LOGITS_ROWS), torch.split(tokens, LOGITS_ROWS), strict=True
@@ -118,7 +118,7 @@ class TorchExecutor:
         hidden: torch.Tensor,
         num_known_rows: Mapping[str, int],
     ) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]]]:
-        """A token for each sampled row, and log probabilities where asked for; key request id."""
+        """Sample a token for each row, and log probabilities on request; key request id."""
         sampled = sampled_rows(step, num_known_rows)
         if not sampled.rows:
             return {}, {}
@@ -132,7 +132,7 @@ class TorchExecutor:
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Have PyTorch compute with so many meanwhile; None for as many as it has."""
+    """Set PyTorch's thread count for the block; None leaves it unchanged."""
     usual = torch.get_num_threads()
     torch.set_num_threads(count or usual)
     try:

@@ -1,4 +1,4 @@
-"""Memory that the KV cache has not touched yet, taken while there is nothing to do. Torch-free."""
+"""Touches the KV cache's memory ahead of use, while the engine is idle. Torch-free."""
 
 import ctypes
 import mmap
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     import torch
 
 _MADV_POPULATE_WRITE = 23
-"""Linux's, since 5.14: touch pages without changing what is in them."""
+"""Linux's flag, since 5.14: touch pages without changing their contents."""
 _SLICE_BYTES = 2**18
-"""Taken at a time, while which a request waits: well below a millisecond."""
+"""Taken in one call, during which a request waits: well below a millisecond."""
 _SLICES_A_LOOK = 256
-"""Between looks at what memory there is."""
+"""Slices between checks of free memory."""
 
 
 class UntakenPages:
-    """The pages of a tensor, from its start on.
+    """The pages of a tensor that are not yet touched, taken from its start on.
 
-    A page that is touched for the first time in the midst of a step takes it a microsecond or more,
-    and ten in a virtual machine whose host has no memory there either. Never is more than half of
-    the memory taken that nobody uses; the rest then comes as it is used.
+    A first touch in the middle of a step costs a microsecond or more, and ten in a virtual machine
+    whose host has not allocated the page either. At most half of the machine's free memory is
+    taken this way; other pages are allocated as they are used.
 
     Args:
         values: contiguous, on the CPU.
     """
 
     def __init__(self, values: "torch.Tensor") -> None:
-        self._values = values  # whose memory must stay
+        self._values = values  # keeps the memory alive
         page = mmap.PAGESIZE
         self._next = -(-values.data_ptr() // page) * page
         self._end = (values.data_ptr() + values.nbytes) // page * page
@@ -45,7 +45,7 @@ class UntakenPages:
         return self._next < self._end
 
     def take_slice(self) -> None:
-        """Take a little; nothing more is asked for where the machine is short, or cannot."""
+        """Touch the next slice; give up if memory is short or the system cannot do it."""
         if self._num_slices % _SLICES_A_LOOK == 0 and _room_bytes() < 2 * (self._end - self._next):
             self._end = self._next
             return
@@ -63,6 +63,6 @@ def _populate(address: int, num_bytes: int) -> bool:
 
 
 def _room_bytes() -> int:
-    """What this process could still take without taking it from others."""
+    """Return the memory that this process can take without taking it from other processes."""
     available, room = int(psutil.virtual_memory().available), cgroup_room_bytes()
     return available if room is None else min(available, room)

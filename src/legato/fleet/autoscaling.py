@@ -1,6 +1,6 @@
-"""How many replicas there are to be: what Ray Serve asks every few seconds.
+"""The number of replicas, which Ray Serve asks for every few seconds.
 
-Where prefill and decode are apart, each pool is as large as its own strain asks for.
+If prefill and decode are separate, each pool is sized by its own strain.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["STRAIN", "keep_promises", "strain", "wanted_replicas"]
 
 STRAIN = "strain"
-"""What a replica's metric is called."""
+"""The name of a replica's metric."""
 
 
 def keep_promises(context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
-    """A policy of Ray Serve's: as many replicas as keep what they promise."""
+    """Ray Serve's autoscaling policy: as many replicas as the promises need."""
     told = (context.aggregated_metrics or {}).get(STRAIN, {})
     if len(told) < context.current_num_replicas:
-        return context.target_num_replicas, {}  # those that are new have told nothing yet
+        return context.target_num_replicas, {}  # new replicas have reported nothing yet
     fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
     return min(most, max(fewest, wanted_replicas(list(told.values())))), {}

@@ -18,10 +18,11 @@ _DEFAULT_REPLICAS = 2
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """Replicas that do the same of each request, and how many of them there are.
+    """Replicas with the same role, and their number.
 
     Attributes:
-        most: so many may be started, `fewest` of which are there from the start on.
+        fewest: started at once, and kept.
+        most: the most that may be started.
     """
 
     role: Role
@@ -37,7 +38,7 @@ def _more(flag: str) -> Flag:
 
 
 class FleetConfig(Config, frozen=True, kw_only=True):
-    """How many replicas there are, and how requests are shared among them."""
+    """The number of replicas, and how requests are shared among them."""
 
     flag_group = "fleet"
 
@@ -126,7 +127,7 @@ class FleetConfig(Config, frozen=True, kw_only=True):
 
     @property
     def pools(self) -> list[Pool]:
-        """Of which the fleet is made: one, or one that prefills and one that decodes."""
+        """The fleet's pools: one, or one that prefills and one that decodes."""
         return [
             Pool(role, fewest, fewest if most is None else most)
             for role, (fewest, most) in self._wanted.items()
@@ -135,7 +136,7 @@ class FleetConfig(Config, frozen=True, kw_only=True):
 
     @property
     def _wanted(self) -> dict[Role, tuple[int | None, int | None]]:
-        """Fewest and most of each role; None where that is not said."""
+        """Fewest and most replicas of each role; None if not set."""
         replicas = self.replicas
         if replicas is None and self.prefill_replicas is None:
             replicas = _DEFAULT_REPLICAS
@@ -147,20 +148,20 @@ class FleetConfig(Config, frozen=True, kw_only=True):
 
 
 def _named(prefix: str, role: Role) -> str:
-    """The field that counts a role's replicas."""
+    """Return the field that counts a role's replicas."""
     return f"{prefix}replicas" if role == "both" else f"{prefix}{role}_replicas"
 
 
 def replica_config(config: EngineConfig, role: Role, host: str) -> EngineConfig:
-    """What an engine of a pool is built from.
+    """Return the engine configuration of a pool's replica.
 
     Args:
         config: the fleet's.
-        host: address that others of the fleet reach the replica's machine at.
+        host: the replica's address within the fleet.
     """
     if role == "both":
         return config
-    # Any port: several replicas may be on one machine, and tell theirs.
+    # Any port: several replicas may share a machine, and each reports its own.
     transfer = msgspec.structs.replace(
         config.transfer, kv_role=role, kv_transfer_host=host, kv_transfer_port=0
     )
@@ -168,7 +169,7 @@ def replica_config(config: EngineConfig, role: Role, host: str) -> EngineConfig:
 
 
 def check_fleet(config: EngineConfig, fleet: FleetConfig, *, is_on_cluster: bool) -> None:
-    """Raises `ConfigError` where engines are to do what a fleet decides, or lack what it needs.
+    """Raises `ConfigError` if the engine's settings conflict with a fleet's, or it lacks any.
 
     Args:
         is_on_cluster: whether replicas may be on several machines.

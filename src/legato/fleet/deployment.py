@@ -21,12 +21,12 @@ from legato.routing.request import Role
 from legato.simulation.engine_process import program
 
 POOL_NAMES: dict[Role, str] = {"both": "replicas", "prefill": "prefill", "decode": "decode"}
-"""What the deployment of a pool is called."""
+"""The name of a pool's deployment."""
 
 _MOST_ONGOING = 100_000
-"""Calls; what a replica takes in, its engine decides."""
+"""Calls per replica: no bound here, since each engine has its own."""
 _DRAIN_S = 3600.0
-"""The longest that a replica goes on for what it has when it is to end."""
+"""The longest time that a replica may take to finish its requests before it is ended."""
 _LOOK_EVERY_S = 0.5
 
 
@@ -36,7 +36,7 @@ class ReplicaDeployment:
     Args:
         config: an `EngineConfig`, packed.
         simulate: as of `FleetConfig`.
-        role: what it does of requests.
+        role: the part of each request that it computes.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
@@ -63,11 +63,11 @@ class ReplicaDeployment:
         self._replica.take(door_id, frame)
 
     async def check_health(self) -> None:
-        """Asked by Ray now and then; where it raises, another replica is started."""
+        """Called by Ray at intervals; if it raises, Ray starts another replica."""
         self._replica.check_running()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Likewise, for `keep_promises`."""
+        """Called by Ray at intervals, for `keep_promises`."""
         state = self._replica.state
         if state is None:
             return {}
@@ -78,7 +78,7 @@ class ReplicaDeployment:
 
 
 def replicas_app(config: EngineConfig, fleet: FleetConfig, pool: Pool) -> Application:
-    """The deployment of a pool, to be run or bound to others."""
+    """Make the deployment of a pool, to be run or bound to others."""
     options: dict[str, Any] = {"num_replicas": pool.fewest}
     if pool.most > pool.fewest:
         options = {
@@ -132,8 +132,8 @@ class RayReplicas:
         try:
             await response
         except BaseException:
-            response.cancel()  # where the replica is gone, it would be waited for
+            response.cancel()  # Ray would wait for a lost replica
             raise
 
     async def close(self) -> None:
-        """What runs them goes on, or is ended by who started it."""
+        """Leave the replicas running; the caller that started them ends them."""

@@ -1,4 +1,4 @@
-"""Sends requests to replicas, and elsewhere where these refuse them or are gone."""
+"""Sends requests to replicas, and to other replicas if these refuse them or are gone."""
 
 import time
 from collections.abc import Callable
@@ -20,16 +20,16 @@ from legato.routing.request import RoutedRequest
 from legato.routing.router import NoReplicaError, Router
 
 _MOST_HASHED_TOKENS = 2**14
-"""Of a prompt, by which it is known where it is cached; each block takes a few microseconds."""
+"""The most of a prompt hashed to find its cached prefix; each block takes a few microseconds."""
 _FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
 
 
 class Asked(NamedTuple):
-    """What a dispatcher asks of who has the requests.
+    """Lookups that a dispatcher needs.
 
     Attributes:
-        request: that has not ended, by its id; None where it has.
-        slo: what a class of service is promised, by its name.
+        request: returns an unfinished request by its id; None if it has ended.
+        slo: returns the promises of a class of service by its name.
     """
 
     request: Callable[[str], Unfinished | None]
@@ -37,11 +37,11 @@ class Asked(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What becomes of requests whose replica is gone.
+    """The requests of a replica that is gone.
 
     Attributes:
-        ended: that cannot be run elsewhere.
-        num_rerun: that are.
+        ended: cannot be run elsewhere.
+        num_rerun: sent to other replicas.
     """
 
     ended: list[tuple[Unfinished, Placed]]
@@ -49,12 +49,12 @@ class Left(NamedTuple):
 
 
 class Dispatcher:
-    """Knows what runs where.
+    """Assigns requests to replicas, and tracks them.
 
     Args:
         block_size: tokens of replicas' blocks.
-        key: that replicas share; empty where they share none.
-        totals: told of what is refused and tried again.
+        key: shared by the replicas; empty if there is none.
+        totals: counts requests that are refused and tried again.
 
     Attributes:
         placed: requests that were sent and have not ended.
@@ -69,11 +69,11 @@ class Dispatcher:
         self._block_size = block_size
         self._key = key
         self._totals = totals
-        self._links: dict[str, Link] = {}  # key replica id, of those that have an engine
-        self._unplaced: dict[str, AddRequest] = {}  # key request id; they wait for a replica
+        self._links: dict[str, Link] = {}  # key: id of a replica that has an engine
+        self._unplaced: dict[str, AddRequest] = {}  # key: id of a request that waits for a replica
 
     def send(self, request: AddRequest, refusals: dict[str, float] | None = None) -> None:
-        """To a replica that has not refused it, or as soon as there is one.
+        """Send a request to a replica that has not refused it, or wait for one.
 
         Args:
             refusals: as of `Placed`.
@@ -93,13 +93,13 @@ class Dispatcher:
             half.link.put(message)
 
     def abort(self, request_id: str) -> None:
-        """It is not wanted any more; what has ended is ignored."""
+        """Abort a request, unless it has ended."""
         self._unplaced.pop(request_id, None)
         if request_id in self.placed:
             self._end(request_id)
 
     def told(self, link: Link, output: RequestOutput) -> RequestOutput | None:
-        """What a client is told of what a replica says; None where that is nothing."""
+        """Turn a replica's output into the client's; None if the client gets nothing."""
         half = self.placed.half(link, output.request_id)
         if half is None:
             return None
@@ -114,10 +114,10 @@ class Dispatcher:
         return output
 
     def note_state(self, link: Link, state: ReplicaState) -> None:
-        """What a replica tells; there is an engine, to which requests may go."""
+        """Note the state of a replica, which has an engine and so takes requests."""
         replica_id = link.replica_id
         if replica_id not in self._links:
-            # Blocks come while the prompt is computed: they are there as soon as the prompt is.
+            # Blocks are fetched while the prompt is computed, and so arrive with its end.
             fetch_s = 0.0 if link.role == "decode" else None
             self._router.join(replica_id, link.role, transfer_token_s=fetch_s)
             self._links[replica_id] = link
@@ -129,12 +129,12 @@ class Dispatcher:
             self.send(request)
 
     def drain(self, link: Link) -> None:
-        """A replica is about to go: it gets nothing new."""
+        """Send no new requests to a replica that is about to end."""
         if link.replica_id in self._links:
             self._router.drain(link.replica_id)
 
     def note_missed(self, link: Link, sent_id: str) -> None:
-        """A replica had no engine for what was sent there."""
+        """Send a request elsewhere: its replica had no engine for it."""
         half = self.placed.half(link, sent_id)
         if half is None:
             return
@@ -148,7 +148,7 @@ class Dispatcher:
         self.send(one.request)
 
     def rescue(self) -> int:
-        """Run elsewhere, once, requests that wait at replicas that tell nothing any more.
+        """Rerun elsewhere, once, requests that wait at replicas that have stopped reporting.
 
         Returns:
             how many.
@@ -165,9 +165,9 @@ class Dispatcher:
         return num_rerun
 
     def leave(self, link: Link) -> Left:
-        """There is no engine: what of it has not begun, nor was lost before, is run elsewhere.
+        """Rerun elsewhere the lost replica's requests that have no output and were not lost before.
 
-        Prompts that were only computed there are computed where they are continued.
+        If it was only computing a prompt, the decoding replica computes the prompt instead.
         """
         if self._links.pop(link.replica_id, None) is not None:
             self._router.leave(link.replica_id, time.monotonic())
@@ -190,7 +190,7 @@ class Dispatcher:
         return Left(ended, num_rerun)
 
     def _refused(self, half: Half, output: RequestOutput) -> RequestOutput | None:
-        """What a client is told where a replica refuses; None where another may take it."""
+        """Return the refusal for the client; None if another replica may take the request."""
         refusals = self.placed.of(half).refusals | {
             half.link.replica_id: output.retry_after_s or 0.0
         }
@@ -215,25 +215,25 @@ class Dispatcher:
             self._end(half.request_id)
 
     def _fetch_no_more(self, placed: Placed) -> None:
-        """Who continues a prompt has computed what was not handed over by now."""
+        """Abort the prefill: the decoding replica has computed what was not handed over by now."""
         prefill, placed.prefill = placed.prefill, None
         if prefill is not None and self._end_prefill(prefill):
             _abort(prefill)
 
     def _end_prefill(self, half: Half) -> bool:
-        """A prompt is computed, or will be by who continues it; whether that is new."""
+        """End a request's prefill; return whether it was running."""
         is_new = self.placed.end_half(half)
         if is_new:
             self._router.note_prefilled(half.request_id, time.monotonic())
         return is_new
 
     def _end(self, request_id: str) -> None:
-        """A request runs nowhere any more."""
+        """End a request everywhere."""
         placed = self._drop(request_id)
         self._router.note_end(request_id, placed.num_tokens, time.monotonic())
 
     def _drop(self, request_id: str) -> Placed:
-        """Have no replica go on with it."""
+        """Abort a request at its replicas."""
         placed = self.placed.end(request_id)
         for half in placed.halves:
             if self.placed.end_half(half):
@@ -253,7 +253,7 @@ class Dispatcher:
                 block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size) if is_shared else ()
             ),
             block_size=block_size,
-            is_divisible=request.params.prompt_logprobs is None,  # what is not computed has none
+            is_divisible=request.params.prompt_logprobs is None,  # scores need the whole prompt
         )
 
 

@@ -1,4 +1,4 @@
-"""Replicas as one engine: what a front door's server sees of them."""
+"""Replicas as one engine, for a front door's server."""
 
 import asyncio
 import contextlib
@@ -53,29 +53,29 @@ logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 5.0
 _PAUSE_S = 0.5
-"""Before it is tried again to be joined to a replica, and between looks whether one is empty."""
+"""Before trying again to join a replica, and between checks whether one is idle."""
 
 
 class FleetEngine:
-    """An `Engine` of many: each request is sent to the replica that the router chooses.
+    """An `Engine` of many replicas: the router chooses one for each request.
 
-    Where a replica dies, requests of which nothing has come yet are sent to another, once; all
-    others end with an error. What one refuses is sent to others before it is refused. Where prefill
-    and decode are apart, a request has two halves, and of one that only prefilled nothing is lost:
-    the prompt is computed where it is continued.
+    If a replica dies, requests without any output yet are sent to another, once; all others end
+    with an error. A request that one refuses is offered to others before it is refused. If prefill
+    and decode are separate, a request has two halves, and losing a replica that only prefilled
+    loses no request: the decoding replica computes the prompt.
 
     Args:
-        pools: replicas that do the same of each request.
-        first: the replica that came first; all others must be like it.
+        pools: replicas by role.
+        first: the replica that came first; all others must serve the same model.
         routing: a key of `ROUTING_POLICIES`.
         is_only_door: whether no other front door uses the replicas, so that this one may change
             their settings.
 
     Attributes:
-        num_restarts: replicas, and engines of theirs, that were lost.
-        num_stuck, problem: none: replicas watch their own processes.
-        tickets: none: clients do not choose replicas.
-        pids: none of them are this machine's to look at.
+        num_restarts: lost replicas, and lost engines of replicas.
+        num_stuck, problem: always empty: replicas watch their own processes.
+        tickets: has no address: clients do not choose replicas.
+        pids: empty: the replicas' processes may be on other machines.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class FleetEngine:
         self._pools = pools
         self._router = Router(routing, config.scheduler.tenant_weights)
         self._is_only_door = is_only_door
-        self._links: dict[str, Link] = {}  # key replica id
+        self._links: dict[str, Link] = {}  # key: replica id
         self._totals = Totals()
         self._dispatcher = Dispatcher(
             self._router,
@@ -148,7 +148,7 @@ class FleetEngine:
         routing: str,
         is_only_door: bool,
     ) -> "FleetEngine":
-        """Wait until there is a replica of the first pool.
+        """Wait for a replica of the first pool, and make the engine.
 
         Args:
             text: as of `EngineClient.start`.
@@ -182,7 +182,7 @@ class FleetEngine:
 
     @property
     def death(self) -> str:
-        """Why there will be none, if so."""
+        """Why there will be no replicas; empty if there may be."""
         if self._is_closed:
             return "it was stopped"
         deaths = [replicas.death for replicas in self._pools]
@@ -190,12 +190,12 @@ class FleetEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Of all replicas together."""
+        """Counters of all replicas together."""
         return self._totals.of([link.stats for link in self._links.values()])
 
     @property
     def replicas(self) -> Mapping[str, ReplicaStats]:
-        """The numbers of each replica; key its id."""
+        """The counters of each replica; key its id."""
         return {replica_id: link.replica_stats for replica_id, link in self._links.items()}
 
     @property
@@ -208,20 +208,20 @@ class FleetEngine:
         return [sent(one.request) for one in self._submissions]
 
     def kept(self) -> dict[str, KeptPromise]:
-        """What is promised of gaps between tokens, and delivered; key the class."""
+        """Return the promises on gaps between tokens and what was delivered; key the class."""
         return self._deliveries.kept()
 
     def check_running(self) -> None:
-        """Raises `EngineDeadError` where no replica takes requests just now."""
+        """Raises `EngineDeadError` if no replica takes requests at the moment."""
         if self.death:
             raise EngineDeadError(f"the fleet is gone: {self.death}")
         if not self._router.is_accepting(time.monotonic()):
             raise EngineDeadError("no replica is ready", retry_after_s=_RETRY_AFTER_S)
 
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
-        """See `Engine.reconfigure`; it holds for all replicas, and for those that come.
+        """See `Engine.reconfigure`; applies to all replicas, including later ones.
 
-        Raises `ConfigError`, too, where there may be other front doors.
+        Also raises `ConfigError` if there may be other front doors.
         """
         if not self._is_only_door:
             raise ConfigError(
@@ -258,7 +258,7 @@ class FleetEngine:
         )
 
     async def close(self, *, at_once: bool = False) -> None:  # noqa: ARG002
-        """Leave all replicas; what still runs is lost."""
+        """Leave all replicas; unfinished requests are lost."""
         self._is_closed = True
         for one in self._submissions:
             self._submissions.fail(one, EngineDeadError(f"the fleet is gone: {self.death}"))
@@ -278,7 +278,7 @@ class FleetEngine:
         task.add_done_callback(self._tasks.discard)
 
     async def _keep_joining(self, replicas: Replicas, door_id: str) -> None:
-        """Be joined to each replica of a pool that comes."""
+        """Join each new replica of a pool."""
         while True:
             try:
                 link = await Link.open(replicas, door_id)
@@ -293,7 +293,7 @@ class FleetEngine:
                 self._begin(self._hold(link))
 
     async def _keep_rescuing(self) -> None:
-        """Let no request wait at a replica that hangs."""
+        """Rerun requests that wait at replicas that hang."""
         while True:
             await asyncio.sleep(STATE_EVERY_S)
             if num_rerun := self._dispatcher.rescue():
@@ -301,7 +301,7 @@ class FleetEngine:
                 logger.warning(told, num_rerun)
 
     async def _hold(self, link: Link) -> None:
-        """Stay joined to a replica that is not used, so that it is not found again."""
+        """Stay joined to an unused replica, so that it is not offered again."""
         with contextlib.suppress(Exception):
             async for _ in link.messages():
                 pass
@@ -333,8 +333,8 @@ class FleetEngine:
             self._leave(link, "the replica ended while it held this request")
 
     def _introduce(self, link: Link) -> None:
-        """Tell a replica what all others have been told."""
-        if self.vocabulary.num_ids:  # a caller may go without
+        """Send a new replica the vocabulary and settings that the others have."""
+        if self.vocabulary.num_ids:  # a caller may have no tokenizer
             link.put(KnowVocabulary(self.vocabulary))
         if self._is_only_door:
             link.put(ChangeSettings(self.scheduler_config))
@@ -365,7 +365,7 @@ class FleetEngine:
                     raise AssertionError("a replica joins once")
 
     async def _drain(self, link: Link) -> None:
-        """Once it is to end, let a replica end what it has."""
+        """Before a replica ends, let it finish its requests."""
         await link.line.is_to_end.wait()
         logger.info("replica %s is about to end", link.replica_id)
         self._dispatcher.drain(link)
@@ -384,7 +384,7 @@ class FleetEngine:
         self._submissions.note(given, lambda stream: self._deliveries.note(stream, now_s))
 
     def _seen(self, link: Link, record: EngineRecord, behind_s: float) -> EngineRecord:
-        """A record on our clock, in our words; when a request of ours came, we know best."""
+        """Convert a record to our clock and ids; of our own requests, the arrival is known."""
         record = on_our_clock(record, behind_s)
         if isinstance(record, RequestArrived):
             half = self._dispatcher.placed.half(link, record.request_id)
@@ -398,7 +398,7 @@ class FleetEngine:
         self.activity.note_sent(request)
 
     def _leave(self, link: Link, why: str) -> None:
-        """There is no engine. What the dispatcher cannot run elsewhere ends."""
+        """End those requests of a lost engine that cannot be rerun elsewhere."""
         left = self._dispatcher.leave(link)
         for one, placed in left.ended:
             request_id = one.request.request_id

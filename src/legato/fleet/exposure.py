@@ -1,4 +1,4 @@
-"""Who reaches what Ray runs: nobody from elsewhere, or whoever has the cluster's token."""
+"""Limits access to Ray to this machine, or to holders of the cluster's token."""
 
 import os
 import secrets
@@ -11,11 +11,11 @@ _YES = ("1", "true")
 
 
 def keep_to_this_machine() -> None:
-    """Have the Ray that is started next listen on the loopback interface alone, for its own.
+    """Make the next Ray to start listen on the loopback interface only, with a secret token.
 
-    Ray takes another of the machine's addresses instead of a loopback one, unless it is told that
-    it is to be no cluster's. The token that it would make lies in a file that others may read. It
-    looks for both when it is first imported.
+    Ray replaces a loopback address with another of the machine's, unless a variable says that it
+    belongs to no cluster. The token that Ray itself would make lies in a file that others may read.
+    Ray reads both settings when it is first imported.
     """
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_AUTH_MODE"] = "token"
@@ -23,7 +23,7 @@ def keep_to_this_machine() -> None:
 
 
 def check_reach() -> None:
-    """Raises `ConfigError` where this node of Ray's can be reached by whoever wants to."""
+    """Raises `ConfigError` if anyone can reach this Ray node without a token."""
     import ray
     from ray._raylet import AuthenticationMode, get_authentication_mode
 
@@ -38,9 +38,10 @@ def check_reach() -> None:
 
 
 def open_on_this_node() -> None:
-    """In a replica's process: have Ray Serve open its port on Ray's own address of this machine.
+    """Make Ray Serve open a replica's port only on Ray's address of this machine.
 
-    It would open it on all of them, once the replica is made.
+    Otherwise it opens the port on all addresses, once the replica is made. Call this in the
+    replica's process.
     """
     import ray
     from ray.serve._private import replica

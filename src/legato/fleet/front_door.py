@@ -1,5 +1,7 @@
-"""The server in front of the replicas as a deployment of Ray Serve, whose proxies hold the
-connections: `serve run legato.fleet:app`."""
+"""The server in front of the replicas, as a deployment: `serve run legato.fleet:app`.
+
+Ray Serve's proxies hold the connections.
+"""
 
 import time
 from typing import Any
@@ -32,10 +34,10 @@ _DRAIN_S = 3600.0
 
 
 class BehindProxy:
-    """The application as a server that is not Legato's calls it.
+    """The application behind another server.
 
-    Ray's proxy gives each request an id, which is a header of it and of the answer. No
-    client counts as one on this machine, whatever the proxy says: admins need a key.
+    Ray's proxy gives each request an id, in a header of the request and of the answer. No client
+    counts as local, whatever the proxy says: admins need a key.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -103,12 +105,12 @@ class FrontDoor:
         return self._behind_proxy
 
     async def check_health(self) -> None:
-        """Asked by Ray now and then; where it raises, another front door is started."""
+        """Called by Ray at intervals; if it raises, Ray starts another front door."""
         if not self._engine.is_alive:
             raise RuntimeError(self._engine.death)
 
     async def __del__(self) -> None:
-        """Leave the replicas, which else would wait for it before they end."""
+        """Leave the replicas, which otherwise would wait for this front door before they end."""
         for part in self._tracing:
             await part.stop()
         await self._engine.close()
@@ -116,12 +118,12 @@ class FrontDoor:
 
 
 def app(settings: dict[str, Any]) -> Application:
-    """What `serve run legato.fleet:app` runs.
+    """Build the application that `serve run legato.fleet:app` runs.
 
     Args:
         settings: `name=value` for fields of the engine's, the server's and the fleet's settings,
-            with underscores, such as `replicas=4`; `api_key_file` and
-            `admin_api_key_file` are paths, of one key a line.
+            with underscores, such as `replicas=4`; `api_key_file` and `admin_api_key_file` are
+            paths of files with one key a line.
 
     Raises:
         ConfigError: as `fleet_settings`.
@@ -133,7 +135,7 @@ def app(settings: dict[str, Any]) -> Application:
         name="front-door",
         max_ongoing_requests=_MOST_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_S,
-        max_surge_percent=100,  # another takes connections before one is ended
+        max_surge_percent=100,  # start a new one before the old one ends
     )
     pools = [replicas_app(config, fleet, pool) for pool in fleet.pools]
     return deployment.bind(pack(config), pack(server), fleet.routing, *pools)

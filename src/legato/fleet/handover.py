@@ -1,7 +1,7 @@
-"""How the prompt of a request comes from the replica that computes it to the one that continues it.
+"""Splits a request between the replica that prefills it and the one that decodes it.
 
-Both are told at once, so that blocks are fetched while the prompt is still computed. Where replicas
-share a key, they believe a ticket that is signed with it.
+Both get it at once, so that blocks are fetched while the prompt is still computed. If replicas
+share a key, they trust tickets signed with it.
 """
 
 import secrets
@@ -15,16 +15,16 @@ from legato.fleet.messages import Ticketed
 from legato.fleet.placements import Half, Placed
 
 _NOT_SAMPLED = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
-"""One token ends a prompt; nobody is sent it."""
+"""A prefill ends with one token, which no client gets."""
 
 
 def sent_halves(
     request: AddRequest, placed: Placed, key: bytes
 ) -> list[tuple[Half, AddRequest | Ticketed]]:
-    """What replicas are sent for a request, each for its half.
+    """Return the message for each replica of a request, with its half.
 
     Args:
-        key: that replicas share; empty where they share none.
+        key: shared by the replicas; empty if there is none.
     """
     decode, prefill = placed.decode, placed.prefill
     whole = msgspec.structs.replace(request, request_id=decode.sent_id)

@@ -1,4 +1,4 @@
-"""One replica that a front door is joined to."""
+"""A front door's connection to one replica."""
 
 import asyncio
 import contextlib
@@ -16,21 +16,21 @@ from legato.fleet.replicas import Line, Replicas
 from legato.routing.request import Role
 
 _MOST_AT_ONCE = 64
-"""Events of a frame."""
+"""Events in one frame."""
 _SPEAK_EVERY_S = 10.0
 
 _UNPACKER = unpacker(FromReplica)
 
 
 class Link:
-    """Made by `open`.
+    """A connection to one replica. Made by `open`.
 
     Attributes:
         replica_id, role, info, started_s: as in `Joined`.
-        state: what the replica last told of itself; None where it is just being started again.
-        transfer: as in `Tells`, as far as it has told.
-        line: tells when it is to end.
-        stats: of the replica's engine, as of its latest step.
+        state: the replica's latest; None while its engine is being restarted.
+        transfer: as in `Tells`, the latest.
+        line: says when the replica is about to end.
+        stats: of the replica's engine, after its latest step.
         clock: the replica's.
     """
 
@@ -48,13 +48,13 @@ class Link:
         self.clock = ForeignClock()
         self._frames = frames
         self._replicas = replicas
-        self._waiting: list[ToReplica] = []  # sent before all requests, aborts among them
+        self._waiting: list[ToReplica] = []  # sent before all requests; includes aborts
         self._pending = PendingRequests[AddRequest | Ticketed]()
         self._has_more = asyncio.Event()
 
     @classmethod
     async def open(cls, replicas: Replicas, door_id: str) -> "Link":
-        """To a replica to which there is none yet; raises what `Replicas.attach` does."""
+        """Join a replica that has no link yet; raises as `Replicas.attach`."""
         line = Line(door_id)
         frames = replicas.attach(line)
         try:
@@ -76,7 +76,7 @@ class Link:
         )
 
     def put(self, event: ToReplica) -> None:
-        """Send an event as soon as it is its turn; a request that is aborted before, never."""
+        """Queue an event to send; an abort cancels a request that is still queued."""
         match event:
             case AddRequest():
                 self._pending.add(event, event)
@@ -89,11 +89,11 @@ class Link:
         self._has_more.set()
 
     async def send_all(self) -> None:
-        """Send what is put, for ever; raises where the replica is lost.
+        """Send queued events, for ever; raises if the replica is lost.
 
-        One frame is on its way at a time; events that are put meanwhile go together in the next,
-        requests by their tenants' turns. A frame without events is sent now and then, because a
-        front door that is silent is taken to be dead.
+        One frame is in flight at a time; events queued meanwhile go together in the next, requests
+        in turns of their tenants. An empty frame is sent at intervals, since a silent front door
+        counts as dead.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -112,7 +112,7 @@ class Link:
         await self._replicas.send(self.replica_id, self.line.door_id, frame)
 
     async def messages(self) -> AsyncGenerator[FromReplica]:
-        """What the replica tells, until it ends; raises where it is lost."""
+        """Yield the replica's messages until it ends; raises if it is lost."""
         async for frame in self._frames:
             yield _UNPACKER.decode(frame)
 

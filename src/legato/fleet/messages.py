@@ -1,7 +1,7 @@
-"""What a front door and a replica tell each other, in frames of msgpack.
+"""Messages between a front door and a replica, in frames of msgpack.
 
 A front door takes requests from clients and sends them to replicas; there may be several. Clocks of
-machines differ: who sends says what its own shows, and who receives counts from there.
+machines differ, so a sender states its own time, and the receiver converts times from it.
 """
 
 import msgspec
@@ -24,20 +24,20 @@ from legato.engine.process.messages import (
 from legato.routing.request import Role
 
 MAX_FRAME_BYTES = 64 * 2**20
-"""To a replica; more is refused unread."""
+"""The largest frame to a replica; a larger one is refused without decoding."""
 
 
 class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
-    """To a replica: plan by these settings, which are as they were asked for."""
+    """To a replica: use these settings, whose "auto" is unresolved."""
 
     scheduler: SchedulerConfig
 
 
 class Ticketed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a front door: one half of a request, whose other half is another replica's.
+    """From a front door: one half of a request; another replica has the other half.
 
     Attributes:
-        ticket: what becomes of its prompt's blocks, of which the request itself says nothing.
+        ticket: how the prompt's blocks move; the request itself does not say.
     """
 
     request: AddRequest
@@ -48,10 +48,10 @@ ToReplica = Event | KnowVocabulary | SetRecording | SetAnnouncing | ChangeSettin
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """From a front door.
+    """A frame from a front door.
 
     Attributes:
-        events: in their order, with request ids that this front door has not used before.
+        events: in order, with request ids that this front door has not used before.
         sent_s: when, on the clock of the requests' `arrival_time_s`.
     """
 
@@ -63,10 +63,10 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From a replica, first.
 
     Attributes:
-        replica_id: no other has had it.
-        role: what it does of requests.
+        replica_id: unique, never reused.
+        role: the part of each request that it computes.
         info: of its engine.
-        state: in which that is; None where it is just being started again.
+        state: of its engine; None while the engine is being restarted.
         started_s: when it began to serve, in Unix time.
     """
 
@@ -78,13 +78,13 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Brought(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a replica: what steps brought of this front door's requests.
+    """From a replica: the outputs of steps for this front door's requests.
 
     Attributes:
         stats: of the whole engine.
-        kv_events: what became of its cached blocks, whosesoever.
-        records: of its steps, and where a front door watches, of requests that came and ended;
-            other front doors' requests have ids that this one knows nothing of.
+        kv_events: of its cache, for all front doors' requests.
+        records: of its steps and, for a front door that watches, of requests that came and ended;
+            other front doors' requests have ids that mean nothing to this one.
         sent_s: when, on the clock of `RequestOutput.scheduled_s` and of the records.
     """
 
@@ -96,7 +96,7 @@ class Brought(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a replica, to front doors that watch: it is about to compute a step.
+    """From a replica, to front doors that watch: a step is about to begin.
 
     Attributes:
         sent_s: as in `Brought`.
@@ -107,11 +107,11 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Tells(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a replica, every now and then: in what state it is.
+    """From a replica, at intervals: its state.
 
     Attributes:
-        transfer: where its engine is asked for blocks, which differs from one engine to the next;
-            None where it hands over none.
+        transfer: the address for fetching blocks from its engine, which changes with each engine;
+            None if it sends no blocks.
     """
 
     state: ReplicaState
@@ -119,14 +119,14 @@ class Tells(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a replica: its engine died, with all requests that it had.
+    """From a replica: its engine died, and all its requests with it.
 
-    It starts another, and tells its state once that is there.
+    It starts another, and reports its state once the new engine runs.
     """
 
 
 class Missed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a replica: a request came while there was no engine, and is to be run elsewhere."""
+    """From a replica: a request came while there was no engine, and must be run elsewhere."""
 
     request_id: str
 

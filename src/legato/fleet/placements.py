@@ -1,5 +1,7 @@
-"""Where each request of a front door runs: at one replica, or at one for its prompt and another for
-what follows."""
+"""The replicas of each request of a front door: one, or two.
+
+With two, one computes the prompt and the other continues it.
+"""
 
 from collections.abc import Iterator
 from itertools import count
@@ -10,12 +12,12 @@ from legato.fleet.link import Link
 
 
 class Half(msgspec.Struct, frozen=True):
-    """What one replica does of a request.
+    """A replica's part of a request.
 
     Attributes:
-        sent_id: under which it was sent; nothing else has been, so that what comes late of a
-            request that was sent again is not taken for what comes of it now.
-        is_prefill: whether it is the prompt alone, which another one continues.
+        sent_id: unique to this sending, so that late output of an earlier one is not mistaken for
+            it.
+        is_prefill: whether the replica only computes the prompt, for another to continue.
     """
 
     request_id: str
@@ -28,10 +30,10 @@ class Placed(msgspec.Struct):
     """A request that was sent.
 
     Attributes:
-        decode: what clients are sent comes of this.
-        prefill: what this computes, `decode` fetches; None where it computes all itself, or has
-            begun.
-        refusals: by other replicas before; key replica id, value when to try it there again.
+        decode: its tokens go to the client.
+        prefill: computes the prompt's blocks for `decode`; None if `decode` computes the prompt
+            itself, or has begun.
+        refusals: of other replicas; key replica id, value when to try it again.
         num_tokens: that have come.
     """
 
@@ -42,7 +44,7 @@ class Placed(msgspec.Struct):
 
     @property
     def link(self) -> Link:
-        """What its tokens come by."""
+        """The link that its tokens come through."""
         return self.decode.link
 
     @property
@@ -54,8 +56,8 @@ class Placements:
     """All requests that were sent and have not ended."""
 
     def __init__(self) -> None:
-        self._placed: dict[str, Placed] = {}  # key request id
-        self._halves: dict[str, Half] = {}  # key sent id, of those that run
+        self._placed: dict[str, Placed] = {}  # key: request id
+        self._halves: dict[str, Half] = {}  # key: sent id of a running half
         self._num_sent = count()
 
     def __len__(self) -> int:
@@ -68,26 +70,26 @@ class Placements:
         return request_id in self._placed
 
     def of(self, half: Half) -> Placed:
-        """What it is a half of."""
+        """Return the request of a half."""
         return self._placed[half.request_id]
 
     def half(self, link: Link, sent_id: str) -> Half | None:
-        """What runs there under that id; None where it has ended, or is not to run any more."""
+        """Return the half with this sent id at a replica; None if it has ended or was aborted."""
         half = self._halves.get(sent_id)
         return half if half is not None and half.link is link else None
 
     def at(self, link: Link) -> list[Half]:
-        """What runs there."""
+        """Return the halves that run at a replica."""
         return [half for half in self._halves.values() if half.link is link]
 
     def is_used(self, link: Link) -> bool:
-        """Whether something runs there, or is still fetched from there."""
+        """Whether a half runs at the replica, or blocks are still fetched from it."""
         return any(half.link is link for placed in self for half in placed.halves)
 
     def add(
         self, request_id: str, decode: Link, prefill: Link | None, refusals: dict[str, float]
     ) -> Placed:
-        """A request is about to be sent."""
+        """Add a request that is about to be sent."""
         count = next(self._num_sent)
         sent_id = f"{request_id}.{count}"
         placed = Placed(Half(request_id, sent_id, decode), refusals)
@@ -100,14 +102,14 @@ class Placements:
         return placed
 
     def end(self, request_id: str) -> Placed:
-        """A request has ended, or is to be sent again; its halves may still run."""
+        """Remove a request that has ended or will be sent again; its halves may still run."""
         return self._placed.pop(request_id)
 
     def end_half(self, half: Half) -> bool:
-        """It runs no more; whether it did."""
+        """Remove a half that no longer runs; return whether it was running."""
         return self._halves.pop(half.sent_id, None) is not None
 
 
 def told_id(sent_id: str) -> str:
-    """What those who watch know it by: a half, however often it was sent."""
+    """Return the id of a half for watchers, the same each time that it is sent."""
     return sent_id.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Records of replicas, as front doors are to see them."""
+"""Converts replicas' records for front doors."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from legato.core.step_record import (
 _Record = TypeVar("_Record", bound=EngineRecord | StepBegun)
 
 _DRIFT = 1e-4
-"""Seconds a second, by which two clocks may come to differ more; many times what quartz does."""
+"""Most drift of two clocks, in seconds a second; many times that of quartz."""
 
 _TIMES: dict[str, tuple[str, ...]] = {
     "StepRecord": ("planned_s", "started_s", "ended_s"),
@@ -29,13 +29,13 @@ _TIMES: dict[str, tuple[str, ...]] = {
     "BlocksFetched": ("begun_s", "ended_s"),
     "RequestEnded": ("ended_s",),
 }
-"""Key what a record is; value the fields that are times."""
+"""Key the type of a record; value its fields that are times."""
 
 
 class ForeignClock:
-    """How far another machine's clock is behind ours, by the messages that come from there.
+    """Estimates from messages how far another machine's clock is behind ours.
 
-    Each is on its way for a while, so the one that came fastest tells best.
+    Each message takes time to arrive, so the fastest one gives the best estimate.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class ForeignClock:
         self._noted_s = 0.0
 
     def note(self, sent_s: float, now_s: float) -> float:
-        """A message of that time there has come; returns what to add to times of there."""
+        """Note a message sent at that time; return what to add to the other clock's times."""
         drifted_s = self._behind_s + _DRIFT * (now_s - self._noted_s)
         self._behind_s = min(drifted_s, now_s - sent_s)
         self._noted_s = now_s
@@ -51,20 +51,20 @@ class ForeignClock:
 
 
 def on_our_clock(record: _Record, behind_s: float) -> _Record:
-    """Args: behind_s: as `ForeignClock.note` tells."""
+    """Convert a record's times. Args: behind_s: as `ForeignClock.note` returns."""
     fields = _TIMES[type(record).__name__]
     return replace(record, **{field: getattr(record, field) + behind_s for field in fields})
 
 
 def output_on_our_clock(output: RequestOutput, behind_s: float) -> RequestOutput:
-    """The same of what a request brought."""
+    """Convert an output's time, likewise."""
     if output.scheduled_s is None:
         return output
     return replace(output, scheduled_s=output.scheduled_s + behind_s)
 
 
 def of_replica(record: _Record, replica_id: str, id_of: Callable[[str], str]) -> _Record:
-    """An engine's record as that of a replica. Args: id_of: as of `renamed`."""
+    """Return an engine's record as a replica's. Args: id_of: as of `renamed`."""
     renamed_record = renamed(record, id_of)
     if isinstance(renamed_record, StepRecord | StepBegun | RequestArrived):
         return replace(renamed_record, replica_id=replica_id)
@@ -72,7 +72,7 @@ def of_replica(record: _Record, replica_id: str, id_of: Callable[[str], str]) ->
 
 
 def renamed(record: _Record, id_of: Callable[[str], str]) -> _Record:
-    """The same with other ids of requests. Args: id_of: what one is called then."""
+    """Return a record with other request ids. Args: id_of: returns the new id of an old one."""
     match record:
         case StepRecord():
             return replace(
@@ -90,7 +90,7 @@ def renamed(record: _Record, id_of: Callable[[str], str]) -> _Record:
 
 
 def lost(request_id: str, num_output_tokens: int, why: str) -> RequestEnded:
-    """What the replica that is gone cannot tell."""
+    """Return the last record of a request whose replica is gone."""
     return RequestEnded(
         request_id=request_id,
         ended_s=time.monotonic(),

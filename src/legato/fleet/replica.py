@@ -54,17 +54,17 @@ from legato.routing.request import Role
 logger = logging.getLogger(__name__)
 
 _MOST_UNREAD = 4096
-"""Frames that may wait for a front door; one that is further behind is left."""
+"""Frames that may wait for a front door; one that is further behind is disconnected."""
 _MOST_SILENT_S = 60.0
-"""One that has sent nothing for so long is taken to be dead."""
+"""A front door that is silent for longer counts as dead."""
 
 
 class _Door:
-    """A front door that has come.
+    """A joined front door.
 
     Attributes:
-        frames: what it is to be told; None at the end.
-        records: of steps, that go to it with the next frame.
+        frames: to send to it; None at the end.
+        records: of steps, to send with the next frame.
         is_recording, is_announcing: whether it has asked for all records, and for steps that begin.
         heard_s: when it last sent anything.
     """
@@ -80,9 +80,9 @@ class Replica:
     """An engine process with its supervisor, and the front doors that use it.
 
     Attributes:
-        replica_id: no other has had it.
+        replica_id: unique, never reused.
         info: of the engine.
-        state: what it last told of itself; None before it did, and while there is no engine.
+        state: the engine's latest; None before the first, and while there is no engine.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class Replica:
         self.replica_id = replica_id
         self.info = info
         self.state: ReplicaState | None = None
-        self._doors: dict[str, _Door] = {}  # key door id
+        self._doors: dict[str, _Door] = {}  # key: door id
         self._owners: dict[str, tuple[str, str]] = {}
         """Key the engine's request id, value the door's id and the request's id there."""
         self._unpacker = unpacker(Sent)
         self._stats = EngineStats()
         self._started_s = time.time()
         self._vocabulary: KnowVocabulary | None = None
-        self._settings: SchedulerConfig | None = None  # resolved; None as long as none were changed
+        self._settings: SchedulerConfig | None = None  # resolved; None until they are changed
         self._is_recording = self._is_announcing = False  # for any front door
         self._started = config.scheduler.resolve(info.max_model_len, info.device)
         self._role: Role = config.transfer.kv_role or "both"
@@ -127,7 +127,7 @@ class Replica:
         """Start the engine and wait until its model is loaded.
 
         Args:
-            timeout_s: how long an engine with requests may say nothing before it counts as dead.
+            timeout_s: how long an engine with requests may be silent before it counts as dead.
             program: as of `EngineProcess.starting`.
 
         Raises:
@@ -140,21 +140,21 @@ class Replica:
 
     @property
     def classes(self) -> dict[str, SloClass]:
-        """What it promises; key the class of service."""
+        """Its promises; key the class of service."""
         return self._supervisor.config.scheduler.classes
 
     def check_running(self) -> None:
-        """Raises `EngineDeadError` where there is no engine, nor will there be one."""
+        """Raises `EngineDeadError` if there is no engine, and will be none."""
         if not self._supervisor.is_alive:
             raise EngineDeadError(self._supervisor.death)
 
     async def attach(self, door_id: str) -> AsyncGenerator[bytes]:
-        """A front door comes: what it is told, as packed `FromReplica`, until either side ends.
+        """Join a front door; yields packed `FromReplica` until either side ends.
 
-        What it has sent and not got is aborted when it goes.
+        Its unfinished requests are aborted when it leaves.
         """
         door = self._doors[door_id] = _Door()
-        self._supervisor.send(WatchCache())  # all doors are told all of it again
+        self._supervisor.send(WatchCache())  # repeats the whole cache to all doors
         try:
             await self._ask_state()
             yield pack(
@@ -173,11 +173,11 @@ class Replica:
                 self._leave(door_id)
 
     def take(self, door_id: str, frame: bytes) -> None:
-        """What a front door that has come sends; requests that cannot be served end at once.
+        """Take a frame from a joined front door; requests that cannot be served end at once.
 
         Raises:
-            InvalidRequestError: it is no frame, or too long, or there is no such door; or it has
-                settings that cannot be.
+            InvalidRequestError: it is no frame, or too long; there is no such door; or its settings
+                are invalid.
         """
         if len(frame) > MAX_FRAME_BYTES:
             raise InvalidRequestError(f"a frame of {len(frame)} bytes is too long")
@@ -193,7 +193,7 @@ class Replica:
             self._take(door_id, event, later_s)
 
     async def close(self) -> None:
-        """End the engine, and what front doors are told."""
+        """End the engine, and the messages to front doors."""
         self._telling.cancel()
         self._end_doors()
         await self._supervisor.close()
@@ -222,7 +222,7 @@ class Replica:
                 self._change(scheduler)
 
     def _watch(self) -> None:
-        """Have the engine tell as much as any front door asks for."""
+        """Have the engine report as much as any front door asks for."""
         doors = self._doors.values()
         is_recording = any(door.is_recording for door in doors)
         if is_recording != self._is_recording:
@@ -274,7 +274,7 @@ class Replica:
         self._supervisor.send(msgspec.structs.replace(own, kv_transfer=kv_transfer))
 
     def _leave(self, door_id: str) -> None:
-        """Forget a front door, and abort what it has here."""
+        """Forget a front door, and abort its requests."""
         del self._doors[door_id]
         self._watch()
         for own_id in [one for one, owner in self._owners.items() if owner[0] == door_id]:
@@ -339,14 +339,14 @@ class Replica:
         for door in self._doors.values():
             door.frames.put_nowait(None)
 
-    # What the supervisor tells: this is its `EngineListener`.
+    # `EngineListener`: called by the supervisor.
 
     @property
     def num_unfinished(self) -> int:
         return len(self._owners)
 
     def engine_is_ready(self, info: EngineInfo) -> None:
-        """It knows nothing yet, and may be asked for blocks elsewhere than the one before it."""
+        """Set a new engine up; its address for fetching blocks may be new."""
         self.info = info
         if self._vocabulary is not None:
             self._supervisor.send(self._vocabulary)
@@ -360,16 +360,16 @@ class Replica:
             self._supervisor.send(WatchCache())
 
     def note_begun(self, step: StepBegun) -> None:
-        """Tell those who watch."""
+        """Report a step that begins to the front doors that asked for it."""
         for door_id in [one for one, door in self._doors.items() if door.is_announcing]:
             prefix = _own_id(door_id, "")
             told = of_replica(step, self.replica_id, _without(prefix))
             self._tell(door_id, Begun(step=told, sent_s=time.monotonic()))
 
     def take_step(self, step: StepOutputs) -> None:
-        """Hand each front door its own.
+        """Send each front door its own outputs.
 
-        Records alone are no reason for a frame, but where somebody watches.
+        Records alone are sent at once only to front doors that watch.
         """
         self._stats = step.stats
         outputs_of = defaultdict[str, list[RequestOutput]](list)
@@ -387,13 +387,13 @@ class Replica:
                 self._bring(door_id, outputs_of[door_id], step.kv_events)
 
     def engine_died(self, retry_after_s: float) -> None:  # noqa: ARG002
-        """What it had, front doors may have run elsewhere."""
+        """Report the loss; front doors may rerun the requests elsewhere."""
         self._owners.clear()
         self._stats = EngineStats()
         self._tell_all(Lost())
 
     def engine_is_given_up(self, reason: str) -> None:
-        """Front doors are to leave."""
+        """Disconnect all front doors."""
         logger.info("replica %s ends: %s", self.replica_id, reason)
         self._end_doors()
 

@@ -1,4 +1,4 @@
-"""How a front door reaches replicas, whatever carries the messages."""
+"""How a front door reaches replicas, independent of the transport."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -6,11 +6,11 @@ from typing import Protocol
 
 
 class Line:
-    """A front door's wish to be joined to one replica more; made on its event loop.
+    """A front door's request to join one more replica; made on its event loop.
 
     Attributes:
-        door_id: of the front door, as replicas know it.
-        is_to_end: set where the replica is about to go: once nobody is joined to it, it ends.
+        door_id: the front door's id at replicas.
+        is_to_end: set when the replica is about to end: it ends once no front door is joined.
     """
 
     def __init__(self, door_id: str) -> None:
@@ -19,7 +19,7 @@ class Line:
         self._loop = asyncio.get_running_loop()
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """It leads through this process alone: what goes to a replica is the door's id."""
+        """Pickle as the door's id: replicas need only that, and the line stays here."""
         return str, (self.door_id,)
 
     def end(self) -> None:
@@ -28,19 +28,19 @@ class Line:
 
 
 class Replicas(Protocol):
-    """Those of a fleet, or of one of its pools, which come and go.
+    """The replicas of a fleet, or of one of its pools; they come and go.
 
     Attributes:
-        death: why there will be none any more; empty as long as there may.
+        death: why there will be no more replicas; empty while there may be.
     """
 
     @property
     def death(self) -> str: ...
 
     def attach(self, line: Line) -> AsyncGenerator[bytes]:
-        """Join a replica to which there is no line yet, and wait until there is one.
+        """Join a replica that has no line yet, and wait until there is one.
 
-        Yields packed `FromReplica`, the first of which is `Joined`, until the replica ends.
+        Yields packed `FromReplica` messages, first a `Joined`, until the replica ends.
 
         Raises:
             Exception: the replica is lost.
@@ -48,7 +48,7 @@ class Replicas(Protocol):
         ...
 
     async def send(self, replica_id: str, door_id: str, frame: bytes) -> None:
-        """Send a packed `Sent`; raises where the replica is lost."""
+        """Send a packed `Sent`; raises if the replica is lost."""
         ...
 
     async def close(self) -> None:

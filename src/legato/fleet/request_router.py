@@ -1,8 +1,8 @@
-"""How Ray Serve passes on what a front door sends.
+"""Delivers a front door's messages through Ray Serve.
 
-Which replica serves which request has been decided by then (`legato.routing`): that takes the
-prompt's tokens, and what replicas tell of each step. Here a message finds the replica that it is
-for, and a front door those that it does not know yet.
+`legato.routing` has already chosen the replica of each request: that needs the prompt's tokens and
+the replicas' reports of each step. This router finds the replica that a message is addressed to,
+and replicas that a front door has not joined yet.
 """
 
 from typing import Any
@@ -19,16 +19,16 @@ from legato.fleet.replicas import Line
 
 
 class FleetRequestRouter(RequestRouter):
-    """The first argument of a call says to whom it goes: a `Line`, or a replica's id."""
+    """Routes a call by its first argument: a `Line`, or a replica's id."""
 
     def initialize_state(self, **kwargs: Any) -> None:  # noqa: ARG002
-        """There is one for each process that calls the replicas."""
+        """Each process that calls the replicas has one router."""
         self._lines: dict[str, tuple[Line, str]] = {}
-        """Key replica id, value what leads there and the id of Ray's request."""
+        """Key replica id, value its line and the id of Ray's request."""
 
     @property
     def supports_rejection_protocol(self) -> bool:
-        """Replicas refuse requests in words of their own."""
+        """Replicas refuse requests in their own messages."""
         return False
 
     async def choose_replicas(
@@ -36,7 +36,7 @@ class FleetRequestRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """One, or none as long as there is none to be had: Ray then asks again."""
+        """Return the replica for a call; none if there is none yet, and Ray asks again."""
         if pending_request is None:
             return []
         pending_request.routing_context.should_backoff = True
@@ -56,20 +56,20 @@ class FleetRequestRouter(RequestRouter):
         replica_id: ReplicaID,
         result: ReplicaResult,  # noqa: ARG002
     ) -> None:
-        """A line leads somewhere now."""
+        """Note the replica that a line was routed to."""
         line = pending_request.args[0]
         if isinstance(line, Line):
             request_id = pending_request.metadata.internal_request_id
             self._lines[replica_id.unique_id] = line, request_id
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Where that was a line, the replica may be joined again."""
+        """If a line has ended, its replica may be joined again."""
         known = self._lines.get(replica_id.unique_id)
         if known is not None and known[1] == internal_request_id:
             del self._lines[replica_id.unique_id]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Lines to replicas that are not listed any more are to end."""
+        """End the lines of replicas that are no longer listed."""
         super().update_replicas(replicas)
         listed = {replica.replica_id.unique_id for replica in replicas}
         for replica_id in self._lines.keys() - listed:

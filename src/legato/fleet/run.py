@@ -35,7 +35,7 @@ def serve_fleet(
 
     Raises:
         ConfigError: as `serve` and `check_fleet`; or Ray is missing, or has no room for replicas,
-            or what is asked for is one engine's.
+            or a setting applies only to a single engine.
     """
     check_ray()
     if config.kv_events_endpoint is not None:
@@ -50,14 +50,14 @@ def serve_fleet(
 
 
 def check_ray() -> None:
-    """Raises `ConfigError` where Ray Serve is not installed."""
+    """Raises `ConfigError` if Ray Serve is not installed."""
     if find_spec("ray") is None:
         raise ConfigError("a fleet needs Ray Serve: install legato[fleet]")
 
 
 @contextlib.contextmanager
 def running_replicas(engine_config: EngineConfig, fleet: FleetConfig) -> Iterator[list[Replicas]]:
-    """The replicas of each pool, once all of them serve; what was started for them is ended.
+    """Start the replicas of each pool, and wait until they serve; end them on leaving.
 
     Raises:
         ConfigError: they cannot be started.

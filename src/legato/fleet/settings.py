@@ -1,4 +1,4 @@
-"""A fleet's settings, as files of deployments have them."""
+"""A fleet's settings, as given in deployment files."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +19,11 @@ _NOT_HERE = {
     "kv_events_endpoint": _ONE_ENGINE,
     "kv_events_replay_endpoint": _ONE_ENGINE,
 }
-"""Key a setting that has no place behind proxies; value whose it is."""
+"""Key a setting that a fleet does not have; value its owner."""
 
 
 class FleetSettings(NamedTuple):
-    """All of them."""
+    """The settings of a fleet, by part."""
 
     engine: EngineConfig
     server: ServerConfig
@@ -31,7 +31,7 @@ class FleetSettings(NamedTuple):
 
 
 def fleet_settings(settings: dict[str, Any]) -> FleetSettings:
-    """What is served, from fields' names and their values.
+    """Make the settings from field names and values.
 
     Args:
         settings: as of `legato.fleet.app`.
@@ -64,7 +64,7 @@ def _keys(name: str, path: str) -> list[str]:
 
 
 def _taken(config: type[Config], settings: dict[str, Any]) -> Any:
-    """The part that is told of in settings, from which it is taken."""
+    """Remove one part's settings from all settings, and make its configuration."""
     own = {name: settings.pop(name) for name in config.__struct_fields__ if name in settings}
     try:
         return msgspec.convert(own, config, strict=False)

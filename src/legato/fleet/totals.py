@@ -1,4 +1,4 @@
-"""The numbers of several engines as those of one."""
+"""Adds the counters of several engines up, as if they were one."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,14 +9,14 @@ from legato.core.stats import OTHER_TENANTS, EngineStats, TenantStats, TransferS
 
 
 class Totals:
-    """Of all engines that there are, and have been: what is counted from the start never falls."""
+    """Sums over present and past engines, so that counters never fall."""
 
     def __init__(self) -> None:
         self._gone = EngineStats()
-        self._num_tried_again: Counter[str] = Counter()  # key tenant
+        self._num_tried_again: Counter[str] = Counter()  # key: tenant
 
     def note_gone(self, stats: EngineStats) -> None:
-        """An engine is gone. Args: stats: its last."""
+        """Add an engine that is gone. Args: stats: its last."""
         tenants = [replace(one, num_running=0, num_waiting=0) for one in stats.tenants]
         transfer = stats.transfer and replace(stats.transfer, num_leases=0)
         counts = replace(
@@ -29,12 +29,11 @@ class Totals:
         self._gone = replace(_sum([self._gone, counts]), num_running=0, num_waiting=0)
 
     def note_tried_again(self, tenant: str) -> None:
-        """An engine has refused a request, which goes to another and so is not refused."""
+        """Count a refused request that goes to another engine, and so does not count as refused."""
         self._num_tried_again[tenant] += 1
 
     def of(self, stats: Sequence[EngineStats]) -> EngineStats:
-        """Of engines that there are: sums, the average of what is of their caches, and the worst
-        margin and broken promise."""
+        """Return the sums, the averages of cache sizes, and the worst margin and broken promise."""
         num = max(1, len(stats))
         total = _sum([self._gone, *stats])
         names = {one.name for one in total.tenants}

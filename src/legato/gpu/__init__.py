@@ -1,1 +1,1 @@
-"""Floor 6: what a GPU alone has: its kernels, its graphs, and the executor that runs on them."""
+"""Floor 6: kernels and graphs for GPUs, and the executor that runs on them."""

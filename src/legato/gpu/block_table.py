@@ -1,4 +1,4 @@
-"""The device's block table, rewritten only where it changed."""
+"""The device's block table; only changed entries are rewritten."""
 
 from collections.abc import Sequence
 
@@ -15,23 +15,23 @@ _NOTHING = np.zeros(0, dtype=np.int32)
 
 
 class BlockTable:
-    """What the device's table holds: blocks of each request in token order, a row a slot.
+    """The host's copy of the device's table: blocks of each request in token order, a row a slot.
 
-    What is behind a request's last block is that of others, or 0.
+    Entries after a request's last block are left over from other requests, or 0.
     """
 
     def __init__(self, num_slots: int, max_blocks: int) -> None:
         self._max_blocks = max_blocks
-        self._rows: list[Int32s] = [_NOTHING] * num_slots  # as they are on the device
+        self._rows: list[Int32s] = [_NOTHING] * num_slots  # as on the device
 
     def changes(self, rows: Sequence[tuple[int, Int32s]]) -> Int64s:
-        """What has to change for the rows of a step's requests to hold their blocks.
+        """Return the changes after which the rows of a step's requests hold their blocks.
 
         Args:
-            rows: slot and int32 [blocks] of each; the same array is the same blocks.
+            rows: slot and int32 [blocks] of each; the same array means the same blocks.
 
         Returns:
-            [2, count]: places in the table [slots, max blocks], and the blocks that belong there.
+            [2, count]: indices in the table [slots, max blocks], and the blocks to write there.
         """
         changed = [(slot, row) for slot, row in rows if row is not self._rows[slot]]
         places: list[npt.NDArray[np.int64]] = []
@@ -43,13 +43,13 @@ class BlockTable:
         return np.stack([_joined(places), _joined(values)])
 
     def note(self, rows: Sequence[tuple[int, Int32s]]) -> None:
-        """They are on the device now."""
+        """Record that these rows are on the device."""
         for slot, row in rows:
             self._rows[slot] = row
 
 
 def change_table(device: Device, table: torch.Tensor, changes: Int64s) -> None:
-    """Have the device's table, int32 [slots, max blocks], be as `BlockTable.changes` has it."""
+    """Apply `BlockTable.changes` to the device's table, int32 [slots, max blocks]."""
     if changes.size:
         places, blocks = device.upload(changes)
         table.view(-1).index_copy_(0, places, blocks.to(torch.int32))
@@ -60,7 +60,7 @@ def _joined(parts: Sequence[npt.NDArray[np.integer]]) -> Int64s:
 
 
 def _differing(old: Int32s, new: Int32s) -> npt.NDArray[np.int64]:
-    """Indices into `new` at which `old` has something else, or nothing."""
+    """Return the indices into `new` at which `old` differs or has ended."""
     common = min(len(old), len(new))
     changed = np.flatnonzero(old[:common] != new[:common])
     return np.concatenate([changed, np.arange(common, len(new))])

@@ -1,4 +1,4 @@
-"""The decoder on a GPU: the same weights as PyTorch's, and few kernels between their products."""
+"""The decoder on a GPU: PyTorch's weights, with few kernels between the products."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -22,13 +22,13 @@ from legato.model.spec import DecoderSpec
 
 
 class Memory(NamedTuple):
-    """What steps leave to those behind them.
+    """Memory on the device that stays between steps.
 
     Attributes:
         caches: keys and values of each layer, [num_blocks, K, block size, D].
         block_table: int32 [S + 1, max_blocks].
-        last_token: int32 [S + 1], the token that a request was given last; zeros on all ranks but
-            the first, which alone samples.
+        last_token: int32 [S + 1], the last token of each request; zeros on all ranks but rank 0,
+            which samples.
         scratch: for attention.
     """
 
@@ -39,17 +39,17 @@ class Memory(NamedTuple):
 
 
 class GpuDecoder(Decoder):
-    """A `Model` that computes whole steps from what is on the device alone.
+    """A `Model` that computes whole steps from data on the device alone.
 
-    `forward`, which takes any attention, is PyTorch's still. Projections are on the device once
-    their weights are loaded, which says of what kind they are.
+    `forward`, which takes any attention, is inherited from PyTorch's decoder. Projections are put
+    on the device when their weights are loaded, since the weights decide their kind.
 
     Args:
         communicator: to the other ranks.
         is_fp8: compute the layers' projections in 8-bit floats.
 
     Raises:
-        ConfigError: 8-bit floats do not run on this device, or beside this dtype.
+        ConfigError: this device does not compute with 8-bit floats, or not with this dtype.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class GpuDecoder(Decoder):
         *,
         num_layers: int | None = None,
     ) -> None:
-        """Run the layers, which write keys and values to the cache.
+        """Run the layers; they write keys and values to the cache.
 
         Args:
-            residual: float32 [P, E]; overwritten by the residual stream behind the last layer.
-            num_layers: how many of them; None is all.
+            residual: float32 [P, E]; overwritten with the residual stream after the last layer.
+            num_layers: run only the first so many; None runs all.
         """
         self._embed(inputs.input_source, memory.last_token, residual)
         table = rope_table(inputs.positions, self.rotary.inverse, self.rotary.scaling)
@@ -102,13 +102,13 @@ class GpuDecoder(Decoder):
         residual.add_(delta)
 
     def hidden_of(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The final norm of some rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
+        """Return the final norm of rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
         out = self._new(len(rows), residual.shape[1])
         add_rms_norm(residual, None, self.norm.weight, self.norm.eps, out, rows=rows)
         return out
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """[Q, E] to `out` [Q, V], both in the model's dtype; on rank 0 alone."""
+        """Write logits of `hidden` [Q, E] to `out` [Q, V], in the model's dtype; on rank 0."""
         if self._communicator.size == 1:
             self._project(hidden, out)
             return
@@ -119,7 +119,7 @@ class GpuDecoder(Decoder):
             out.copy_(logits[:, : out.shape[1]])
 
     def of_rank_0(self, values: torch.Tensor) -> torch.Tensor:
-        """Its values, on all ranks, which may have others of the same shape."""
+        """Return rank 0's values on all ranks; all have values of the same shape."""
         if self._communicator.rank:
             values = torch.zeros_like(values)
         return self._communicator.sum(values.contiguous())
@@ -136,7 +136,7 @@ class GpuDecoder(Decoder):
         self._communicator.sum(residual)
 
     def _project(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """[Q, E] to `out`, the logits of this rank's part of the vocabulary."""
+        """Write the logits of [Q, E] for this rank's part of the vocabulary to `out`."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         weight = getattr(head, "weight", None)
         if weight is None:
@@ -164,7 +164,7 @@ def _attention(
     memory: Memory,
     cache: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """[P, E] to [P, E]."""
+    """Map [P, E] to [P, E]."""
     q_norm, k_norm = attention.q_norm, attention.k_norm
     query = rotate_and_write(
         attention.qkv_proj(rows),
@@ -190,7 +190,7 @@ def _attention(
 
 
 def _mlp(mlp: MLP, rows: torch.Tensor) -> torch.Tensor:
-    """[P, E] to [P, E]."""
+    """Map [P, E] to [P, E]."""
     gate_up: torch.Tensor = mlp.gate_up_proj(rows)
     gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
     silu_mul(gate_up, gated)

@@ -1,6 +1,6 @@
-"""What a GPU has that PyTorch's tensors do not show: pinned memory, streams, events and graphs.
+"""The interface of a GPU beyond PyTorch's tensors: pinned memory, streams, events and graphs.
 
-The rest of the room sees the protocol alone. Tests have a twin of it that runs on the host.
+Other modules use the protocol only. Tests have an implementation of it that runs on the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ import torch
 
 
 class Memory(NamedTuple):
-    """Bytes on the device.
+    """Memory of the device, in bytes.
 
     Attributes:
-        free: that nobody has.
-        total: that there are.
+        free: not in use by any process.
+        total: size of the memory.
         peak: most that this process has had from PyTorch since `Device.forget_peak`.
     """
 
@@ -27,26 +27,26 @@ class Memory(NamedTuple):
 
 
 class Event(Protocol):
-    """A point in a stream's work, passed when all before it is done."""
+    """A point in a stream's work; it is passed once all earlier work is done."""
 
     def record(self) -> None:
-        """Put it behind what has been asked of the stream so far."""
+        """Record the point after all work launched on the stream so far."""
         ...
 
     def wait(self) -> None:
-        """Have the host wait until it is passed."""
+        """Block the host until the point is passed."""
         ...
 
     def seconds_since(self, earlier: "Event") -> float:
-        """Between two points that are passed, by the device's clock."""
+        """Return the seconds between two passed points, by the device's clock."""
         ...
 
 
 class Device(Protocol):
-    """One GPU. Nothing but `Event.wait` and `synchronize` has the host wait for it.
+    """One GPU. Only `Event.wait` and `synchronize` block the host.
 
     Attributes:
-        torch_device: where its tensors are.
+        torch_device: device of its tensors.
         num_processors: streaming multiprocessors, or compute units.
     """
 
@@ -60,57 +60,57 @@ class Device(Protocol):
     def memory(self) -> Memory: ...
 
     def forget_peak(self) -> None:
-        """Begin `Memory.peak` anew, with no more taken than is in use."""
+        """Restart `Memory.peak` at the memory in use now, and release cached memory."""
         ...
 
     def host_tensor(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that the device copies from and to by itself; it holds nothing yet."""
+        """Return uninitialized host memory that the device can copy by itself."""
         ...
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        """A copy on the device, there for what is asked of the stream next.
+        """Return a copy on the device, ready for the work that the stream gets next.
 
-        `values` may be changed at once.
+        The caller may change `values` at once.
         """
         ...
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
-        """A copy on the host, there once an `Event` is passed that is recorded next."""
+        """Return a copy on the host, ready once an `Event` recorded after this is passed."""
         ...
 
     def event(self) -> Event: ...
 
     def synchronize(self) -> None:
-        """Have the host wait for all that the device was asked to do."""
+        """Block the host until all work of the device is done."""
         ...
 
     def beside(self, *, follows: bool) -> AbstractContextManager[None]:
-        """Ask a second stream for what is asked within: copies, while the first one computes.
+        """Launch the work within on a second stream: copies, while the first stream computes.
 
         Args:
-            follows: whether it waits for what the first stream has been asked so far.
+            follows: whether it waits for the work that the first stream has so far.
         """
         ...
 
     def lend(self, values: torch.Tensor) -> None:
-        """Tell that the other stream works with a tensor, whose memory is to stay until then."""
+        """Keep a tensor's memory until both streams have used it."""
         ...
 
     def join(self) -> None:
-        """Have the first stream wait for what the second has been asked so far."""
+        """Make the first stream wait for the work that the second has so far."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A graph of what `work` asks of the device, which is not done yet: each call has it done.
+        """Record what `work` launches, without running it; each call of the result runs it.
 
-        Graphs share the memory of what they compute on the way, so that one at a time may run, and
-        what is to be read afterwards is written where it stays.
+        Graphs share the memory of intermediate results. So only one graph may run at a time, and
+        results must be written to tensors that exist before.
         """
         ...
 
 
 def gpu_names() -> list[str]:
-    """Of all that PyTorch sees, by their numbers."""
+    """Return the names of all GPUs that PyTorch sees, in their order."""
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
@@ -134,9 +134,9 @@ class CudaEvent:
 
 
 class CudaDevice:
-    """See `Device`. PyTorch built for ROCm has the same names; that is untried.
+    """See `Device`. PyTorch built for ROCm has the same names, but that is untested.
 
-    One that has a number is this process's from here on: Triton asks whichever is the current one.
+    A device with an index becomes the process's current one, since Triton uses the current device.
     """
 
     def __init__(self, torch_device: torch.device) -> None:
@@ -161,7 +161,7 @@ class CudaDevice:
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        # PyTorch keeps pinned memory until the copies from it are done, and then for the next.
+        # PyTorch keeps pinned memory until copies from it are done, then reuses it.
         pinned = torch.from_numpy(values).pin_memory()
         return pinned.to(self.torch_device, non_blocking=True)
 

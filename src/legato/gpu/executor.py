@@ -1,4 +1,4 @@
-"""Runs step plans on a GPU, of which the host asks the next step while it computes one."""
+"""Runs step plans on a GPU; the host prepares the next step while the GPU computes one."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +34,11 @@ from legato.grammar.compiled import Grammar
 
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
 _AS_IT_IS = SamplingRow(SamplingParams(temperature=0.0), (), _NO_TOKENS, _NO_TOKENS)
-"""A row that asks for no change of its logits."""
+"""A row without adjustments of its logits."""
 
 
 class _Scored(NamedTuple):
-    """Log probabilities that are on their way to the host.
+    """Log probabilities in transfer to the host.
 
     Attributes:
         num_top: most likely tokens of each position.
@@ -50,10 +50,10 @@ class _Scored(NamedTuple):
 
 
 class _Flight(NamedTuple):
-    """A step that the device was asked for.
+    """A step in flight on the device.
 
     Attributes:
-        sampled: int32 [S] on the host, once `done` is passed, as are the next.
+        sampled: int32 [S] on the host; readable, like the next fields, once `done` is passed.
     """
 
     step: BegunStep
@@ -66,14 +66,14 @@ class _Flight(NamedTuple):
 
 
 class GpuExecutor:
-    """`submit` asks a step of the device, and waits for nothing there; `collect` waits for it.
+    """Launches steps in `submit` without waiting for the device, and waits in `collect`.
 
     Args:
-        program: what the device does.
-        runner: has it done; None has it done anew each time, without padding.
+        program: the work of a step on the device.
+        runner: runs the program; None launches all kernels for each step, without padding.
         depth: most steps in flight.
-        num_host_slots: blocks that host memory is kept for.
-        grammar: of a request's output, before its first token; asked by the request's id.
+        num_host_slots: blocks of swap space in host memory.
+        grammar: returns the grammar of a request's output, by its id, before the first token.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class GpuExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         begun = self._device.event()
-        begun.record()  # passed when the step before is done, or at once
+        begun.record()  # passed once the step before is done, or at once
         with raising_memory_error(), torch.inference_mode():
             self._loader.forget(plan.ended_requests)
             step = self._sequences.begin(plan)
@@ -114,7 +114,7 @@ class GpuExecutor:
             sampled = flight.sampled.numpy()
             check_sampled(sampled)
         except Exception:
-            self._flights.clear()  # those behind it have gone on from what it did not bring
+            self._flights.clear()  # later steps were computed from its missing results
             raise
         outcome = StepOutcome(
             _by_request(flight.step, sampled.tolist()),
@@ -128,7 +128,7 @@ class GpuExecutor:
     def _launch(self, step: BegunStep, begun: Event) -> _Flight:
         size, first_rows = self._forward(step)
         prompt_logprobs = self._score_prompts(step, first_rows.tolist())
-        known = self._sequences.num_known_rows(step)  # masks were made meanwhile
+        known = self._sequences.num_known_rows(step)  # masks were made in the meantime
         self._sample(step, size, known)
         logprobs = self._score_sampled(step)
         sampled = self._device.download(self._program.sampled[: step.num_samples])
@@ -137,13 +137,13 @@ class GpuExecutor:
         return _Flight(step, known, sampled, logprobs, prompt_logprobs, begun, done)
 
     def _forward(self, step: BegunStep) -> tuple[StepSize, Int64s]:
-        """Returns the size that it is computed as, and the row of each chunk's first token."""
+        """Run the layers; return the step's size and the row of each chunk's first token."""
         size, first_rows = self._loader.load(step, self._runner)
         self._runner.forward(size)
         return size, first_rows
 
     def _logits_of(self, rows: Int32s) -> torch.Tensor:
-        """Of rows of the step that was asked for last: [rows, V] float32."""
+        """Return the logits of rows of the last launched step: [rows, V] float32."""
         model = self._program.model
         return model.compute_logits(
             model.hidden_of(self._device.upload(rows), self._program.residual)
@@ -154,17 +154,17 @@ class GpuExecutor:
             self._runner.sample(size)
             return
         sampled = sampled_rows(step, num_known_rows)
-        rows = [_AS_IT_IS] * step.num_samples  # what comes of rows left out is not read
+        rows = [_AS_IT_IS] * step.num_samples  # tokens of rows that are left out are not read
         for place, row in zip(sampled.places, sampled.rows, strict=True):
             rows[place] = row
-        if not any(map(asks_for_change, rows)):  # any more, as behind `min_tokens`
+        if not any(map(asks_for_change, rows)):  # no longer, as after `min_tokens`
             self._runner.sample(size)
             return
         adjusted = adjust(self._program.logits[: size.num_samples], rows)
         self._program.sample(size, adjusted=adjusted)
 
     def _score_sampled(self, step: BegunStep) -> list[_Scored]:
-        """Log probabilities of the tokens just sampled, of requests that asked."""
+        """Score the sampled tokens of requests that asked for log probabilities."""
         scored: list[_Scored] = []
         for (chunk, sequence), places in zip(step.pairs, _sample_places(step), strict=True):
             num_top = sequence.message.params.logprobs
@@ -177,7 +177,7 @@ class GpuExecutor:
         return scored
 
     def _score_prompts(self, step: BegunStep, first_rows: Sequence[int]) -> list[_Scored]:
-        """Prompt log probabilities of requests that asked, a few rows at a time."""
+        """Score the prompts of requests that asked for it, a few rows at a time."""
         scored: list[_Scored] = []
         for (chunk, sequence), first in zip(step.pairs, first_rows, strict=True):
             positions = scored_prompt(chunk, sequence)
@@ -191,12 +191,12 @@ class GpuExecutor:
         return scored
 
     def _score(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> Scores:
-        """On its way to the host."""
+        """Start copying scores to the host."""
         return Scores._make(map(self._device.download, score(logits, tokens, num_top)))
 
 
 def _sample_places(step: BegunStep) -> list[range]:
-    """Which of the step's sampled rows are each chunk's."""
+    """Return the indices of each chunk's rows among the step's sampled rows."""
     bounds = accumulate((chunk.num_samples for chunk in step.plan.chunks), initial=0)
     return [range(first, end) for first, end in pairwise(bounds)]
 

@@ -1,6 +1,6 @@
 """The first forward pass on a GPU; see `legato.executor.first_pass`.
 
-All ranks of a divided model call it, and come to the same result.
+All ranks of a divided model call it, and get the same result.
 """
 
 import torch
@@ -14,10 +14,12 @@ from legato.gpu.step_program import StepProgram
 
 @torch.inference_mode()
 def check_first_pass(program: StepProgram, device: Device, *, max_len: int) -> None:
-    """Compute a few tokens from all over the vocabulary; raises `UnsupportedModelError`.
+    """Check that a first forward pass is finite; raises `UnsupportedModelError`.
+
+    It computes a few tokens from all over the vocabulary.
 
     Args:
-        max_len: positions that the model, and the cache, have.
+        max_len: positions of the model and of the cache.
     """
     model = program.model
     vocab_size, num_layers = model.spec.vocab_size, model.spec.num_layers

@@ -1,4 +1,4 @@
-"""Blocks of a GPU's cache in host memory, copied while the GPU computes."""
+"""Swapped blocks of a GPU's cache in host memory, copied while the GPU computes."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -11,29 +11,29 @@ from legato.core.plan import BlockMove
 from legato.gpu.device import Device
 
 _MOST = 64
-"""Blocks that are copied at a stroke, by way of as much memory again."""
+"""Blocks copied at once; the copy needs as much memory again."""
 
 
 class HostBlocks:
-    """As many blocks as `num_slots`, in memory that the device reaches by itself.
+    """`num_slots` blocks in host memory that the device can copy by itself.
 
-    All copies are asked of the device's second stream, one behind the other. What goes out is
-    gathered before the next step may write there; what comes in is on its way while the step before
-    is computed, and takes its place behind that.
+    All copies run on the device's second stream, in order. Blocks to swap out are gathered before
+    the next step may overwrite them. Blocks to swap in are copied while the step before is
+    computed, and put in place after it.
 
     Args:
-        blocks: of the cache, [layers, 2, num_blocks, numbers of a block].
+        blocks: the cache, [layers, 2, num_blocks, numbers of a block].
     """
 
     def __init__(self, device: Device, blocks: torch.Tensor, num_slots: int) -> None:
         self._device = device
         self._blocks = blocks.permute(2, 0, 1, 3)
-        # What is copied at once is side by side.
+        # Values that are copied together are adjacent.
         shape = num_slots, *self._blocks.shape[1:]
         self._slots = device.host_tensor(*shape, dtype=blocks.dtype)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        """Have copies made, in their order, before the next step."""
+        """Launch copies, in this order, before the next step."""
         for to_host, group in groupby(moves, attrgetter("to_host")):
             alike = list(group)
             for first in range(0, len(alike), _MOST):

@@ -1,4 +1,4 @@
-"""Projections whose weights are not of the model's dtype."""
+"""Projections with weights in another format than the model's dtype."""
 
 import torch
 import torch.nn.functional as F
@@ -9,14 +9,14 @@ from legato.model.quantization import BLOCK, QuantizedWeight
 
 _HALF = BLOCK // 2
 _MOST_ROWS = 512
-"""Of a product with codes; for more, making a plain matrix of the codes first is less work."""
+"""Most rows of a product with codes; for more rows, dequantizing the matrix first is less work."""
 
 
 class QuantizedLinear(nn.Module):
-    """A projection whose weights stay in codes: they are read, not what they stand for.
+    """A projection that keeps its weights quantized, so that a step reads only codes.
 
-    Some rows, such as those of decodes, are multiplied with them as they are. For more, and for
-    float32, which tensor cores do not have, they are written out in the rows' dtype first.
+    A few rows, such as those of decodes, are multiplied with the codes directly. For more rows, and
+    for float32, which tensor cores lack, the weights are dequantized to the rows' dtype first.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class QuantizedLinear(nn.Module):
         self.shape = weight.shape
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[T, in] to [T, out]."""
+        """Map [T, in] to [T, out]."""
         weight = (self._codes, self._scales, self._minima)
         if len(rows) > _MOST_ROWS or rows.dtype == torch.float32:
             plain = rows.new_empty(self.shape)
@@ -46,7 +46,7 @@ class QuantizedLinear(nn.Module):
 
 
 class Fp8Linear(nn.Module):
-    """A projection of 8-bit floats: each output has a scale, and so has each row that comes in.
+    """A projection in 8-bit floats, with a scale for each output and for each input row.
 
     Args:
         weight: [out, in], both multiples of 16, on the device.
@@ -63,7 +63,7 @@ class Fp8Linear(nn.Module):
         self._bias: torch.Tensor | None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[T, in] to [T, out]."""
+        """Map [T, in] to [T, out]."""
         values, scales = rounded(rows)
         output: torch.Tensor = torch._scaled_mm(
             values,
@@ -76,7 +76,7 @@ class Fp8Linear(nn.Module):
 
 
 def rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float8_e4m3fn [T, K], and float32 [T, 1] to multiply it by."""
+    """Return float8_e4m3fn [T, K], and their factors, float32 [T, 1]."""
     values = torch.empty_like(rows, dtype=torch.float8_e4m3fn)
     scales = rows.new_empty(len(rows), 1, dtype=torch.float32)
     round_rows(rows, values, scales)
@@ -84,7 +84,7 @@ def rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def packed(weight: QuantizedWeight) -> torch.Tensor:
-    """Its codes as `legato.gpu.kernels.quantized.multiply` reads them."""
+    """Return its codes in the layout of `legato.gpu.kernels.quantized.multiply`."""
     if weight.bits == 8:
         return weight.codes.contiguous()
     halves = weight.codes.reshape(len(weight.codes), -1, 2, _HALF)

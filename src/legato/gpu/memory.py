@@ -1,4 +1,4 @@
-"""What steps take of a GPU's memory, and what they leave to the cache."""
+"""Measures the memory that steps take on a GPU, and the rest that the cache gets."""
 
 import torch
 
@@ -13,15 +13,16 @@ from legato.gpu.warm_up import run_step
 def free_for_cache(
     program: StepProgram, runner: GraphRunner, device: Device, utilization: float
 ) -> int:
-    """Bytes that a share of the device's memory holds beside all else: those of the cache.
+    """Return the bytes that remain for the cache in a share of the device's memory.
 
-    All else is what is in use now, by others too, but for the cache that `program` has; what the
-    largest step takes in passing; and what graphs keep, which is what their largest step takes.
+    The share also holds the memory in use now, by other processes too, without the cache of
+    `program`; the temporary memory of the largest step; and the memory that graphs keep, which is
+    the temporary memory of their largest step.
 
     Args:
-        utilization: as of `CacheConfig.gpu_memory_utilization`.
+        utilization: as in `CacheConfig.gpu_memory_utilization`.
     """
-    run_step(program, device, program.largest)  # libraries take their part before it is measured
+    run_step(program, device, program.largest)  # libraries allocate memory of their own first
     sizes = program.largest, runner.largest
     in_passing = [_taken_bytes(program, device, size) for size in sizes]
     device.forget_peak()
@@ -32,7 +33,7 @@ def free_for_cache(
 
 
 def _taken_bytes(program: StepProgram, device: Device, size: StepSize) -> int:
-    """By a step, beyond what it leaves behind."""
+    """Return the temporary memory of a step."""
     device.forget_peak()
     before = device.memory.peak
     run_step(program, device, size)

@@ -1,8 +1,8 @@
 """Ranks of a model that is divided among GPUs.
 
-Each has a part of the model and of the cache, and computes every step from the same inputs, of
-which rank 0 tells the others. What a GPU waits for, no other rank can end: where one of them
-fails in what all have begun, all processes end.
+Each rank has a part of the model and of the cache, and computes every step from the same inputs,
+which rank 0 sends. No rank can end the wait of another rank's GPU, so if one fails in a step that
+all have begun, all processes end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from legato.model.communicator import RankLostError
 
 
 class LeadExecutor(GpuExecutor):
-    """Rank 0's, which has the scheduler and samples; see `GpuExecutor`."""
+    """Rank 0's executor; it has the scheduler and samples. See `GpuExecutor`."""
 
     def __init__(
         self,
@@ -66,19 +66,19 @@ class LeadExecutor(GpuExecutor):
         try:
             yield
         except BaseException as error:
-            self._followers.give_up()  # they wait for what this rank has not asked of its GPU
+            self._followers.give_up()  # they wait for work that this rank has not launched
             if not isinstance(error, Exception):
                 raise
             raise RankLostError(f"rank 0 failed: {error}") from error
 
 
 class GpuFollower:
-    """Any other rank: a `Follower` that has its GPU do what rank 0 has its own do.
+    """A `Follower` on a GPU: it repeats the device work of rank 0.
 
     Args:
-        runner: has graphs of the same steps as rank 0's.
+        runner: has graphs of the same steps as rank 0.
         depth: most steps in flight.
-        num_host_slots: blocks that host memory is kept for.
+        num_host_slots: blocks of swap space in host memory.
     """
 
     def __init__(

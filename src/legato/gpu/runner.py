@@ -1,6 +1,6 @@
-"""Steps as graphs: what they ask of the device is recorded once for each size, then replayed.
+"""Runs steps as graphs: each size is recorded once, then replayed.
 
-Asking for ten kernels a layer takes the host longer than a step of decodes takes the device.
+Launching ten kernels a layer takes the host longer than a step of decodes takes the device.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,21 +14,22 @@ from legato.gpu.step_program import StepProgram
 Replay = Callable[[], None]
 
 _MOST_ROWS = 2048
-"""Of a step from a graph. A larger one lasts longer than it takes the host to ask for it."""
+"""Most rows of a recorded step. A larger step takes longer than the host needs to launch it."""
 _FEWEST_CHUNK_ROWS = 16
-"""Rows below which a chunk is no more than narrow tiles."""
+"""A step of fewer rows needs no wide tiles, even with chunks."""
 
 
 class GraphRunner:
-    """A `Runner` that pads steps to a few sizes, for which it has graphs.
+    """A `Runner` that pads steps to a few sizes and has graphs of these.
 
-    The layers are a graph for each number of rows; the logits and then sampling are two for each
-    number of sampled rows. So the numbers of graphs add up, where one a step would multiply them.
-    A step of more rows than any graph has is asked for anew.
+    There is a graph of the layers for each number of rows, and two graphs, of the logits and of
+    sampling, for each number of sampled rows. So the numbers of graphs add up; with a single graph
+    for a step they would multiply. A step of more rows than any graph has is launched kernel by
+    kernel.
 
     Args:
-        rows: numbers that rows and sampled rows are padded to.
-        max_decodes: rows of the largest step without chunks, drafts among them.
+        rows: row counts to which rows and sampled rows are padded.
+        max_decodes: rows of the largest step without chunks, drafts included.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class GraphRunner:
         self._rows = rows
         self._max_decodes = rows.padded(max_decodes)
         self._layers: dict[tuple[int, bool], Replay] = {}  # key rows, and whether there are chunks
-        self._heads: dict[int, Replay] = {}  # key sampled rows, as of the next
+        self._heads: dict[int, Replay] = {}  # key sampled rows, as in the next
         self._samples: dict[int, Replay] = {}
 
     def size(self, num_rows: int, num_samples: int, *, has_chunks: bool) -> StepSize:
@@ -59,13 +60,13 @@ class GraphRunner:
 
     @property
     def largest(self) -> StepSize:
-        """Of the steps that there are graphs for."""
+        """Size of the largest step with a graph."""
         return self.size(
             min(self._program.max_rows, _MOST_ROWS), self._program.max_samples, has_chunks=True
         )
 
     def capture(self) -> None:
-        """Have the graphs. The device computes each of them once; what comes of that is nothing."""
+        """Record all graphs. The device runs each once, with results that are not used."""
         program = self._program
         for size in self._sizes():
             key = size.num_rows, size.has_chunks
@@ -76,12 +77,12 @@ class GraphRunner:
             self._samples[count] = self._graph(partial(program.sample, size))
 
     def _sizes(self) -> Iterator[StepSize]:
-        """The largest first: the others share what memory it takes."""
+        """Yield the largest size first: smaller ones share its memory."""
         for num_rows in reversed(self._rows.up_to(self.largest.num_rows)):
             alone = self.size(num_rows, 0, has_chunks=False)
             mixed = self.size(num_rows, 0, has_chunks=True)
             yield from dict.fromkeys((mixed, alone))
 
     def _graph(self, work: Replay) -> Replay:
-        work()  # its kernels are compiled and loaded, which cannot be recorded
+        work()  # compiles and loads its kernels, which cannot be recorded
         return self._device.capture(work)

@@ -1,4 +1,4 @@
-"""Sampling on the device: what a step says of its sampled rows, and the tokens that come of it."""
+"""Samples on the device: the inputs of sampled rows, and their tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ _ROW = np.dtype(
         ("kind", np.int32),
     ]
 )
-"""A request's settings, as `legato.gpu.kernels.sampling` wants them."""
+"""A request's settings, as in `legato.gpu.kernels.sampling`."""
 
 NUM_WORDS = 8
-"""int32 a sampled row takes in a step's inputs: two float64, then two float32 and two int32."""
+"""int32 of a sampled row in a step's inputs: two float64, then two float32 and two int32."""
 
 
 @dataclass(frozen=True)
 class SamplingInputs:
-    """What the device reads of Q sampled rows: views of one part of a step's inputs."""
+    """The device's inputs for Q sampled rows: views of one part of a step's inputs."""
 
     uniforms: torch.Tensor
     top_ps: torch.Tensor
@@ -41,7 +41,7 @@ class SamplingInputs:
 
     @classmethod
     def of(cls, words: torch.Tensor) -> "SamplingInputs":
-        """Args: words: int32 [NUM_WORDS * Q] that begin at a multiple of 8 bytes."""
+        """Args: words: int32 [NUM_WORDS * Q], starting at a multiple of 8 bytes."""
         doubles, floats, integers = words.view(4, -1).split_with_sizes((2, 1, 1))
         return cls(
             *doubles.view(torch.float64).view(2, -1),
@@ -51,14 +51,14 @@ class SamplingInputs:
 
 
 class SamplingTable:
-    """The settings of the requests that have slots, and their rows of a step's inputs."""
+    """Settings of the requests with slots, and their rows in a step's inputs."""
 
     def __init__(self, num_slots: int) -> None:
         self._settings = np.zeros(num_slots, dtype=_ROW)
         self._seeds = np.zeros(num_slots, dtype=np.int64)
 
     def put(self, slot: int, params: SamplingParams) -> None:
-        """Take in the settings of the request that has `slot` from now on."""
+        """Store the settings of the new request in `slot`."""
         kind = GREEDY if params.is_greedy else DRAWN
         with np.errstate(divide="ignore"):
             lowest_score = np.log2(np.float32(params.min_p))
@@ -73,12 +73,12 @@ class SamplingTable:
         slots: npt.NDArray[np.int32],
         num_output_tokens: npt.NDArray[np.int64],
     ) -> None:
-        """Fill in what `SamplingInputs.of` reads; rows behind the last of `slots` are padding.
+        """Write the inputs for `SamplingInputs.of`; rows after the last of `slots` are padding.
 
         Args:
-            out: [NUM_WORDS * Q], beginning at a multiple of 8 bytes.
+            out: [NUM_WORDS * Q], starting at a multiple of 8 bytes.
             slots: [at most Q], of each row's request.
-            num_output_tokens: as many, those before the token to be sampled, known or not.
+            num_output_tokens: of each row, tokens before the sampled one, known or not.
         """
         rows, settings = slice(len(slots)), self._settings[slots]
         out.fill(0)
@@ -103,16 +103,16 @@ def sample(
     *,
     adjusted: torch.Tensor | None = None,
 ) -> None:
-    """Choose the next token of each row, as `legato.executor.sampler.sample` does.
+    """Sample the next token of each row, as `legato.executor.sampler.sample` does.
 
     Nothing here waits for the device.
 
     Args:
-        logits: [Q, V], as the model gives them; not changed.
-        sample_slots: int32 [Q], where in `last_token` a row's token goes.
+        logits: [Q, V], from the model; not changed.
+        sample_slots: int32 [Q], index in `last_token` of a row's token.
         last_token: int32 [S + 1]; written.
-        sampled: int32 [Q]; written but for padding. `check_sampled` says what may be in it.
-        adjusted: [Q, V], what requests have made of `logits` (`adjust`); None where none asks.
+        sampled: int32 [Q]; written except for padding. `check_sampled` lists its values.
+        adjusted: [Q, V], the logits after adjustments (`adjust`); None without any.
     """
     sample_rows(
         logits if adjusted is None else adjusted,
@@ -130,14 +130,14 @@ def sample(
 
 
 def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """A copy of `logits` [Q, V], the first rows of it changed as `rows` ask; float32 [Q, V]."""
+    """Return a copy of `logits` [Q, V] as float32, its first rows adjusted as `rows` ask."""
     adjusted = logits.to(torch.float32, copy=True)
     adjust_logits(adjusted, rows)
     return adjusted
 
 
 def check_sampled(sampled: npt.NDArray[np.int32]) -> None:
-    """Raise `ValueError` where logits were not finite.
+    """Raise `ValueError` if any row's logits were not finite.
 
     Args:
         sampled: [S], without padding: tokens, or `NO_TOKEN` of `legato.executor.sampler`.

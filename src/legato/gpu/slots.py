@@ -1,26 +1,26 @@
-"""Which row of the device's tables a request has."""
+"""Assigns rows of the device's tables to requests."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
 class Slots:
-    """Rows [0, count), lent to requests for as long as nobody else needs them.
+    """Rows [0, count), kept by requests until other requests need them.
 
-    A request whose row was given to another gets one again when it is next in a step, and that
-    holds nothing of its own.
+    A request that has lost its row gets one again at its next step; a row holds no state of its
+    own.
 
     Args:
-        count: as many as the steps in flight and the next may have requests together.
+        count: at least the requests of the steps in flight and the next step together.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._slots: OrderedDict[str, int] = OrderedDict()  # by when they were last in a step
+        self._slots: OrderedDict[str, int] = OrderedDict()  # ordered by their last step
         self._free = list(reversed(range(count)))
 
     def take(self, request_ids: Sequence[str]) -> list[int]:
-        """A row for each request of a step, no more of them than there are rows."""
+        """Return a row for each request of a step; there are at most `count` requests."""
         assert len(request_ids) <= self.count
         slots = self._slots
         for request_id in request_ids:
@@ -32,7 +32,7 @@ class Slots:
         return [slots[request_id] for request_id in request_ids]
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """Have rows back of requests that have ended, those of others being ignored."""
+        """Take back the rows of ended requests; requests without a row are ignored."""
         for request_id in request_ids:
             slot = self._slots.pop(request_id, None)
             if slot is not None:

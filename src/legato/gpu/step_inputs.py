@@ -1,7 +1,7 @@
-"""What the host tells the device of a step: one run of int32, which one copy takes up.
+"""A step's inputs from the host: one array of int32, which one copy moves to the device.
 
-Where each section lies follows from the step's size alone, so a captured graph finds its inputs.
-Those of sampled rows lie where they always do, so that a graph of these serves any number of rows.
+The place of each section depends only on the step's size, so a captured graph finds its inputs. The
+sections of sampled rows have fixed places, so that their graphs serve any number of rows.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from legato.gpu.work_items import Span, Tiling, WorkList, WorkShape, section_siz
 
 
 class StepSize(NamedTuple):
-    """What a step is computed as; a graph is captured for one.
+    """The size at which a step is computed; a graph is captured for one size.
 
     Attributes:
-        num_rows: P, of which the last may be padding.
-        num_samples: Q, of which the last may be padding.
+        num_rows: P rows; the last may be padding.
+        num_samples: Q sampled rows; the last may be padding.
         has_chunks: whether attention has wide items.
     """
 
@@ -36,18 +36,18 @@ class StepSize(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Views of a step's run of int32, on the device.
+    """Views of a step's inputs, int32, on the device.
 
     Attributes:
-        sampling: how each sampled row's token is chosen.
+        sampling: settings of each sampled row.
         sample_rows: [Q], rows of the step.
-        sample_slots: [Q], where in `last_token` the token goes; that of nobody for padding and for
-            rows behind which more is computed. What stands there behind drafts is not read: the
-            host knows the tokens before it plans the next step.
-        input_source: [P], a token id, or -1 - slot where it is `last_token[slot]`.
-        positions: [P], of each token within its request.
-        slot_mapping: [P], where its key and value go: block id * block size + offset; -1 where
-            nothing is written.
+        sample_slots: [Q], index in `last_token` of the sampled token; the padding slot for padding
+            and for all rows of a chunk but its last. After drafts, the token there is not read: the
+            host knows all tokens before it plans the next step.
+        input_source: [P], a token id, or -1 - slot for the token at `last_token[slot]`.
+        positions: [P], position of each token within its request.
+        slot_mapping: [P], slot of its key and value: block id * block size + offset; -1 for rows
+            that are not written.
         work: attention's items.
     """
 
@@ -62,7 +62,7 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where in the run each section of a step of one size is.
+    """The place of each section in the inputs of a step of one size.
 
     Attributes:
         max_samples: Q of the largest step.
@@ -82,7 +82,7 @@ class Layout:
         return sum(self._section_sizes)
 
     def views(self, words: torch.Tensor) -> StepInputs:
-        """The sections of `words`, int32 [at least num_words], as the device reads them."""
+        """Return the sections of `words`, int32 [at least num_words], as the device reads them."""
         sections = words[: self.num_words].split_with_sizes(self._section_sizes)
         sampling, rows, slots, source, positions, mapping, work = (
             section[used] for section, used in zip(sections, self._used, strict=True)
@@ -98,7 +98,7 @@ class Layout:
         )
 
     def sections(self, words: Int32s) -> list[Int32s]:
-        """The same as the host writes them, in the order of `StepInputs`."""
+        """Return the same sections for the host to write, in the order of `StepInputs`."""
         bounds = pairwise(accumulate(self._section_sizes, initial=0))
         return [
             words[first:end][used] for (first, end), used in zip(bounds, self._used, strict=True)
@@ -106,23 +106,23 @@ class Layout:
 
     @property
     def _section_sizes(self) -> list[int]:
-        # First what has numbers of 8 bytes.
+        # Sections with numbers of 8 bytes come first.
         samples, rows = [_aligned(self.max_samples)] * 2, [_aligned(self.size.num_rows)] * 3
         return [NUM_WORDS * self.max_samples, *samples, *rows, section_size(self.work_shape)]
 
     @property
     def _used(self) -> list[slice]:
-        """What this step uses of each section. An empty one would have no numbers of 8 bytes."""
+        """The used part of each section. An empty one could not be viewed as numbers of 8 bytes."""
         num_rows, num_samples, _ = self.size
         words, samples = slice(NUM_WORDS * max(1, num_samples)), slice(num_samples)
         return [words, samples, samples, *[slice(num_rows)] * 3, slice(None)]
 
 
 class StepRows:
-    """The rows of a step, chunk behind chunk, before they are written anywhere.
+    """The rows of a step, chunk by chunk, before they are written to its inputs.
 
     Args:
-        slots: of the chunks' requests in the device's tables.
+        slots: rows of the chunks' requests in the device's tables.
         block_rows: int32 [blocks] of each chunk's request.
     """
 
@@ -155,15 +155,15 @@ class StepRows:
         return list(map(Span, *(column.tolist() for column in columns)))
 
     def write(self, sections: Sequence[Int32s], sampling: SamplingTable, *, nobody: int) -> None:
-        """Fill in all sections but that of attention's items.
+        """Write all sections except that of attention's items.
 
         Args:
-            sections: of `Layout.sections`.
-            sampling: the settings of the slots' requests.
-            nobody: the slot of padding.
+            sections: from `Layout.sections`.
+            sampling: settings of the requests in the slots.
+            nobody: the padding slot.
         """
         words, sample_rows, sample_slots, input_source, positions, slot_mapping, _ = sections
-        chunk = np.arange(len(self._counts)).repeat(self._counts)  # of each row, as are the next
+        chunk = np.arange(len(self._counts)).repeat(self._counts)  # of each row, like the next
         row = np.arange(len(chunk))
         position = row + (self._starts - self.firsts)[chunk]
         _fill(positions, position, 0)
@@ -179,7 +179,7 @@ class StepRows:
         sampling.write(words, whose, num_output_tokens)
 
     def _places(self, chunk: Int64s, position: Int64s) -> Int64s:
-        """Where in the cache each row's key and value go."""
+        """Return the cache slot of each row's key and value."""
         first_blocks = self._starts // self._block_size
         end_blocks = -(-(self._starts + self._counts) // self._block_size)
         blocks = np.concatenate(
@@ -197,7 +197,7 @@ class StepRows:
         return places
 
     def _sources(self) -> Int64s:
-        """Tokens that the host knows, and slots of those that the step before this one samples."""
+        """Return each row's token, or -1 - slot for a token that the step in flight samples."""
         sources = np.concatenate(
             [sequence.token_ids[chunk.start : chunk.end] for chunk, sequence in self._step.pairs]
         )
@@ -205,18 +205,18 @@ class StepRows:
         known = np.array([sequence.num_tokens for sequence in self._step.sequences])
         ends = self._starts + self._counts - num_drafts
         unknown = ends > known
-        # It is each request's last: no plan goes beyond a token that is yet to come, but by drafts.
+        # Only the last token before drafts can be unknown: no plan goes beyond it but by drafts.
         rows = self.firsts + self._counts - 1 - num_drafts
         sources[rows[unknown]] = -1 - self._slots[unknown]
         return sources
 
 
 class HostStep(NamedTuple):
-    """All that the host tells the device of a step.
+    """A step's inputs from the host to the device.
 
     Attributes:
-        words: int32, as `Layout` has them.
-        table_changes: of `BlockTable.changes`.
+        words: int32, laid out by `Layout`.
+        table_changes: from `BlockTable.changes`.
     """
 
     size: StepSize
@@ -225,7 +225,7 @@ class HostStep(NamedTuple):
 
 
 class StagedInputs:
-    """Host memory that steps are written to while earlier ones may still be copied from it."""
+    """Host memory for steps, of which earlier ones may still be copied to the device."""
 
     def __init__(self, device: Device, num_words: int, count: int) -> None:
         self._words = [device.host_tensor(num_words, dtype=torch.int32) for _ in range(count)]
@@ -233,20 +233,20 @@ class StagedInputs:
         self._turn = 0
 
     def next(self) -> Int32s:
-        """int32 [num_words], of which nothing is being copied; `copy` is of these."""
+        """Return int32 [num_words] that is not being copied; `copy` then copies it."""
         self._turn = (self._turn + 1) % len(self._words)
         self._copied[self._turn].wait()
         words: Int32s = self._words[self._turn].numpy()
         return words
 
     def copy(self, words: torch.Tensor, count: int) -> None:
-        """Have the first `count` taken up to `words` on the device."""
+        """Start copying the first `count` numbers to `words` on the device."""
         words[:count].copy_(self._words[self._turn][:count], non_blocking=True)
         self._copied[self._turn].record()
 
 
 def _aligned(num_words: int) -> int:
-    """A multiple of 16 bytes: Triton compiles a kernel anew for a pointer that is at none."""
+    """Round up to a multiple of 16 bytes: Triton compiles anew for an unaligned pointer."""
     return -(-num_words // 4) * 4
 
 

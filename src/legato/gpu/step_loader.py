@@ -1,4 +1,4 @@
-"""Has the device's tables and inputs be those of the next step."""
+"""Loads the next step's inputs and table changes into the device."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,11 +17,11 @@ from legato.gpu.work_items import write_work
 
 
 class StepLoader:
-    """What is known here of the device's tables, and the memory that inputs are copied from.
+    """The host's view of the device's tables, and the memory that inputs are copied from.
 
     Args:
-        depth: steps that may be in flight while another is loaded, which counts, too.
-        tell: is told of each step; what it is told may be read until it returns.
+        depth: steps that may be in flight, including the step being loaded.
+        tell: called with each step; it may read the step's arrays only until it returns.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class StepLoader:
         self._window = None if None in windows else max(window or 0 for window in windows)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """They have ended."""
+        """Release the slots of ended requests."""
         self._slots.drop(request_ids)
 
     def load(self, step: BegunStep, runner: Runner) -> tuple[StepSize, npt.NDArray[np.int64]]:
-        """Copy a step up, behind what the device was asked for before.
+        """Copy a step to the device, after the work launched before.
 
         Args:
-            runner: says what size it is computed as.
+            runner: chooses the size at which it is computed.
 
         Returns:
             That size, and the row of each chunk's first token.

@@ -1,4 +1,4 @@
-"""What the device does in a step: a function of the step's size, at addresses that stay."""
+"""A step's work on the device: a function of the step's size, at fixed addresses."""
 
 from functools import partial
 from typing import Protocol
@@ -14,13 +14,13 @@ from legato.gpu.work_items import Tiling
 
 
 class Runner(Protocol):
-    """Has a step's two parts done, from graphs or anew.
+    """Runs the two parts of a step, from graphs or kernel by kernel.
 
-    Whatever is between them, on the device or on the host, is the executor's.
+    The executor does the work between the two parts, on the device and on the host.
     """
 
     def size(self, num_rows: int, num_samples: int, *, has_chunks: bool) -> StepSize:
-        """What a step is computed as that has so many rows and sampled rows."""
+        """Return the size at which a step of so many rows and sampled rows is computed."""
         ...
 
     def forward(self, size: StepSize) -> None:
@@ -33,24 +33,24 @@ class Runner(Protocol):
 
 
 class StepProgram:
-    """All that steps read and write on the device, and what they do with it.
+    """The memory of steps on the device, and their work.
 
-    It is a `Runner` too: one that pads nothing, and has everything done anew.
+    It is also a `Runner` without padding and graphs.
 
     Args:
-        blocks: of the cache, as `CacheSpec` describes them, a head's tokens in their order.
-        num_slots: S, requests that have rows in the device's tables.
+        blocks: of the cache, laid out as `CacheSpec` says, with a head's tokens in order.
+        num_slots: S, requests with rows in the device's tables.
         max_blocks: of one request.
         max_rows: P of the largest step.
-        max_samples: Q, likewise.
+        max_samples: Q of the largest step.
 
     Attributes:
-        block_table: int32 [S + 1, max_blocks], the last row that of padding.
-        words: int32, the inputs of the step that is to be computed (`Layout`).
-        residual: float32 [max_rows, E], the residual stream behind the last layer.
+        block_table: int32 [S + 1, max_blocks]; the last row is for padding.
+        words: int32, the inputs of the next step (`Layout`).
+        residual: float32 [max_rows, E], the residual stream after the last layer.
         logits: [max_samples, V] in the model's dtype.
-        last_token: int32 [S + 1], the token that a request was given last.
-        sampled: int32 [max_samples]; `legato.gpu.sampler` says what may be in it.
+        last_token: int32 [S + 1], the last token of each request.
+        sampled: int32 [max_samples]; `legato.gpu.sampler.check_sampled` lists its values.
     """
 
     def __init__(
@@ -105,26 +105,26 @@ class StepProgram:
         return self.layout(size).views(self.words)
 
     def forward(self, size: StepSize) -> None:
-        """From `words` to `residual`, and the logits of the sampled rows."""
+        """Compute `residual` from `words`, and the logits of the sampled rows."""
         self.layers(size)
         self.head(size)
 
     def layers(self, size: StepSize, *, num_layers: int | None = None) -> None:
-        """From `words` to `residual`; all that sampled rows change is `head`, and then `sample`."""
+        """Compute `residual` from `words`; only `head` and `sample` depend on the sampled rows."""
         residual = self.residual[: size.num_rows]
         self.model.compute_step(self.inputs(size), self._memory, residual, num_layers=num_layers)
 
     def head(self, size: StepSize) -> None:
-        """From `residual` to the logits of the sampled rows; no matter how many rows there are."""
+        """Compute logits of the sampled rows from `residual`; independent of the number of rows."""
         if size.num_samples:
             hidden = self.model.hidden_of(self.inputs(size).sample_rows, self.residual)
             self.model.write_logits(hidden, self.logits[: size.num_samples])
 
     def sample(self, size: StepSize, *, adjusted: torch.Tensor | None = None) -> None:
-        """From `logits` to `sampled` and `last_token`.
+        """Compute `sampled` and `last_token` from `logits`.
 
         Args:
-            adjusted: [Q, V], what requests have made of the logits; None where none asks.
+            adjusted: [Q, V], the logits after adjustments; None without any.
         """
         if not size.num_samples:
             return

@@ -1,4 +1,4 @@
-"""Steps before the first, so that the first ones wait for nothing but themselves."""
+"""Runs steps at start-up, so that the first requests do not wait for compilation."""
 
 import torch
 
@@ -11,20 +11,20 @@ from legato.gpu.step_program import StepProgram
 
 @torch.inference_mode()
 def warm_up(program: StepProgram, runner: GraphRunner, device: Device) -> None:
-    """Have kernels compiled, libraries loaded, and graphs captured."""
+    """Compile kernels, load libraries and capture graphs."""
     run_step(program, device, program.largest)
     runner.capture()
     device.synchronize()
-    # The steps had no requests, and what they computed in their place may be no numbers.
+    # The steps had no requests, so their results may be NaN.
     written = program.blocks[:, :, 0]
     for values in (program.words, program.last_token, program.sampled, written):
         values.zero_()
 
 
 def run_step(program: StepProgram, device: Device, size: StepSize) -> None:
-    """Compute a step of no requests, in the first block of a cache that nobody uses yet.
+    """Compute a step without requests, in the first block of a cache that is not in use yet.
 
-    Logits are changed as some requests ask, which takes the most.
+    Its logits are adjusted, since that takes the most memory.
     """
     program.words.zero_()
     program.forward(size)

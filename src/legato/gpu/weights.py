@@ -1,4 +1,4 @@
-"""A checkpoint's weights as a GPU computes with them: plain, in codes, or as 8-bit floats."""
+"""Loads a checkpoint's weights as a GPU computes with them: plain, quantized, or 8-bit floats."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, 
 
 _LEAST_FP8_CAPABILITY = (8, 9)
 _FP8_MULTIPLE = 16
-"""Of both sizes of a matrix of 8-bit floats."""
+"""Divisor of both sizes of a matrix of 8-bit floats."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head"
 
 _Weight = torch.Tensor | QuantizedWeight
 
 
 def check_fp8(dtype: torch.dtype, device: torch.device) -> None:
-    """Raise `ConfigError` where products of 8-bit floats do not run."""
+    """Raise `ConfigError` if products of 8-bit floats do not run here."""
     if dtype != torch.bfloat16:
         raise ConfigError("quantization fp8 computes in bfloat16, which --dtype bfloat16 asks for")
     if device.type != "cuda":
@@ -42,17 +42,17 @@ def check_fp8(dtype: torch.dtype, device: torch.device) -> None:
 def load_weights(
     decoder: Decoder, weights: NamedWeights, *, device: torch.device, is_fp8: bool
 ) -> int:
-    """Fill in a decoder, whose projections are put on the device one at a time.
+    """Load a decoder's weights, and put its projections on the device one at a time.
 
-    Each becomes a `QuantizedLinear` if all of it comes in codes to compute with, and stays plain if
-    it comes in codes in part.
+    A projection becomes a `QuantizedLinear` if all its parts are quantized for computation, and
+    stays plain if only some are.
 
     Args:
-        decoder: whose projections are on the meta device.
-        is_fp8: make 8-bit floats of the plain projections in the layers.
+        decoder: its projections are on the meta device.
+        is_fp8: turn plain projections of the layers into 8-bit floats.
 
     Returns:
-        Bytes of what a step reads.
+        Bytes that a step reads.
     """
     of_part = {name: p for p in _projections(decoder) for name in p.names}
     slots = decoder.checkpoint_slots()
@@ -74,7 +74,7 @@ def load_weights(
 
 
 class _Projection(NamedTuple):
-    """Attributes: path: in the decoder; parts: names in checkpoints, of which it is fused."""
+    """Attributes: path: in the decoder; parts: names in checkpoints of the fused projections."""
 
     path: str
     linear: Linear
@@ -82,7 +82,7 @@ class _Projection(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors in checkpoints."""
+        """Names of all its tensors in checkpoints."""
         kinds = ("weight",) if self.linear.bias is None else ("weight", "bias")
         return [f"{part}.{kind}" for part in self.parts for kind in kinds]
 

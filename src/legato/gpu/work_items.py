@@ -1,17 +1,17 @@
-"""Attention of a step as lists of work items, which the host writes and one kernel runs.
+"""Divides a step's attention into lists of work items, which the host writes and one kernel runs.
 
 A *tile* is some rows of one request: its decode, its drafts, or a slice of its chunk. An *item* is
-a tile and a part of the keys that it sees. Where the tiles would leave processors idle, or one has
-far more keys than others, its keys are split into parts; their results are merged afterwards.
+a tile and a part of the keys that it sees. If the tiles would leave processors idle, or one has far
+more keys than others, its keys are split into parts, with results that are merged afterwards.
 
 There are two kinds of tiles, since a tensor core's product has at least 16 rows, and pays with 128.
 The heads of a group are rows of one product, so that each key is read once for them:
 
-    narrow  16 rows: a token or a few (decodes, drafts, what is left of a chunk)
+    narrow  16 rows: a token or a few (decodes, drafts, the rest of a chunk)
     wide   128 rows: slices of chunks
 
-The lists' lengths depend on the number of the step's rows alone, so a captured graph runs any step
-of its size: an item of no rows is nothing to do.
+The lists' lengths depend only on the step's number of rows, so a captured graph runs any step of
+its size: an item without rows does nothing.
 """
 
 from collections.abc import Sequence
@@ -26,25 +26,25 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 NARROW_ROWS, WIDE_ROWS = 16, 128
-"""Of a product: rows of the tile times heads of a group."""
+"""Rows of a product: rows of the tile times heads of a group."""
 
 ITEM_FIELDS = 8
 """slot, first row, number of rows, position of the first row, first key, end key, scratch row of a
-part's first row or -1 where the keys are not split, and nothing."""
+part's first row (-1 if the keys are not split), unused."""
 
 MERGE_FIELDS = 4
 """first row, number of rows, scratch row of the first row in the first part, number of parts."""
 
 _KEYS = 64
-"""A part, but for the last of a tile, has a multiple of so many keys."""
+"""Each part of a tile, except the last, has a multiple of this many keys."""
 _NARROW_AT_ONCE, _WIDE_AT_ONCE = 3, 1
-"""Programs that a processor holds."""
+"""Programs that fit on a processor."""
 _MOST_WAVES = 4
-"""In which wide items are run, at most, where splitting them is to fill the last wave."""
+"""Most waves of wide items for which tiles are split to fill the last wave."""
 _PART_COST = 128
-"""What a part costs beside its keys, in keys: results to write, and to read and merge."""
+"""Cost of a part beside its keys, in keys: its results are written, read and merged."""
 _SPARE_WIDE = 8
-"""Chunks of a graph's step that need not end with a whole tile."""
+"""Chunks of a graph's step whose last tile may be partial."""
 
 
 class Span(NamedTuple):
@@ -52,8 +52,8 @@ class Span(NamedTuple):
 
     Attributes:
         slot: its row of the device's block table.
-        first_row: of the step.
-        position: of the first row's token in the request.
+        first_row: its first row in the step.
+        position: position of the first row's token in the request.
     """
 
     slot: int
@@ -63,15 +63,15 @@ class Span(NamedTuple):
 
 
 class ListShape(NamedTuple):
-    """What the kernels have to know of a list of items before they know the items.
+    """Properties of a list of items that kernels need before the items are known.
 
     Attributes:
         product_rows: `NARROW_ROWS` or more, or `WIDE_ROWS`.
         tile_rows: most rows of a tile.
-        merge_rows: rows that are merged by one program.
-        part_keys: keys that a part has at least.
+        merge_rows: rows that one program merges.
+        part_keys: fewest keys of a part.
         wave: items that the device runs at once.
-        most_waves: in which tiles are run that are split.
+        most_waves: most waves of items from split tiles.
     """
 
     product_rows: int
@@ -85,22 +85,22 @@ class ListShape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Numbers in its section of a step's inputs."""
+        """Its number of int32 in a step's inputs."""
         return ITEM_FIELDS * self.num_items + MERGE_FIELDS * self.num_merges
 
     @property
     def scratch_rows(self) -> int:
-        """Rows of results that wait to be merged."""
+        """Rows of results before merging."""
         return self.most_waves * self.wave * self.tile_rows
 
 
 WorkShape = tuple[ListShape, ...]
-"""The list of narrow items, and that of wide ones where the step has such."""
+"""The list of narrow items, and the list of wide ones if the step has any."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a model's attention is cut up on a device.
+    """How to divide a model's attention for a device.
 
     Args:
         num_heads: query heads.
@@ -112,11 +112,11 @@ class Tiling:
     num_processors: int
 
     def shape(self, num_rows: int, *, has_chunks: bool) -> WorkShape:
-        """For steps of up to `num_rows` rows.
+        """Return the shape of steps of up to `num_rows` rows.
 
         Args:
-            has_chunks: whether there are wide items. Without them a step's chunks are cut into
-                narrow ones, which is as right and slower.
+            has_chunks: whether there are wide items. Without them, a step's chunks are cut into
+                narrow ones, which is correct but slower.
         """
         group = self.num_heads // self.num_kv_heads
         narrow_rows = max(1, NARROW_ROWS // group)
@@ -150,7 +150,7 @@ class Tiling:
 
     @property
     def narrow_rows(self) -> int:
-        """Rows of a request up to which a step of such alone needs no wide items."""
+        """Most rows of each request in a step that needs no wide items."""
         return self.shape(0, has_chunks=False)[0].tile_rows
 
 
@@ -162,7 +162,7 @@ class WorkList(NamedTuple):
     """One list on the device.
 
     Attributes:
-        items: int32 [num_items, ITEM_FIELDS], those with the most keys first.
+        items: int32 [num_items, ITEM_FIELDS], the items with the most keys first.
         merges: int32 [num_merges, MERGE_FIELDS].
     """
 
@@ -172,12 +172,12 @@ class WorkList(NamedTuple):
 
 
 def section_size(shape: WorkShape) -> int:
-    """Numbers that the lists take in a step's inputs."""
+    """Return the number of int32 that the lists take in a step's inputs."""
     return sum(part.size for part in shape)
 
 
 def work_lists(section: torch.Tensor, shape: WorkShape) -> tuple[WorkList, ...]:
-    """The lists in a step's inputs on the device: views of `section`, int32 [section_size]."""
+    """Return the device's lists in a step's inputs: views of `section`, int32 [section_size]."""
     lists: list[WorkList] = []
     start = 0
     for part in shape:
@@ -200,10 +200,10 @@ def write_work(
     """Write a step's items.
 
     Args:
-        section: int32 [section_size], of the step's inputs in host memory.
-        shape: of at least as many rows as the spans have together.
-        sliding_window: the widest of any layer, None where one sees all keys. A layer with a
-            narrower one leaves out more.
+        section: int32 [section_size], in the step's inputs in host memory.
+        shape: for at least as many rows as the spans have together.
+        sliding_window: the widest of any layer; None if a layer sees all keys. A layer with a
+            narrower window skips more.
     """
     section[:] = 0
     tiles = np.array(spans, dtype=np.int64).reshape(-1, len(Span._fields))
@@ -218,7 +218,7 @@ def write_work(
 
 
 def _cut(tiles: Int64s, most_rows: int) -> Int64s:
-    """Tiles [N, 4], as `Span` has them, into ones of no more rows."""
+    """Cut tiles [N, 4], as in `Span`, into tiles of at most `most_rows` rows."""
     slot, first_row, num_rows, position = tiles.T
     if not len(tiles) or num_rows.max() <= most_rows:
         return tiles
@@ -228,7 +228,7 @@ def _cut(tiles: Int64s, most_rows: int) -> Int64s:
 
 
 def _pieces(lengths: Int64s, most: Int64s | int) -> tuple[Int64s, Int64s]:
-    """Whose each piece is, and where in it it begins, when lengths [N] are cut into such pieces."""
+    """Cut lengths [N] into pieces of at most `most`; return each piece's owner and its start."""
     counts = -(-lengths // most)
     owner = np.arange(len(lengths)).repeat(counts)
     index = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
@@ -236,7 +236,7 @@ def _pieces(lengths: Int64s, most: Int64s | int) -> tuple[Int64s, Int64s]:
 
 
 def _largest(values: Int64s, count: int) -> npt.NDArray[np.bool_]:
-    """Which of them are the `count` largest."""
+    """Return a mask of the `count` largest values."""
     chosen = np.zeros(len(values), dtype=bool)
     chosen[np.argsort(-values, kind="stable")[:count]] = True
     return chosen
@@ -253,13 +253,13 @@ def _write_list(
     if sliding_window is not None:
         first_key = np.maximum(0, position + 1 - sliding_window)
     part_keys = _part_keys(end - first_key, shape)
-    tile, offset = _pieces(end - first_key, part_keys)  # [items], as are the next
+    tile, offset = _pieces(end - first_key, part_keys)  # [items], like the next arrays
     low = first_key[tile] + offset
     high = np.minimum(low + part_keys[tile], end[tile])
     is_part = (end - first_key > part_keys)[tile]
     scratch = np.where(is_part, (is_part.cumsum() - 1) * shape.tile_rows, -1)
     items = [slot[tile], first_row[tile], num_rows[tile], position[tile], low, high, scratch]
-    # The longest first, so that none of them begins when the others are done.
+    # The longest items first, so that none starts when all others are done.
     order = np.argsort(low - high, kind="stable")
     rows = section[: ITEM_FIELDS * len(tile)].reshape(-1, ITEM_FIELDS)
     for field, values in enumerate(items):
@@ -273,9 +273,9 @@ def _write_list(
 
 
 def _part_keys(num_keys: Int64s, shape: ListShape) -> Int64s:
-    """Keys of a part of each tile, such that all are done soonest.
+    """Choose the keys in a part of each tile so that all items end soonest.
 
-    The parts of tiles that are split are no more than `most_waves * wave` together.
+    Split tiles have at most `most_waves * wave` parts together.
     """
     best, soonest = num_keys, np.inf
     for num_waves in range(1, shape.most_waves + 1):
@@ -291,7 +291,7 @@ def _part_keys(num_keys: Int64s, shape: ListShape) -> Int64s:
 
 
 def _write_merges(section: Int32s, merge_rows: int, split: Int64s) -> None:
-    """One entry for every `merge_rows` rows of the tiles that were split, [N, MERGE_FIELDS]."""
+    """Write an entry for every `merge_rows` rows of the split tiles, [N, MERGE_FIELDS]."""
     first_row, num_rows, scratch, counts = split.T
     tile, offset = _pieces(num_rows, merge_rows)
     entries = section[: MERGE_FIELDS * len(tile)].reshape(-1, MERGE_FIELDS)

@@ -1,1 +1,1 @@
-"""Floor 4: forms that outputs must have: from what a request says to which tokens may come next."""
+"""Floor 4: grammars of outputs: from a request's form to the tokens that may come next."""

@@ -1,4 +1,4 @@
-"""Finds out whether a form can be met, before an engine is asked to."""
+"""Checks that a form of output can be satisfied, before a request reaches an engine."""
 
 import re
 from collections.abc import Callable
@@ -24,16 +24,16 @@ _SCHEMA = "failed to compile JSON schema: "
 _EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 _CAUSE = re.compile(r"^error: (.+)", re.MULTILINE)
 _EXPLAINED = (("NoExtension", "no output at all satisfies it"),)
-"""Key what llguidance says, value what that means."""
+"""Key the start of llguidance's error, value its meaning."""
 
 
 class GrammarChecker:
-    """Compiles forms as an engine will.
+    """Compiles forms as an engine would.
 
-    It takes the time and the memory that they make it take, up to the limits of `compile_grammar`.
+    A form may take time and memory up to the limits of `compile_grammar`.
 
     Args:
-        vocabulary: asked for when the first form is to be checked.
+        vocabulary: called when the first form is checked.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
@@ -41,18 +41,18 @@ class GrammarChecker:
         self._worker = Worker("checks", stack_bytes=CHECK_STACK_BYTES)
 
     def resolved(self, params: SamplingParams) -> SamplingParams:
-        """The same with the form of the output, if there is one, as `resolve` gives it."""
+        """Return the parameters with their form of output, if any, as `resolve` returns it."""
         if params.structured_outputs is None:
             return params
         form = self.resolve(params.structured_outputs)
         return msgspec.structs.replace(params, structured_outputs=form)
 
     def resolve(self, outputs: StructuredOutputs) -> StructuredOutputs:
-        """The same form as a grammar, which compiles.
+        """Return the form as a grammar that compiles.
 
         Raises:
-            InvalidRequestError: it cannot be met. `param` names the field, and the message the
-                place in it.
+            InvalidRequestError: the form cannot be satisfied. `param` names the field, and the
+                message says where in the field.
         """
         source = grammar_source(outputs, self._special_tokens)
         self._check_spelling(outputs)
@@ -84,7 +84,7 @@ class GrammarChecker:
             raise InvalidRequestError(message, param="structured_outputs.json")
 
     def _compile(self, source: str) -> None:
-        """As far as the first token, on a stack that an engine's is many times as deep as."""
+        """Compile up to the first token, on a stack many times smaller than an engine's."""
         self._worker.submit(self._try, source).result()
 
     def _try(self, source: str) -> None:
@@ -116,7 +116,7 @@ class GrammarChecker:
 
 
 def _told(error: str) -> str:
-    """What llguidance says, without where that is in a text that the client has not seen."""
+    """Shorten llguidance's error, without positions in a text that the client has not seen."""
     for said, meaning in _EXPLAINED:
         if error.startswith(said):
             return meaning

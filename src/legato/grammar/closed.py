@@ -1,8 +1,8 @@
-"""Objects without properties that their schema does not name.
+"""Forbids properties of an object that its schema does not name.
 
-JSON schemas allow those wherever `additionalProperties` is not said. But a small model that is free
-to do so makes up one property after the other until its tokens run out, and who leaves the keyword
-out seldom means that; xgrammar, vLLM's default, reads schemas in the same way.
+JSON Schema allows them unless `additionalProperties` says otherwise. But a small model that may add
+properties invents them until its tokens run out, and authors who omit the keyword seldom mean to
+allow them; xgrammar, vLLM's default, reads schemas in the same way.
 """
 
 from typing import Any
@@ -13,19 +13,20 @@ _TOLD = frozenset({"additionalProperties", "patternProperties"})
 _COMBINING = frozenset(
     {"allOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
 )
-"""Under these, the properties of an object may be named at several places."""
+"""Keywords under which the properties of one object may be named at several places."""
 _COMBINED = frozenset({"$ref", "anyOf", "oneOf"})
-"""Under these, too, where properties stand beside them."""
+"""Keywords that do so too beside `properties`."""
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with `additionalProperties: false` where it names properties and says no other.
+    """Return the schema with `additionalProperties: false` where it says nothing about others.
 
-    One that combines schemas of an object is returned as it is: each names a part of it only.
+    A schema that combines schemas of one object is returned unchanged: each names only a part of
+    it.
     """
     try:
         made: dict[str, Any] = _closed(schema)
-    except (_CombinedError, RecursionError):  # too deep: the compiler says so
+    except (_CombinedError, RecursionError):  # too deep: the compiler reports that
         return schema
     return made
 
@@ -46,7 +47,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _is_open(schema: dict[str, Any]) -> bool:
-    """Whether it says nothing of properties that it does not name, and needs none of them."""
+    """Whether a schema names properties, says nothing about others and requires no others."""
     properties = schema.get("properties")
     if not isinstance(properties, dict) or schema.keys() & _TOLD:
         return False

@@ -1,4 +1,4 @@
-"""Compiling a grammar, within bounds of time and memory that hold for each step of it, too."""
+"""Compiles grammars, with limits of time and memory that also hold for each step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,40 +16,40 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-"""A few milliseconds a step and some ten megabytes a request, for what is made to take the most."""
+"""At most a few milliseconds a step and some ten megabytes a request, for the worst grammars."""
 
 
 STACK_BYTES = 32 * 2**20
-"""Of threads in which grammars that have been checked are compiled and used."""
+"""Stack of threads that compile and use checked grammars."""
 CHECK_STACK_BYTES = 4 * 2**20
-"""Of the thread that checks them: what recurses too deep ends the process that does that. It holds
-some 300 definitions, each of which refers to the next."""
+"""Stack of the thread that checks grammars: recursion beyond it ends the process. It is enough for
+some 300 definitions that each refer to the next."""
 
 
 class GrammarError(ValueError):
-    """A grammar that does not compile, that nothing fits, or that takes too much."""
+    """A grammar does not compile, has no output, or takes too much time or memory."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A compiled grammar, somewhere in an output.
+    """A compiled grammar at some position in an output.
 
     Attributes:
-        matcher: where it is; moved by whoever uses it.
-        end: the token that stands for the end of the output in masks, behind all others.
+        matcher: the position; its user moves it.
+        end: the token that stands for the end of the output in masks, after all others.
     """
 
     matcher: LLMatcher
     end: int
 
     def copied(self) -> "Grammar":
-        """One that moves by itself; takes some ten microseconds."""
+        """Return a copy that moves independently; takes some ten microseconds."""
         return Grammar(self.matcher.deep_copy(), self.end)
 
 
 @contextmanager
 def raising_no_panic() -> Iterator[None]:
-    """Raise a panic of Rust, which is no `Exception`, as a `RuntimeError`."""
+    """Raise a panic of Rust as a `RuntimeError`; the panic itself is no `Exception`."""
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit):
@@ -59,13 +59,13 @@ def raising_no_panic() -> Iterator[None]:
 
 
 def compile_grammar(tokenizer: LLTokenizer, source: str) -> Grammar:
-    """A grammar before the first token; other threads run meanwhile.
+    """Compile a grammar, before its first token; other threads run meanwhile.
 
     Args:
         source: Lark, or llguidance's JSON.
 
     Raises:
-        GrammarError: its message is llguidance's.
+        GrammarError: with llguidance's message.
     """
     try:
         with raising_no_panic():

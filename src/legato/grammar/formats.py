@@ -1,8 +1,8 @@
-"""Formats of strings that llguidance holds less strictly than validators do.
+"""Patterns for string formats that llguidance checks less strictly than validators do.
 
-Each gets a pattern that weeds out what its own lets through: the 29th of February in a year that
-has none, leap seconds, which most languages' clocks do not know, and what is too long for a mailbox
-or a host. What remains is right by the format, if not all that is.
+Each pattern excludes strings that llguidance's own lets through: the 29th of February outside leap
+years, leap seconds, which most languages' clocks do not support, and too long mailboxes and hosts.
+All strings that remain are valid, but not all valid strings remain.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ _DAY = f"^(?:[0-9]{{4}}-(?:0[13-9]|1|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
 
 
 def _host(most_chars: int) -> str:
-    """Up to five labels, each of at most so many characters.
+    """Return a pattern of up to five labels of at most `most_chars` characters each.
 
-    Without hyphens at a label's third and fourth place, which announce what only a decoder can
-    check. Counting each label by itself takes a fifth of the time that an intersection takes.
+    Hyphens at a label's third and fourth place are excluded: they announce encodings that only a
+    decoder can check. Limiting each label takes a fifth of the time that an intersection takes.
     """
     one, other = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
     rest = f"(?:{other}{{0,{most_chars - 5}}}{one})?"
@@ -36,16 +36,16 @@ _BESIDE = {
     "date-time": [_DAY, "^.{17}[0-5]"],
     "time": ["^.{6}[0-5]"],
 }
-"""Key a format, value patterns that its strings have to fit as well."""
+"""Key a format, value patterns that its strings must match too."""
 _INSTEAD = {
     "email": [f"^(?:{_MAILBOX})@{_host(36)}$"],
     "hostname": [f"^{_host(49)}$"],
 }
-"""Patterns that say all of a format."""
+"""Key a format, value patterns that replace llguidance's own."""
 
 
 def with_strict_formats(schema: Any) -> Any:
-    """The schema with what its formats need beside them."""
+    """Return the schema with the patterns of its formats added."""
     if not isinstance(schema, dict):
         return schema
     made = mapped(schema, with_strict_formats)

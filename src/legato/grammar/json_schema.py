@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance is to read them."""
+"""Prepares JSON schemas for llguidance."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from legato.grammar.formats import with_strict_formats
 
 
 def guided(schema: dict[str, Any], options: dict[str, Any], *, is_lenient: bool) -> dict[str, Any]:
-    """The schema in a rule's `%json`.
+    """Return the schema for a rule's `%json`.
 
     Args:
-        options: llguidance's own, of whitespace.
-        is_lenient: whether what llguidance does not know is left out, and alternatives of `oneOf`
-            may overlap.
+        options: llguidance's own, for whitespace.
+        is_lenient: whether to ignore keywords unknown to llguidance, and let alternatives of
+            `oneOf` overlap.
     """
     guidance = options | {"lenient": is_lenient, "coerce_one_of": is_lenient}
     return {**_strict(closed(schema)), "x-guidance": guidance}
@@ -21,6 +21,6 @@ def guided(schema: dict[str, Any], options: dict[str, Any], *, is_lenient: bool)
 def _strict(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         made: dict[str, Any] = with_strict_formats(schema)
-    except RecursionError:  # too deep: the compiler says so
+    except RecursionError:  # too deep: the compiler reports that
         return schema
     return made

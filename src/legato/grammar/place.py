@@ -1,4 +1,4 @@
-"""Where in a JSON schema that cannot be compiled the fault is."""
+"""Locates the fault in a JSON schema that does not compile."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,11 +9,11 @@ _MOST_TRIED = 500
 
 
 def faulty_place(schema: dict[str, Any], is_faulty: Callable[[dict[str, Any]], bool]) -> str:
-    """JSON pointer of the innermost schema that has the fault of the outermost by itself.
+    """Return the JSON pointer of the innermost schema with the fault of the outermost.
 
     Args:
-        is_faulty: of a schema with the outermost one's definitions; asked a bounded number of
-            times.
+        is_faulty: whether a schema, given the outermost one's definitions, has that fault; called a
+            bounded number of times.
     """
     place, within = "#", schemas_within(schema)
     definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
@@ -28,7 +28,7 @@ def faulty_place(schema: dict[str, Any], is_faulty: Callable[[dict[str, Any]], b
 
 
 def schemas_within(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Those directly in it, each behind its part of a JSON pointer; definitions come first."""
+    """Yield direct subschemas, each after its part of a JSON pointer; definitions come first."""
     for name in NAMED:
         named = schema.get(name)
         if isinstance(named, dict):

@@ -1,4 +1,4 @@
-"""JSON schemas that refer to themselves without a base case: no value is ever finished."""
+"""Finds JSON schemas that refer to themselves without a base case, so that no value ends."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ ENDLESS = "no output at all satisfies it: it refers to itself without end"
 _UNUSED = tuple(f"/{name}/" for name in DEFINITIONS)
 
 _Placed = tuple[str, Any]
-"""A part of a JSON pointer, or a whole one, and the schema there."""
+"""A part of a JSON pointer, or a whole one, and the schema at it."""
 
 
 def endless_place(schema: Any) -> str | None:
-    """JSON pointer of the first schema that only an endless value satisfies; None without one.
+    """Return the JSON pointer of the first schema that only an endless value satisfies, or None.
 
-    A schema is finite once all that it needs is: a reference its target, an object its required
-    properties, `anyOf` one of its alternatives. What is not finite in the end needs itself.
+    A schema is finite once all its needs are: a reference needs its target, an object its required
+    properties, `anyOf` one of its alternatives. A schema that never becomes finite needs itself.
     """
     parts = _parts(schema)
     finite = [part for part in parts if part.num_unmet == 0]
@@ -38,9 +38,9 @@ class _Part:
     """One schema.
 
     Attributes:
-        parent: whose place `step` goes on from, None where it is a whole pointer.
-        num_unmet: its own needs that no finite schema meets yet.
-        needs: of others, those that this one may meet.
+        parent: the part whose pointer `step` extends; None if `step` is a whole pointer.
+        num_unmet: its needs that no finite schema meets yet.
+        needs: needs of other schemas that this one may meet.
     """
 
     schema: Any
@@ -65,7 +65,7 @@ class _Need:
 
 
 def _parts(schema: Any) -> list[_Part]:
-    """All schemas that a value may have to satisfy, with their needs; the outermost is first."""
+    """Return the schemas that a value may have to satisfy, outermost first, with their needs."""
     root = _Part(schema, None, "#")
     parts, by_id = [root], {id(schema): root}
 
@@ -90,7 +90,7 @@ def _parts(schema: Any) -> list[_Part]:
 
 
 def _needed(schema: dict[str, Any], root: Any) -> Iterator[list[_Placed]]:
-    """What a value has to satisfy, each as its alternatives."""
+    """Yield what a value must satisfy, each as a list of alternatives."""
     reference = schema.get("$ref")
     target = _target(reference, root) if isinstance(reference, str) else None
     if target is not None:
@@ -127,7 +127,7 @@ def _listed(schema: dict[str, Any], name: str) -> list[_Placed]:
 
 
 def _target(reference: str, root: Any) -> Any:
-    """What a pointer within the document leads to; None where it leads nowhere, or elsewhere."""
+    """Return the schema at a pointer within the document; None if there is none."""
     if reference != "#" and not reference.startswith("#/"):
         return None
     found = root

@@ -1,4 +1,4 @@
-"""From the form that a request asks for to a grammar that llguidance compiles."""
+"""Turns a requested form of output into a grammar that llguidance compiles."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,24 +13,24 @@ from legato.grammar.json_schema import guided
 from legato.grammar.recursion import ENDLESS, endless_place
 from legato.grammar.structural_tag import structural_tag_source
 
-# Without this, llguidance would allow but one spelling in tokens of a text that is known ahead, and
-# ask the tokenizer for it in the midst of a step.
+# Without this, llguidance would allow only one spelling in tokens of a text that is known ahead,
+# and ask the tokenizer for it in the middle of a step.
 _OPTIONS = '%llguidance {"no_forcing": true}'
 _WHITESPACE = r"[ \n\r\t]{1,20}"
-"""A small model that is free to do so writes blanks until its tokens run out."""
+"""Limited: a small model that may write any number of blanks writes them until its tokens end."""
 _MAX_CHARS = 2**18
-"""Of a schema, a pattern, a grammar, a tag or all choices together."""
+"""Limit of a schema, a pattern, a grammar, a tag, or all choices together."""
 
 
 def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) -> str:
-    """The grammar of exactly the outputs that are asked for, for `compile_grammar`.
+    """Return the grammar of exactly the requested outputs, for `compile_grammar`.
 
     Args:
-        special_tokens: texts of the tokens that steer the model; a tag that has one in its
-            beginning or end means the token.
+        special_tokens: texts of tokens that steer the model; such a text at the beginning or end of
+            a tag means the token.
 
     Raises:
-        InvalidRequestError: it is too long, or cannot be read; `param` names the field.
+        InvalidRequestError: the form is too long or malformed; `param` names the field.
     """
     _check_length(outputs)
     match outputs.form:
@@ -51,7 +51,7 @@ def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) ->
 
 
 def rule_of(outputs: StructuredOutputs) -> str | None:
-    """The same as the right side of one rule of a grammar; None where it takes several.
+    """Return the grammar as the right side of one rule; None if it takes several rules.
 
     Raises:
         InvalidRequestError: as `grammar_source`.
@@ -74,7 +74,7 @@ def rule_of(outputs: StructuredOutputs) -> str | None:
 
 
 def parse_json(text: str, name: str) -> Any:
-    """What a field holds as text; `name` is the field's."""
+    """Parse a field's JSON text; `name` is the field's."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -83,7 +83,7 @@ def parse_json(text: str, name: str) -> Any:
 
 
 def json_rule(schema: Any, outputs: StructuredOutputs) -> str:
-    """The right side of a rule for JSON by a schema.
+    """Return the right side of a rule for JSON by a schema.
 
     Raises:
         InvalidRequestError: the schema refers to itself without a base case.
@@ -108,16 +108,16 @@ def _whitespace(outputs: StructuredOutputs) -> dict[str, Any]:
 
 
 def _is_lenient(schema: dict[str, Any]) -> bool:
-    """The one of llguidance's own options that a schema may bring."""
+    """Whether the schema sets `lenient`, the only option of llguidance that a schema may set."""
     options = schema.get("x-guidance")
     return isinstance(options, dict) and options.get("lenient") is True
 
 
 def _as_lark(grammar: str) -> str:
-    """Of Lark as it is, or of GBNF, which llama.cpp's and vLLM's users write."""
+    """Return Lark as it is, and GBNF, the format of llama.cpp and vLLM, as Lark."""
     try:
         lark: str = any_to_lark(grammar)
-    except Exception as error:  # the converter's own, which is not exported
+    except Exception as error:  # the converter's error class is not exported
         param = "structured_outputs.grammar"
         raise InvalidRequestError(f"{param}: {error}", param=param) from error
     return lark
@@ -136,5 +136,5 @@ def _check_length(outputs: StructuredOutputs) -> None:
 
 
 def _lark(rules: str) -> str:
-    """The options stand behind the rules, so that an error's line is the client's own."""
+    """Append the options after the rules, so that line numbers in errors are the client's own."""
     return f"{rules}\n{_OPTIONS}\n"

@@ -1,4 +1,4 @@
-"""Texts of a JSON schema that a vocabulary has no tokens for."""
+"""Finds texts in a JSON schema for which a vocabulary has no tokens."""
 
 from typing import Any
 
@@ -6,28 +6,28 @@ from legato.grammar.place import schemas_within
 from legato.text.vocabulary import Vocabulary
 
 _CONTROL_CHARS = 0x20
-"""Below this JSON writes escapes, which every vocabulary has."""
+"""Characters below this are escaped in JSON; every vocabulary has tokens for escapes."""
 
 
 def missing_bytes(vocabulary: Vocabulary) -> frozenset[int]:
-    """Those that no token has, of all that JSON writes as they are; takes ten milliseconds."""
+    """Return the bytes, of all that JSON writes unescaped, that no token has; takes ten ms."""
     return frozenset(range(_CONTROL_CHARS, 256)).difference(vocabulary.text)
 
 
 def unspelled(schema: Any, missing: frozenset[int]) -> tuple[str, str] | None:
-    """The first text in a constant or a property's name that has a byte no token has.
+    """Return the first constant or property name with a byte that no token has.
 
-    An output can begin with what comes before such a byte, and has no way on from there.
+    An output could begin with the bytes before it, and would have no way to go on.
 
     Args:
-        missing: such bytes.
+        missing: bytes that no token has.
 
     Returns:
-        JSON pointer of the schema that has the text, and the text.
+        JSON pointer of the schema with the text, and the text; None without one.
     """
     try:
         return _found(schema, missing, "#") if missing and isinstance(schema, dict) else None
-    except RecursionError:  # too deep: the compiler says so
+    except RecursionError:  # too deep: the compiler reports that
         return None
 
 
@@ -45,7 +45,7 @@ def _names(schema: dict[str, Any]) -> Any:
 
 
 def _texts(value: Any) -> list[str]:
-    """All that a value of JSON has, names included."""
+    """Return all strings in a JSON value, names included."""
     texts, left = [], [value]
     while left:
         match left.pop():

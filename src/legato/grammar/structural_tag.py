@@ -1,4 +1,4 @@
-"""Text that is free but for what its tags enclose: vLLM's structural tags, old form and new."""
+"""Grammars for vLLM's structural tags, old form and new: free text except inside tags."""
 
 import json
 import re
@@ -21,16 +21,16 @@ _Value = TypeVar("_Value", str, list[Any], dict[str, Any])
 def structural_tag_source(
     tag: Any, options: str, special_tokens: Iterable[str], json_rule: Callable[[Any], str]
 ) -> str:
-    """The grammar of a structural tag.
+    """Return the grammar of a structural tag.
 
     Args:
         tag: {"type": "structural_tag"} with "structures" and "triggers", or with a "format".
         options: a line of Lark.
-        special_tokens: which begin and end tags where their texts do.
-        json_rule: the right side of a rule for JSON by a schema.
+        special_tokens: texts that mean tokens at the beginning or end of a tag.
+        json_rule: returns the right side of a rule for JSON by a schema.
 
     Raises:
-        InvalidRequestError: it is no such tag, or has a part that Legato does not know.
+        InvalidRequestError: the tag is malformed, or has a part that Legato does not support.
     """
     if not isinstance(tag, dict) or tag.get("type", "structural_tag") != "structural_tag":
         raise _invalid('must be an object of "type": "structural_tag"')
@@ -39,7 +39,7 @@ def structural_tag_source(
 
 
 def _new_form(tag: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the old form the new one."""
+    """Convert the old form to the new one."""
     tags = [
         {
             "begin": _field(structure, "begin", str, f".structures[{i}]"),
@@ -52,7 +52,7 @@ def _new_form(tag: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Writer:
-    """Writes a rule of Lark for each part."""
+    """Writes a Lark rule for each part."""
 
     def __init__(self, special_tokens: Iterable[str], json_rule: Callable[[Any], str]) -> None:
         names = sorted(special_tokens, key=len, reverse=True)
@@ -71,11 +71,11 @@ class _Writer:
         return json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *named]})
 
     def _part(self, part: Any, place: str, end: str | None) -> str:
-        """The name of a rule for a part and the text behind it.
+        """Return the name of a rule for a part and the text after it.
 
         Args:
-            end: that text, up to which free text goes; "" where nothing follows at all, and None
-                where what does is written by whoever asks.
+            end: the text after the part, at which free text ends; "" if nothing follows, None if
+                the caller writes the following text itself.
         """
         kind = _field(part, "type", str, place)
         write = getattr(self, f"_write_{kind}", None)
@@ -143,7 +143,7 @@ class _Writer:
         return f"{tag}{repeated} {self._free_text(place, end)}"
 
     def _triggered(self, tag: Any, place: str, triggers: list[Any]) -> str:
-        """The text before a tag, and the tag: it begins where one of the triggers stands."""
+        """Return the free text before a tag, and the tag, which starts with one of the triggers."""
         begin = _field(tag, "begin", str, place)
         trigger = next((t for t in triggers if isinstance(t, str) and begin.startswith(t)), "")
         if not trigger:
@@ -168,7 +168,7 @@ class _Writer:
         return f"{text} {self._literal(end[len(plain) :])}"
 
     def _literal(self, text: str | None) -> str:
-        """A text, in which special tokens are these."""
+        """Return a text as literals and the special tokens in it."""
         pieces, at = [], 0
         for found in self._special.finditer(text or ""):
             pieces += [json.dumps((text or "")[at : found.start()]), found[0]]
@@ -177,7 +177,7 @@ class _Writer:
         return " ".join(piece for piece in pieces if piece != '""') or '""'
 
     def _entries(self, part: Any, name: str, place: str) -> list[tuple[Any, str]]:
-        """What a list holds, and where each of it stands."""
+        """Return the entries of a list with their places."""
         entries = _field(part, name, list, place)
         if not entries:
             raise _invalid(f"{place}.{name} is empty")

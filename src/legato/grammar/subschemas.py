@@ -1,17 +1,17 @@
-"""Which keywords of a JSON schema hold schemas."""
+"""The keywords of a JSON schema that hold schemas."""
 
 from collections.abc import Callable
 from typing import Any
 
 DEFINITIONS = ("$defs", "definitions")
 NAMED = (*DEFINITIONS, "properties", "patternProperties")
-"""One for each name."""
+"""Keywords with one schema for each name."""
 LISTED = ("prefixItems", "allOf", "anyOf", "oneOf")
 SINGLE = ("items", "additionalProperties")
 
 
 def mapped(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """The schema with each of those directly in it changed."""
+    """Return the schema with `change` applied to each direct subschema."""
     made = dict(schema)
     for name in (*NAMED, *LISTED, *SINGLE):
         if name in schema:

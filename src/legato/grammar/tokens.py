@@ -1,4 +1,4 @@
-"""A vocabulary as llguidance knows it."""
+"""Converts a vocabulary for llguidance."""
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -8,10 +8,10 @@ _END = b"<end of output>"
 
 
 class _Tokens:
-    """What `TokenizerWrapper` wraps.
+    """The object that `TokenizerWrapper` wraps.
 
-    Its end is a token of its own behind all others: in a mask it says that the output may end, by
-    whichever tokens a request ends.
+    Its end is a token of its own after all others: in a mask it says that the output may end, with
+    any of the request's end tokens.
     """
 
     bos_token_id = None
@@ -24,7 +24,7 @@ class _Tokens:
         self._most_bytes = 0
 
     def __call__(self, text: bytes) -> list[int]:
-        """Asked only by grammars that force texts: the longest tokens first."""
+        """Tokenize a text, longest tokens first; called only by grammars that force texts."""
         if not self._ids:
             self._ids = {token: token_id for token_id, token in enumerate(self.tokens) if token}
             self._most_bytes = max(map(len, self._ids))
@@ -40,18 +40,18 @@ class _Tokens:
 
 
 def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """All tokens, by the bytes that they add to a text.
+    """Return a tokenizer of all tokens, by the bytes that they add to a text.
 
-    Making it takes 0.1 s for 50 000 tokens, in which no other thread of Python's runs.
+    This takes 0.1 s for 50 000 tokens, during which no other Python thread runs.
     """
     tokens = [vocabulary.token_bytes(token_id) for token_id in range(vocabulary.num_ids)]
     return _tokenizer(tokens, vocabulary)
 
 
 def small_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """As many tokens, of which only single bytes and special ones stand for something.
+    """Return a tokenizer of the same size; only single bytes and special tokens have texts.
 
-    It is made in a tenth of the time. Whether a grammar compiles is the same with it.
+    It takes a tenth of the time, and does not change whether a grammar compiles.
     """
     tokens = [b""] * vocabulary.num_ids
     for token_id in range(vocabulary.num_ids):
@@ -62,12 +62,12 @@ def small_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def special_token_texts(vocabulary: Vocabulary) -> list[str]:
-    """Of those that a grammar can name."""
+    """Return the texts of special tokens that a grammar can name."""
     texts = [vocabulary.token_bytes(token_id) for token_id in vocabulary.special_token_ids]
     return [text.decode() for text in texts if text.startswith(b"<") and text.endswith(b">")]
 
 
 def _tokenizer(tokens: list[bytes], vocabulary: Vocabulary) -> LLTokenizer:
     wrapped = TokenizerWrapper(_Tokens(tokens, sorted(vocabulary.special_token_ids)))
-    # Without slices: they make 0.05 s more of it, and masks hardly faster.
+    # Without slices: they would take 0.05 s more, and make masks hardly faster.
     return LLTokenizer(wrapped, slices=[])

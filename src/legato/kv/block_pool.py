@@ -1,8 +1,8 @@
-"""The free blocks of the KV cache, kept as runs so that a request's blocks lie side by side.
+"""The free blocks of the KV cache, kept as runs so that a request's blocks are adjacent.
 
 Attention reads a run of adjacent blocks in place, as one strided tensor; a request scattered over
-many runs has to be read piece by piece. So a request grows to the right of its last block where it
-can, and a new one is put in the middle of the widest gap, which leaves its neighbours room to grow.
+many runs has to be read piece by piece. So a request grows to the right of its last block if it
+can, and a new request starts in the middle of the widest gap, which leaves its neighbours room.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,17 +20,18 @@ class BlockPool:
         self._is_free = bytearray(num_blocks)
         self._end_of: dict[int, int] = {}  # key start of a free run, value its end
         self._start_of: dict[int, int] = {}  # the other way round
-        # Of each free run -(width * stride + start), among others that are none any more.
+        # Heap of -(width * stride + start) of each free run, and of stale runs.
         self._widest: list[int] = []
         self._stride = num_blocks + 1
         if num_blocks:
             self._release(0, num_blocks)
 
     def allocate(self, count: int, *, after: int | None = None) -> list[int] | None:
-        """Take `count` blocks, right of block `after` where free; None, taking none, if short.
+        """Take `count` blocks, to the right of block `after` if possible.
 
         Returns:
-            The block ids in the order in which tokens should fill them.
+            The block ids in the order in which tokens should fill them; None, taking no block, if
+            too few are free.
         """
         if count > self.num_free:
             return None
@@ -55,7 +56,7 @@ class BlockPool:
             self._release(start, end)
 
     def _take(self, run_start: int, start: int, count: int) -> range:
-        """Cut [start, start + count), or as much of it as there is, out of a free run."""
+        """Cut [start, start + count), or the part within it, out of a free run."""
         run_end = self._end_of.pop(run_start)
         end = min(start + count, run_end)
         # [run_start, start) stays free | [start, end) is handed out | [end, run_end) stays free
@@ -79,7 +80,7 @@ class BlockPool:
         self._insert(start, end)
 
     def _widest_run(self) -> tuple[int, int]:
-        """Start and end of the widest free run, the last of them; there must be one."""
+        """Return the widest free run [start, end), the last of equals; there must be one."""
         while True:
             width, start = divmod(-self._widest[0], self._stride)
             if self._end_of.get(start) == start + width:

@@ -1,4 +1,4 @@
-"""Tells what becomes of the blocks of the tree, by names that routers know."""
+"""Reports changes of the tree's blocks as events, by hashes that routers know."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -16,32 +16,32 @@ from legato.core.kv_events import (
 from legato.kv.prefix_node import Node
 
 _MOST_CAUGHT_UP = 128
-"""Blocks of those that were cached before that one `take` tells: one takes ten microseconds."""
+"""Most blocks cached before the watch that one `take` reports: each takes ten microseconds."""
 
 
 class CacheEvents:
-    """A journal of the tree, kept once it is watched.
+    """A journal of the tree, kept while it is watched.
 
-    Blocks are known by where they lie. One whose parent's hash is not known has none itself: that
-    leaves out all that is below a salt. What was cached before is told in pieces, from the root
-    on; until it is, what is stored below it is left out, too, and comes with it.
+    Blocks are known by their places. A block whose parent has no known hash has none either, which
+    leaves out all blocks below a salt. Blocks cached before the watch are reported in pieces, from
+    the root on. Until then, new blocks below them are left out, and are reported with them.
     """
 
     def __init__(self) -> None:
         self._is_watched = False
         self._events: list[KVEvent] = []
-        # Key where the block lies, in either medium.
+        # Key the block's place in the medium.
         self._hashes: dict[Medium, dict[int, BlockHash]] = {DEVICE: {}, HOST: {}}
-        # Nodes with blocks that are still to be told, and nodes below them; the last comes first.
+        # Nodes whose blocks, and those below them, are still to be reported; the last goes first.
         self._untold: dict[Node, None] = {}
 
     @property
     def has_untold(self) -> bool:
-        """Whether blocks are still to be told that were cached when the watch began."""
+        """Whether blocks that were cached when the watch began are still to be reported."""
         return bool(self._untold)
 
     def watch(self, root: Node) -> None:
-        """Begin, or begin anew, with all that is cached."""
+        """Begin the watch, or begin it anew, with all cached blocks."""
         self._is_watched = True
         self._events = [AllBlocksCleared()]
         for hashes in self._hashes.values():
@@ -49,7 +49,7 @@ class CacheEvents:
         self._untold = dict.fromkeys(root.children.values())
 
     def take(self) -> list[KVEvent]:
-        """Return the events since the last time, and some for blocks that are still to be told."""
+        """Return the events since the last call, and some for blocks still to be reported."""
         room = _MOST_CAUGHT_UP
         while self._untold and room > 0:
             room -= self._catch_up(room)
@@ -57,7 +57,7 @@ class CacheEvents:
         return events
 
     def stored(self, node: Node, start: int = 0) -> None:
-        """The blocks of a node that are computed, from its `start`th on, are where they are."""
+        """Report a node's computed blocks, from its `start`th on, as stored in their places."""
         if self._is_watched:
             self._tell(node, start, node.num_computed_blocks)
 
@@ -83,7 +83,7 @@ class CacheEvents:
         )
 
     def removed(self, places: Iterable[int], *, from_host: bool) -> None:
-        """What was there is not any more; blocks that were not told of are passed over."""
+        """Report blocks as removed from their places; skip blocks that were never reported."""
         if not self._is_watched:
             return
         medium = HOST if from_host else DEVICE
@@ -93,7 +93,7 @@ class CacheEvents:
             self._events.append(BlockRemoved(block_hashes=hashes, medium=medium))
 
     def _catch_up(self, most: int) -> int:
-        """Tell up to `most` blocks of the next untold node; returns their number, at least 1."""
+        """Report up to `most` blocks of the next untold node; return their number, at least 1."""
         node = next(reversed(self._untold))
         known = self._hashes[_medium(node)]
         end = node.num_computed_blocks if node.places else 0
@@ -103,7 +103,7 @@ class CacheEvents:
             del self._untold[node]
             assert node.parent is not None
             if node.parent.parent is not None:
-                # It has been split. With the blocks above it, it comes again.
+                # The node was split. It comes again after the blocks above it.
                 self._untold[node.parent] = None
             return 1
         self._tell(node, start, stop)

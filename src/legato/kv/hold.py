@@ -1,4 +1,4 @@
-"""Blocks of a prompt that stay where they are, whatever becomes of its request."""
+"""Holds, which keep a prompt's blocks even after its request."""
 
 import hashlib
 
@@ -15,22 +15,22 @@ class Hold:
 
         [0, start)            in the cache before, or computed here
         [start, num_arrived)  written by the transfer
-        [num_arrived, end)    on their way
+        [num_arrived, end)    still to arrive
 
-    What is computed here alone has `start` at its end.
+    A prompt that is computed here alone has `start` at its end.
 
     Args:
-        last: the node that the last of the blocks is in.
-        block_ids: all of them, in token order.
-        block_size: tokens of each.
+        last: node of the last block.
+        block_ids: all blocks, in token order.
+        block_size: tokens of each block.
         start: tokens that were found in the cache, computed or not.
 
     Attributes:
-        request_id: whose blocks they are.
-        transfer: what it asked for.
-        prompt_digest: of all that keys and values of its blocks depend on: what another engine
-            computed of another prompt is no use.
-        num_arrived: tokens at its start, as the transfer has told.
+        request_id: the request that the blocks belong to.
+        transfer: the transfer that the request asked for.
+        prompt_digest: digest of everything that the keys and values depend on: another engine's
+            blocks of another prompt are no use.
+        num_arrived: tokens at its start that have arrived, as the transfer reported.
         is_over: nothing more will arrive.
     """
 
@@ -67,22 +67,22 @@ class Hold:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Those at its start that whoever reads the blocks finds there."""
+        """Computed tokens at its start, which a reader of the blocks finds there."""
         return self.last.num_computed_tokens
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that has arrived counts as computed."""
+        """Whether all arrived tokens count as computed."""
         return self.num_computed_tokens >= self.num_arrived
 
     def blocks(self, start: int, end: int | None = None) -> BlockIds:
-        """Of tokens [start, end), which are whole blocks."""
+        """Return the blocks of tokens [start, end), which must be whole blocks."""
         size = self.block_size
         return self.block_ids[start // size : None if end is None else end // size]
 
 
 def prompt_digest(message: AddRequest) -> bytes:
-    """A digest of the prompt and its salt, where "None" is a salt like any other."""
+    """Return a digest of the prompt and its salt; no salt differs from the salt "None"."""
     digest = hashlib.sha256(message.prompt_token_ids.tobytes())
     digest.update(msgspec.msgpack.encode(message.service.cache_salt))
     return digest.digest()

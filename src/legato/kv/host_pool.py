@@ -9,31 +9,31 @@ from legato.kv.prefix_node import Node
 
 
 class HostPool:
-    """Slots of one block each, and the copies that the next step has to begin with.
+    """Slots of one block each, and the copies that the next step must begin with.
 
     Args:
-        num_slots: 0 for none, so that what is evicted is lost; an attribute too.
-        events: is told which blocks come and go.
+        num_slots: number of slots, also an attribute; with 0, evicted blocks are lost.
+        events: journal of the blocks that come and go.
     """
 
     def __init__(self, num_slots: int, events: CacheEvents | None = None) -> None:
         self.num_slots = num_slots
         self._events = events or CacheEvents()
         self._free = list(range(num_slots))
-        # Least recently spilled first. Blocks are evicted, and let go of, from the deepest up, so
-        # that the first one has none below it.
+        # Least recently spilled first. Blocks are evicted, and let go, from the deepest up, so the
+        # first node has none below it.
         self._spilled: OrderedDict[Node, None] = OrderedDict()
         self._moves: list[BlockMove] = []
 
     def take_moves(self) -> tuple[BlockMove, ...]:
-        """The copies to be made, in this order, before anything is written to the blocks."""
+        """Return the copies to make, in this order, before any write to the blocks."""
         moves, self._moves = tuple(self._moves), []
         return moves
 
     def spill(self, node: Node) -> None:
-        """Take over a node that is evicted, or as much of its start as there are slots for.
+        """Take over an evicted node, or as much of its start as there are slots for.
 
-        What is lost for it, or of it, leaves the tree.
+        Its other blocks leave the tree, and so do spilled blocks that make room for it.
         """
         while len(self._free) < node.num_blocks and self._spilled:
             oldest = next(iter(self._spilled))
@@ -55,20 +55,20 @@ class HostPool:
         self._events.stored(node)
 
     def hold(self, node: Node) -> None:
-        """Keep a spilled node, because it is about to be restored."""
+        """Keep a spilled node that is about to be restored."""
         self._spilled.pop(node, None)
 
     def let_go(self, node: Node) -> None:
-        """Give up on restoring a node."""
+        """Undo `hold` for a node that will not be restored."""
         self._spilled[node] = None
 
     def restore(self, node: Node, block_ids: BlockIds) -> None:
-        """Copy a node that is held back, to where it is used from now on."""
+        """Copy a held node's blocks back to `block_ids`, its places from now on."""
         self._moves += map(BlockMove, block_ids, node.places, [False] * len(block_ids))
         self.replace(node, block_ids)
 
     def replace(self, node: Node, block_ids: BlockIds) -> None:
-        """Use blocks with the same contents in the place of those that are held."""
+        """Replace a held node's slots by blocks with the same contents."""
         self._forget(node.places)
         node.places, node.is_spilled = block_ids, False
         self._events.stored(node)

@@ -1,4 +1,4 @@
-"""Which blocks hold each request's keys and values, and which of them requests share."""
+"""Assigns blocks to requests for their keys and values, and shares equal blocks."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,12 +16,12 @@ from legato.kv.prefix_tree import PrefixTree
 
 
 class _Table:
-    """Blocks of one request: those up to `num_shared` are in the tree, the rest are its own.
+    """Blocks of one request: the first `num_shared` are in the tree, the rest are its own.
 
     Attributes:
-        last: the node that the last shared one is in; the tree's root where there is none.
-        block_ids: all of them, in token order. What steps in flight name is never changed: other
-            blocks are another array.
+        last: node of the last shared block; the tree's root if no block is shared.
+        block_ids: all blocks, in token order. Steps in flight refer to this array, so a change
+            makes another array.
         num_full: blocks from the start on that the request has found to be computed.
     """
 
@@ -38,17 +38,17 @@ class KVCacheManager:
     """Block tables over one pool, and a tree of the blocks that may be shared.
 
     A block is free, in the tree, or one request's own. All blocks of a prompt are in the tree from
-    its admission on, before they are computed, so that a request with the same prompt has the same
-    blocks and finds computed what the first one has computed so far. The block of the last token
-    is the request's own: that token is computed in any case, since what follows is sampled from
-    it, and nothing is ever written to a block that is computed. Once it is full, it joins the tree.
+    its admission on, before they are computed, so a second request with the same prompt has the
+    same blocks and uses the tokens computed so far. The block of the last token is the request's
+    own: that token is always computed, since the next token is sampled from it, and a computed
+    block is never written to. Once that block is full, it joins the tree.
 
-    What is let go of while steps are in flight comes free when the last step that may name it has
+    Blocks let go while steps are in flight become free when the last step that may name them has
     landed (`begin_step`, `end_step`).
 
     Args:
-        enable_prefix_caching: False shares nothing and keeps nothing.
-        num_host_slots: blocks that are kept in host memory when they are evicted.
+        enable_prefix_caching: False shares no block and keeps none.
+        num_host_slots: evicted blocks that host memory can keep.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class KVCacheManager:
         self._tree = PrefixTree(self._host, self._events)
         self._tables: dict[str, _Table] = {}  # key request id
         self._num_begun = self._num_ended = 0  # steps
-        self._leaving: deque[tuple[int, _Table]] = deque()  # (number of the last step, what it has)
+        self._leaving: deque[tuple[int, _Table]] = deque()  # (last step that names them, blocks)
         self._holds: dict[str, Hold] = {}  # key request id
         self._new_holds: list[Hold] = []
         self._arriving: set[int] = set()  # blocks
-        # Key request id, value blocks that its transfer may still write to, and no request has.
+        # Key request id, value blocks that its transfer may still write to; no request has them.
         self._quarantined: dict[str, BlockIds] = {}
 
     @property
@@ -89,7 +89,7 @@ class KVCacheManager:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that no request uses, kept for those to come."""
+        """Blocks that no request uses, kept for later requests."""
         return self._tree.num_unused
 
     @property
@@ -98,27 +98,27 @@ class KVCacheManager:
         return 1.0 - self.num_free_blocks / self._pool.num_blocks
 
     def match(self, request: Request) -> Way:
-        """What of a request, which has no blocks, is in blocks that it would share."""
+        """Look up the tokens that a request would share, before it has blocks."""
         end = self._num_shareable(request)
         return self._tree.match(self._sought(request), end)
 
     def fits(self, request: Request, *, spare_blocks: int = 0) -> bool:
-        """Whether a request without blocks would find them, and `spare_blocks` would be left."""
+        """Whether a request without blocks would find them and leave `spare_blocks` free."""
         missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
-        # What others use already takes nothing away; looked up only where it matters.
+        # Blocks that other requests use cost nothing; they are looked up only if that matters.
         return missing <= 0 or missing <= self.match(request).num_used_tokens // self.block_size
 
     def reserve(self, request: Request, found: Way | None = None) -> bool:
-        """Make room for all tokens that a request has once the steps in flight have landed.
+        """Reserve blocks for all tokens that a request has after the steps in flight.
 
-        Blocks with the same tokens are taken where there are. `Request.num_reserved_tokens` tells
-        beforehand where there is nothing to do.
+        Blocks with the same tokens are shared. `Request.num_reserved_tokens` tells beforehand
+        whether there is anything to do.
 
         Args:
-            found: what `match` has just found of it, where it was asked.
+            found: what `match` has just found for the request, if it was called.
 
         Returns:
-            False, and nothing changed, where there are not enough free blocks.
+            whether there were enough free blocks; if not, nothing has changed.
         """
         table = self._tables.get(request.request_id)
         if table is None:
@@ -132,11 +132,11 @@ class KVCacheManager:
     def hold(self, request: Request, found: Way) -> None:
         """Keep the shared blocks of a request, which has just begun, for a transfer.
 
-        Of one that is fetched, those that were not found are nobody's to compute until they have
+        If the request fetches its blocks, no request computes the missing ones until they have
         arrived, or are given up.
 
         Args:
-            found: what `reserve` was given.
+            found: the argument of `reserve`.
         """
         table = self._tables[request.request_id]
         self._tree.join(table.last)
@@ -152,15 +152,15 @@ class KVCacheManager:
         self._arriving.update(hold.blocks(hold.start))
 
     def take_new_holds(self) -> list[Hold]:
-        """Those since the last time, for whoever moves blocks between engines."""
+        """Return the holds since the last call, for transfers between engines."""
         taken, self._new_holds = self._new_holds, []
         return taken
 
     def note_arrived(self, request_id: str, num_tokens: int) -> int:
-        """Of what a request has fetched, its first `num_tokens` tokens are in their blocks.
+        """Record that the first `num_tokens` tokens of a fetching request are in their blocks.
 
         Returns:
-            how many more that is than before.
+            how many of these tokens are new.
         """
         hold = self._holds[request_id]
         num_new = num_tokens - hold.num_arrived
@@ -169,11 +169,11 @@ class KVCacheManager:
         return num_new
 
     def end_arrival(self, request_id: str) -> None:
-        """Nothing more is fetched for a request: what has not arrived is to be computed."""
+        """End a request's fetch; tokens that have not arrived are to be computed."""
         hold = self._holds[request_id]
         hold.is_over = True
         self._arriving.difference_update(hold.blocks(hold.num_arrived))
-        # What has arrived may wait for what comes before it, which the request sees to.
+        # Arrived blocks may wait for earlier ones, which the request computes.
         if hold.is_settled or request_id not in self._tables:
             self.let_go(request_id)
 
@@ -183,10 +183,10 @@ class KVCacheManager:
         return len(hold.blocks(hold.num_arrived)) <= self.num_free_blocks
 
     def quarantine(self, request_id: str) -> bool:
-        """Put other blocks in the place of those that a transfer may write to at any time.
+        """Replace the blocks that a transfer may write to at any time.
 
         Returns:
-            False, and nothing changed, where there are not enough free blocks.
+            whether there were enough free blocks; if not, nothing has changed.
         """
         hold = self._holds[request_id]
         left = hold.blocks(hold.num_arrived)
@@ -208,31 +208,31 @@ class KVCacheManager:
         return True
 
     def end_quarantine(self, request_id: str) -> None:
-        """Free the blocks that a transfer might have written to, which it does no more."""
+        """Free the quarantined blocks of a transfer that writes to them no more."""
         self._pool.free(self._quarantined.pop(request_id))
 
     def let_go(self, request_id: str) -> None:
-        """Keep its blocks no longer for a transfer."""
+        """End the hold on a request's blocks."""
         hold = self._holds.pop(request_id)
         self._arriving.difference_update(hold.blocks(hold.start))
         self._let_go(_Table(hold.last, len(hold.block_ids), hold.block_ids))
 
     def num_hit_tokens(self, request: Request) -> int:
-        """Of a request without blocks, the tokens that it need not compute."""
+        """Return the tokens that a request without blocks need not compute."""
         if request.is_to_be_fetched:
             return self._num_shareable(request)
         return self.match(request).num_tokens
 
     def num_to_come(self, request: Request) -> int:
-        """Tokens that are on their way from other engines, with those of a request that waits."""
+        """Return the tokens to come from other engines, those of a waiting request included."""
         num_absent = self._num_shareable(request) - self.match(request).num_tokens
         return len(self._arriving) * self.block_size + num_absent
 
     def arriving_from(self, request: Request, found: Way | None = None) -> int:
-        """Up to which of its tokens a request may be computed before more has arrived.
+        """Return up to which token a request may be computed before more blocks arrive.
 
         Args:
-            found: what `match` has just found of it, where it has no blocks.
+            found: what `match` has just found for a request without blocks.
         """
         end = request.num_tokens
         if found is None:
@@ -244,30 +244,30 @@ class KVCacheManager:
         return min([end, *self._arriving_tokens(nodes)]) if self._arriving else end
 
     def block_ids(self, request: Request) -> BlockIds:
-        """The request's block table: token i lies in block `i // block_size` of it."""
+        """Return the request's block table: token i is in its block `i // block_size`."""
         return self._tables[request.request_id].block_ids
 
     def block_tables(self, requests: Iterable[Request]) -> list[BlockIds]:
-        """The same of each."""
+        """Return the block table of each request."""
         tables = self._tables
         return [tables[request.request_id].block_ids for request in requests]
 
     def next_block(self, request: Request) -> int:
-        """The block that its next chunk begins in."""
+        """Return the block that the request's next chunk begins in."""
         return self.block_ids(request)[request.num_scheduled_tokens // self.block_size]
 
     def num_computed_tokens(self, request: Request) -> int:
-        """Tokens at its start that are computed in blocks that it shares, by whichever request."""
+        """Return the tokens at its start that any request has computed in its shared blocks."""
         return self._tables[request.request_id].last.num_computed_tokens
 
     def commit(self, request: Request) -> None:
-        """Share what has come to be computed, which is up to `num_computed_tokens`."""
+        """Share the request's blocks that are computed, up to `num_computed_tokens`."""
         if self._is_sharing:
             self._commit(request)
             self._settle()
 
     def release(self, request: Request) -> None:
-        """Let go of all blocks of a request; one that has none is ignored."""
+        """Let go of all blocks of a request; a request without blocks is ignored."""
         table = self._tables.pop(request.request_id, None)
         if table is not None:
             self._let_go(table)
@@ -277,7 +277,7 @@ class KVCacheManager:
 
     def _commit(self, request: Request) -> None:
         table = self._tables[request.request_id]
-        # Of drafts that were right, the request is only told after this.
+        # The request learns the tokens of right drafts only after this.
         num_tokens = min(request.num_computed_tokens, request.num_tokens)
         num_full = num_tokens // self.block_size
         if num_full == table.num_full and not table.last.num_missing:
@@ -289,7 +289,7 @@ class KVCacheManager:
         table.num_full = num_full
 
     def borrow(self, *, fewest: int, most: int) -> list[int]:
-        """Take blocks that hold nothing, for what is no request; none where there are too few."""
+        """Take `fewest` to `most` empty blocks that no request uses; none if there are too few."""
         count = min(most, self._pool.num_free)
         return (self._pool.allocate(count) or []) if count >= fewest else []
 
@@ -298,21 +298,21 @@ class KVCacheManager:
         self._pool.free(block_ids)
 
     def begin_step(self) -> None:
-        """A step is planned, which names blocks that requests have now."""
+        """Record a planned step, which names the present blocks of requests."""
         self._num_begun += 1
 
     def end_step(self) -> None:
-        """The oldest step in flight has landed, or is not going to be computed."""
+        """Record that the oldest step in flight has landed, or will not be computed."""
         self._num_ended += 1
         while self._leaving and self._leaving[0][0] <= self._num_ended:
             self._free(self._leaving.popleft()[1])
 
     def take_moves(self) -> tuple[BlockMove, ...]:
-        """Copies between blocks and host memory, to be made in this order before the next step."""
+        """Return the copies between blocks and host memory to make, in order, before the step."""
         return self._host.take_moves()
 
     def watch(self) -> None:
-        """Have `take_events` report the shared blocks, those that are cached now first."""
+        """Make `take_events` report the shared blocks, first those that are cached now."""
         self._events.watch(self._tree.root)
 
     @property
@@ -321,14 +321,14 @@ class KVCacheManager:
         return self._events.has_untold
 
     def take_events(self) -> list[KVEvent]:
-        """Return the events of shared blocks since the last time; none unless they are watched.
+        """Return the events of shared blocks since the last call; none unless they are watched.
 
         Blocks that were cached when the watch began come a bounded number at a time.
         """
         return self._events.take()
 
     def _settle(self) -> None:
-        """Count as computed what has arrived, as far as all before it is."""
+        """Count arrived tokens as computed if all tokens before them are."""
         if not self._arriving:
             return
         for hold in tuple(self._holds.values()):
@@ -342,7 +342,7 @@ class KVCacheManager:
                     self.let_go(hold.request_id)
 
     def _arriving_tokens(self, nodes: Iterable[Node]) -> Iterator[int]:
-        """The first tokens of blocks that are arriving."""
+        """Yield the first token of each arriving block."""
         for node in nodes:
             if node.num_missing:
                 tokens = range(node.start, node.end, self.block_size)
@@ -384,7 +384,7 @@ class KVCacheManager:
         return True
 
     def _grow(self, table: _Table, count: int) -> bool:
-        """Add blocks of its own to a table."""
+        """Add `count` own blocks to a table; False if too few are free."""
         if count > self.num_free_blocks:
             return False
         num_fresh = min(count, self._pool.num_free)
@@ -394,16 +394,16 @@ class KVCacheManager:
             assert fresh is not None
             table.block_ids = table.block_ids + block_array(fresh)
         if count > num_fresh:
-            # What was one request's lies side by side, though it is evicted from its end on.
+            # The blocks of one request are adjacent, though the last one is evicted first.
             evicted = sorted(self._tree.evict(count - num_fresh))
             table.block_ids = table.block_ids + block_array(evicted)
         return True
 
     def _share_own(self, request: Request, table: _Table, num_full: int) -> None:
-        """Put its own blocks up to `num_full`, which are computed, into the tree.
+        """Put a request's own blocks up to `num_full`, which are computed, into the tree.
 
-        Where another request was faster, its blocks take the place of these. One that is still
-        to be computed cannot, so that this block and those after it stay the request's own.
+        If another request was faster, its blocks replace these. A block of it that is still to be
+        computed cannot, so this request keeps its own block and those after it.
         """
         sought, end = self._sought(request), num_full * self.block_size
         twins = self._tree.match(sought, end, below=table.last)
@@ -418,7 +418,7 @@ class KVCacheManager:
             table.num_shared = num_full
 
     def _take_over(self, table: _Table, twins: Way) -> None:
-        """Use computed blocks of the tree in the place of its own with the same tokens."""
+        """Replace a table's own blocks by computed blocks of the tree with the same tokens."""
         for node in self._tree.use(twins):
             taken = self._blocks_of(node)
             own = table.block_ids[taken]
@@ -431,7 +431,7 @@ class KVCacheManager:
             self._let_go(_Table(self._tree.root, 0, own))
 
     def _blocks_of(self, node: Node) -> slice:
-        """Which of the blocks of its users are in a node."""
+        """Return the part of its users' block tables that is in a node."""
         return slice(node.start // self.block_size, node.end // self.block_size)
 
     def _sought(self, request: Request) -> SoughtTokens:
@@ -439,10 +439,10 @@ class KVCacheManager:
         return SoughtTokens(request.token_ids, self.block_size, salt)
 
     def _num_shareable(self, request: Request) -> int:
-        """Tokens in the blocks at its start that a request may take computed from others."""
+        """Return the tokens in the blocks at its start that a request may share."""
         wants_scores = request.params.prompt_logprobs is not None
         if not self._is_sharing or (wants_scores and not request.num_output_tokens):
-            return 0  # what is not computed cannot be scored
+            return 0  # tokens that it does not compute cannot be scored
         return (request.num_tokens - 1) // self.block_size * self.block_size
 
     def _num_blocks(self, request: Request) -> int:
@@ -450,5 +450,5 @@ class KVCacheManager:
 
 
 def _renamed(block_ids: BlockIds, replaced: Mapping[int, int]) -> BlockIds:
-    """A table with others in the place of some of its blocks; key and value are block ids."""
+    """Return a table with some of its blocks replaced; key and value are block ids."""
     return block_array(replaced.get(block_id, block_id) for block_id in block_ids)

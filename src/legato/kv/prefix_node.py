@@ -1,4 +1,4 @@
-"""A node of the tree of blocks: a run of them, which only its last one's tokens branch off from."""
+"""A node of the prefix tree: a run of blocks with branches only after the last one."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from legato.core.block_ids import BlockIds
 from legato.core.token_ids import TokenIds
 
 Key = bytes
-"""Tokens of one block; in front of a request's first ones the salt that keeps it apart, if any."""
+"""Tokens of one block; a request's first block has the request's salt, if any, before them."""
 
 
 class SoughtTokens(NamedTuple):
@@ -17,26 +17,26 @@ class SoughtTokens(NamedTuple):
     salt: str | None = None
 
     def key(self, start: int) -> Key:
-        """Of the block that begins with token `start`."""
+        """Return the key of the block that begins with token `start`."""
         tokens = self.token_ids[start : start + self.block_size].tobytes()
         if start or self.salt is None:
             return tokens
-        # Longer than a block's tokens, so that it is never taken for one without a salt.
+        # Longer than a block's tokens, so it never equals a key without a salt.
         return f"{self.salt}\0".encode() + tokens
 
 
 class Node:
-    """Full blocks, one under the other, that the same requests use.
+    """Consecutive full blocks that the same requests use.
 
     Attributes:
-        key: what its parent finds it by.
-        start: tokens above it.
-        tokens: of its blocks.
-        places: where its blocks lie: their ids, or slots of host memory where it is spilled.
-        num_missing: tokens at its end whose keys and values are still to be computed, by whichever
-            of its users is scheduled first.
-        num_users: requests whose block table it is in. A user of a node uses all of it, and all
-            above it too.
+        key: its key among its parent's children.
+        start: number of tokens above it.
+        tokens: tokens of its blocks.
+        places: ids of its blocks, or slots of host memory if it is spilled.
+        num_missing: tokens at its end whose keys and values are still to be computed, by the first
+            of its users that is scheduled.
+        num_users: requests that have it in their block table. A user of a node uses all of it, and
+            all nodes above it.
         children: key the tokens of their first blocks.
     """
 
@@ -85,22 +85,22 @@ class Node:
 
     @property
     def block_size(self) -> int:
-        """Tokens of each of its blocks; it must have one."""
+        """Tokens of each of its blocks; it must have a block."""
         return len(self.tokens) // len(self.places)
 
     @property
     def num_computed_blocks(self) -> int:
-        """Those of its own, from the first on, that are computed to their end."""
+        """Number of its first blocks that are computed to their end."""
         return (len(self.tokens) - self.num_missing) // self.block_size
 
     @property
     def is_salted(self) -> bool:
-        """Whether, being the first of a prompt, it is kept apart from others with its tokens."""
+        """Whether it begins a prompt that has a salt."""
         return len(self.key) > len(self.tokens[: self.block_size].tobytes())
 
     @property
     def num_computed_tokens(self) -> int:
-        """From the root to its end, those at the start that are computed."""
+        """Computed tokens from the root on, down to its end at most."""
         node = self
         while node.parent is not None and node.num_missing == len(node.tokens):
             node = node.parent
@@ -108,7 +108,7 @@ class Node:
 
     @property
     def unfinished(self) -> "list[Node]":
-        """Itself and those above it that are not computed to their ends, the lowest first."""
+        """This node and the nodes above it that are not computed to their end, the lowest first."""
         nodes: list[Node] = []
         node = self
         while node.parent is not None and node.num_missing:
@@ -117,11 +117,13 @@ class Node:
         return nodes
 
     def count_computed(self, num_tokens: int) -> "list[tuple[Node, int]]":
-        """So many tokens from the root to its end are computed; `PrefixTree` tells of it.
+        """Count the first `num_tokens` tokens down to its end as computed.
+
+        Only `PrefixTree` calls this, which reports the change.
 
         Returns:
-            The nodes of which more is computed now, from the root on, with the blocks of each that
-            were before.
+            The nodes with newly computed tokens, from the root on, each with the number of its
+            blocks that were computed before.
         """
         changed: list[tuple[Node, int]] = []
         node = self
@@ -132,7 +134,7 @@ class Node:
         return changed[::-1]
 
     def num_equal(self, sought: SoughtTokens, end: int) -> int:
-        """How many of its tokens are the sought ones, up to `end`; whole blocks.
+        """Return how many of its tokens equal the sought ones, up to `end`, in whole blocks.
 
         The first block is known to be equal.
         """
@@ -152,22 +154,22 @@ class Node:
         return low * size
 
     def add(self, node: "Node") -> None:
-        """Put a node, which has this one as its parent, under it."""
+        """Add a child, whose parent is this node."""
         assert node.key not in self.children, "two blocks with the same tokens"
         self.children[node.key] = node
 
     def leave(self) -> None:
-        """Be no child of its parent any more; it has no children itself."""
+        """Remove the node from its parent; it must have no children."""
         assert not self.children, "a block is forgotten before those that continue it"
         assert self.parent is not None
         del self.parent.children[self.key]
 
     def split(self, num_blocks: int) -> "Node":
-        """Be two nodes.
+        """Split the node in two.
 
         Returns:
-            the first `num_blocks`, as the parent of this one, which keeps the others: requests
-            refer to the last of their nodes.
+            a new node with the first `num_blocks`, the parent of this one, which keeps the others:
+            requests refer to the last of their nodes.
         """
         assert self.parent is not None
         size = self.block_size
@@ -193,10 +195,10 @@ class Node:
         return above
 
     def cut(self, num_blocks: int) -> BlockIds:
-        """Be without its last blocks.
+        """Remove the last `num_blocks` blocks.
 
         Returns:
-            where they lie, the last one first.
+            their places, the last one first.
         """
         assert not self.children, "a block is forgotten before those that continue it"
         size = self.block_size
@@ -208,11 +210,11 @@ class Node:
 
 
 class Way(NamedTuple):
-    """From the root down, as far as the tree has what is sought, as long as that is not changed.
+    """A path from the root along the sought tokens; valid until the tree changes.
 
     Attributes:
-        nodes: that it leads through, in their order; it may end within the last one.
-        num_tokens: in them and above them, computed or to be computed by another request.
+        nodes: its nodes, in order; it may end within the last one.
+        num_tokens: its tokens from the root on, computed or to be computed by another request.
     """
 
     nodes: list[Node]
@@ -220,20 +222,20 @@ class Way(NamedTuple):
 
     @property
     def num_computed_tokens(self) -> int:
-        """Those at its start that are computed."""
+        """Computed tokens at its start."""
         if not self.nodes:
             return self.num_tokens
         return min(self.num_tokens, self.nodes[-1].num_computed_tokens)
 
     @property
     def num_used_tokens(self) -> int:
-        """Those at its start that are in blocks in use."""
+        """Tokens at its start in blocks that requests use."""
         ends = (node.end for node in reversed(self.nodes) if node.num_users)
         return min(self.num_tokens, next(ends, 0))
 
     @property
     def next_block(self) -> int | None:
-        """The block that the first token of it goes to that is not computed; None if all are."""
+        """Block of its first token that is not computed; None if all are."""
         num_computed = self.num_computed_tokens
         if num_computed == self.num_tokens:
             return None
@@ -241,5 +243,5 @@ class Way(NamedTuple):
         return node.places[(num_computed - node.start) // node.block_size]
 
     def up_to(self, num_tokens: int) -> "Way":
-        """As far as so many tokens from the root on."""
+        """Return the path cut to `num_tokens` tokens from the root."""
         return Way([node for node in self.nodes if node.start < num_tokens], num_tokens)

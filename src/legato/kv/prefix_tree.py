@@ -1,10 +1,10 @@
-"""Which blocks hold which tokens: a radix tree of full blocks, shared by all that begin alike.
+"""A radix tree of full blocks by their tokens, shared by all requests that begin alike.
 
-A node is a run of blocks under its parent, so that the way from the root spells all tokens from
-the start of a request on, which are what its keys and values depend on. It is split where requests
-come to differ in what they use of it, and grows at its end while one request alone uses it: what is
-done to a prompt of however many blocks is done to a few nodes. Children are looked up by the tokens
-of their first blocks themselves: equal hashes of other tokens never pass for a hit.
+A node is a run of blocks under its parent, so the path from the root spells all tokens from the
+start of a request on, on which the keys and values depend. A node is split where its users begin to
+differ, and grows at its end while one request alone uses it. So an operation on a prompt of many
+blocks touches a few nodes. Children are looked up by the tokens of their first blocks, not by a
+hash of them: a hash collision is never a hit.
 """
 
 from collections import OrderedDict
@@ -17,13 +17,13 @@ from legato.kv.prefix_node import Node, SoughtTokens, Way
 
 
 class PrefixTree:
-    """Full blocks by their tokens. Computed ones stay when their last user goes, until evicted.
+    """Full blocks by their tokens. Computed blocks stay after their last user, until evicted.
 
-    Spilled ones, which are in host memory only, are at the lower ends of the tree.
+    Spilled blocks, which are in host memory only, are at the lower ends of the tree.
 
     Args:
-        host: where evicted blocks go.
-        events: is told which blocks come and go.
+        host: pool that evicted blocks go to.
+        events: journal of the blocks that come and go.
 
     Attributes:
         root: a node without blocks, and without users.
@@ -35,16 +35,16 @@ class PrefixTree:
         self._events = events or CacheEvents()
         self.root = Node(None, b"", 0, token_array(()), block_array())
         self.num_unused = 0
-        # Least recently used first. A request uses the whole way down to its last block and lets
-        # go of the deepest first, so that a node always stands behind those below it: the last
-        # block of the first one is a leaf, and finding what to evict takes no search.
+        # Least recently used first. A request uses the whole path down to its last block and lets
+        # go of the deepest node first, so a node always comes after the nodes below it: the last
+        # block of the first node is a leaf, and eviction takes no search.
         self._unused: OrderedDict[Node, None] = OrderedDict()
 
     def match(self, sought: SoughtTokens, end: int, *, below: Node | None = None) -> Way:
-        """The way that the tokens up to `end` lead down, without using it.
+        """Return the path of the tokens up to `end`, without using it.
 
         Args:
-            below: where to begin, with the tokens after it.
+            below: node to begin below, with the tokens after it.
         """
         node = below or self.root
         nodes: list[Node] = []
@@ -62,10 +62,10 @@ class PrefixTree:
         return Way(nodes, num_tokens)
 
     def use(self, way: Way) -> list[Node]:
-        """Keep the blocks of a way, and all above them, where they are until they are released.
+        """Keep the blocks of a path in their places until they are released.
 
         Returns:
-            the nodes that they now are.
+            the nodes that hold them now.
         """
         nodes = way.nodes
         if nodes and nodes[-1].end > way.num_tokens:
@@ -77,7 +77,7 @@ class PrefixTree:
         return nodes
 
     def join(self, last: Node) -> None:
-        """Use a node that is used already, and all above it."""
+        """Add a user to a node in use, and to all nodes above it."""
         node = last
         while node.parent is not None:
             node.num_users += 1
@@ -86,13 +86,13 @@ class PrefixTree:
     def extend(
         self, node: Node, sought: SoughtTokens, block_ids: BlockIds, *, num_missing: int
     ) -> Node:
-        """Put blocks under the end of a node, used by one who uses the node.
+        """Add blocks after the end of a node, for one of its users.
 
         Args:
-            num_missing: tokens of each that are to be computed: none, or all.
+            num_missing: tokens of each block that are to be computed: none, or all.
 
         Returns:
-            the node that they are in.
+            the node that holds the blocks.
         """
         start = node.end
         tokens = sought.token_ids[start : start + len(block_ids) * sought.block_size]
@@ -119,16 +119,15 @@ class PrefixTree:
         return child
 
     def note_computed(self, last: Node, num_tokens: int) -> None:
-        """So many tokens from the root to the end of a node are computed."""
+        """Record that the first `num_tokens` tokens down to the end of a node are computed."""
         for node, start in last.count_computed(num_tokens):
             self._events.stored(node, start)
 
     def release(self, last: Node) -> list[int]:
-        """Stop using a node, and all above it.
+        """Remove a user from a node, and from all nodes above it.
 
         Returns:
-            Blocks that were in the tree and are not any more: those that were not computed to their
-            end, and that nobody else waits for.
+            Blocks that left the tree: not computed to their end, and awaited by no other request.
         """
         dropped: list[int] = []
         node = last
@@ -145,9 +144,9 @@ class PrefixTree:
         return dropped
 
     def evict(self, count: int) -> list[int]:
-        """Take back the `count` least recently used blocks that nobody uses; there must be as many.
+        """Take back the `count` least recently used unused blocks; there must be as many.
 
-        What is in them is spilled, or forgotten.
+        Their contents are spilled, or forgotten.
         """
         block_ids: list[int] = []
         while len(block_ids) < count:
@@ -177,11 +176,11 @@ class PrefixTree:
         return block_ids
 
     def _split(self, node: Node, end: int) -> Node:
-        """The part of a node up to a token, as a node of its own."""
+        """Split off the part of a node up to a token, and return its node."""
         return node.split((end - node.start) // node.block_size)
 
     def _keep(self, node: Node) -> None:
-        """Take a node out of the order of those that nobody uses; just split off, it is in none."""
+        """Take a node out of the unused ones; a node just split off is not among them."""
         if node.is_spilled:
             self._host.hold(node)
         else:

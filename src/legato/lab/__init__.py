@@ -1,1 +1,1 @@
-"""Floor 12: what measures: workloads, load over HTTP, capacity, the tuner, the demo, and reports."""
+"""Floor 12: workloads, load over HTTP, capacity search, the tuner, the demo, and reports."""

@@ -1,4 +1,4 @@
-"""Other runs that might have been: requests drawn again from those that were (Efron, 1979)."""
+"""The bootstrap: draws a run's requests again, to see what other runs might give (Efron, 1979)."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ _INTERVAL = (0.025, 0.975)
 def resampled(
     num_requests: int, *, num_resamples: int, seed: int, num_together: int = 1
 ) -> np.ndarray:
-    """Which requests each resample holds: int [num_resamples, num_requests].
+    """Return the requests of each resample: int [num_resamples, num_requests].
 
     Args:
-        num_together: so many in a row are drawn at once, the first behind the last (Politis and
-            Romano, 1992): neighbours wait for the same things, so that each alone tells less.
+        num_together: consecutive requests drawn at once, with the first after the last (Politis
+            and Romano, 1992): neighbours wait for the same things, so each alone tells less.
     """
     rng = np.random.default_rng(seed)
     num_blocks = -(-num_requests // num_together)
@@ -22,6 +22,6 @@ def resampled(
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """Where 95 % of the resamples' values, float [N], lie."""
+    """Return the interval of 95 % of the resamples' values, float [N]."""
     low, high = np.quantile(values, _INTERVAL).tolist()
     return low, high

@@ -1,4 +1,4 @@
-"""By how much one run differs from another, and whether that is more than luck."""
+"""Compares two runs, and tells their differences from chance."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from legato.simulation.summary import Summary
 
 _NUM_RESAMPLES = 1000
 _QUANTILES = (0.5, 0.99)
-_LEAST = 0.01  # a smaller difference is none
+_LEAST = 0.01  # a smaller difference does not matter
 
 Unit = Literal["share", "per second", "seconds"]
 Figures = dict[str, float]
-"""Key the figure's name, as in `_UNITS`; what a run has none of is left out."""
+"""Key the figure's name, as in `_UNITS`; figures that a run lacks are left out."""
 
 _LATENCIES: dict[str, Callable[[RequestRecord], float | None]] = {
     "TTFT": lambda record: record.ttft_s,
@@ -45,9 +45,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of two runs.
 
     Attributes:
-        first, second: None where a run has none.
-        relative: of the second to the first; -0.1 is 10 % less. None where that has no meaning.
-        low, high: where 95 % of the resamples have it; None where they tell nothing, as of maxima.
+        first, second: None if a run lacks it.
+        relative: change from the first to the second; -0.1 is 10 % less. None if undefined.
+        low, high: interval of 95 % of the resamples; None if they tell nothing, as for maxima.
     """
 
     name: str
@@ -60,20 +60,20 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sure(self) -> bool:
-        """Whether it exceeds the noise within a run, and is large enough to matter."""
+        """Whether the difference exceeds the noise within a run, and is large enough to matter."""
         if self.relative is None or self.low is None or self.high is None:
             return False
         return abs(self.relative) >= _LEAST and not self.low <= 0.0 <= self.high
 
     @property
     def is_better(self) -> bool:
-        """Whether the second run has the better figure, be it by luck."""
+        """Whether the second run has the better figure, even if by chance."""
         is_higher = self.relative is not None and self.relative > 0.0
         return is_higher != (self.unit == "seconds")
 
 
 class Unlike(msgspec.Struct, frozen=True):
-    """Something that two runs do not have in common."""
+    """Something in which two runs differ."""
 
     name: str
     first: str
@@ -81,11 +81,12 @@ class Unlike(msgspec.Struct, frozen=True):
 
 
 def compare(first: RunReport, second: RunReport, seed: int = 0) -> list[Difference]:
-    """Every figure of two runs, with the second's relative to the first's.
+    """Compare every figure of two runs; the second's is relative to the first's.
 
-    The requests of each run are resampled. Where both served the same ones, each is drawn with what
-    became of it in both, so that what is hard for both does not count. Noise that hits a whole run
-    is not seen by it: a slow minute of the machine, or luck that a saturated queue carries on.
+    The requests of each run are resampled. If both runs served the same requests, each is drawn
+    together with its results in both, so that what is hard for both cancels out. Resampling does
+    not see noise that affects a whole run: a slow minute of the machine, or chance that a saturated
+    queue carries on.
     """
     ours, theirs = _figures(first.summary), _figures(second.summary)
     seeds = (seed, seed if _lengths(first) == _lengths(second) else seed + 1)
@@ -103,14 +104,14 @@ def compare(first: RunReport, second: RunReport, seed: int = 0) -> list[Differen
 
 
 def unlike_settings(first: Report, second: Report) -> list[Unlike]:
-    """What the two were run with that differs."""
+    """Return the settings in which two runs differ."""
     names = sorted(first.settings.keys() | second.settings.keys())
     values = [(n, str(first.settings.get(n)), str(second.settings.get(n))) for n in names]
     return [Unlike(name, one, other) for name, one, other in values if one != other]
 
 
 def unlike_requests(first: RunReport, second: RunReport, name: str) -> list[Unlike]:
-    """Under this name what each was asked, unless one was asked the same, and perhaps more."""
+    """Describe the requests of two runs, unless those of one begin with those of the other."""
     ours, theirs = _lengths(first), _lengths(second)
     num_common = min(len(ours), len(theirs))
     if ours[:num_common] == theirs[:num_common]:
@@ -142,9 +143,9 @@ def _figures(summary: Summary) -> Figures:
 
 
 def _resamples(report: RunReport, seed: int) -> "list[Figures]":
-    """The same figures of each resample, but for maxima, of which resampling tells nothing.
+    """Return the figures of each resample, without maxima, which resampling cannot judge.
 
-    A request is drawn with its neighbours, as many as the root of all.
+    A request is drawn with its neighbours, in groups of the square root of their number.
     """
     records = report.records
     num = len(records)
@@ -182,7 +183,7 @@ class _Pool:
 
     Args:
         values: [N].
-        owners: to which request each belongs: int [N].
+        owners: the request of each value: int [N].
     """
 
     def __init__(self, values: np.ndarray, owners: np.ndarray) -> None:
@@ -190,7 +191,7 @@ class _Pool:
         self._values, self._owners = values[order], owners[order]
 
     def quantiles(self, times: np.ndarray) -> list[tuple[str, float]]:
-        """`p50` and `p99` where each request counts so many times: int [requests]."""
+        """Return `p50` and `p99` with each request weighted: int [requests]."""
         cumulated = np.cumsum(times[self._owners])
         if not cumulated.size or cumulated[-1] == 0:
             return []
@@ -199,7 +200,7 @@ class _Pool:
 
 
 def _pools(records: Sequence[RequestRecord]) -> dict[str, _Pool]:
-    """The latencies of the requests that finished; key the latency's name."""
+    """Return the latencies of the requests that finished; key the latency's name."""
     finished = [(owner, record) for owner, record in enumerate(records) if record.status == "ok"]
     pools = {}
     for name, latency in _LATENCIES.items():

@@ -1,4 +1,4 @@
-"""How near the steps of a model come to what the machine can do."""
+"""Compares a model's steps with the machine's roofline."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ OnProgress = Callable[[str], None]
 
 
 class _Sizes(NamedTuple):
-    """What is measured on a kind of device.
+    """The sizes to measure on a kind of device.
 
     Attributes:
         context: of the streams, in tokens.
@@ -52,9 +52,9 @@ class MeasuredKernel(msgspec.Struct, frozen=True):
 
 
 def measure_roofline(device: torch.device) -> Roofline:
-    """Read a large array, and multiply large bfloat16 matrices, of random numbers.
+    """Measure reading a large array, and multiplying large bfloat16 matrices.
 
-    A GPU's clock depends on how many bits change.
+    The numbers are random, since a GPU's clock depends on how many bits change.
     """
     sizes = _SIZES[device.type]
     values = torch.randn(sizes.read_bytes // 4, device=device)
@@ -67,11 +67,11 @@ def measure_roofline(device: torch.device) -> Roofline:
 def measure_kernels(
     config: EngineConfig, kernels: Kernels, on_progress: OnProgress
 ) -> tuple[list[MeasuredKernel], float]:
-    """Decode steps of several numbers of streams, and prefill chunks, on made-up tokens.
+    """Measure decode steps of several numbers of streams, and prefill chunks, on made-up tokens.
 
     Returns:
-        The steps, and the rate of attention in multiplications and additions a second: of what a
-        chunk takes at a deep position beyond one at 0.
+        The steps, and the rate of attention in multiplications and additions a second, from the
+        time that a chunk at a deep position takes beyond one at 0.
     """
     model = msgspec.structs.replace(config.model, kernels=kernels)
     parts = load_parts(msgspec.structs.replace(config, model=model))

@@ -1,4 +1,4 @@
-"""Steps of made-up requests on an executor alone, without a scheduler."""
+"""Runs steps of made-up requests on an executor alone, without a scheduler."""
 
 import time
 from collections import deque
@@ -19,7 +19,7 @@ _FIRST_TOKEN, _NUM_TOKENS = 100, 10_000
 
 class TimedStep(NamedTuple):
     """Attributes:
-    interval_s: since the step before it had ended, or since this one was handed over.
+    interval_s: since the end of the step before, or since this step was submitted.
     seconds: by the executor's own clock.
     """
 
@@ -33,10 +33,10 @@ class _MadeUp(NamedTuple):
 
 
 class MadeUpSteps:
-    """Requests are added with the first step that has them, and dropped with the first after `end`.
+    """Runs steps; requests are added with their first step, and removed with the first after `end`.
 
     Attributes:
-        num_cache_tokens: that the cache holds.
+        num_cache_tokens: tokens that the cache holds.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -44,7 +44,7 @@ class MadeUpSteps:
         self._block_size = parts.kv.block_size
         self._vocab_size = parts.spec.vocab_size
         self.num_cache_tokens = parts.kv.num_blocks * parts.kv.block_size
-        self._added: dict[str, _MadeUp] = {}  # key request id
+        self._added: dict[str, _MadeUp] = {}  # key: request id
         self._new: list[AddRequest] = []
         self._ended: list[str] = []
         self._step_id = 0
@@ -58,11 +58,11 @@ class MadeUpSteps:
         num_tokens: int,
         params: SamplingParams = _GREEDY,
     ) -> None:
-        """A request of which any part may be computed.
+        """Add a request; steps may compute any part of it.
 
         Args:
-            num_prompt_tokens: that are known from the start.
-            first_slot: of the cache's tokens, where its own begin: a multiple of the block size.
+            num_prompt_tokens: known from the start.
+            first_slot: its first slot in the cache; a multiple of the block size.
             num_tokens: that it has room for.
         """
         first_block, num_blocks = first_slot // self._block_size, -(-num_tokens // self._block_size)
@@ -75,14 +75,14 @@ class MadeUpSteps:
         self._new.append(request)
 
     def end(self) -> None:
-        """All requests."""
+        """End all requests."""
         fresh = {request.request_id for request in self._new}
         self._ended += [name for name in self._added if name not in fresh]
         self._added.clear()
         self._new.clear()
 
     def fill(self, num_tokens: int, *, prompt: int, chunk: int) -> None:
-        """Write so much of the cache: memory that was never written reads faster than it will."""
+        """Write this much of the cache: memory that was never written reads faster than in use."""
         for first_slot in range(0, num_tokens - prompt + 1, prompt):
             name = f"fill {first_slot}"
             self.add(name, num_prompt_tokens=prompt, first_slot=first_slot, num_tokens=prompt)
@@ -91,24 +91,24 @@ class MadeUpSteps:
             self.end()
 
     def chunk(self, name: str, start: int, num_tokens: int) -> ScheduledChunk:
-        """Its last row is sampled where it reaches the last token that is known, or lies behind."""
+        """Return a chunk; its last row is sampled if it reaches the end of the prompt."""
         request, blocks = self._added[name]
         is_last = start + num_tokens >= len(request.prompt_token_ids)
         kind: ChunkKind = "decode" if num_tokens == 1 else "prefill"
         return ScheduledChunk(name, start, num_tokens, blocks, int(is_last), kind)
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> TimedStep:
-        """One step alone."""
+        """Run one step alone."""
         (step,) = self.run_all([chunks])
         return step
 
     def run_all(
         self, steps: Iterable[Sequence[ScheduledChunk]], *, depth: int | None = None
     ) -> list[TimedStep]:
-        """One after the other, as many in flight as the executor takes.
+        """Run steps in order, with as many in flight as the executor takes.
 
         Args:
-            depth: no more than so many in flight.
+            depth: the most steps in flight.
         """
         return list(self._run_all(steps, min(depth or self._executor.depth, self._executor.depth)))
 

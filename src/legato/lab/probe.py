@@ -1,7 +1,7 @@
-"""The question that Legato exists for, asked of any OpenAI-compatible server over HTTP.
+"""Measures Legato's central question on any OpenAI-compatible server over HTTP.
 
 A few streams decode at a steady pace; then long prompts arrive. How long do the streams wait for
-their next token while those are prefilled?
+their next token while the long prompts are prefilled?
 """
 
 import asyncio
@@ -32,11 +32,11 @@ class Probe:
 
     Attributes:
         base_url: with or without "/v1".
-        model: its name there; None takes the only one.
-        long_prompt: length in tokens; None takes 7,000, or what the model's context holds.
+        model: its name there; None means the only one.
+        long_prompt: length in tokens; None means 7,000, or what the model's context holds.
         num_longs: long prompts sent at once.
-        steady_s: how long to watch the streams before they are sent.
-        vocab_size: as `prompt_vocab_size` takes it.
+        steady_s: how long to watch the streams before the long prompts are sent.
+        vocab_size: as of `prompt_vocab_size`.
     """
 
     base_url: str
@@ -50,11 +50,11 @@ class Probe:
     api_key: str | None = None
 
     async def run(self) -> ProbeResult:
-        """Warm the server up with both shapes, then measure.
+        """Warm the server up with both lengths, then measure.
 
         Raises:
-            ConfigError: no server answers there, or it does not serve the model; or the model has
-                no such tokens, or no room for such a prompt.
+            ConfigError: no server answers there, or it does not serve the model; or the model lacks
+                such tokens, or room for such a prompt.
             RequestError: the server did not finish a request, or finished the streams before the
                 long prompts.
         """
@@ -68,7 +68,7 @@ class Probe:
             return await self._measure(client, prompts, long_prompt)
 
     def _long_prompt_for(self, model: ServedModel) -> int:
-        """Length in tokens."""
+        """Return the long prompt's length in tokens."""
         if model.max_model_len is None:
             return self.long_prompt or _LONG_PROMPT
         room = model.max_model_len - _LONG_OUTPUT
@@ -115,7 +115,7 @@ class Probe:
     async def _send_longs(
         self, client: Client, prompts: RandomPrompts, long_prompt: int
     ) -> list[float]:
-        """When each of the long prompts had its first token."""
+        """Send the long prompts; return when each had its first token."""
         longs: list[list[float]] = [[] for _ in range(self.num_longs)]
         await asyncio.gather(
             *(client.complete(prompts.draw(long_prompt), _LONG_OUTPUT, times) for times in longs)
@@ -124,7 +124,7 @@ class Probe:
 
 
 def _check_running(streams: Iterable[asyncio.Task[Completed]]) -> None:
-    """Raises RequestError where one has ended, which would leave nothing to watch."""
+    """Raises RequestError if a stream has ended, since it can no longer be watched."""
     for stream in streams:
         if stream.done():
             num_tokens = stream.result().num_tokens

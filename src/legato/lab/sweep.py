@@ -1,4 +1,4 @@
-"""A workload under one load after another: what is sent at each, and what comes of it."""
+"""Sweeps: a workload under one load after another, and the throughput at each."""
 
 import itertools
 import math
@@ -20,22 +20,22 @@ _NUM_DRAWN = 1000
 
 
 class LoadKind(StrEnum):
-    """What a load is a number of."""
+    """The unit of a load."""
 
     RATE = "rate"
     CONCURRENCY = "concurrency"
 
     def describe(self, load: float) -> str:
-        """For people to read."""
+        """Describe a load for people."""
         return f"{load:g}/s" if self is LoadKind.RATE else f"{load:g} in flight"
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """What came under the whole load: when requests had begun to end, and others were still sent.
+    """Throughput under the full load: requests had begun to end, and others were still sent.
 
     Attributes:
         requests_per_s: that finished.
-        output_tokens_per_s: of requests that finished, be it later.
+        output_tokens_per_s: of requests that finished, even later.
     """
 
     requests_per_s: float
@@ -43,7 +43,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord]) -> "Throughput":
-        """From the median E2E on, but at least the later half of the time; 0 where it is none."""
+        """Measure from the median E2E on, but at least half of the time; 0 without any time."""
         finished = [record for record in records if record.status == "ok"]
         sent_s = [record.sent_s for record in records]
         start_s, end_s = min(sent_s, default=0.0), max(sent_s, default=0.0)
@@ -60,7 +60,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def at_rate(choice: WorkloadChoice, rate_per_s: float) -> Workload:
-    """The choice at a rate, for `POINT_S` unless it says how long or how many requests.
+    """Return the choice at a rate, for `POINT_S` unless it sets a duration or a number of requests.
 
     Raises:
         ConfigError: as `WorkloadChoice.load`.
@@ -75,10 +75,10 @@ def at_rate(choice: WorkloadChoice, rate_per_s: float) -> Workload:
 
 
 def closed_loop(choice: WorkloadChoice, concurrency: int) -> Iterator[WorkloadRequest]:
-    """The choice's requests, again and again, to be sent with `concurrency` in flight.
+    """Repeat the choice's requests, to be sent with `concurrency` in flight.
 
-    They go on for as long as it says, or `POINT_S` where it says no number either, and until
-    most of them were sent behind others.
+    They continue for its duration, or for `POINT_S` if it sets no number either, and until most of
+    them were sent after others had ended.
 
     Raises:
         ConfigError: as `WorkloadChoice.load`.
@@ -93,7 +93,7 @@ def closed_loop(choice: WorkloadChoice, concurrency: int) -> Iterator[WorkloadRe
 
 
 class _Lasting:
-    """Asked once for each request: whether it is to be sent."""
+    """Called once for each request; returns whether to send it."""
 
     def __init__(self, num_requests: int, duration_s: float) -> None:
         self._num_left = num_requests
@@ -105,6 +105,9 @@ class _Lasting:
 
 
 def _num_tokens(record: RequestRecord, start_s: float, end_s: float) -> float:
-    """Its share that came in between; a server may send several at once."""
+    """Return the share of a record's tokens that came in between.
+
+    A server may send several tokens at once.
+    """
     num_in_between = sum(start_s < at_s <= end_s for at_s in record.token_times_s)
     return record.num_tokens * num_in_between / max(1, len(record.token_times_s))

@@ -1,9 +1,9 @@
-"""What a step cannot do without, and the least that takes on a machine: its roofline.
+"""The least work of a step, and the least time that it takes on a machine: its roofline.
 
 A step has to read the weights and the cached keys and values, and to multiply: the longer of the
 two is the least that it can take (Williams, Waterman and Patterson, 2009). Its operators run one
-after the other, and some only read while others only multiply, so that their sum is nearer to what
-can be reached.
+after another, and some only read while others only multiply, so the sum over operators is a closer
+bound.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from legato.scheduler.step_shape import StepShape
 
 _FLOPS_PER_WEIGHT = 2
 _FLOPS_PER_PAIR = 4
-"""Of a number of a query: times the key's, added, and the same with the value."""
+"""For each number of a query: multiply and add for the key, and the same for the value."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Roofline(msgspec.Struct, frozen=True):
-    """What the machine was seen to do."""
+    """The machine's measured rates."""
 
     bytes_a_s: float
     flops_a_s: float
@@ -35,12 +35,12 @@ class Roofline(msgspec.Struct, frozen=True):
         return max(work.num_bytes / self.bytes_a_s, work.num_flops / self.flops_a_s)
 
     def operators_s(self, operators: Mapping[str, Work]) -> float:
-        """Of one after the other."""
+        """Return the least time of operators that run one after another."""
         return sum(map(self.least_s, operators.values()))
 
 
 def work_of(spec: DecoderSpec, shape: StepShape, *, token_bytes: int, weight_bytes: int) -> Work:
-    """Weights, keys and values that a step reads, and what it multiplies; as `operators_of`."""
+    """Return the bytes that a step reads, and its arithmetic; arguments as of `operators_of`."""
     return _sum(
         operators_of(spec, shape, token_bytes=token_bytes, weight_bytes=weight_bytes).values()
     )
@@ -49,7 +49,7 @@ def work_of(spec: DecoderSpec, shape: StepShape, *, token_bytes: int, weight_byt
 def operators_of(
     spec: DecoderSpec, shape: StepShape, *, token_bytes: int, weight_bytes: int
 ) -> dict[str, Work]:
-    """The same, operator by operator: all layers' together; key its name.
+    """Return the work by operator, of all layers together; key its name.
 
     Args:
         token_bytes: of a token's keys and values in the cache.
@@ -73,7 +73,7 @@ def operators_of(
         for name, (size, num_rows) in matrices.items()
     }
     if shape.num_decode_rows:
-        # Drafts read what their stream's row does, and those before them.
+        # Drafts read the same keys as their stream's row, and those of drafts before them.
         keys, pairs = shape.decode_context, shape.decode_context + shape.draft_context
         operators["attention of decodes"] = Work(
             token_bytes * (keys + shape.num_draft_rows), pair_flops * pairs

@@ -1,4 +1,4 @@
-"""Which architectures Legato runs, and what makes each of them another than Llama."""
+"""The supported architectures, and how each differs from Llama."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from legato.model.spec import DecoderSpec
 
 
 def llama(described: Description) -> DecoderSpec:
-    """Llama is the plain decoder, with biases where its configuration asks for them.
+    """Describe Llama: the plain decoder, with biases if its configuration has them.
 
     Touvron et al., 2023, arXiv:2302.13971; Llama 3, 2024, arXiv:2407.21783.
     """
@@ -26,7 +26,7 @@ def llama(described: Description) -> DecoderSpec:
 
 
 def mistral(described: Description) -> DecoderSpec:
-    """Mistral is Llama without biases and, in some versions, with a window in every layer or some.
+    """Describe Mistral: Llama without biases, in some versions with windows in some or all layers.
 
     Jiang et al., 2023, arXiv:2310.06825.
     """
@@ -34,7 +34,7 @@ def mistral(described: Description) -> DecoderSpec:
 
 
 def qwen2(described: Description) -> DecoderSpec:
-    """Qwen2 is Llama with biases on queries, keys and values, and windows in some layers.
+    """Describe Qwen2: Llama with biases on queries, keys and values, and windows in some layers.
 
     Qwen2 and Qwen2.5: Yang et al., 2024, arXiv:2407.10671.
     """
@@ -42,9 +42,9 @@ def qwen2(described: Description) -> DecoderSpec:
 
 
 def qwen3(described: Description) -> DecoderSpec:
-    """Qwen3 is Llama with queries and keys normalized a head, and windows in some layers.
+    """Describe Qwen3: Llama with queries and keys normalized a head, and windows in some layers.
 
-    Yang et al., 2025, arXiv:2505.09388; the dense ones.
+    Yang et al., 2025, arXiv:2505.09388; the dense models.
     """
     return _spec(
         described,
@@ -62,8 +62,8 @@ def _windows(described: Description) -> tuple[int | None, ...]:
 
 class _Architecture(NamedTuple):
     """Attributes:
-    model_type: that its config.json has beside the architecture.
-    defaults: what stands for fields that are missing there, where it differs.
+    model_type: the value of `model_type` in its config.json.
+    defaults: of fields missing there, if they differ from `Description`'s.
     """
 
     model_type: str
@@ -71,7 +71,7 @@ class _Architecture(NamedTuple):
     defaults: dict[str, Any]
 
 
-# Key the name in a configuration's `architectures`.
+# Key a name in a configuration's `architectures`.
 ARCHITECTURES = {
     "LlamaForCausalLM": _Architecture("llama", llama, {"max_position_embeddings": 2048}),
     "MistralForCausalLM": _Architecture(
@@ -89,7 +89,7 @@ ARCHITECTURES = {
 
 
 def check_supported(config: dict[str, Any]) -> None:
-    """Refuse what Legato cannot run.
+    """Reject models that Legato cannot run.
 
     Args:
         config: the contents of config.json.
@@ -117,13 +117,13 @@ def check_supported(config: dict[str, Any]) -> None:
 
 
 def described(contents: dict[str, Any]) -> tuple[Description, DecoderSpec]:
-    """What a supported model's configuration says, and the shape of the model.
+    """Return a supported model's description and the spec of its decoder.
 
     Args:
-        contents: of config.json, or the same made of other metadata.
+        contents: of config.json, or the same fields from other metadata.
 
     Raises:
-        UnsupportedModelError: a setting that Legato does not know, or that no model has.
+        UnsupportedModelError: a setting that Legato does not know, or an impossible value.
         msgspec.ValidationError: a field is missing, or of another type.
     """
     architecture = ARCHITECTURES[contents["architectures"][0]]
@@ -139,11 +139,11 @@ def _spec(
     windows: tuple[int | None, ...] | None = None,
     **switches: bool,
 ) -> DecoderSpec:
-    """Fill in what all supported configurations name alike; the keywords say what differs.
+    """Build a spec from the fields that all architectures share; the keywords say what differs.
 
     Args:
-        windows: None where no layer has one.
-        switches: fields of the spec that are off unless named.
+        windows: of each layer; None if no layer has one.
+        switches: fields of the spec that are off by default.
 
     Raises:
         UnsupportedModelError: an activation or rope type that Legato does not know.

@@ -1,4 +1,4 @@
-"""What a model is, to the executor that runs it and to the loader that fills it.
+"""The interface of models, for the executor that runs them and the loader that fills them.
 
 Shapes here and in the layers use one legend: T packed tokens of the step (all requests, no
 padding), H query heads, K key/value heads, D head size, E hidden size, V vocabulary.
@@ -13,11 +13,11 @@ import torch
 from legato.model.quantization import QuantizedWeight
 
 NamedWeights = Iterable[tuple[str, torch.Tensor | QuantizedWeight]]
-"""(name in transformers' checkpoints, weight)"""
+"""(name in transformers' checkpoints, weight) pairs."""
 
 
 SCALE_BYTES = 4
-"""Of the float32 that a unit of a quantized key, or value, stands for."""
+"""Size of the float32 scale of a quantized key or value."""
 
 
 class StepAttention(Protocol):
@@ -52,20 +52,20 @@ class StepAttention(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """What attention keeps of each token: in every layer, a key and a value [K, D].
+    """What attention stores for each token: in every layer, a key and a value [K, D].
 
-    Each layer has two tensors of blocks, one for keys and one for values. A block is one run of
-    memory, which copies move as it is: K heads, one behind the other. A head's part of a block is
+    Each layer has two tensors of blocks, one for keys and one for values. A block is contiguous
+    memory, copied as a whole: K heads, one after the other. A head's part of a block is
 
-    - the numbers [block_size, D] of its tokens, in whichever order the backend's kernels want,
-    - and behind them, where the cache is quantized, float32 scales [block_size] of these tokens.
+    - the numbers [block_size, D] of its tokens, in the order that the backend's kernels need,
+    - then, in a quantized cache, float32 scales [block_size] of these tokens.
 
-    Quantized numbers are int8, from -127 to 127, and stand for their products with the scale.
+    Quantized numbers are int8, from -127 to 127; a value is the product of number and scale.
 
     Attributes:
-        sliding_windows: one entry a layer: keys visible to a query, None where all are.
-        dtype: of keys and values, in which they are kept unless they are quantized.
-        is_quantized: they are kept in int8.
+        sliding_windows: for each layer, keys visible to a query; None if all are.
+        dtype: of keys and values, and of the cache unless it is quantized.
+        is_quantized: whether the cache is int8.
     """
 
     num_kv_heads: int
@@ -80,22 +80,22 @@ class CacheSpec:
 
     @property
     def kept_dtype(self) -> torch.dtype:
-        """Of the numbers in the cache."""
+        """Dtype of the numbers in the cache."""
         return torch.int8 if self.is_quantized else self.dtype
 
     @property
     def head_numbers(self) -> int:
-        """What a token's key, or value, of one head takes, counted in `kept_dtype`."""
+        """Size of a token's key, or value, of one head, in units of `kept_dtype`."""
         return self.head_dim + (SCALE_BYTES if self.is_quantized else 0)
 
     @property
     def layer_numbers(self) -> int:
-        """What a token's keys, or values, of one layer take, likewise."""
+        """Size of a token's keys, or values, of one layer, in units of `kept_dtype`."""
         return self.num_kv_heads * self.head_numbers
 
     @property
     def token_bytes(self) -> int:
-        """Of a token's keys and values in all layers, with their scales."""
+        """Size of a token's keys and values in all layers, scales included."""
         return 2 * self.num_layers * self.layer_numbers * self.kept_dtype.itemsize
 
 
@@ -103,11 +103,11 @@ class Model(Protocol):
     """A decoder-only transformer over packed rows, which knows nothing of requests.
 
     Attributes:
-        cache: what the attention that it is given has to keep.
-        dtype: of its weights and of what `forward` returns.
-        device: of all tensors that go in and come out.
-        num_weight_bytes: that a step reads; known once the weights are.
-        num_torch_threads: for PyTorch's operations during a step; None for as many as it has.
+        cache: layout of the KV cache that its attention needs.
+        dtype: of its weights and of the results of `forward`.
+        device: of all its inputs and outputs.
+        num_weight_bytes: weights read in a step; known once they are loaded.
+        num_torch_threads: of PyTorch's operations during a step; None leaves PyTorch's setting.
     """
 
     @property
@@ -126,7 +126,7 @@ class Model(Protocol):
     def num_weight_bytes(self) -> int: ...
 
     def load_weights(self, weights: NamedWeights) -> None:
-        """Take in all weights of a checkpoint, each of which may share memory with a file."""
+        """Load all weights of a checkpoint; a weight may share memory with a file."""
         ...
 
     def forward(
@@ -137,13 +137,13 @@ class Model(Protocol):
         *,
         num_layers: int | None = None,
     ) -> torch.Tensor:
-        """Run the layers; call under `torch.inference_mode`.
+        """Run the layers. Call it under `torch.inference_mode`.
 
         Args:
             input_ids: [T] int64.
-            positions: [T] int64, of each token in its request, from 0.
+            positions: [T] int64, position of each token in its request, from 0.
             attention: of this step; called once a layer.
-            num_layers: how many of them, from the first on and at least one; None is all.
+            num_layers: run only the first so many, at least one; None runs all.
 
         Returns:
             [T, E] in the model's dtype, after the final norm.
@@ -151,5 +151,5 @@ class Model(Protocol):
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, E] from `forward` to [S, V] float32."""
+        """Return logits [S, V] float32 for hidden states [S, E] from `forward`."""
         ...

@@ -1,7 +1,7 @@
-"""What the ranks of a model that is divided among processes do together.
+"""Exchanges between the ranks of a model that is divided among processes.
 
-Every rank has a part of each matrix, computes the same step with it, and calls these in the same
-order, with tensors of the same shapes and dtypes.
+Every rank has a part of each matrix, computes the same step with it, and makes these calls in the
+same order, with tensors of the same shapes and dtypes.
 """
 
 from typing import Protocol
@@ -10,7 +10,7 @@ import torch
 
 
 class Communicator(Protocol):
-    """Attributes: rank: of this process, in [0, size); size: how many ranks there are."""
+    """Attributes: rank: of this process, in [0, size); size: number of ranks."""
 
     @property
     def rank(self) -> int: ...
@@ -19,17 +19,17 @@ class Communicator(Protocol):
     def size(self) -> int: ...
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add up contiguous `values` of all ranks, in place; returns them.
+        """Sum contiguous `values` of all ranks in place; return them.
 
         Raises:
-            RankLostError: another rank is gone, or does not answer.
+            RankLostError: another rank is gone or does not answer.
         """
         ...
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Put contiguous `values` [S, N] of all ranks side by side: [S, size * N] for rank 0.
+        """Concatenate contiguous `values` [S, N] of all ranks to [S, size * N] on rank 0.
 
-        The others get something of no meaning.
+        The result on other ranks is meaningless.
 
         Raises:
             RankLostError: as `sum`.
@@ -38,11 +38,11 @@ class Communicator(Protocol):
 
 
 class RankLostError(Exception):
-    """Another rank is gone, and with it a part of the model."""
+    """Another rank is gone, and its part of the model with it."""
 
 
 class Alone:
-    """The only rank, which has all of the model."""
+    """The only rank, with the whole model."""
 
     rank = 0
     size = 1
@@ -58,5 +58,5 @@ ALONE = Alone()
 
 
 def part_size(size: int, num_ranks: int) -> int:
-    """What a rank has of so many rows, the last of them less, or nothing but padding."""
+    """Return the size of a rank's part of `size` rows; the last parts include padding."""
     return -(-size // num_ranks)

@@ -1,4 +1,4 @@
-"""The decoder: token ids to hidden states to logits."""
+"""The decoder: from token ids to hidden states to logits."""
 
 from functools import partial
 from itertools import islice
@@ -16,7 +16,7 @@ from legato.model.spec import DecoderSpec
 
 
 class Embedding(nn.Module):
-    """A table of token vectors [V, E], or a rank's rows of it, padded as those of others."""
+    """A table of token vectors [V, E], or a rank's rows of it, padded to the same number."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(empty(num_rows, hidden_size), requires_grad=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[T] int64 to a new tensor [T, E]."""
+        """Map [T] int64 to a new tensor [T, E]."""
         if self._communicator.size == 1:
             return F.embedding(input_ids, self.weight)
         rows = input_ids - self.first
@@ -42,10 +42,10 @@ class Embedding(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A `Model` of PyTorch's operators: what the architectures are, and the fallback everywhere.
+    """A `Model` of PyTorch's operators: the reference for all architectures, and the fallback.
 
-    Divided among ranks, each has its part of every layer and of the vocabulary. All of them compute
-    the same hidden states; rank 0 alone gets the logits.
+    Divided among ranks, each rank has its part of every layer and of the vocabulary. All ranks
+    compute the same hidden states; only rank 0 gets the logits.
 
     Args:
         spec: of the whole decoder.
@@ -89,12 +89,12 @@ class Decoder(nn.Module):
 
     @property
     def num_part_tokens(self) -> int:
-        """Whose logits this rank computes, padding among them."""
+        """Vocabulary entries whose logits this rank computes, padding included."""
         return len(self.embed_tokens.weight)
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """In which the ranks' parts of a layer are added up."""
+        """Dtype in which the ranks' parts of a layer are summed."""
         return self.dtype
 
     @property
@@ -113,8 +113,8 @@ class Decoder(nn.Module):
         *,
         num_layers: int | None = None,
     ) -> torch.Tensor:
-        # The residual stream is float32 whatever the weights are: layer after layer adds to it, so
-        # rounding it costs far more accuracy than rounding what is added.
+        # The residual stream is float32 for weights of any dtype: every layer adds to it, so
+        # rounding it costs far more accuracy than rounding the values added.
         hidden = self.embed_tokens(input_ids).float()
         rope = self.rotary(positions, self.dtype)
         for layer in islice(self.layers, num_layers):
@@ -138,10 +138,10 @@ class Decoder(nn.Module):
         )
 
     def checkpoint_slots(self) -> dict[str, torch.Tensor]:
-        """Where each tensor of a checkpoint belongs.
+        """Return the destination of each tensor of a checkpoint.
 
         Returns:
-            Key the tensor's name in transformers' checkpoints, value a weight to copy it into, or
+            Key the tensor's name in transformers' checkpoints, value the weight to copy it into, or
             the rows of a fused weight.
         """
         slots: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its decoder, in the words of transformers' config.json. Torch-free.
+"""A checkpoint's description of its decoder, as in transformers' config.json. Torch-free.
 
 transformers' own configurations are not used: to import one takes longer than to load the default
 model.
@@ -12,17 +12,17 @@ import msgspec
 from legato.core.errors import UnsupportedModelError
 
 _STRETCHED_TYPES = ("llama3", "yarn", "longrope")
-"""Rope types that know the length which the model had before its context was stretched."""
+"""Rope types that depend on the model's context length before it was stretched."""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of config.json that Legato reads, with what stands for one that is missing.
+    """The fields of config.json that Legato reads, with defaults for missing ones.
 
     Attributes:
-        rope_scaling: what older checkpoints call `rope_parameters`.
-        rope_theta, partial_rotary_factor, original_max_position_embeddings: where they are not
-            among the rope parameters.
-        dtype, torch_dtype: the new name and the old.
+        rope_scaling: the name of `rope_parameters` in older checkpoints.
+        rope_theta, partial_rotary_factor, original_max_position_embeddings: used if the rope
+            parameters lack them.
+        dtype, torch_dtype: the new name and the old one.
     """
 
     vocab_size: int
@@ -56,7 +56,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rope(self) -> dict[str, Any]:
-        """All rope parameters, the type among them.
+        """All rope parameters, including the type.
 
         Raises:
             UnsupportedModelError: layers have parameters of their own.
@@ -74,11 +74,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         return rope
 
     def windows(self, window: int | None, *, num_full: int) -> tuple[int | None, ...]:
-        """The sliding window of each layer, None for those that see everything.
+        """Return the sliding window of each layer, None for layers with full attention.
 
         Args:
-            window: of the layers that have one.
-            num_full: layers before the first that has one, where `layer_types` does not say.
+            window: of the layers with one.
+            num_full: number of first layers without one, used if `layer_types` is missing.
 
         Raises:
             UnsupportedModelError: a layer of a type other than full or sliding attention.

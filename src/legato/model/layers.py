@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A projection. A quantized or prepacked weight would be another class with this `forward`."""
+    """A projection; `PackedLinear` is its prepacked form."""
 
     def __init__(self, in_size: int, out_size: int, bias: bool, empty: MakeEmpty) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(empty(out_size), requires_grad=False) if bias else None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[T, in] to [T, out]."""
+        """Map [T, in] to [T, out]."""
         return F.linear(rows, self.weight, self.bias)
 
 
@@ -53,7 +53,7 @@ class FusedLinear(Linear):
     """Several projections of the same rows, computed as one.
 
     Attributes:
-        parts: key the name a projection has in checkpoints, value its outputs [start, end).
+        parts: key a projection's name in checkpoints, value its outputs [start, end).
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Attention(nn.Module):
         rope: tuple[torch.Tensor, torch.Tensor],
         attention: StepAttention,
     ) -> torch.Tensor:
-        """[T, E] to [T, E]; `rope` is from `RotaryEmbedding`."""
+        """Map [T, E] to [T, E]; `rope` is from `RotaryEmbedding`."""
         num_tokens, num_heads = hidden.shape[0], self.num_heads
         qkv = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
-        # Queries and keys are turned together, which halves the number of small operations.
+        # Queries and keys are rotated together, which halves the number of small operations.
         qk, value = qkv.split((num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, :num_heads]), self.k_norm(qk[:, num_heads:])), dim=1)
@@ -129,18 +129,18 @@ class MLP(nn.Module):
         self.down_proj = Linear(size, spec.hidden_size, spec.mlp_bias, empty)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, E] to [T, E]."""
+        """Map [T, E] to [T, E]."""
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)  # [T, I] each
         output: torch.Tensor = self.down_proj(F.silu(gate).mul_(up))
         return output
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual connection.
+    """Attention and MLP, each after a norm and with a residual connection.
 
     Args:
-        spec: of a rank's part of the decoder.
-        communicator: adds up what the ranks' parts compute.
+        spec: of this rank's part of the decoder.
+        communicator: sums the ranks' parts.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class DecoderLayer(nn.Module):
         rope: tuple[torch.Tensor, torch.Tensor],
         attention: StepAttention,
     ) -> torch.Tensor:
-        """Add this layer's work to `hidden` [T, E] float32, in place."""
+        """Add this layer's output to `hidden` [T, E] float32, in place."""
         attended = self.self_attn(self.input_layernorm(hidden), rope, attention)
         hidden += self._communicator.sum(attended)
         hidden += self._communicator.sum(self.mlp(self.post_attention_layernorm(hidden)))

@@ -1,9 +1,9 @@
 """A decoder whose layers run in one native call, on x86-64 CPUs.
 
-The arithmetic is in an extension module (source in native/), of which there is one for each set of
-instructions. It knows the decoders that `_SUPPORTED` lists and refuses all others. The Python
-layers stay the description of the architecture, and the fallback where no extension was built or
-none runs on this processor.
+The arithmetic is in an extension module (source in native/), one for each set of instructions. It
+supports the decoders that `_SUPPORTED` lists and rejects all others. The Python layers remain the
+description of the architecture, and the fallback if no extension was built or none runs on this
+processor.
 """
 
 import math
@@ -31,15 +31,15 @@ from legato.model.spec import DecoderSpec
 
 try:
     from legato import _processor
-except ImportError:  # there was no compiler when this was installed
+except ImportError:  # no compiler was available at installation
     _processor = None  # type: ignore[assignment]
 
 _DTYPE = torch.bfloat16
 _TILE_DEPTH = 32
-"""Values in a row of a tile: what every size must be a multiple of."""
+"""Values in a row of a tile; every size must be a multiple of it."""
 _LARGEST_HEAD = 256
 _PLAIN_BITS = 16
-"""Of a code that the extension is to make a plain value of."""
+"""Given as bits of a code if the extension is to dequantize the weight."""
 
 _Weight = torch.Tensor | QuantizedWeight
 
@@ -49,30 +49,30 @@ _MATRICES = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""Key the name that the extension gives a matrix, value those of its parts in checkpoints."""
+"""Key the extension's name of a matrix, value the names of its parts in checkpoints."""
 _NORMS = {
     "input_norm": "input_layernorm",
     "post_norm": "post_attention_layernorm",
     "query_norm": "self_attn.q_norm",
     "key_norm": "self_attn.k_norm",
 }
-"""Likewise."""
+"""Key the extension's name of a norm, value its name in checkpoints."""
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 def native_instructions() -> list[str]:
-    """The sets of instructions that kernels were built for and that run here, fastest first."""
+    """Return the instruction sets that have kernels and run here, fastest first."""
     return [name for name in _runnable() if find_spec(_module(name))]
 
 
 def emulated_instructions() -> list[str]:
-    """Kernels of AVX-512 and AMX in plain C++, where they were built, which is for tests alone."""
+    """Return the built kernels of AVX-512 and AMX in plain C++, for tests only."""
     emulated = ("emulated_avx512", "emulated_amx") if "avx2" in _runnable() else ()
     return [name for name in emulated if find_spec(_module(name))]
 
 
 def unbuilt_instructions() -> list[str]:
-    """Those that would run here, but for which the compiler knew how to build no kernels."""
+    """Return the instruction sets that would run here, but have no kernels from the compiler."""
     return [name for name in _runnable() if not find_spec(_module(name))]
 
 
@@ -85,7 +85,7 @@ def _module(instructions: str) -> str:
 
 
 class NativeKernels:
-    """The kernels for a set of instructions, and the threads that they run on.
+    """The kernels of one instruction set, and the threads that run them.
 
     Args:
         instructions: one of `native_instructions()`, or of `emulated_instructions()`.
@@ -143,12 +143,12 @@ _SUPPORTED: dict[str, _Rule] = {
     "mlp_bias": _switch("mlp_bias"),
     "qk_norm": _switch("qk_norm"),
 }
-"""Key a field of `DecoderSpec`, value which values of it the extension computes, and its name for
-these. A field that is not here means that the extension does not know it, whatever its value."""
+"""Key a field of `DecoderSpec`, value a test of its values and a description of those supported.
+The extension does not know a field that is missing here, whatever its value."""
 
 
 def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """What keeps `NativeModel` from running this model, or part; empty where nothing does."""
+    """Return why `NativeModel` cannot run this model, or part; empty if it can."""
     if device.type != "cpu":
         return f"the device is {device.type}"
     if _processor is None:
@@ -171,21 +171,21 @@ def _unsupported(spec: DecoderSpec) -> str:
 
 
 class NativeModel:
-    """A `Model` in bfloat16 whose layers and output projection are native.
+    """A `Model` in bfloat16 with native layers and output projection.
 
-    The residual stream is float32, as in the Python layers. Divided among ranks, it is computed in
-    halves of layers, whose parts are added up in float32.
+    The residual stream is float32, as in the Python layers. Divided among ranks, the model runs in
+    halves of layers, with parts that are summed in float32.
 
     Args:
         spec: of the whole decoder.
-        kernels: what it runs on.
+        kernels: to run on.
         communicator: to the other ranks.
 
     Attributes:
         spec: of this rank's part.
 
     Raises:
-        ConfigError: it cannot be divided among so many.
+        ConfigError: the decoder cannot be divided among so many ranks.
         UnsupportedModelError: the layers cannot compute this decoder.
     """
 
@@ -193,8 +193,8 @@ class NativeModel:
     sum_dtype = torch.float32
     device = torch.device("cpu")
     num_torch_threads = 1
-    """PyTorch's own threads spin for milliseconds after each operation, on the very cores that the
-    kernels' threads are about to need."""
+    """PyTorch's own threads spin for milliseconds after each operation, on the cores that the
+    kernels' threads need next."""
 
     def __init__(
         self, spec: DecoderSpec, kernels: NativeKernels, communicator: Communicator = ALONE
@@ -215,14 +215,15 @@ class NativeModel:
 
     @property
     def num_part_tokens(self) -> int:
-        """As of `Decoder`."""
+        """As in `Decoder`."""
         return len(self._embed_tokens.weight)
 
     @torch.inference_mode()
     def load_weights(self, weights: NamedWeights) -> None:
-        """What is quantized stays so, but for the embedding and for matrices quantized in part.
+        """Load weights, and keep quantized ones so, except the embedding and mixed matrices.
 
-        A layer is packed once all of it is read, while those behind it are read.
+        A mixed matrix has parts that are not quantized. A layer is packed once all of it is read,
+        while later layers are read.
         """
         num_bytes = 0
         others: dict[str, _Weight] = {}
@@ -246,7 +247,7 @@ class NativeModel:
             copy_plain(embedding, self._embed_tokens.weight)
             self._norm.weight.copy_(plain(others["model.norm.weight"]))
             self._lm_head = packed_head.result()
-            # Kept for `_native`, which only points to them.
+            # Kept alive for `_native`, which only points to them.
             self._layers = [layers[index].result() for index in range(self.spec.num_layers)]
         self._native = self._join(self._layers)
         self.num_weight_bytes = num_bytes
@@ -281,7 +282,7 @@ class NativeModel:
         sin: torch.Tensor,
         num_layers: int | None,
     ) -> None:
-        """Add the layers' work to `hidden` [T, E]."""
+        """Add the layers' output to `hidden` [T, E]."""
         layers = self._native if num_layers is None else self._join(self._layers[:num_layers])
         layers.forward(
             self.kernels.pool,
@@ -301,7 +302,7 @@ class NativeModel:
         sin: torch.Tensor,
         num_layers: int | None,
     ) -> None:
-        """The same, with what the other ranks have of each half of a layer."""
+        """Add the layers' output to `hidden` [T, E]; ranks sum each half of a layer."""
         pool, step, layers = self.kernels.pool, attention.native, self._native
         rows = hidden.data_ptr(), len(hidden)
         turns = cos.data_ptr(), sin.data_ptr()
@@ -317,7 +318,7 @@ class NativeModel:
         return self.kernels.extension.Layers(layers)
 
     def _make_layer(self, own: dict[str, _Weight]) -> object:
-        """The extension copies the weights, so that nothing here has to outlive the call."""
+        """Build a layer; the extension copies the weights, so none must outlive the call."""
         weights, spec = _take_parts(own), self.spec
         sizes = (
             spec.hidden_size,
@@ -333,13 +334,13 @@ class NativeModel:
 
 
 class NativeStep:
-    """A step's packed batch as native layers see it. They attend themselves.
+    """A step's packed batch for native layers, which compute attention themselves.
 
     Args:
-        cache: what the caches keep.
+        cache: layout of the caches.
         chunks: (first row, number of rows, position of the first, block ids) of each request.
-        slots: of each row that is not padding.
-        caches: (address of the keys, of the values, sliding window or 0) of each layer.
+        slots: of each row, padding excluded.
+        caches: (address of the keys, address of the values, sliding window or 0) of each layer.
     """
 
     def __init__(
@@ -362,7 +363,7 @@ class NativeStep:
 
 
 class NativeLinear:
-    """A projection without bias whose outputs are in float32."""
+    """A projection without bias and with float32 outputs."""
 
     def __init__(self, weight: torch.Tensor | QuantizedWeight, kernels: NativeKernels) -> None:
         self._pool = kernels.pool
@@ -372,7 +373,7 @@ class NativeLinear:
         )
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[T, in] to [T, out] float32."""
+        """Map [T, in] to [T, out] float32."""
         rows = rows.contiguous()
         out = torch.empty(len(rows), self._num_outputs)
         self._native.multiply(self._pool, rows.data_ptr(), len(rows), out.data_ptr())
@@ -390,16 +391,16 @@ def _num_bytes(weight: _Weight) -> int:
 
 
 def _num_parts(spec: DecoderSpec) -> int:
-    """How many weights a layer has in checkpoints."""
+    """Return the number of weights that a layer has in checkpoints."""
     num_matrices = sum(map(len, _MATRICES.values()))
     num_biases = 3 * spec.qkv_bias + spec.output_bias + 3 * spec.mlp_bias
     return num_matrices + num_biases + (4 if spec.qk_norm else 2)
 
 
 def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:
-    """A layer's weights by the names that the extension gives them.
+    """Take a layer's weights out of `own`, and return them by the extension's names.
 
-    They are taken out, so that no more than a layer a thread is ever in memory twice.
+    So at most one layer for each thread is in memory twice.
     """
     layer: dict[str, _Weight] = {}
     for name, parts in _MATRICES.items():
@@ -414,7 +415,7 @@ def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:
 
 
 def _join(parts: Sequence[_Weight]) -> _Weight:
-    """Their rows. A matrix of which only a part is quantized is not."""
+    """Concatenate rows; the result is quantized only if all parts are."""
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
     if len(quantized) == len(parts):
         return concatenate(quantized)
@@ -422,7 +423,7 @@ def _join(parts: Sequence[_Weight]) -> _Weight:
 
 
 def _addresses(name: str, weight: _Weight) -> dict[str, int]:
-    """Of the parts of a weight, by the names that the extension gives them."""
+    """Return the addresses of a weight's parts, by the extension's names."""
     if isinstance(weight, torch.Tensor):
         return {name: weight.data_ptr()}
     return {

@@ -1,8 +1,8 @@
-"""Projections whose weights are laid out for the CPU's matrix units.
+"""Projections with weights laid out for the CPU's matrix units.
 
 oneDNN reads a plain weight matrix row by row and rearranges it in every call. Laid out once after
-loading, a step of few rows, which does little but read weights, reads them a third faster. And what
-follows a product element by element can be done while its result is still at hand.
+loading, the weights are read a third faster by a step of few rows, which does little else. And an
+element-wise operation after a product can run while the result is still in the cache.
 """
 
 from collections.abc import Iterable
@@ -18,10 +18,10 @@ _SUPPORT = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkl
 
 
 class PackedLinear(nn.Module):
-    """A `Linear` in oneDNN's own layout. The plain weight is not kept.
+    """A `Linear` in oneDNN's own layout. The plain weight is dropped.
 
     Args:
-        activation: oneDNN's name of what to apply to the outputs.
+        activation: oneDNN's name of the function applied to the outputs.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class PackedLinear(nn.Module):
         self._activation = activation
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[T, in] to [T, out]."""
+        """Map [T, in] to [T, out]."""
         output: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             rows, self._weight, self._bias, self._activation, [], ""
         )
@@ -42,7 +42,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedMLP(nn.Module):
-    """An `MLP` whose SiLU and product are parts of the projections before them."""
+    """An `MLP` with its SiLU and product fused into the projections before them."""
 
     def __init__(self, mlp: MLP) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class PackedMLP(nn.Module):
         self._down = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, E] to [T, E]."""
+        """Map [T, E] to [T, E]."""
         gated = torch.ops.mkldnn._linear_pointwise.binary(
             hidden, self._gate(hidden), self._up, self._up_bias, "mul"
         )
@@ -67,9 +67,9 @@ class PackedMLP(nn.Module):
 
 
 class PackedDecoder(Decoder):
-    """A decoder that packs its projections as soon as they are loaded.
+    """A decoder that packs its projections right after loading.
 
-    A tied embedding stays as it is beside its packed copy.
+    A tied embedding is kept beside its packed copy.
     """
 
     @torch.inference_mode()
@@ -81,9 +81,9 @@ class PackedDecoder(Decoder):
 
     @torch.inference_mode()
     def compile_kernels(self, *, num_rows: Iterable[int], num_samples: Iterable[int]) -> None:
-        """Let oneDNN compile for these numbers of rows, before a step has to wait for it.
+        """Have oneDNN compile kernels for these row counts, so that no step waits for it.
 
-        All layers have the same shapes, so one of them will do.
+        All layers have the same shapes, so one layer is enough.
         """
         modules = [m for m in self.layers[0].modules() if isinstance(m, PackedLinear | PackedMLP)]
         calls = [(module, count) for module in modules for count in num_rows]
@@ -94,7 +94,7 @@ class PackedDecoder(Decoder):
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this is a CPU with fast products of a dtype."""
+    """Whether this is a CPU with fast products in `dtype`."""
     is_supported = _SUPPORT.get(dtype)
     if device.type != "cpu" or is_supported is None or not torch.backends.mkldnn.enabled:
         return False

@@ -1,4 +1,4 @@
-"""Ranks that are joined by torch.distributed."""
+"""Joins ranks by torch.distributed."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from legato.model.communicator import RankLostError
 
 _PATIENCE = timedelta(seconds=120)
-"""How long a rank waits for another in the midst of a step, or at the start."""
+"""Longest wait of one rank for another, in the middle of a step or at the start."""
 _LOOPBACK = "127.0.0.1"
 _CPU = torch.device("cpu")
 
@@ -21,14 +21,14 @@ _CPU = torch.device("cpu")
 class ProcessGroup:
     """A `Communicator` of processes on one machine: over gloo on a CPU, over NCCL on GPUs.
 
-    Nothing is global, so that several groups can be in one process, and nothing listens beyond
-    loopback. Over NCCL, what is asked is done on the device, behind what its stream was asked
-    before, in a graph too. Who waits there for a rank that is lost is not told.
+    Nothing is global, so several groups fit in one process, and nothing listens beyond loopback.
+    Over NCCL, an exchange is queued on the device's stream, in a CUDA graph too. A rank that waits
+    there for a lost one gets no error.
 
-    It is joined before anything is exchanged.
+    Call `join` before any exchange.
 
     Args:
-        device: of all tensors, this rank's own.
+        device: of all tensors; this rank's own.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device = _CPU) -> None:
@@ -38,11 +38,11 @@ class ProcessGroup:
         self._group: Any = None
 
     def join(self, meeting_point: Path) -> None:
-        """Wait for the others.
+        """Wait for the other ranks.
 
         Args:
-            meeting_point: a file that is not there yet, the same for all ranks, in a folder that
-                nobody else may write to.
+            meeting_point: a file that does not exist yet, the same for all ranks, in a folder that
+                no other user can write to.
 
         Raises:
             RankLostError: not all ranks have come.
@@ -51,7 +51,7 @@ class ProcessGroup:
             store = dist.FileStore(str(meeting_point), self.size)  # type: ignore[attr-defined]
             make = _gloo if self._device.type == "cpu" else _nccl
             self._group = make(store, self.rank, self.size)
-            self.sum(torch.zeros(1, device=self._device)).item()  # all are there
+            self.sum(torch.zeros(1, device=self._device)).item()  # returns once all ranks are here
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         with _telling_of_loss():
@@ -79,7 +79,7 @@ def _gloo(store: Any, rank: int, size: int) -> Any:
 
 
 def _nccl(store: Any, rank: int, size: int) -> Any:
-    # Ranks meet over sockets, even where they exchange over NVLink.
+    # Ranks find each other over sockets, even if they exchange data over NVLink.
     os.environ["NCCL_SOCKET_IFNAME"] = "=lo"
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _PATIENCE

@@ -1,7 +1,7 @@
-"""Weight-only quantization: codes of 4 or 8 bits, of which 32 in a row share a scale and a minimum.
+"""Weight-only quantization: codes of 4 or 8 bits; 32 adjacent weights share scale and minimum.
 
-The blocks are those of llama.cpp's Q8_0, Q4_0 and Q4_1, which therefore stay what they are; other
-weights are rounded to the nearest code.
+The blocks are those of llama.cpp's Q8_0, Q4_0 and Q4_1, whose weights are therefore kept unchanged;
+other weights are rounded to the nearest code.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,9 @@ class QuantizedWeight:
         codes: uint8 [N, K], below 2**bits.
         scales: float16 [N, K / BLOCK].
         minima: float16 [N, K / BLOCK].
-        bits: that a code needs.
-        is_stored_only: whether the file has it so, but the model computes with what it stands for.
+        bits: of a code.
+        is_stored_only: whether only the file is quantized, and the model computes with the
+            dequantized weight.
     """
 
     codes: torch.Tensor
@@ -40,19 +41,19 @@ class QuantizedWeight:
         return self.codes.shape
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """That a step reads of it, or, where it is only stored so, of the same in `dtype`."""
+        """Bytes that a step reads; of the dequantized weight in `dtype` if it is stored only."""
         if self.is_stored_only:
             return self.codes.numel() * dtype.itemsize
         return self.codes.numel() * self.bits // 8 + 4 * self.scales.numel()
 
     def dequantize(self) -> torch.Tensor:
-        """float32 [N, K]."""
+        """Return the weight as float32 [N, K]."""
         blocks = _blocks(self.codes)
         blocks = blocks * self.scales[..., None].float() + self.minima[..., None].float()
         return blocks.flatten(1)
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "QuantizedWeight":
-        """The same with `change`, which may move rows, applied to each part."""
+        """Apply `change`, which may move rows, to each part."""
         return replace(
             self,
             codes=change(self.codes),
@@ -62,12 +63,12 @@ class QuantizedWeight:
 
 
 def plain(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
-    """The weight itself, or what its codes stand for."""
+    """Return the weight, dequantized if necessary."""
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
 
 
 def copy_plain(weight: torch.Tensor | QuantizedWeight, out: torch.Tensor) -> None:
-    """Write `plain(weight)`, of which only a few rows at a time are in memory."""
+    """Write `plain(weight)` into `out`, with only a few rows in memory at a time."""
     if not isinstance(weight, QuantizedWeight):
         out.copy_(weight)
         return
@@ -77,7 +78,7 @@ def copy_plain(weight: torch.Tensor | QuantizedWeight, out: torch.Tensor) -> Non
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """The rows of all; a code takes as many bits as in the widest of them."""
+    """Concatenate rows; the result has the bits of the widest weight."""
     return QuantizedWeight(
         torch.cat([weight.codes for weight in weights]),
         torch.cat([weight.scales for weight in weights]),
@@ -88,15 +89,15 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def can_quantize(weight: torch.Tensor) -> bool:
-    """Whether it is a matrix of whole blocks."""
+    """Whether the weight is a matrix of whole blocks."""
     return weight.ndim == 2 and weight.shape[1] % BLOCK == 0
 
 
 def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
     """Round a matrix [N, K] to the nearest codes of `bits` bits, 4 or 8.
 
-    8-bit codes lie around zero, as in Q8_0; those of 4 bits reach from the block's smallest weight
-    to its largest, as in Q4_1.
+    8-bit codes are centred on zero, as in Q8_0; 4-bit codes span the block's smallest to largest
+    weight, as in Q4_1.
     """
     blocks = _blocks(weight)
     if bits == 8:
@@ -113,5 +114,5 @@ def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
 
 
 def _blocks(values: torch.Tensor) -> torch.Tensor:
-    """[N, K] to float32 [N, K / BLOCK, BLOCK]."""
+    """Reshape [N, K] to float32 [N, K / BLOCK, BLOCK]."""
     return values.float().reshape(len(values), -1, BLOCK)

@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al., 2021, arXiv:2104.09864) on packed rows.
 
-Half-rotation convention, as in transformers: dimension i is rotated together with i + D / 2.
+Half-rotation convention, as in transformers: dimension i rotates together with i + D / 2.
 """
 
 import math
@@ -15,14 +15,14 @@ from legato.core.validation import check_fields
 
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 _BETA_FAST, _BETA_SLOW = 32, 1
-"""YaRN's, for models of Llama's kind."""
+"""YaRN's defaults, for models of Llama's kind."""
 
 
 class _Parameters(msgspec.Struct, frozen=True):
-    """What a configuration may say, under transformers' names; each type reads a part of it.
+    """Parameters of a configuration, under transformers' names; each rope type reads some of them.
 
     Raises:
-        UnsupportedModelError: a value is of another type, or one that no model has.
+        UnsupportedModelError: a value has another type or an impossible value.
     """
 
     rope_theta: Annotated[float, msgspec.Meta(gt=1, le=1e12)]
@@ -47,21 +47,21 @@ class _Parameters(msgspec.Struct, frozen=True):
                 raise UnsupportedModelError(f"{low} is {smaller}, but {high} is {larger}")
 
     def needed(self, name: str) -> float:
-        """A number that its type cannot do without."""
+        """Return a parameter that the rope type requires."""
         value: float | None = getattr(self, name)
         if value is None:
             raise UnsupportedModelError(f"the rope parameters lack {name}")
         return value
 
     def stretching(self, max_model_len: int) -> float:
-        """How many times as long a context the model has as it was trained with."""
+        """Return the context length as a multiple of the length in training."""
         if self.factor is not None:
             return self.factor
         return max_model_len / self.needed("original_max_position_embeddings")
 
 
 class RopeFrequencies(NamedTuple):
-    """How fast each pair of dimensions turns.
+    """How fast each pair of dimensions rotates.
 
     Attributes:
         inverse: D / 2 angles in radians a position, exact in float32.
@@ -75,14 +75,14 @@ class RopeFrequencies(NamedTuple):
 def rope_frequencies(
     parameters: dict[str, Any], head_dim: int, max_model_len: int
 ) -> RopeFrequencies:
-    """Work out the frequencies of a model, whatever its context was stretched with.
+    """Compute a model's frequencies, for any supported way of stretching the context.
 
     Args:
-        parameters: as `Description.rope` has them.
+        parameters: as in `Description.rope`.
 
     Raises:
-        UnsupportedModelError: rope of a type that Legato does not know, or whose frequencies
-            depend on the length of the sequence; or parameters that no model has.
+        UnsupportedModelError: the rope type is unknown, its frequencies depend on the length of
+            the sequence, or a parameter is impossible.
     """
     known = _Parameters(
         **{n: parameters[n] for n in _Parameters.__struct_fields__ if n in parameters}
@@ -114,7 +114,7 @@ def _linear(known: _Parameters, periods: torch.Tensor, _: int) -> tuple[torch.Te
 
 
 def _llama3(known: _Parameters, periods: torch.Tensor, _: int) -> tuple[torch.Tensor, float]:
-    """Slow pairs are divided by the factor, fast ones stay, those between are blended.
+    """Divide slow pairs by the factor, keep fast ones, and blend those between.
 
     Llama 3, 2024, arXiv:2407.21783.
     """
@@ -134,7 +134,7 @@ def _yarn(
     head_dim = 2 * len(periods)
 
     def pair(num_turns: float) -> float:
-        """The pair that turns so often within the length that the model was trained with."""
+        """Return the pair that rotates so many times within the length in training."""
         turns = math.log(trained / (num_turns * 2 * math.pi))
         return head_dim * turns / (2 * math.log(known.rope_theta))
 
@@ -187,8 +187,8 @@ _TYPES = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
-"""Key the type, value what makes of its parameters, of theta to the powers of the pairs and of the
-length of the context: the angles, and the factor on cosines and sines."""
+"""Key a rope type, value a function of its parameters, of theta to the powers of the pairs and of
+the context length; it returns the angles, and the factor on cosines and sines."""
 
 
 class RotaryEmbedding(nn.Module):
@@ -204,14 +204,14 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, positions: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute in float32, round to `dtype`.
+        """Compute cosines and sines in float32, then round to `dtype`.
 
         Args:
             positions: [T] int64.
 
         Returns:
             Cosines and sines, [T, 1, D] each; the first half of the sines is negated, as `rotate`
-            wants it.
+            expects.
         """
         angles = positions.to(torch.float32)[:, None] * self.inverse  # [T, D / 2]
         cos, sin = angles.cos(), angles.sin()
@@ -223,7 +223,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each head by its row's angles.
+    """Rotate each head by its row's angles.
 
     Args:
         heads: [T, N, D], any number N of heads.

@@ -1,8 +1,8 @@
-"""Which part of each weight a rank has.
+"""Divides each weight among ranks.
 
-Projections whose outputs are divided ("colwise") come before those whose inputs are ("rowwise"), so
+Projections with divided outputs ("colwise") come before those with divided inputs ("rowwise"), so
 that attention and MLP each end in one sum over all ranks (Shoeybi et al., 2019, arXiv:1909.08053).
-The words, and which projection is which, are those of transformers' `base_model_tp_plan`.
+The words, and the division of each projection, are those of transformers' `base_model_tp_plan`.
 """
 
 import re
@@ -26,17 +26,17 @@ _OF_LAYER: dict[str, Division] = {
     "mlp.up_proj": "colwise",
     "mlp.down_proj": "rowwise",
 }
-"""Key a module of a layer; those that are not here are whole on every rank."""
+"""Key a module of a layer; other modules are whole on every rank."""
 _OF_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 _NAME = re.compile(r"model\.layers\.\d+\.(.+)\.(weight|bias)")
 
 
 def shard(name: str, weight: _Weight, communicator: Communicator) -> _Weight:
-    """A rank's part of a weight, which may share memory with the whole.
+    """Return a rank's part of a weight; it may share memory with the whole.
 
     Args:
         name: in transformers' checkpoints.
-        weight: whose size divides evenly, unless it has a row for each token.
+        weight: its size divides evenly, unless it has a row for each token.
     """
     if communicator.size == 1:
         return weight
@@ -52,7 +52,7 @@ def shard(name: str, weight: _Weight, communicator: Communicator) -> _Weight:
 
 
 def _rows(weight: _Weight, communicator: Communicator) -> _Weight:
-    """Padded with zeros, so that all ranks have as many."""
+    """Return a rank's rows, padded with zeros so that all ranks have as many."""
     num_rows = part_size(weight.shape[0], communicator.size)
     first = communicator.rank * num_rows
 
@@ -65,7 +65,7 @@ def _rows(weight: _Weight, communicator: Communicator) -> _Weight:
 
 
 def _columns(weight: _Weight, communicator: Communicator) -> _Weight:
-    """Of a matrix; its codes stay codes where no block of them is cut in two."""
+    """Return a rank's columns; they stay quantized unless a block of codes would be cut."""
     num_columns = weight.shape[1] // communicator.size
     if isinstance(weight, QuantizedWeight) and num_columns % BLOCK == 0:
         return weight.map(lambda values: values.chunk(communicator.size, dim=1)[communicator.rank])
@@ -73,5 +73,5 @@ def _columns(weight: _Weight, communicator: Communicator) -> _Weight:
 
 
 def _once(bias: _Weight, communicator: Communicator) -> _Weight:
-    """Of a sum over all ranks, to which it must be added only once."""
+    """Return the bias of a sum over all ranks on rank 0, zeros elsewhere: it is added only once."""
     return bias if communicator.rank == 0 else torch.zeros_like(plain(bias))

@@ -1,4 +1,4 @@
-"""What distinguishes one decoder from another: numbers and switches, no code."""
+"""The numbers and switches that distinguish one decoder from another; no code."""
 
 import math
 from typing import Annotated
@@ -18,15 +18,15 @@ _Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of a decoder-only transformer.
 
-    The annotations say which values models have; those of a checkpoint are held to them.
+    The annotations are the values that models have; a checkpoint's fields are checked.
 
     Attributes:
-        max_model_len: positions the model was made for (prompt plus output, in tokens).
-        sliding_windows: one entry a layer: keys visible to a query, None where all are.
+        max_model_len: positions that the model was made for (prompt plus output, in tokens).
+        sliding_windows: for each layer, keys visible to a query; None if all are.
         tie_word_embeddings: the output projection is the embedding matrix.
         qkv_bias: the query, key and value projections have biases.
-        output_bias: so does the attention's output projection.
-        mlp_bias: so do the MLP's projections.
+        output_bias: the attention's output projection has a bias.
+        mlp_bias: the MLP's projections have biases.
         qk_norm: queries and keys are RMS-normalized a head before rope (Qwen3).
 
     Raises:
@@ -60,7 +60,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def cache(self, dtype: torch.dtype) -> CacheSpec:
-        """What its attention keeps, in values of `dtype`."""
+        """Return the layout of the KV cache, with values of `dtype`."""
         return CacheSpec(
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
@@ -69,10 +69,10 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def part(self, num_ranks: int) -> "DecoderSpec":
-        """What each of several ranks has of every layer; all have the same.
+        """Return the spec of each rank's part of every layer; all ranks have the same.
 
         Raises:
-            ConfigError: heads or the MLP cannot be divided among so many.
+            ConfigError: heads or the MLP cannot be divided among so many ranks.
         """
         divided = ("num_heads", "num_kv_heads", "intermediate_size")
         sizes = {name: getattr(self, name) for name in divided}
@@ -88,7 +88,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **parts)
 
     def reads_every_step(self, weight: str) -> bool:
-        """Whether all of a weight is read in every step: an embedding of its own is not.
+        """Whether a step reads all of a weight; it does not read all of an untied embedding.
 
         Args:
             weight: its name in transformers' checkpoints.

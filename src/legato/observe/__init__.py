@@ -1,1 +1,1 @@
-"""Floor 5: metrics; records on their way to traces, spans and explanations."""
+"""Floor 5: metrics; traces, spans and explanations made of records."""

@@ -1,4 +1,4 @@
-"""Legato's own policy: a request goes where the fewest promises are broken for it."""
+"""Legato's own policy: send a request where the fewest promises are broken for it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from legato.routing.replica_view import ReplicaView
 from legato.routing.request import RoutedRequest
 
 _ERROR = 0.3
-"""Standard deviation of the logarithm of what first tokens take over what was forecast."""
+"""Standard deviation of the logarithm of a first token's time over its forecast."""
 
 _BESIDE_PROMISE = 0.1
-"""What a second counts that breaks no promise; without a promise, seconds are all that counts."""
+"""Weight of a second that breaks no promise. Without a promise, only seconds count."""
 
 _MOST_BUSY = 0.95
 
@@ -19,16 +19,17 @@ _FIRST_MEAN_OUTPUT, _LEARNING_RATE = 256.0, 0.01
 
 
 class KeptPromise:
-    """Forecasts each request at each replica, by what the replica tells of its queue and steps.
+    """Forecasts each request at each replica from the replica's reports of its queue and steps.
 
-    A request goes where it costs least, itself and others. Itself: its TTFT SLO times the chance
-    that it is broken, and a little of the time until it ends. Others: what it takes to compute what
-    is not cached there, for each request that comes before that has been made up for. Where a
-    replica has little to do, that is none, and a session moves there rather than wait; the more
-    all have to do, the more it counts that nothing is computed twice, and the session stays.
+    A request goes where it costs least, for itself and for others. For itself: its TTFT SLO times
+    the chance of breaking it, and a fraction of the time until the request ends. For others: the
+    time to compute its uncached tokens, counted for each request that comes before the queue has
+    absorbed it. At a replica with little to do, that cost is small, and a session moves there
+    instead of waiting. The busier all replicas are, the more it counts to compute nothing twice,
+    and the session stays.
 
-    Gaps between tokens need no choice of their own: a replica lets nobody in beside whom it could
-    not keep them, which delays first tokens, and which it tells of.
+    Gaps between tokens need no term of their own: a replica admits no request beside which it could
+    not keep them. That delays first tokens, and the replica reports the delay.
     """
 
     asks_prefixes = True
@@ -44,7 +45,7 @@ class KeptPromise:
         num_cached: Mapping[str, int],
         now_s: float,
     ) -> ReplicaView:
-        # Of those that a replica gets, so many more wait for each second that there is a queue.
+        # Requests delayed per second of queueing, at one replica.
         num_replicas = len(replicas)
         busy = min(_MOST_BUSY, self._recent.busy(now_s) / num_replicas)
         delayed_per_s = self._recent.requests_per_s(now_s) / num_replicas / (1.0 - busy)
@@ -68,13 +69,13 @@ class KeptPromise:
     def ttft_s(
         self, request: RoutedRequest, replica: ReplicaView, num_cached: int, now_s: float
     ) -> float:
-        """When its first token comes, if it goes there."""
+        """Forecast the time to its first token at this replica."""
         num_missing = max(1, request.num_prompt_tokens - num_cached)
         ttft_s = replica.ttft_s(request.tenant, num_missing, now_s)
         num_lacking = replica.num_lacking_tokens(request, num_cached)
         if num_lacking <= 0 or not replica.num_in_flight:
             return ttft_s
-        # Streams end one after the other, evenly over what an output takes.
+        # Streams end one after the other, evenly over the time of an output.
         num_ends = num_lacking / request.num_prompt_tokens
         return ttft_s + num_ends * self._mean_output * replica.itl_s(0) / replica.num_in_flight
 
@@ -91,7 +92,10 @@ def _work_s(request: RoutedRequest, replica: ReplicaView, num_cached: int) -> fl
 
 
 def _chance(ttft_s: float, slo_s: float) -> float:
-    """That a first token forecast for `ttft_s` is in time: errors are log-normal."""
+    """Return the chance that a first token forecast for `ttft_s` is in time.
+
+    Errors are log-normal.
+    """
     if ttft_s <= 0.0:
         return 1.0
     return 0.5 * math.erfc(math.log(ttft_s / slo_s) / (_ERROR * math.sqrt(2.0)))

@@ -1,4 +1,4 @@
-"""What every router asks of a policy, and the policies that know nothing of promises."""
+"""The interface of routing policies, and the policies that ignore promises."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ from legato.routing.replica_view import ReplicaView
 from legato.routing.request import RoutedRequest
 
 _AFFINE = 0.5
-"""Share of a prompt that must be cached for it to follow."""
+"""A request follows its cached prefix if more than this share of its prompt is cached."""
 
 
 class RoutingPolicy(Protocol):
-    """Picks one of the replicas that a request may go to.
+    """Picks a replica for a request.
 
     Attributes:
-        asks_prefixes: whether it wants to know what replicas have cached.
+        asks_prefixes: whether it needs to know what replicas have cached.
     """
 
     @property
@@ -28,20 +28,20 @@ class RoutingPolicy(Protocol):
         num_cached: Mapping[str, int],
         now_s: float,
     ) -> ReplicaView:
-        """One of `replicas`, of which there is at least one.
+        """Return one of `replicas`, which has at least one.
 
         Args:
-            num_cached: tokens of the prompt that a replica has; key its id, missing where none.
+            num_cached: cached tokens of the prompt; key replica id, absent if there are none.
         """
         ...
 
     def note_end(self, num_output_tokens: int) -> None:
-        """A request has ended with so many tokens."""
+        """Record that a request has ended with so many tokens."""
         ...
 
 
 class RoundRobin:
-    """Each in turn."""
+    """Picks each replica in turn."""
 
     asks_prefixes = False
 
@@ -63,7 +63,7 @@ class RoundRobin:
 
 
 class PowerOfTwo:
-    """Of two at random, the one with fewer requests in flight (Mitzenmacher, 2001)."""
+    """Picks the one of two random replicas with fewer requests in flight (Mitzenmacher, 2001)."""
 
     asks_prefixes = False
 
@@ -85,9 +85,10 @@ class PowerOfTwo:
 
 
 class PrefixAffinity:
-    """Where most of the prompt is cached, if that is much of it; else where fewest are in flight.
+    """Picks the replica with most of the prompt cached, if that is much; else the least busy one.
 
-    As SGLang's router has it: what all prompts begin with draws none of them anywhere.
+    The least busy one has the fewest requests in flight. As in SGLang's router, a short
+    beginning that all prompts share attracts no request.
     """
 
     asks_prefixes = True

@@ -1,4 +1,4 @@
-"""Which replicas have which blocks cached, as far as they have told."""
+"""Indexes which replicas have which blocks cached, by their reports."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,49 +6,49 @@ from legato.core.block_hash import BlockHash
 
 
 class PrefixIndex:
-    """Follows the cache events of replicas, and what has been sent to them meanwhile.
+    """Follows the replicas' cache events, and the prompts sent to them in the meantime.
 
-    A hash stands for a block and all before it, so that no tree is needed: a replica that has a
-    block has those before it, or will not use it.
+    A hash stands for a block and all blocks before it, so no tree is needed: a replica with a block
+    has the blocks before it, or will not use it.
     """
 
     def __init__(self) -> None:
-        self._bits: dict[str, int] = {}  # key replica, value 1 << its place
-        # Key a block, values the bits of those that have it, and that are about to.
+        self._bits: dict[str, int] = {}  # key replica, value its bit
+        # Key a block, values the bits of replicas that have it, and of those that will.
         self._holders: dict[BlockHash, int] = {}
         self._expected: dict[BlockHash, int] = {}
 
     def __len__(self) -> int:
-        """Different blocks that are known."""
+        """Number of different blocks known."""
         return len(self._holders.keys() | self._expected.keys())
 
     def expect(self, replica_id: str, hashes: Iterable[BlockHash]) -> None:
-        """A prompt with these has been sent there, so that the next one would share them."""
+        """Expect blocks of a prompt sent to a replica, so that the next request can share them."""
         _add(self._expected, hashes, self._bit(replica_id))
 
     def expect_no_longer(self, replica_id: str, hashes: Iterable[BlockHash]) -> None:
-        """The request has ended: what there is of it has been told."""
+        """Drop expected blocks of an ended request: the replica has reported those that it has."""
         _drop(self._expected, hashes, self._bits.get(replica_id, 0))
 
     def store(self, replica_id: str, hashes: Iterable[BlockHash]) -> None:
-        """A replica has come to have these."""
+        """Record that a replica has these blocks."""
         _add(self._holders, hashes, self._bit(replica_id))
 
     def remove(self, replica_id: str, hashes: Iterable[BlockHash]) -> None:
-        """A replica has these no longer; those that it never had are ignored."""
+        """Record that a replica has dropped these blocks; blocks it never had are ignored."""
         _drop(self._holders, hashes, self._bits.get(replica_id, 0))
 
     def clear(self, replica_id: str) -> None:
-        """A replica has nothing any more, and nothing is about to come."""
+        """Forget all blocks of a replica, cached and expected."""
         bit = self._bits.pop(replica_id, 0)
         for known in (self._holders, self._expected):
             _drop(known, [one for one, bits in known.items() if bits & bit], bit)
 
     def num_cached_blocks(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
-        """How many of a prompt's first blocks each replica has; those that have none are left out.
+        """Return how many first blocks of a prompt each replica has, without replicas with none.
 
         Args:
-            hashes: of the prompt, from its first block on.
+            hashes: of the prompt's blocks, from the first one on.
         """
         lengths = self._lengths(hashes)
         if not lengths:
@@ -60,9 +60,9 @@ class PrefixIndex:
         }
 
     def _lengths(self, hashes: Sequence[BlockHash]) -> list[tuple[int, int]]:
-        """At which numbers of blocks replicas drop out, and the bits of those that came so far.
+        """Return (number of blocks, bits of the replicas that have so many), the longest first.
 
-        The longest comes first.
+        There is an entry for each number at which replicas drop out.
         """
         found: list[tuple[int, int]] = []
         have, expect = self._holders, self._expected
@@ -80,7 +80,7 @@ class PrefixIndex:
         bit = self._bits.get(replica_id)
         if bit is None:
             taken = sum(self._bits.values())
-            bit = self._bits[replica_id] = ~taken & (taken + 1)  # the lowest that is free
+            bit = self._bits[replica_id] = ~taken & (taken + 1)  # the lowest free bit
         return bit
 
 

@@ -1,15 +1,15 @@
-"""How much there was to do lately, for all replicas of a role together."""
+"""Measures the recent work of all replicas of a role together."""
 
 import math
 
 _MEMORY_S = 30.0
-"""What came so long ago counts for 1/e."""
+"""Work of so many seconds ago counts for 1/e."""
 _LEAST_S = 1.0
-"""As if it had been watched for so long at least."""
+"""Rates assume at least so many seconds of observation."""
 
 
 class RecentWork:
-    """Requests and what they took to compute, by time, which is an argument and never descends."""
+    """Decaying sums of requests and their compute time. Time is an argument and never decreases."""
 
     def __init__(self) -> None:
         self._num_requests = self._work_s = 0.0
@@ -17,7 +17,7 @@ class RecentWork:
         self._at_s = 0.0
 
     def add(self, work_s: float, now_s: float) -> None:
-        """A request more, whose prompt takes so long where it was sent."""
+        """Add a request, with the compute time of its prompt at its replica."""
         self._advance(now_s)
         self._num_requests += 1.0
         self._work_s += work_s
@@ -27,13 +27,13 @@ class RecentWork:
         return self._num_requests / self._seconds
 
     def busy(self, now_s: float) -> float:
-        """How many replicas would have been busy with it all the time."""
+        """Return how many replicas this work would have kept fully busy."""
         self._advance(now_s)
         return self._work_s / self._seconds
 
     @property
     def _seconds(self) -> float:
-        """Over which it was counted; those long ago for as little as what came then."""
+        """Seconds of observation, weighted like the work: old seconds count less."""
         assert self._start_s is not None
         watched_s = max(_LEAST_S, self._at_s - self._start_s)
         return _MEMORY_S * -math.expm1(-watched_s / _MEMORY_S)

@@ -1,4 +1,4 @@
-"""What a router is asked, and what it answers."""
+"""A router's input and output: requests and placements."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,18 +10,18 @@ from legato.core.slo import SloClass
 from legato.core.tenant import DEFAULT_TENANT
 
 Role = Literal["both", "prefill", "decode"]
-"""What a replica does of a request."""
+"""The part of a request that a replica serves."""
 
 
 class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as far as it matters where it goes.
+    """The fields of a request that decide where it goes.
 
     Attributes:
-        slo: what it is promised.
-        block_hashes: of its prompt's full blocks, from the first one on; empty where they are not
-            asked for.
-        block_size: tokens of each.
-        is_divisible: whether its prompt may be computed by another replica than continues it.
+        slo: its promise.
+        block_hashes: of its prompt's full blocks, from the first one on; empty if the router does
+            not need them.
+        block_size: tokens of a block.
+        is_divisible: whether one replica may compute its prompt and another continue it.
     """
 
     request_id: str
@@ -34,19 +34,21 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_handed_tokens(self) -> int:
-        """Of its prompt, as many as one replica can have of another: those of whole blocks, and
-        not the last token, which is computed where it is continued."""
+        """Prompt tokens that one replica can take over from another: those of whole blocks.
+
+        The last token is not among them: the replica that continues the request computes it.
+        """
         if not self.is_divisible:
             return 0
         return (self.num_prompt_tokens - 1) // self.block_size * self.block_size
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request is served.
+    """The replicas that serve a request.
 
     Attributes:
-        prefill: the replica that computes its prompt for the other; None where that does both.
-        decode: the one that sends its tokens.
+        prefill: the replica that only computes its prompt; None if `decode` does both.
+        decode: the replica that sends its tokens.
     """
 
     prefill: str | None
@@ -54,5 +56,5 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first(self) -> str:
-        """Where it is sent first."""
+        """The replica that gets the request first."""
         return self.prefill or self.decode

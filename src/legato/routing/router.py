@@ -1,4 +1,4 @@
-"""Sends each request of a fleet to a replica, and keeps book of what is where."""
+"""Sends each request of a fleet to a replica, and tracks requests and caches."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -18,13 +18,13 @@ ROUTING_POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
     "power-of-two": PowerOfTwo,
     "round-robin": RoundRobin,
 }
-"""Key the name by which a user asks for it."""
+"""Key a policy's name in the configuration, value its class."""
 
 _CONTINUING: tuple[Role, ...] = ("both", "decode", "prefill")
-"""Who sends a request's tokens: the first of which there are any."""
+"""Roles that may send a request's tokens; the first role with replicas does."""
 
 _MOST_TRIES = 3
-"""Replicas that a request is sent to, one after the other, where each refuses it."""
+"""Replicas to try, one after the other, if each rejects a request."""
 
 
 class NoReplicaError(Exception):
@@ -32,11 +32,11 @@ class NoReplicaError(Exception):
 
 
 class Left(NamedTuple):
-    """What a replica that is gone was to continue: ids of requests.
+    """Requests that a lost replica was to continue, by id.
 
     Attributes:
-        waiting: whose first token had not come, so that they may be run elsewhere.
-        begun: of which clients have seen something.
+        waiting: without a first token, so that they may run elsewhere.
+        begun: clients have received some of their output.
     """
 
     waiting: list[str]
@@ -44,17 +44,17 @@ class Left(NamedTuple):
 
 
 class Router:
-    """Pure: time is an argument, and how messages pass is the caller's business.
+    """Routes requests. It is pure: time is an argument, and the caller passes the messages.
 
-    A request is routed, gets its first token and ends, which the router is told. Where its prompt
-    is computed by another replica than generates, it is told when that is done, too.
+    The caller reports each request's first token and end, and the end of its prefill if another
+    replica computes the prompt.
 
-    A replica that has told nothing of itself for some periods is doubtful: it gets nothing as long
-    as others of its role are fresh. After some more it counts as gone, until it tells again.
+    A replica without a report for some periods is doubtful: it gets no requests while other
+    replicas of its role are fresh. After more periods it counts as gone, until its next report.
 
     Args:
-        policy: a key of `ROUTING_POLICIES`; each role has one of its own.
-        weights: of tenants; all others weigh 1.
+        policy: a key of `ROUTING_POLICIES`; each role has its own instance.
+        weights: of tenants; the others have weight 1.
         state_every_s: seconds between two reports of a replica.
     """
 
@@ -80,18 +80,18 @@ class Router:
 
     @property
     def asks_prefixes(self) -> bool:
-        """Whether requests need their `block_hashes`, and caches are to be followed."""
+        """Whether requests need `block_hashes` and the router needs cache events."""
         return self._policies["both"].asks_prefixes
 
     @property
     def replicas(self) -> Mapping[str, ReplicaView]:
-        """Key replica id."""
+        """All replicas; key replica id."""
         return self._replicas
 
     def join(
         self, replica_id: str, role: Role = "both", *, transfer_token_s: float | None = None
     ) -> None:
-        """A replica is there. Args: as `ReplicaView`'s."""
+        """Add a replica. Args: as `ReplicaView`'s."""
         assert replica_id not in self._replicas, "replica ids are unique"
         self._replicas[replica_id] = ReplicaView(
             replica_id,
@@ -102,13 +102,13 @@ class Router:
         )
 
     def drain(self, replica_id: str) -> None:
-        """A replica is about to go: it gets nothing new."""
+        """Stop sending requests to a replica that is about to go."""
         self._replicas[replica_id].is_accepting = False
 
     def leave(self, replica_id: str, now_s: float) -> Left:
-        """A replica is gone, and what it had cached; its requests are forgotten.
+        """Remove a replica with its cache; forget and return the requests that it was to continue.
 
-        Prompts that it computed for others are nothing that is lost: these compute them.
+        Prompts that it computed for other replicas are not lost: those replicas compute them.
         """
         view = self._replicas.pop(replica_id)
         self._index.clear(replica_id)
@@ -121,11 +121,11 @@ class Router:
         return left
 
     def note_state(self, replica_id: str, state: ReplicaState, now_s: float) -> None:
-        """A replica tells of itself."""
+        """Take a replica's report."""
         self._replicas[replica_id].note_state(state, now_s)
 
     def note_kv_events(self, replica_id: str, events: Iterable[KVEvent]) -> None:
-        """A replica tells what it has cached, and has not any more."""
+        """Take a replica's cache events."""
         for event in events:
             match event:
                 case BlockStored():
@@ -138,16 +138,16 @@ class Router:
     def route(
         self, request: RoutedRequest, now_s: float, *, without: Collection[str] = ()
     ) -> Placement:
-        """Decide where a request goes, and count it there until it ends.
+        """Place a request, and count it at its replicas until it ends.
 
-        Where there are pools, one computes the prompt and the other continues it, unless there is
-        nothing to hand over; without one of the pools, the other does both.
+        With both pools, a prefill replica computes the prompt and a decode replica continues it,
+        unless there is nothing to hand over. Without one of the pools, the other does both.
 
         Args:
-            without: ids of replicas that have refused it.
+            without: ids of replicas that have rejected it.
 
         Raises:
-            NoReplicaError: none accepts it.
+            NoReplicaError: no replica accepts it.
         """
         num_cached = self._num_cached(request)
         role, replicas = self._continuing(without, now_s)
@@ -163,15 +163,15 @@ class Router:
         return placement
 
     def is_accepting(self, now_s: float) -> bool:
-        """Whether any replica takes requests."""
+        """Whether any replica accepts requests."""
         return any(self._accepting(role, (), now_s) for role in _CONTINUING)
 
     def may_try_again(self, refused_by: Collection[str], role: Role, now_s: float) -> bool:
-        """Whether what replicas of a role refused may go to another of that role."""
+        """Whether a request that replicas of a role rejected may go to another of that role."""
         return len(refused_by) < _MOST_TRIES and bool(self._accepting(role, refused_by, now_s))
 
     def stranded(self, now_s: float) -> list[str]:
-        """Ids of requests that wait at replicas that count as gone, where others take requests."""
+        """Return ids of requests that wait at lost replicas of a role that still has others."""
         return [
             request_id
             for view in self._replicas.values()
@@ -181,29 +181,29 @@ class Router:
         ]
 
     def note_prefilled(self, request_id: str, now_s: float) -> None:
-        """The replica that only computes its prompt has done so."""
+        """Record that the prefill replica has computed a request's prompt."""
         self._end_at(self._routed[request_id][1].prefill, request_id, now_s)
 
     def note_first_token(self, request_id: str, now_s: float) -> None:
-        """The first token has come from the replica that generates."""
+        """Record a request's first token from its decode replica."""
         self._replicas[self._routed[request_id][1].decode].begin(request_id, now_s)
 
     def note_end(self, request_id: str, num_output_tokens: int, now_s: float) -> None:
-        """A request has ended, however."""
+        """Record a request's end, for any reason."""
         self._forget(request_id, now_s)
         if num_output_tokens:
             for policy in self._policies.values():
                 policy.note_end(num_output_tokens)
 
     def _continuing(self, without: Collection[str], now_s: float) -> tuple[Role, list[ReplicaView]]:
-        """The replicas that may send the tokens of the next request."""
+        """Return the role and the replicas that may send the next request's tokens."""
         for role in _CONTINUING:
             if accepting := self._accepting(role, without, now_s):
                 return role, accepting
         raise NoReplicaError("no replica accepts requests")
 
     def _accepting(self, role: Role, without: Collection[str], now_s: float) -> list[ReplicaView]:
-        """The replicas of a role that take a request; doubtful ones only if all are doubtful."""
+        """Return the replicas of a role that accept a request; doubtful ones only if all are."""
         there = [
             view
             for view in self._replicas.values()
@@ -213,7 +213,7 @@ class Router:
         return [view for view in fresh or there if view.replica_id not in without]
 
     def _num_cached(self, request: RoutedRequest) -> dict[str, int]:
-        """Tokens; key replica id."""
+        """Return cached tokens; key replica id."""
         found = self._index.num_cached_blocks(request.block_hashes)
         return {one: num_blocks * request.block_size for one, num_blocks in found.items()}
 
@@ -227,7 +227,7 @@ class Router:
     ) -> ReplicaView:
         view = self._policies[role].choose(request, replicas, num_cached, now_s)
         view.send(request, num_cached.get(view.replica_id, 0), now_s)
-        # Whoever comes next with the same prompt shares what is about to be computed for this one.
+        # The next request with the same prompt shares the blocks computed for this one.
         self._index.expect(view.replica_id, request.block_hashes)
         return view
 

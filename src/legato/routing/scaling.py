@@ -1,7 +1,7 @@
-"""How many replicas keep the promises, for fleets and simulators alike.
+"""Decides how many replicas keep the promises, for fleets and simulators alike.
 
-Load is counted in promises. A replica's strain is the share of what it promised that it expects to
-use up, for first tokens or between tokens, whichever is more; at 1 the next request may be late.
+Load is measured in promises. A replica's strain is the share of its promised time that it expects
+to use, for first tokens or between tokens, whichever is larger; at 1, the next request may be late.
 """
 
 import math
@@ -12,21 +12,21 @@ from legato.core.slo import SloClass
 from legato.routing.request import Role
 
 SOONER_S, SLOWER_S = 10.0, 300.0
-"""For how long more replicas are wanted, or fewer, before there are; by default."""
+"""Default seconds for which more replicas, or fewer, must be wanted before their number changes."""
 
 _MOST, _TARGET = 0.8, 0.6
-"""More replicas are started beyond the first; so many that the second is reached."""
+"""Mean strain above which replicas are started, and the mean strain to reach."""
 _FEWER = 0.5
-"""One is ended where those that are left would stay below."""
+"""A replica is ended if the mean strain of the others would stay below this."""
 _UNPROMISED_WAITING = 8
-"""Where nothing is promised, so many requests that wait strain a replica as much as a promise that
-is about to be broken."""
+"""Without promises, so many waiting requests strain a replica as much as a promise that is about to
+be broken."""
 
 
 def strain(state: ReplicaState, classes: Iterable[SloClass], role: Role = "both") -> float:
-    """Of one replica, which is at least 0.
+    """Return the strain of one replica, at least 0.
 
-    One that only prefills promises nothing of gaps between tokens, which others send.
+    A prefill replica promises nothing about gaps between tokens, which other replicas send.
     """
     shares: list[float] = []
     for slo in classes:
@@ -38,7 +38,7 @@ def strain(state: ReplicaState, classes: Iterable[SloClass], role: Role = "both"
 
 
 def wanted_replicas(strains: Sequence[float]) -> int:
-    """How many replicas there should be, where those that there are are strained so much."""
+    """Return how many replicas there should be, given the strain of each replica."""
     num_replicas = len(strains)
     if not strains:
         return 0

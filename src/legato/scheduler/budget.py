@@ -1,4 +1,4 @@
-"""How much work one step may hold."""
+"""Bounds on the work of one step."""
 
 import math
 from typing import Protocol
@@ -9,58 +9,58 @@ from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 
 _SMALL_CHUNK = 32
-"""Prefill tokens of a step as long as nothing is known of their cost, or where the promise is lost
-anyway, because the decodes alone take too long."""
+"""Prefill tokens of a step while their cost is unknown, or if the decodes alone already break the
+promise."""
 
 MIN_CHUNK = ROW_BOUNDS[0]
-"""Tokens below which a chunk costs hardly less than one of this length."""
+"""A shorter chunk costs hardly less than one of this many tokens."""
 
 _NEGLIGIBLE = 0.1
-"""Share by which streams may lengthen the step of one of them whatever is promised: a promise that
-leaves no more room than that is lost to the machine's noise anyway."""
+"""Share by which streams may always lengthen the step of one stream. The machine's noise breaks a
+promise with less room than that anyway."""
 
 UNLIMITED = math.inf
 
 
 class StepBudget(Protocol):
-    """Decides what still fits into a step, from what is in it and how long it may take.
+    """Decides what still fits into a step, from its contents and its time limit.
 
-    `limit_s` is the time until the first token of a running stream is due, `UNLIMITED` where
-    nothing is promised to those that run.
+    `limit_s` is the time until the first running stream's next token is due; `UNLIMITED` if no
+    running stream has a promise.
     """
 
     def max_chunk(self, shape: StepShape, start: int, wanted: int, limit_s: float) -> int:
-        """Most prefill tokens, up to `wanted`, that a chunk at position `start` may bring."""
+        """Return the most prefill tokens, up to `wanted`, for a chunk at position `start`."""
         ...
 
     def bound(self, shape: StepShape, num_tokens: int) -> EndedBy:
-        """What keeps a prefill chunk of `num_tokens`, all that fit, from being longer."""
+        """Return the limit that stops a prefill chunk at `num_tokens`, the most that fit."""
         ...
 
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
-        """Whether the step, the decodes in `shape` among it, ends in time."""
+        """Whether the step, its decodes included, ends in time."""
         ...
 
     def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
-        """What keeps the step, the drafts in `shape` among it, from running; None for nothing."""
+        """Return the limit that the step exceeds with its drafts; None if they fit."""
         ...
 
     def paces(self, streams: StepShape, limit_s: float) -> bool:
-        """Whether steps of such decodes end in time on the machine as it usually is.
+        """Whether steps of these decodes end in time at the machine's usual speed.
 
-        It is true of one stream, and of all streams that a tighter limit lets run.
+        True for one stream, and for all streams that a tighter limit accepts.
 
         Args:
-            limit_s: between two tokens of a stream.
+            limit_s: seconds between two tokens of a stream.
         """
         ...
 
     def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
-        """Whether the step is over budget, as one with many decodes can be."""
+        """Whether the step is over budget, which many decodes alone can cause."""
         ...
 
     def explain(self, shape: StepShape, limit_s: float) -> str:
-        """Which promise a step that is over budget breaks; empty where it breaks none."""
+        """Describe the promise that a step over budget breaks; empty if it breaks none."""
         ...
 
 
@@ -77,7 +77,7 @@ class TokenBudget:
         wanted: int,
         limit_s: float,  # noqa: ARG002
     ) -> int:
-        # Decodes alone may exceed the budget; prefill is then nothing, never negative.
+        # Decodes alone may exceed the budget: prefill is then 0, never negative.
         return max(0, min(wanted, self.max_num_batched_tokens - shape.num_tokens))
 
     def bound(self, shape: StepShape, num_tokens: int) -> EndedBy:  # noqa: ARG002
@@ -100,11 +100,11 @@ class TokenBudget:
 
 
 class TimeBudget:
-    """As many tokens as are predicted to be computed in time.
+    """Bounds a step by its predicted time.
 
-    The step-time model is inverted for the longest chunk whose step, with the model's own margin
-    on top, ends before a running stream's next token is due. Where nothing is due, as when no
-    stream is running, only `max_num_batched_tokens` bounds the step.
+    The step-time model is inverted for the longest chunk whose step, plus the model's margin, ends
+    before a running stream's next token is due. If no token is due, for example because no stream
+    is running, only `max_num_batched_tokens` bounds the step.
     """
 
     def __init__(self, model: StepTimeModel, max_num_batched_tokens: int) -> None:
@@ -118,8 +118,8 @@ class TimeBudget:
         if not self._model.is_known or self._is_lost(shape, limit_s):
             return max(0, min(cap, _SMALL_CHUNK - shape.num_prefill_tokens))
         chunk = self._model.longest_chunk(shape, start, limit_s, cap)
-        # A second prompt's crumb costs the step more than it brings; a first one is all that the
-        # promise leaves.
+        # A tiny chunk of a second prompt costs more than it gains; one of the first prompt is all
+        # that the promise leaves room for.
         is_crumb = chunk < min(wanted, MIN_CHUNK) and shape.num_prefill_chunks > 0
         return 0 if is_crumb else chunk
 
@@ -136,7 +136,7 @@ class TimeBudget:
 
     def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
         if limit_s < UNLIMITED:
-            # Nobody's token may be late for what is no more than a guess.
+            # No stream's token may be late because of a draft.
             caution = self._model.caution
             if not self._model.is_known or self._model.seconds(shape) * caution > limit_s:
                 return "time_budget"
@@ -150,7 +150,7 @@ class TimeBudget:
         alone_s = self._model.seconds(alone)
         return self._model.seconds(streams) <= max(
             limit_s / (1.0 + self._model.margin),
-            # Where one stream has no room for the margin twice: the margin is half of its room.
+            # If one stream's room is less than twice the margin, the margin is half of that room.
             limit_s / (0.5 + 0.5 * limit_s / alone_s),
             (1.0 + _NEGLIGIBLE) * alone_s,
         )
@@ -168,7 +168,7 @@ class TimeBudget:
         )
 
     def _is_lost(self, shape: StepShape, limit_s: float) -> bool:
-        """Whether the decodes alone leave no margin, as where the machine has become slower."""
+        """Whether the decodes alone leave no margin, for example on a machine that slowed down."""
         decodes = StepShape()
         decodes.num_decode_rows = decodes.num_samples = shape.num_decode_rows
         decodes.decode_context = shape.decode_context

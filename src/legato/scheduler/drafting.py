@@ -1,13 +1,12 @@
-"""Which drafts a step holds: those that bring more tokens a second than the step does without.
+"""Chooses the drafts of a step: those that raise its tokens per second.
 
-A drafted row brings a token as often as it and all before it are right; it costs what it makes the
-step longer by. Rows are ranked by what they bring, and so many of the first are taken that the step
-brings most tokens a second, those of prompts counted like those of streams. So drafts take what a
-step has left where it waits for memory anyway, and retreat where prompts or other streams make
-better use of it. Where steps are planned ahead, drafts cost a wait, too: how many tokens come of
-them is known when their step has landed, and the next is planned only then. Peers fix a number of
-drafts, or weigh expected tokens over a profiled step time; here the step must end in time, too,
-drafts and all.
+A drafted row yields a token if it and all drafts before it are right. Its cost is the time that it
+adds to the step. Rows are ranked by their chance, and the step takes as many of the first as give
+most tokens per second; prompt tokens count like stream tokens. So drafts use up a step that waits
+for memory anyway, and retreat when prompts or other streams use it better. When steps are planned
+ahead, drafts also cost a wait: the number of accepted drafts is known when their step has landed,
+and the next step is planned only then. Peers fix a number of drafts, or weigh expected tokens
+against a profiled step time. Here the step must also end in time with its drafts.
 """
 
 import math
@@ -25,29 +24,29 @@ from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import Draft, Drafter
 
 _MOST_A_STREAM, _FEWEST_A_STREAM = 15, 3
-"""Drafts that are looked at of one stream, alone and among many."""
+"""Most drafts considered for one stream: running alone, and among many."""
 _MOST_ROWS = 96
-"""Drafts that are looked at in a step, so that choosing takes no time to speak of."""
+"""Most drafts considered in a step, so that choosing takes negligible time."""
 _TRIED_AGAIN = 16
-"""Steps without drafts after which one is tried that is likely and seems to cost too much, and
-twice as many each time that it still does."""
+"""Steps without drafts before a likely draft is tried that seems too costly. The number doubles
+each time that it still is."""
 _LIKELY = 0.5
 _GAIN = 1.03
-"""By how much more tokens a second drafts are to promise than a step without any. They are chosen
-where they look best, and so look better than they are."""
+"""Factor by which drafts must raise a step's expected tokens per second. The best estimates are
+chosen, so the chosen ones are too high."""
 _HOPELESS = 0.02
-"""Chance of coming below which a row is not looked at."""
+"""Chance of being right below which a row is not considered."""
 _NEWS = 0.1
-"""What the last turnaround counts for, beside all before it."""
+"""Weight of the last turnaround in the running mean."""
 
 
 class _Row(NamedTuple):
-    """A draft and what it brings.
+    """A drafted token.
 
     Attributes:
-        chance: of it to be right, and all before it.
-        place: of its stream among those of the step.
-        depth: drafts of the stream before it.
+        chance: that it and all drafts before it are right.
+        place: index of its stream in the step.
+        depth: number of the stream's drafts before it.
     """
 
     chance: float
@@ -56,14 +55,14 @@ class _Row(NamedTuple):
 
 
 class Drafting:
-    """Asks drafters what may come next, and puts what is worth it into steps.
+    """Asks drafters for drafts and adds the worthwhile ones to steps.
 
     Args:
         speculative: as in `SchedulerConfig`.
-        most_samples: rows of a step that may be sampled.
+        most_samples: most rows of a step that may be sampled.
 
     Attributes:
-        model: asks a draft model; None where there is none.
+        model: asks the draft model; None if there is no draft model.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Drafting:
         self._step_time = step_time
         self._most_samples = most_samples
         self.model: ModelDrafting | None = None
-        self._num_without = 0  # steps since the last with drafts that could have had likely ones
+        self._num_without = 0  # steps with a likely draft, none taken since
         self._patience = _TRIED_AGAIN
         self._turnaround_s = 0.0
 
@@ -89,14 +88,14 @@ class Drafting:
         self._turnaround_s += _NEWS * (seconds - self._turnaround_s)
 
     def advance(self, request: Request) -> None:
-        """Tell the drafters of tokens that have come."""
+        """Pass a request's new tokens to the drafters."""
         for drafter in self._drafters:
             drafter.advance(request)
         if self.model is not None:
             self.model.advance(request)
 
     def add(self, step: StepBuilder) -> DraftsEndedBy | None:
-        """Put drafts behind the step's streams; returns why there are no more of them."""
+        """Add drafts to the step's streams; return the limit on their number."""
         streams = step.drafting_streams
         if not streams:
             return None
@@ -123,10 +122,10 @@ class Drafting:
         *,
         may_try: bool = True,
     ) -> tuple[list[int], DraftsEndedBy]:
-        """Tokens of each draft that are taken, and why no more.
+        """Return how many tokens of each draft the step takes, and the limit on them.
 
         Args:
-            may_try: whether one may be, to see what it costs.
+            may_try: whether one draft may be taken only to measure its cost.
         """
         rows = _ranked(drafts)
         count, ended_by = self._worth(step, streams, rows, may_try=may_try)
@@ -136,7 +135,7 @@ class Drafting:
         return counts, ended_by
 
     def _most_rows(self, step: StepBuilder) -> int:
-        # With settings that let fewer run, those that do may be too many already.
+        # After a change to a smaller limit, the step's samples may already exceed it.
         most = min(_MOST_ROWS, max(0, self._most_samples - step.shape.num_samples))
         return min(most, self._step_time.most_drafts) if self._speculative == "auto" else most
 
@@ -145,11 +144,11 @@ class Drafting:
             most = int(self._speculative)
         else:
             most = max(_FEWEST_A_STREAM, min(_MOST_A_STREAM, _MOST_ROWS // num_streams))
-        # Its chunk must end before its last token, and it has its next already.
+        # The chunk must end before the last token, and holds the next one already.
         return min(most, request.num_final_tokens - request.num_expected_tokens)
 
     def _best(self, request: Request, most: int) -> Draft | None:
-        """What brings most tokens of all that is proposed."""
+        """Return the proposed draft with the most expected tokens."""
         if most <= 0:
             return None
         num_unknown = request.num_expected_tokens - 1 - request.num_tokens  # tokens in flight
@@ -163,7 +162,7 @@ class Drafting:
     def _worth(
         self, step: StepBuilder, streams: Sequence[Request], rows: Sequence[_Row], *, may_try: bool
     ) -> tuple[int, DraftsEndedBy]:
-        """How many of the rows are taken, and why no more."""
+        """Return how many of the first rows the step takes, and the limit on them."""
         count = most = min(len(rows), self._most_rows(step))
         if self._speculative == "auto":
             count = self._best_count(step, streams, rows[:most])
@@ -178,7 +177,7 @@ class Drafting:
         return count, "proposals" if count == len(rows) else "worth"
 
     def _is_tried_again(self, rows: Sequence[_Row], count: int) -> bool:
-        """Whether a draft is computed to see what it costs: it may have been dear by chance."""
+        """Whether to take a draft only to measure its cost, which may have been high by chance."""
         if count:
             self._num_without, self._patience = 0, _TRIED_AGAIN
         elif rows and rows[0].chance > _LIKELY:
@@ -191,13 +190,13 @@ class Drafting:
     def _best_count(
         self, step: StepBuilder, streams: Sequence[Request], rows: Sequence[_Row]
     ) -> int:
-        """With which the step, and what drafting took before it, brings most tokens a second."""
+        """Return the number of rows with most tokens per second, drafting time included."""
         if not (rows and self._step_time.is_known):
             return 0
         shape, tokens = step.shape, float(step.shape.num_tokens)
         best, without_s = 0, step.drafting_s + self._step_time.seconds(shape)
         best_rate = _GAIN * tokens / without_s
-        # Where others' values are needed, nothing is planned ahead anyway.
+        # If a stream needs the values of earlier tokens, no step is planned ahead anyway.
         waits_anyway = any(stream.params.needs_values for stream in streams)
         wait_s = step.drafting_s + (0.0 if waits_anyway else self._turnaround_s)
         drafted = shape.copy()
@@ -211,7 +210,7 @@ class Drafting:
 
 
 def _behind(draft: Draft, count: int) -> Draft:
-    """What follows its first `count` tokens, which are guesses of tokens in flight."""
+    """Return the draft after its first `count` tokens, which guess tokens in flight."""
     chances = draft.chances[count:]
     if count and chances:
         chances = [math.prod(draft.chances[: count + 1]), *chances[1:]]
@@ -219,7 +218,7 @@ def _behind(draft: Draft, count: int) -> Draft:
 
 
 def _ranked(drafts: Sequence[Draft | None]) -> list[_Row]:
-    """The likeliest first: each comes behind those that it needs."""
+    """Rank drafted tokens by chance, each after the tokens that it depends on."""
     rows = [
         _Row(survival, place, depth)
         for place, draft in enumerate(drafts)

@@ -1,4 +1,4 @@
-"""Requests that wait, tenant by tenant: one of the tenant that has had least goes first."""
+"""Waiting requests by tenant: the tenant with the least service goes first."""
 
 import heapq
 import itertools
@@ -20,17 +20,17 @@ Rank = tuple[int, float]
 
 
 class Ahead(NamedTuple):
-    """Requests that go before another one: the first of them, and how many more are expected."""
+    """Requests ahead of another: the first ones, and how many more to expect."""
 
     first: list[Request]
     num_more: int
 
 
 class _Turns:
-    """A tenant's requests that may go before another request, the next one first.
+    """A tenant's requests that may go before the request of a forecast, the next one first.
 
-    Sorted by the counter that the tenant comes to have; among equals the other request's tenant is
-    the first, whose turn ends the forecast.
+    Turns sort by the tenant's counter in the forecast. Among equals the tenant of the forecast's
+    request is first: its turn ends the forecast.
     """
 
     __slots__ = ("_counter_s", "_is_other", "_requests", "_weight", "num_left")
@@ -55,7 +55,7 @@ class _Turns:
         self._counter_s += prompt_s / self._weight
 
     def num_before(self, own: "_Turns", mean_s: float) -> int:
-        """About how many go before a tenant has its turn, if each prompt takes `mean_s`."""
+        """Estimate how many requests go before the turn of `own` if each prompt takes `mean_s`."""
         owed_s = (own._counter_s - self._counter_s) * self._weight
         if owed_s <= 0.0:
             return 0
@@ -63,26 +63,27 @@ class _Turns:
 
 
 def is_lates_turn(tenant: Tenant) -> bool:
-    """Whether a tenant's prompts begin with those that are late in the next step."""
+    """Whether the tenant's late requests go first in the next step."""
     return tenant.num_timely_steps >= LATE_TURN - 1
 
 
 class FairQueue:
-    """Preempted requests, whose streams stand still, go before all others, whosesoever they are.
+    """Queue of waiting requests.
 
+    Preempted requests go before all others, whichever tenant owns them: their streams stand still.
     No operation takes longer than O(log n) in the number of requests, or of tenants.
     """
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
         self._preempted = _by_rank()
-        self._by_tenant: dict[str, SortedKeyList] = {}  # none of them empty
-        # By counter, equals by turns. Counters only grow: an entry is put right when it comes up.
+        self._by_tenant: dict[str, SortedKeyList] = {}  # no queue is empty
+        # (counter, tie, tenant). Counters only grow: a stale entry is corrected at the top.
         self._heap: list[tuple[float, int, str]] = []
         self._ties = itertools.count()
 
     def add(self, request: Request) -> None:
-        """Take in a request by its `rank`."""
+        """Add a request at its `rank`."""
         if request.rank[0] == PREEMPTED:
             self._preempted.add(request)
             return
@@ -94,7 +95,7 @@ class FairQueue:
         queue.add(request)
 
     def remove(self, request: Request) -> None:
-        """Let go of a request whose `rank` is what it was when it came."""
+        """Remove a request, whose `rank` must not have changed since `add`."""
         if request.rank[0] == PREEMPTED:
             self._preempted.remove(request)
             return
@@ -111,7 +112,7 @@ class FairQueue:
 
     @property
     def preempted(self) -> Sequence[Request]:
-        """In the order in which they go."""
+        """The preempted requests, the next one first."""
         preempted: Sequence[Request] = self._preempted
         return preempted
 
@@ -123,12 +124,12 @@ class FairQueue:
         return None if name is None else self._first_of(name)
 
     def least(self) -> Tenant | None:
-        """Who has had least of those that wait."""
+        """Return the waiting tenant with the least service."""
         name = self._least()
         return None if name is None else self._tenants[name]
 
     def lines(self) -> Iterator[tuple[Tenant, Sequence[Request]]]:
-        """Each tenant's requests in the order in which they go, but for preempted ones."""
+        """Yield each tenant's requests except preempted ones, the next one first."""
         for name, queue in self._by_tenant.items():
             yield self._tenants[name], queue
 
@@ -139,13 +140,14 @@ class FairQueue:
     def ahead(
         self, request: Request, rank: Rank, cost_s: Callable[[Request], float], most: int
     ) -> Ahead:
-        """Return the requests that are expected to go before one that does not wait yet.
+        """Return the requests expected to go before a request that is not queued yet.
 
-        Late ones are left out where it is not: they have turns, and no place in between.
+        Its tenant's late requests are left out unless it is late itself: they have turns, not
+        places in the order.
 
         Args:
-            cost_s: what a request's prompt takes, which its tenant's counter grows by.
-            most: requests that are named one by one, at least 1.
+            cost_s: seconds of a request's prompt, which its tenant is charged.
+            most: requests to return one by one, at least 1.
         """
         first: list[Request] = [*itertools.islice(self._preempted, most)]
         num_more = len(self._preempted) - len(first)
@@ -175,7 +177,7 @@ class FairQueue:
         return Ahead(first, num_more)
 
     def _turns(self, request: Request, rank: Rank) -> list["_Turns"]:
-        """The tenants' turns until it is the request's, its own tenant's first."""
+        """Return the turns of all tenants, the request's own tenant first."""
         name = request.message.service.tenant
         queue, place = self._by_tenant.get(name), 0
         if queue is not None:
@@ -203,7 +205,7 @@ class FairQueue:
     def _push(self, name: str) -> None:
         entry = (self._tenants[name].counter_s, next(self._ties), name)
         if len(self._heap) > 2 * len(self._by_tenant) + _MOST_STALE:
-            # Most are of tenants that have come and gone.
+            # Most entries belong to tenants without a waiting request.
             self._heap = [
                 (self._tenants[one].counter_s, next(self._ties), one) for one in self._by_tenant
             ]

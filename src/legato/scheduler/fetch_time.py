@@ -1,19 +1,20 @@
-"""How long blocks take to come from another engine, learned from those that came."""
+"""Time to fetch blocks from another engine, learned from earlier fetches."""
 
 from legato.core.request import Request
 from legato.kv.manager import KVCacheManager
 
 _KEPT = 0.9
-"""Share of what was known that is still believed when more has come."""
+"""Weight that earlier fetches keep after a new one."""
 
 
 class FetchTime:
-    """What the link between engines makes a request wait for its blocks.
+    """Forecasts how long the link between engines delays a request.
 
-    Waiting for them to be computed there is none of it: that is the other engine's to foresee.
+    The time until the other engine has computed the blocks is not included: that engine forecasts
+    it.
 
     Attributes:
-        token_s: of a token's keys and values; 0 as long as none have come.
+        token_s: seconds to fetch a token's keys and values; 0 until blocks have arrived.
     """
 
     def __init__(self, kv: KVCacheManager) -> None:
@@ -21,7 +22,7 @@ class FetchTime:
         self._num_tokens = self._seconds = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """So many tokens came while the link was busy for so long."""
+        """Record that `num_tokens` arrived while the link was busy for `seconds`."""
         self._num_tokens = _KEPT * self._num_tokens + num_tokens
         self._seconds = _KEPT * self._seconds + seconds
 
@@ -30,7 +31,7 @@ class FetchTime:
         return self._seconds / self._num_tokens if self._num_tokens else 0.0
 
     def seconds(self, request: Request) -> float:
-        """Until all is there of a request that has not begun, behind what is on its way."""
+        """Return the seconds until a waiting request's blocks arrive, after those in transit."""
         if not request.is_to_be_fetched or not self._num_tokens:
             return 0.0
         return self._kv.num_to_come(request) * self.token_s

@@ -1,4 +1,4 @@
-"""When a new request would get its first token, by the step-time model and the queue."""
+"""Forecasts a new request's first token from the step-time model and the queue."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -15,23 +15,23 @@ from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES
 
 _ALONE, _TOGETHER, _MOST_PLAYED = 8, 4, 40
-"""Waiting requests that are played one by one, how many of those after them are played as if they
-were one, and how many are played at all: the same is expected of the rest."""
+"""Waiting requests played one by one; size of the groups that later ones are played in; and the
+most that are played at all. The time of the rest is extrapolated."""
 
 _NOTHING = StepShape()
 
 _SPARE = 0.15
-"""Share of a step that streams leave for prompts in a forecast. Where they leave none, whether
-prompts are computed at all hangs on the slightest change of what is believed of steps."""
+"""Share of a step that streams leave for prompts in a forecast. If they left none, the slightest
+change of the step-time model would decide whether prompts are computed at all."""
 
 
 class Forecast:
-    """Plays the queue forward, many steps at a stroke.
+    """Plays the queue forward, many steps at a time.
 
-    The work ahead is what goes before the request by rank, one prompt after the other in chunks as
-    long as the budget allows. Running streams go on to their `max_tokens`. What comes from another
-    engine is fetched when it is the request's turn. Requests that may still come, streams that end
-    early, best-effort work and memory that runs out are not foreseen.
+    The prompts that rank before the request are computed one after the other, in chunks as long as
+    the budget allows. Running streams go on to their `max_tokens`. Blocks from another engine are
+    fetched when it is the request's turn. Future requests, streams that end early, best-effort work
+    and a lack of memory are not foreseen.
     """
 
     def __init__(
@@ -55,12 +55,13 @@ class Forecast:
     def ttft_s(
         self, request: Request, now_s: float, up_to_s: float, without: Collection[Request] = ()
     ) -> float | None:
-        """Seconds until the request's first token; at least `up_to_s` where it is later than that.
+        """Return the seconds until the first token of a request that is not queued yet.
 
-        None as long as the model knows nothing. The request does not wait yet.
+        The result is `up_to_s` or more if the token comes later than that, and None until the
+        step-time model is known.
 
         Args:
-            without: requests that wait, and will not any more.
+            without: waiting requests to leave out.
         """
         if not self._model.is_known:
             return None
@@ -70,7 +71,7 @@ class Forecast:
     def two_ttfts_s(
         self, shorter: Request, longer: Request, now_s: float, up_to_s: float
     ) -> tuple[float, float] | None:
-        """The same of either of two requests, most of whose forecasts may be one."""
+        """Return `ttft_s` of two requests, which may share most of one forecast."""
         if not self._model.is_known:
             return None
         before_shorter = self._streams_after_queue(shorter, now_s, up_to_s)
@@ -84,17 +85,18 @@ class Forecast:
         )
 
     def next_end_s(self, now_s: float) -> float | None:
-        """Seconds until a running stream is sure to have ended; None where nothing is known."""
+        """Return the seconds until a running stream must have ended; None if unknown."""
         streams = self._streams(now_s)
         if not self._model.is_known or not streams:
             return None
         return streams.next_end * self._model.seconds(streams.shape)
 
     def stream_step_s(self, now_s: float, num_tokens: int) -> tuple[float, float] | None:
-        """Seconds of a step of the running streams' tokens, and of one more with `num_tokens`.
+        """Predict a step of the running streams and one more stream of `num_tokens`.
 
         Returns:
-            that, and what yet another adds to it; None as long as the model knows nothing.
+            the step's seconds, and the seconds that yet another such stream adds; None until the
+            step-time model is known.
         """
         if not self._model.is_known:
             return None
@@ -116,7 +118,7 @@ class Forecast:
     def _streams_after_queue(
         self, request: Request, now_s: float, up_to_s: float, without: Collection[Request] = ()
     ) -> ForeseenStreams:
-        """The streams once all has been served that goes before a request."""
+        """Return the streams after all requests ahead of this one have been served."""
         streams = self._streams(now_s)
         for ahead in self._begun_before(request):
             self._serve([ahead], streams, up_to_s)
@@ -130,7 +132,7 @@ class Forecast:
             self._await_place(others[i : i + _TOGETHER], streams)
             self._serve(others[i : i + _TOGETHER], streams, up_to_s)
         if num_more:
-            # The first may have found free places, and slack, that those after them do not.
+            # The first requests may have found free places and slack that later ones do not.
             streams.elapsed_s += (streams.elapsed_s - begun_s) * num_more / len(others)
         return streams
 
@@ -146,7 +148,7 @@ class Forecast:
         return ttft_s * self._model.slowness + self._fetch_time.seconds(request)
 
     def _begun_before(self, request: Request) -> Iterator[Request]:
-        """Begun prompts whose prefill goes before the request's."""
+        """Yield the begun prompts that go before the request."""
         for running in self._queues.running.values():
             if (
                 not running.is_stream
@@ -160,17 +162,17 @@ class Forecast:
             streams.add(ahead)
 
     def prompt_s(self, request: Request) -> float:
-        """What is left of its prompt takes, in a step that begins anyway."""
+        """Return the seconds that the rest of a request's prompt adds to a step."""
         start = request.num_tokens - request.num_missing_tokens
         return self._model.chunk_s(_NOTHING, start, request.num_missing_tokens)
 
     def _await_place(
         self, requests: Sequence[Request], streams: ForeseenStreams, *, for_others: bool = False
     ) -> None:
-        """Until enough streams have ended for these to run, and be paced, beside them.
+        """Advance until the requests find places and pace beside the streams that are left.
 
         Args:
-            for_others: whether they must leave places to other tenants.
+            for_others: whether the requests must leave places to other tenants.
         """
         kept_places, kept_pace = (KEPT_PLACES, KEPT_PACE) if for_others else (0.0, 0.0)
         most_running = max(1, int((1.0 - kept_places) * self._max_num_seqs))
@@ -197,22 +199,22 @@ class Forecast:
         *,
         is_ahead: bool,
     ) -> bool:
-        """Compute what is left of their prompts; False where that comes to no end in time."""
+        """Compute the rest of the prompts; False if that does not end in time."""
         prompts = _Prompts(requests)
         while prompts.num_left > 0 and streams.elapsed_s < until_s:
             chunk, num_steps = self._stroke(prompts, streams)
             if not chunk and prompts.has_begun and is_ahead:
-                return False  # no chunk fits beside the streams: it is passed over
+                return False  # no chunk fits beside the streams: others pass this prompt
             step_s = self._step_s(streams, prompts, chunk)
             prompts.num_left -= math.ceil(num_steps * chunk)
             streams.advance(num_steps, step_s)
             if prompts.num_left <= 0 and streams.rest_of_step * chunk <= MIN_CHUNK:
-                # Too little is left of the step for another prompt.
+                # The rest of the step is too short for another prompt.
                 streams.advance(streams.rest_of_step, step_s)
         return prompts.num_left <= 0
 
     def _stroke(self, prompts: "_Prompts", streams: ForeseenStreams) -> tuple[int, float]:
-        """Return the prompts' tokens in each of the next steps, and how many steps."""
+        """Return the prompts' tokens per step, and the number of such steps."""
         most_steps, middle = streams.num_steps, prompts.middle
         caution = self._model.caution
         limit_s, settled_s = streams.limit_s, streams.settled_limit_s(caution)
@@ -227,7 +229,7 @@ class Forecast:
             if limit_s > settled_s and spent_s > 0.0:
                 num_steps = min(num_steps, max(1.0, (limit_s - settled_s) / spent_s))
             return chunk, num_steps
-        # A step takes `limit / caution`. With each, the limit comes nearer to where it settles.
+        # A step takes `limit / caution`, so the limit approaches its settled value step by step.
         kept = 1.0 - 1.0 / caution
         mean = (1.0 - kept**num_steps) / (num_steps * (1.0 - kept))
         chunk = max(1, self._chunk(middle, streams, settled_s + (limit_s - settled_s) * mean))
@@ -238,20 +240,20 @@ class Forecast:
         return chunk if chunk or streams else MIN_CHUNK
 
     def _step_s(self, streams: ForeseenStreams, prompts: "_Prompts", chunk: int) -> float:
-        """How long a step is that is filled with such chunks of the prompts."""
+        """Return the seconds of a step filled with such chunks of the prompts."""
         step_s = self._model.seconds(streams.shape)
         if chunk:
-            own = min(chunk, prompts.num_left)  # the rest of the step is others' of its kind
+            own = min(chunk, prompts.num_left)  # prompts like it fill the rest of the step
             mean_start = max(0, prompts.middle - own // 2)
             step_s += chunk / own * self._model.chunk_s(streams.shape, mean_start, own)
         return step_s
 
 
 class _Prompts:
-    """Prompts that are computed as if each were the mean of them.
+    """Prompts, each computed as if it had their mean length.
 
     Attributes:
-        num_left: tokens that are still to be computed.
+        num_left: tokens not yet computed.
     """
 
     __slots__ = ("_count", "_num_tokens", "num_left")
@@ -267,5 +269,5 @@ class _Prompts:
 
     @property
     def middle(self) -> int:
-        """The position of the tokens that are left, on the mean."""
+        """Mean position of the tokens that are left."""
         return (2 * self._num_tokens - self.num_left) // (2 * self._count)

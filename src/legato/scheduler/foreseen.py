@@ -1,4 +1,4 @@
-"""The running streams as a forecast sees them: a token a step, ending one after the other."""
+"""Running streams in a forecast: each gets a token a step until it ends."""
 
 import heapq
 import math
@@ -14,17 +14,17 @@ from legato.scheduler.step_shape import StepShape
 
 _ROUNDING = 1e-6
 _ENDING_TOGETHER = 8
-"""Of as many streams, one may end before the others are counted anew: else a forecast beside
-hundreds of streams would be played from one end to the next."""
+"""A forecast advances until one in this many streams has ended. Beside hundreds of streams, it
+would be slow to advance from one end to the next."""
 
 
 class _Stream(NamedTuple):
-    """Times and steps are counted from the forecast's beginning on.
+    """A running stream; steps count from the forecast's beginning.
 
     Attributes:
-        last_step: with which it ends.
+        last_step: the step that ends the stream.
         context: keys that its row would read in step 0; each step adds one.
-        pace: of its class.
+        pace: the pace of its class.
     """
 
     last_step: float
@@ -36,11 +36,11 @@ _by_end = attrgetter("last_step")
 
 
 class _Pace:
-    """The streams of one class of service, and the one among them that is least ahead.
+    """The streams of one class of service, and how far the slowest is ahead of its pace.
 
     Attributes:
-        count: of its streams.
-        is_bounded: whether a step of theirs is promised to take no longer than anything.
+        count: number of streams.
+        is_bounded: whether the class promises any bound on a step.
     """
 
     __slots__ = ("_dues", "_itl_s", "_tpot_s", "count", "is_bounded")
@@ -50,8 +50,8 @@ class _Pace:
         self._tpot_s = slo.tpot_s or UNLIMITED
         self._itl_s = slo.itl_s or UNLIMITED
         self.is_bounded = slo.step_s is not None
-        # When the token of step 0 is due by the pace, which may be before the forecast, and with
-        # which step the stream ends; a heap, which streams that have ended leave as they come up.
+        # Heap of (time that the token of step 0 is due by the pace, the stream's last step). The
+        # time may be before the forecast. Streams that have ended leave at the top.
         self._dues: list[tuple[float, float]] = []
 
     def copy(self) -> "_Pace":
@@ -67,14 +67,14 @@ class _Pace:
             heapq.heappush(self._dues, (due_s, last_step))
 
     def steady_s(self, caution: float = 1.0) -> float:
-        """The most seconds that each of many steps may be allowed; `caution` keeps a part of them.
+        """Return the limit that many steps settle at if each takes `limit / caution`.
 
-        A step that takes less than the pace wants makes its streams be ahead.
+        A step shorter than the pace puts its streams ahead, which raises the next limit.
         """
         return min(self._itl_s, self._tpot_s * caution)
 
     def limit_s(self, num_done: float, elapsed_s: float) -> float:
-        """How long the next step may take, after `num_done`."""
+        """Return the limit of the next step after `num_done` steps."""
         if self._tpot_s == UNLIMITED:
             return self._itl_s
         while self._dues[0][1] <= num_done + _ROUNDING:
@@ -84,15 +84,15 @@ class _Pace:
 
 
 class ForeseenStreams:
-    """Steps are counted in fractions, since prompts share them.
+    """The running streams; steps are counted in fractions, since prompts share them.
 
     Args:
-        idle_limit_s: how long a step may take that no token waits for.
-        running: streams where the forecast begins.
+        idle_limit_s: limit of a step in which no token is due.
+        running: streams at the forecast's beginning.
 
     Attributes:
-        elapsed_s: from the forecast's beginning on.
-        shape: of a step of their tokens alone.
+        elapsed_s: seconds since the forecast's beginning.
+        shape: shape of a step of the streams' tokens alone.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ForeseenStreams:
         self._by_end.sort(key=_by_end)
 
     def copy(self) -> "ForeseenStreams":
-        """Streams that go on apart from these."""
+        """Return an independent copy."""
         other = ForeseenStreams(self._idle_limit_s)
         paces = {slo: pace.copy() for slo, pace in self._paces.items()}
         known = {id(self._paces[slo]): pace for slo, pace in paces.items()}
@@ -130,24 +130,24 @@ class ForeseenStreams:
         return len(self._by_end) + len(self._joining)
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Let requests run once the step has ended that brings their first tokens."""
+        """Add requests as streams once the current step has sampled their first tokens."""
         self._joining += [request for request in requests if _num_left(request) > 1]
         if self.rest_of_step <= _ROUNDING:
             self._join()
 
     @property
     def steady_limit_s(self) -> float:
-        """How long each of many steps may take."""
+        """Limit of each of many steps."""
         return self._steady_s(1.0)
 
     def settled_limit_s(self, caution: float) -> float:
-        """The limit that steps come to have which take `caution` times less than it each."""
+        """Return the limit that steps settle at if each takes `limit / caution`."""
         settled_s = self._steady_s(caution)
         return self._idle_limit_s if settled_s == UNLIMITED else settled_s
 
     @property
     def limit_s(self) -> float:
-        """How long the next step may take; longer than the steady limit if all are ahead."""
+        """Limit of the next step; above the steady limit if all streams are ahead."""
         return min(
             (
                 pace.limit_s(self._num_done, self.elapsed_s)
@@ -174,7 +174,7 @@ class ForeseenStreams:
         return self.until_end_of(max(1, len(self._by_end) // _ENDING_TOGETHER))
 
     def until_end_of(self, count: int) -> float:
-        """Steps until a stream joins, or so many have ended."""
+        """Return the steps until a stream joins, or `count` have ended."""
         if self._joining:
             return self.rest_of_step
         if not self._by_end:
@@ -183,7 +183,7 @@ class ForeseenStreams:
 
     @property
     def rest_of_step(self) -> float:
-        """The share of the last step that is still to come."""
+        """Share of the current step that is still to come."""
         return math.ceil(self._num_done - _ROUNDING) - self._num_done
 
     def advance(self, num_steps: float, step_s: float) -> None:

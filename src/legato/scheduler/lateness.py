@@ -1,4 +1,4 @@
-"""Whether a request that waits can still have its first token in time."""
+"""Finds waiting requests that can no longer get their first token in time."""
 
 import math
 from collections.abc import Iterable
@@ -10,22 +10,22 @@ from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 
 _KEPT_SLACK = 0.1
-"""Share of a TTFT promise that is not given away: in simulated overload of 20 tenants, 8 % of the
-first tokens were late without it, and 0.2 % with it."""
+"""Share of a TTFT promise kept in reserve. In a simulated overload of 20 tenants, 8 % of the first
+tokens were late without it, and 0.2 % with it."""
 
 _LEAST_ROOM = 0.1
-"""Share of a step that prompts are taken to have at least, where streams leave less just now."""
+"""Least share of a step assumed for prompts, even if streams leave less at present."""
 
 
 class Lateness:
-    """Takes a prompt for lost as soon as computing it beside the present streams takes too long.
+    """Counts a prompt as lost once it would end too late beside the present streams.
 
-    Waiting for the deadline itself would have those computed first that just miss it. A prompt
-    that has begun is not looked at any more: giving it up would waste what it has had.
+    To wait for the deadline itself would compute prompts first that just miss it. A prompt that has
+    begun is not checked again: giving it up would waste the work on it.
 
     Args:
-        longest_chunk: that a step may hold.
-        idle_limit_s: how long a step may take that no token waits for.
+        longest_chunk: most tokens of a step.
+        idle_limit_s: limit of a step in which no token is due.
     """
 
     def __init__(self, model: StepTimeModel, longest_chunk: int, idle_limit_s: float) -> None:
@@ -38,14 +38,14 @@ class Lateness:
         self._beside_s: tuple[float, float] | None = None
 
     def begin_step(self, now_s: float, *, is_idle: bool) -> None:
-        """The time to compare with from here on; without streams where the engine was idle."""
+        """Set the present time; forget the streams if the engine was idle."""
         self._now_s = now_s
         self._beside_s = None
         if is_idle:
             self._streams, self._limit_s = StepShape(), self._idle_limit_s
 
     def end_step(self, shape: StepShape, limit_s: float) -> None:
-        """What the next prompts will be computed beside, as far as is known: the same as these."""
+        """Record a step's streams: the next prompts are expected to run beside the same ones."""
         self._streams = StepShape()
         self._streams.num_decode_rows = self._streams.num_samples = shape.num_decode_rows
         self._streams.decode_context = shape.decode_context
@@ -60,14 +60,14 @@ class Lateness:
         return left_s < 0.0 or (self._model.is_known and left_s < self._prefill_s(request))
 
     def slack_s(self, prompts: Iterable[Request], margin: float) -> float:
-        """The least time to spare of prompts that are computed one after the other.
+        """Return the least slack among prompts that are computed one after the other.
 
-        As long as there is any, others may go before them (slack stealing: Lehoczky and
+        While there is slack, other prompts may go before them (slack stealing: Lehoczky and
         Ramos-Thuel, 1992).
 
         Args:
-            prompts: in the order in which they would be computed; each has a TTFT deadline.
-            margin: what forecasts are to be taken longer by.
+            prompts: in the order of their computation; each has a TTFT deadline.
+            margin: share by which to lengthen forecasts.
         """
         if not self._model.is_known:
             return math.inf
@@ -85,7 +85,7 @@ class Lateness:
         return slack_s
 
     def _prefill_s(self, request: Request) -> float:
-        """How long a prompt takes if nothing else is computed beside the streams."""
+        """Return the seconds that a prompt takes as the only prompt beside the streams."""
         num_tokens = request.num_missing_tokens
         start = request.num_tokens - num_tokens
         prompt_s = self._model.chunk_s(self._streams, start, num_tokens)
@@ -93,12 +93,12 @@ class Lateness:
         num_steps = math.ceil(num_tokens / self._longest_chunk)
         num_steps = max(num_steps, math.ceil(prompt_s / room_s))
         step_s = prompt_s / num_steps + streams_s
-        # One more may be under way, and some begin with prompts that are late.
+        # One more step may be under way, and some steps begin with late prompts.
         num_steps += 1 + num_steps // (LATE_TURN - 1)
         return num_steps * step_s * self._model.slowness
 
     def _streams_and_room_s(self) -> tuple[float, float]:
-        """What the streams take of a step, and what they leave; the same throughout a step."""
+        """Return the seconds of a step that streams take and leave; cached for one step."""
         if self._beside_s is None:
             streams_s = self._model.seconds(self._streams)
             room_s = UNLIMITED

@@ -1,4 +1,4 @@
-"""Whether a new request may wait, and who is refused: it, or others for its sake."""
+"""Decides whether a new request may wait, and which requests are refused for it."""
 
 import math
 from collections import defaultdict
@@ -16,46 +16,46 @@ from legato.scheduler.tenants import Tenant
 
 _DISPLACED = "requests have come that go before: of more priority, or of tenants with less waiting"
 _MOST_DISPLACED = 8
-"""Waiting requests that give way to one."""
+"""Most waiting requests that one request may displace."""
 
 _HORIZON_S = 60.0
-"""How far beyond a deadline a forecast looks for the time at which to come again."""
+"""How far beyond the deadline a forecast looks, so as to tell the client when to retry."""
 
 _RETRY_AFTER_S = 1.0
-"""Where there is nothing to tell it from."""
+"""Retry delay if there is no forecast."""
 
 _TELLING = 0.5
-"""Share of the time left that a forecast must come to: of shorter ones the part of a step in which
-a request arrives is most."""
+"""Share of the time left above which the error of a forecast is recorded. A shorter forecast is
+mostly the rest of the step in which the request arrived."""
 _WINDOW, _ENOUGH = 100, 20
 _QUANTILE = 0.99
 _UNKNOWN_MARGIN, _MAX_MARGIN = 0.2, 0.5
 
 
 class ForecastErrors:
-    """How much later than forecast first tokens came, relatively: a quantile of the last ones."""
+    """Relative errors of recent TTFT forecasts: a quantile of how much later the tokens came."""
 
     def __init__(self) -> None:
         self._recent = RecentQuantile(_WINDOW, _QUANTILE)
 
     @property
     def margin(self) -> float:
-        """What forecasts are to be taken longer by."""
+        """Share by which to lengthen forecasts."""
         if len(self._recent) < _ENOUGH:
             return _UNKNOWN_MARGIN
         return max(0.0, self._recent.value)
 
     def observe(self, request: Request, now_s: float) -> None:
-        """The first token of a request has come."""
+        """Record the first token of a request."""
         if request.foreseen_s is None:
             return
         since_s, ttft_s = request.foreseen_s
-        # A machine that has become slower meanwhile says little of how forecasts err.
+        # A machine that slowed down meanwhile says little about the forecast's error.
         self._recent.add(min(_MAX_MARGIN, (now_s - since_s) / ttft_s - 1.0))
 
 
 class Refusal(NamedTuple):
-    """A request that ends before it has run, and what its client is told."""
+    """A request that ends before it has run, and the output for its client."""
 
     request: Request
     output: RequestOutput
@@ -64,11 +64,11 @@ class Refusal(NamedTuple):
 class LoadShedding:
     """Checks a request against the length of the queue and, with `shed_load`, its TTFT SLO.
 
-    An admitted request is owed its promise, so a forecast counts with its margin; but where nothing
-    else is there, a request may try. Where there is no room for a request, it takes that of its own
-    tenant's of less priority, or that of other tenants of which more wait and that have had as
-    much: pushing out of the longest queue shares a buffer without keeping any of it free (Choudhury
-    and Hahne, 1998).
+    An admitted request is owed its promise, so its forecast is lengthened by the margin, unless no
+    other request is in the engine. A request without room displaces its own tenant's requests of
+    less priority, or requests of tenants that have more waiting and at least as much service.
+    Pushing out of the longest queue shares a buffer without keeping any of it free (Choudhury and
+    Hahne, 1998).
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class LoadShedding:
         self._errors = errors
 
     def judge(self, request: Request, now_s: float) -> list[Refusal]:
-        """Return what a new request brings: its own refusal, or those of requests that wait.
+        """Return the refusals that a new request causes: its own, or those of waiting requests.
 
-        Instead of being refused for its TTFT, either kind becomes best-effort where it allows that.
+        A request that allows it becomes best-effort instead of being refused for its TTFT.
         """
         crowding = None
         if self._queues.num_waiting >= self._config.max_waiting:
@@ -96,10 +96,13 @@ class LoadShedding:
         return [self._for_queue(crowding, _DISPLACED, now_s)]
 
     def _crowding(self, request: Request, *, promised: bool) -> Iterator[Request]:
-        """Waiting requests that may give way, the last first: of less priority, then of others.
+        """Yield the waiting requests that the request may displace, the last in line first.
+
+        Its own tenant's requests of less priority come first, then those of other tenants.
 
         Args:
-            promised: whether only those with a promise count; else those without one go first.
+            promised: whether to yield only requests with a promise; else requests without one come
+                first.
         """
         own = self._queues.tenant(request)
         lines: defaultdict[Tenant, list[Request]] = defaultdict(list)
@@ -141,7 +144,7 @@ class LoadShedding:
         return self._for_ttft(displaced, _DISPLACED, excess_s)
 
     def _displaced(self, request: Request, excess_s: float) -> list[Request]:
-        """Those whose prompts take as long as is lacking; none where these are not enough."""
+        """Return requests whose prompts take at least `excess_s`; none if too few give way."""
         found: list[Request] = []
         crowding = self._crowding(request, promised=True)
         due = (one for one in crowding if one.ttft_deadline_s is not None)

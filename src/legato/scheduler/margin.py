@@ -1,37 +1,36 @@
-"""How much longer than predicted a step is allowed for, so that a promise is kept."""
+"""The margin on predicted step times that keeps a promise."""
 
 from legato.scheduler.recent_quantile import RecentQuantile
 
 _AIMED_AT = 0.1
-"""Of the share of gaps that a promise lets be late. A request has hardly more gaps beside a prompt
-than let a single one be late: so nine in ten of such requests have none."""
+"""The margin aims at this share of the late gaps that a promise allows. A request has hardly more
+gaps beside prompts than allow it one late gap, so nine in ten such requests have none."""
 _LEAST_STEPS, _MOST_STEPS = 100, 10_000
 _UNKNOWN, _TELLING = 0.6, 0.5
-"""What an interruption was seen to take, and from what part of the steps on, that the quantile is
-told from, a machine that is interrupted has shown it. Until then one is taken to be among them."""
+"""Least margin until the quantile's window is full to the second share: the length of an
+interruption that was measured. A machine with interruptions has shown one by then."""
 _SPARE = 0.03
-"""The largest error to come is a little larger than the largest of those that are known."""
+"""Added to the quantile: the largest future error is a little larger than the largest known one."""
 _LEAST, _MOST = 0.02, 1.0
-"""No margin covers steps that took even longer than the largest: they are not counted."""
+"""Bounds of the margin. Steps with an error above the upper bound are not counted."""
 _WIDENING, _MOST_EXTRA = 0.1, 0.5
-"""What a step beyond the margin adds to it, and what such steps may add together."""
+"""Addition to the margin by a step beyond it, and the most that such steps add together."""
 
 
 class Margin:
-    """Follows the errors of steps as they were delivered: conformal PI control.
+    """Follows the errors of delivered steps by conformal PI control.
 
-    An error is by how much longer a step took, as a share of the prediction of one that it would
-    make late. The margin is a quantile of the
-    last ones, and an integral of misses on top: an error beyond the margin widens it at once, all
-    others give that back bit by bit, so that in the long run no more are beyond it than are aimed
-    at, whatever the errors are like (Angelopoulos, Candès and Tibshirani, "Conformal PID control
-    for time series prediction", NeurIPS 2023).
+    An error is a step's extra time, as a share of the prediction of a step that it would make late.
+    The margin is a quantile of the last errors plus an integral of misses: an error beyond the
+    margin widens it at once, and every other error narrows it a little. So in the long run no more
+    errors are beyond it than the target, whatever their distribution (Angelopoulos, Candès and
+    Tibshirani, "Conformal PID control for time series prediction", NeurIPS 2023).
 
     Args:
-        quantile: of a request's gaps, that are promised to be in time.
+        quantile: share of a request's gaps that are promised to be in time.
 
     Attributes:
-        value: share of its prediction that a step is allowed to take longer.
+        value: share by which a step may exceed its prediction.
     """
 
     def __init__(self, quantile: float = 0.99) -> None:
@@ -40,14 +39,14 @@ class Margin:
         self.promise(quantile)
 
     def promise(self, quantile: float) -> None:
-        """Aim at another quantile; what is known of the errors stays so."""
+        """Aim at another quantile; keep the known errors."""
         self._missed = _AIMED_AT * (1.0 - quantile)
         window = max(_LEAST_STEPS, min(_MOST_STEPS, round(1.0 / self._missed)))
         self._errors = RecentQuantile(window, 1.0 - self._missed, self._errors)
         self._update()
 
     def observe(self, error: float) -> None:
-        """A step with prefill beside decodes has been delivered."""
+        """Record the error of a delivered step with prefill beside decodes."""
         if error > _MOST:
             self.expire()
             return
@@ -58,7 +57,10 @@ class Margin:
         self._update()
 
     def expire(self) -> None:
-        """Forget a little: a margin that keeps prefill out of all steps would never be observed."""
+        """Forget a little.
+
+        A margin that keeps prefill out of all steps observes no errors, so it would never shrink.
+        """
         self._extra = max(0.0, self._extra - _WIDENING * self._missed)
         self._errors.add(None)
         self._update()

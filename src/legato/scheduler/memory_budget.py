@@ -1,15 +1,15 @@
-"""Shorter chunks where memory runs out in a step."""
+"""Shortens chunks after a step ran out of memory."""
 
 from legato.core.step_record import DraftsEndedBy, EndedBy
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget
 from legato.scheduler.step_shape import StepShape
 
 _CALM_S = 30.0
-"""After so long without running out, steps may hold twice as many prefill tokens again."""
+"""Time without running out after which the limit on prefill tokens doubles."""
 
 
 class MemoryBudget:
-    """A step budget under a limit on prefill tokens, which is there only after memory ran out."""
+    """A step budget with a limit on prefill tokens, which exists only after memory ran out."""
 
     def __init__(self, budget: StepBudget) -> None:
         self._budget = budget
@@ -18,13 +18,13 @@ class MemoryBudget:
         self._changed_s = 0.0
 
     def lower(self, num_prefill_tokens: int, now_s: float) -> None:
-        """A step with so many prefill tokens ran out of memory."""
+        """Lower the limit after a step with `num_prefill_tokens` ran out of memory."""
         self._ran_out_at = max(self._ran_out_at, num_prefill_tokens)
         self._limit = max(MIN_CHUNK, num_prefill_tokens // 2)
         self._changed_s = now_s
 
     def recover(self, now_s: float) -> None:
-        """Raise the limit where it is time to, and in the end forget it."""
+        """Double the limit when it is time to, and drop it in the end."""
         if self._limit == UNLIMITED or now_s - self._changed_s < _CALM_S:
             return
         self._limit *= 2
@@ -45,7 +45,7 @@ class MemoryBudget:
 
     def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
         if self._limit < UNLIMITED:
-            return "memory"  # it may have been drafts that were too many
+            return "memory"  # drafts may have caused the shortage
         return self._budget.drafts_bound(shape, limit_s)
 
     def paces(self, streams: StepShape, limit_s: float) -> bool:

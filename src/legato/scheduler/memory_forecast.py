@@ -1,4 +1,4 @@
-"""Blocks that running requests are going to need: what must be free for one more to be admitted."""
+"""Forecasts the blocks that running requests will need, so that one more can be admitted."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,10 @@ from legato.scheduler.output_lengths import Counts, OutputLengths
 
 
 class MemoryForecast:
-    """Plays running requests forward to the end that is expected of each, all at the same pace.
+    """Plays running requests forward to their expected ends, all at the same pace.
 
-    Whoever ends gives back its blocks, which the others can grow into; so what counts is the
-    highest level on the way, not the sum of all ends (Gong et al., Past-Future Scheduler, ASPLOS
-    2025).
+    A request that ends returns its blocks, and the others can grow into them. So the highest level
+    on the way counts, not the sum at all ends (Gong et al., Past-Future Scheduler, ASPLOS 2025).
     """
 
     def __init__(self, running: Sequence[Request], lengths: OutputLengths, block_size: int) -> None:
@@ -24,13 +23,16 @@ class MemoryForecast:
         self._answer = 0
 
     def add(self, request: Request) -> None:
-        """Have one more running."""
+        """Add a running request."""
         self._ends = self._with(request)
         self._asked = None
 
     def peak_blocks(self, request: Request) -> int:
-        """The most that will be in use beyond what is now, and the request's, if it runs too."""
-        if request is not self._asked:  # of the next one that waits, this is asked more than once
+        """Return the peak growth in blocks if the request runs too.
+
+        The growth is that beyond the blocks in use now and the request's first blocks.
+        """
+        if request is not self._asked:  # asked repeatedly for the next waiting request
             self._asked, self._answer = request, self._peak_blocks(request)
         return self._answer
 
@@ -46,8 +48,8 @@ class MemoryForecast:
         return np.concatenate((self._ends, self._foresee([request])), axis=1)
 
     def _foresee(self, requests: Sequence[Request]) -> Counts:
-        """Tokens until each ends, and blocks of those that it has now that it then gives back."""
-        # What a request found in the cache may be others' too.
+        """Return each request's tokens until its end, and present blocks that its end frees."""
+        # Other requests may share the blocks that a request found in the cache.
         num_own = np.array([r.num_tokens - r.num_cached_tokens for r in requests])
         num_tokens = self._lengths.expected_tokens(requests)
         return np.stack((num_tokens, -(-num_own // self._block_size)))  # [2, R]

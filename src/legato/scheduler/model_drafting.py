@@ -1,10 +1,10 @@
-"""Whether a draft model is asked in a step, for which streams, and how deep.
+"""Decides whether a step asks the draft model, for which streams, and how deep.
 
-Its passes take the step's own time, so this is decided before they run: by how long they have
-taken, and how far drafts have been right. It is asked where the step then brings more tokens a
-second, passes and all, than with what was looked up for nothing, and where the step still ends in
-time. What it must compute before it can guess, a prompt above all, is done in slices beside
-several steps, where drafts of what the stream is expected to generate yet repay it.
+The model's passes take time from the step, so this is decided before they run, from the duration of
+earlier passes and the accuracy of earlier drafts. The model is asked if the step, passes included,
+then yields more tokens per second than with the looked-up drafts, which are free, and still ends in
+time. Before the model can draft, it must compute the tokens that it lacks, above all a prompt. It
+catches up in slices beside several steps, if drafts of the stream's remaining output repay that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,18 +23,18 @@ from legato.speculation.drafter import CostlyDrafter, Draft
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MOST_MISSING = 16
-"""Tokens that a stream's first pass computes at most; more are caught up with before."""
+"""Most tokens that a stream's first pass computes; more are computed before, in slices."""
 _SLICE = 0.5
-"""Of a step's own time, what is spent at most on catching up beside it."""
+"""Most time spent on catching up beside a step, as a share of the step's own time."""
 
 
 class _Candidate(NamedTuple):
-    """A stream of which the model expects more than was looked up.
+    """A stream whose drafts from the model promise more tokens than the looked-up ones.
 
     Attributes:
-        place: among the step's.
-        looked_up: tokens expected of the drafts that it has for nothing.
-        expected: of the first draft, the first two and so on, if the model is asked.
+        place: index of the stream in the step.
+        looked_up: tokens expected of its looked-up drafts.
+        expected: tokens expected of the model's first draft, its first two, and so on.
     """
 
     request: Request
@@ -48,7 +48,7 @@ class _Candidate(NamedTuple):
         return self.expected[-1] - self.looked_up
 
     def count(self, depth: int) -> int:
-        """Drafts that it has where the model guesses so many tokens."""
+        """Return the stream's drafts if the model drafts `depth` tokens."""
         return min(depth, len(self.expected))
 
 
@@ -56,9 +56,9 @@ class _Option(NamedTuple):
     """A step in which some streams have the model's drafts.
 
     Attributes:
-        shape, tokens: of the step, drafts and all.
-        passes_s: that the drafts take to make.
-        seconds: of the step and of these.
+        shape, tokens: shape and expected tokens of the step, drafts included.
+        passes_s: seconds of the model's passes.
+        seconds: seconds of the passes and the step.
     """
 
     asked: Sequence[_Candidate]
@@ -70,7 +70,7 @@ class _Option(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step with the drafts that were looked up. Attributes: counts: of each of the streams."""
+    """A step with its looked-up drafts. Attributes: counts: drafts of each stream."""
 
     builder: StepBuilder
     streams: Sequence[Request]
@@ -80,11 +80,12 @@ class _Step(NamedTuple):
 
 
 class ModelDrafting:
-    """Asks a draft model where that is worth its time.
+    """Asks a draft model if that is worth its time.
 
     Args:
-        speculative: as in `SchedulerConfig`: a number takes as many as the step has time for.
-        lengths: how much streams are expected to generate yet.
+        speculative: as in `SchedulerConfig`; a number takes as many drafts as the step has time
+            for.
+        lengths: forecasts the rest of each stream's output.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class ModelDrafting:
         self._lengths = lengths
 
     def advance(self, request: Request) -> None:
-        """Tell the model of tokens that have come."""
+        """Pass a request's new tokens to the model."""
         self._drafter.advance(request)
 
     def improve(
@@ -113,13 +114,13 @@ class ModelDrafting:
         most: Sequence[int],
         most_rows: int,
     ) -> None:
-        """Put the model's drafts in place of those that promise less.
+        """Replace looked-up drafts by the model's if these promise more tokens.
 
         Args:
-            drafts: of the streams, by looking up.
-            counts: as many of each the step would take.
-            most: drafts that each stream may have.
-            most_rows: drafts that the step may have.
+            drafts: looked-up drafts of the streams; changed in place.
+            counts: tokens of each draft that the step would take.
+            most: most drafts of each stream.
+            most_rows: most drafts of the step.
         """
         is_known = self._step_time.is_known
         if not is_known and (self._is_auto or builder.limit_s < UNLIMITED):
@@ -139,11 +140,11 @@ class ModelDrafting:
         self._catch_up(builder, self._repaying(behind, without, share_s), best, without.seconds)
 
     def _candidates(self, step: _Step, most: Sequence[int]) -> list[_Candidate]:
-        """Those that gain by the model, the ones that gain most first."""
+        """Return the streams that gain by the model, the largest gain first."""
         found: list[_Candidate] = []
         for place, request in enumerate(step.streams):
             if most[place] <= 0 or request.num_expected_tokens > request.num_tokens + 1:
-                continue  # or a token in flight is to be known first
+                continue  # no draft is allowed, or a token in flight must be known first
             outlook = self._drafter.outlook(request, most[place])
             expected = list(accumulate(accumulate(outlook, mul)))
             if expected and expected[-1] > step.looked_up[place]:
@@ -155,7 +156,7 @@ class ModelDrafting:
         return found
 
     def _best(self, ready: Sequence[_Candidate], step: _Step, without: _Option) -> _Option:
-        """What brings most tokens a second, or most tokens where the drafts' number is fixed."""
+        """Return the option with most tokens per second; most tokens if the number is fixed."""
         best, caution = without, self._step_time.caution
         deepest = max((len(candidate.expected) for candidate in ready), default=0)
         depths = sorted({deepest, *(depth for depth in _DEPTHS if depth < deepest)})
@@ -191,7 +192,7 @@ class ModelDrafting:
     def _seconds(self, shape: StepShape) -> float:
         if self._step_time.is_known:
             return self._step_time.seconds(shape)
-        return self._drafter.pass_s(shape.num_tokens)  # nothing is due, and any guess will do
+        return self._drafter.pass_s(shape.num_tokens)  # no token is due: any estimate will do
 
     def _ask(self, builder: StepBuilder, drafts: list[Draft | None], option: _Option) -> None:
         drafted = self._drafter.draft(
@@ -206,7 +207,7 @@ class ModelDrafting:
                 drafts[candidate.place] = draft
 
     def _room_s(self, builder: StepBuilder, option: _Option) -> float:
-        """What the step leaves before the first token is due."""
+        """Return the seconds that the step leaves before the first token is due."""
         if builder.limit_s == UNLIMITED:
             return UNLIMITED
         return builder.limit_s / self._step_time.caution - self._seconds(option.shape)
@@ -223,10 +224,10 @@ class ModelDrafting:
     def _repaying(
         self, behind: Sequence[_Candidate], without: _Option, share_s: float
     ) -> list[_Candidate]:
-        """Those whose drafts save more time than catching up takes.
+        """Return the streams whose drafts save more time than catching up takes.
 
         Args:
-            share_s: of a pass, as far as it is one stream's.
+            share_s: one stream's share of a pass.
         """
         if not (behind and self._is_auto):
             return list(behind)
@@ -242,7 +243,7 @@ class ModelDrafting:
     def _saved_s(
         self, candidate: _Candidate, without: _Option, token_s: float, share_s: float
     ) -> float:
-        """Of each token of the stream, drafted as deep as is best."""
+        """Return the seconds saved per token of the stream at its best draft depth."""
         drafted = without.shape.copy()
         drafted.add_drafts(candidate.request.num_expected_tokens - 1, 1)
         row_s = self._seconds(drafted) - self._seconds(without.shape) + share_s
@@ -253,12 +254,12 @@ class ModelDrafting:
 
 
 def _expected(draft: Draft | None, count: int | None = None) -> float:
-    """How many of the first `count` of its tokens, or of all, are right."""
+    """Return how many of a draft's first `count` tokens, or of all, are expected to be right."""
     return 0.0 if draft is None else sum(draft.survival[:count])
 
 
 def _sizes(most: int) -> Iterator[int]:
-    """1, 2, 4 and so on up to `most`, which is the last."""
+    """Yield 1, 2, 4 and so on below `most`, then `most`."""
     size = 1
     while size < most:
         yield size

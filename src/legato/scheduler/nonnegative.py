@@ -1,28 +1,28 @@
-"""Non-negative least squares from sums: no rows are kept, and SciPy takes long to import."""
+"""Non-negative least squares from sums, without the rows. SciPy would take long to import."""
 
 import numpy as np
 
 _TOLERANCE = 1e-10
-"""Relative gradient below which a coefficient that is zero would not grow."""
+"""Relative gradient below which a zero coefficient stays zero."""
 
 
 def solve_nonnegative(
     gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None
 ) -> np.ndarray:
-    """The x >= 0 [N] that makes |Ax - b| least (Bro and de Jong, 1997).
+    """Return the x >= 0 [N] that minimizes |Ax - b| (Bro and de Jong, 1997).
 
     Args:
         gram: A'A [N, N], positive definite.
         target: A'b [N].
-        near: the solution of a problem that is nearly the same: where the same coefficients are
-            zero in both, it is found at once.
+        near: the solution of a similar problem. If the same coefficients are zero in both, the
+            search takes one round.
     """
     solution = np.zeros(len(target)) if near is None else near
     free = solution > 0.0
     if near is not None:
         solution = _descend(gram, target, solution, free)
     enough = _TOLERANCE * np.abs(target).max(initial=0.0)
-    for _ in range(3 * len(target)):  # each is freed once or twice; rounding might go in circles
+    for _ in range(3 * len(target)):  # each is freed once or twice, but rounding could cycle
         gradient = np.where(free, -np.inf, target - gram @ solution)
         steepest = int(gradient.argmax())
         if gradient[steepest] <= enough:
@@ -35,7 +35,7 @@ def solve_nonnegative(
 def _descend(
     gram: np.ndarray, target: np.ndarray, solution: np.ndarray, free: np.ndarray
 ) -> np.ndarray:
-    """Solve for the free coefficients; those that would become negative are bound to zero again."""
+    """Solve for the free coefficients; reset coefficients to zero that would become negative."""
     while free.any():
         wanted = np.zeros(len(target))
         wanted[free] = np.linalg.solve(gram[np.ix_(free, free)], target[free])

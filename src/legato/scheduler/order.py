@@ -1,14 +1,14 @@
-"""Who gets the prefill tokens: the rank of a request among those of its tenant.
+"""Orders of prefill: the rank of a request among the requests of its tenant.
 
-A rank is a time in seconds, lower first. Each order adds to a request's arrival a delay, or takes
-a head start from it, that is bounded, so nobody starves: once a request has waited as long as its
-own rank lies behind that of one which arrives now, nobody who arrives from then on goes before it,
-whatever the load, unless by priority, which moves the rank by a bounded time too.
+A rank is a time in seconds, lower first. Each order shifts a request's arrival by a bounded delay
+or head start, so no request starves: once a request has waited as long as its shift exceeds that of
+a new request, no new request goes before it, whatever the load. Priority shifts the rank too, by a
+bounded time.
 
-Earliest deadline first is the best order as long as all deadlines can be met, and the worst beyond
-that: it serves who is about to be late, so that all are, and milliseconds decide who is not. So
-under `edf` the late wait apart, as in Robust EDF's reject queue (Buttazzo and Stankovic, 1993), and
-one step in `LATE_TURN` begins with them.
+Earliest deadline first is the best order while all deadlines can be met, and the worst beyond that:
+it serves the requests that are about to be late, so all become late, and milliseconds decide which
+do not. So under `edf` late requests wait apart, as in Robust EDF's reject queue (Buttazzo and
+Stankovic, 1993), and one step in `LATE_TURN` begins with them.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ Order = Callable[[Request], float]
 Rank = tuple[int, float]
 
 PRIORITY_STEP_S = 10.0
-"""One step of priority goes before what arrived this much earlier."""
+"""One step of priority outweighs an arrival this much earlier."""
 
 LATE_TURN = 4
-"""Of as many steps that compute a tenant's prompts, one begins with those that are late."""
+"""One in this many steps with a tenant's prompts begins with its late ones."""
 
 _S_PER_TOKEN = 0.005
-"""How much waiting makes up for one token more to compute."""
+"""Waiting time that outweighs one more token to compute."""
 
 _NO_DEADLINE_S = 60.0
 
@@ -44,10 +44,10 @@ def srf(request: Request) -> float:
 
 
 def lpm(request: Request) -> float:
-    """Longest prefix match: what a cached token saves counts as having waited that long.
+    """Longest prefix match: the time that a cached token saves counts as waiting time.
 
-    Requests with a common prefix so come one after the other, while it is in the cache (Zheng et
-    al., SGLang, NeurIPS 2024, which sorts by the length alone).
+    So requests with a common prefix go one after the other while it is in the cache (Zheng et al.,
+    SGLang, NeurIPS 2024, which sorts by the length alone).
     """
     return request.message.arrival_time_s - _S_PER_TOKEN * request.num_hit_tokens
 
@@ -61,15 +61,17 @@ def edf(request: Request) -> float:
 ORDERS: dict[PrefillOrder, Order] = {"fcfs": fcfs, "srf": srf, "edf": edf, "lpm": lpm}
 
 HIT_AWARE: frozenset[PrefillOrder] = frozenset(("srf", "lpm"))
-"""Orders in which a rank depends on what is in the cache."""
+"""Orders in which a rank depends on the contents of the cache."""
 
 
 def rank(request: Request, order: Order, *, gives_up: bool = True) -> Rank:
-    """The whole sort key: preempted requests, whose streams stand still, before all others.
+    """Return the whole sort key.
+
+    Preempted requests go before all others: their streams stand still.
 
     Args:
-        gives_up: whether the late may have to wait for the timely. Where load is shed they are few,
-            and what they were promised when they were admitted is owed to them.
+        gives_up: whether late requests wait for timely ones. With load shedding, late requests are
+            few, and are owed the promise of their admission.
     """
     priority_s = PRIORITY_STEP_S * request.message.service.priority
     group = TIMELY

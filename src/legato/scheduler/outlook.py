@@ -1,4 +1,4 @@
-"""What a request that has not come could expect: for whoever chooses among several engines."""
+"""Forecasts for a request not yet sent, for routers that choose among engines."""
 
 from legato.core.request import AddRequest, Request
 from legato.core.sampling_params import SamplingParams
@@ -9,16 +9,15 @@ from legato.scheduler.queues import Queues
 from legato.scheduler.tenants import NEWCOMER
 
 _LONG = 4096
-"""Prompt tokens, or what half of the context has room for: by such a prompt it is told what each
-token takes."""
+"""Tokens of the prompt that measures the time per token; at most half of the context."""
 _HORIZON_S = 60.0
 
 
 class Outlook:
-    """Forecasts of a request that nobody has sent, from the tenant of which most wait.
+    """Forecasts for a hypothetical request of the tenant with most requests waiting.
 
     Args:
-        slo: what it would be promised.
+        slo: the promise to the request.
         max_model_len: in tokens.
     """
 
@@ -32,7 +31,7 @@ class Outlook:
         self._max_model_len = max_model_len
 
     def ttft_s(self, now_s: float) -> tuple[float, float]:
-        """The seconds that a prompt without tokens waits, and how many more each token takes."""
+        """Return the seconds that an empty prompt waits, and those that each token adds."""
         shortest, long = self._request(1, now_s), self._request(self._long, now_s)
         found = self._forecast.two_ttfts_s(shortest, long, now_s, _HORIZON_S)
         if found is None:
@@ -43,7 +42,7 @@ class Outlook:
         return shortest_s, max(0.0, long_s - shortest_s) / (self._long - 1)
 
     def itl_s(self, now_s: float) -> tuple[float, float]:
-        """Of a step of the streams' tokens alone, with one stream more, and of each beyond it."""
+        """Return the seconds of a decode step with one stream more, and of each stream beyond."""
         return self._forecast.stream_step_s(now_s, self._long) or (0.0, 0.0)
 
     def _request(self, num_tokens: int, now_s: float) -> Request:

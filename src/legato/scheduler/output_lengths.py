@@ -1,4 +1,4 @@
-"""How long the outputs of running requests are going to be, by what others have come to."""
+"""Forecasts the output lengths of running requests from those of ended ones."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,37 +12,38 @@ _WINDOW = 512
 """Ended requests that are remembered."""
 
 _PRIOR = 256
-"""What an output is expected to be of before any has ended: about a chat's mean."""
+"""Expected output tokens before any request has ended: about a chat's mean."""
 
 Counts = npt.NDArray[np.int64]
 
 
 class OutputLengths:
-    """Recent output lengths, and a quantile of them that is believed.
+    """Forecasts an output's length as a quantile of recent output lengths.
 
     Args:
-        optimism: in [0, 1]. At 0 every request is expected to generate all that it may; else what
-            a share `1 - optimism` of the outputs that came as far stayed within, at 1 one token.
+        optimism: in [0, 1]. At 0 every request is expected to generate all that it may. Otherwise
+            the forecast is the `1 - optimism` quantile of the recent outputs that were longer than
+            this one is now; at 1, one token.
     """
 
     def __init__(self, optimism: float, max_model_len: int) -> None:
         self._optimism = optimism
         self._max_model_len = max_model_len
         self._recent = deque([_PRIOR], maxlen=_WINDOW)
-        self._sorted: Counts | None = None  # the same; None where it has to be made anew
+        self._sorted: Counts | None = None  # the same; None if outdated
 
     def observe(self, num_tokens: int) -> None:
-        """An output ended with so many tokens."""
+        """Record the length of an output that ended."""
         self._recent.append(num_tokens)
         self._sorted = None
 
     @property
     def longest(self) -> int:
-        """What hardly any request will generate more than."""
+        """Output tokens that hardly any request will exceed."""
         return int(self._ascending()[-1]) if self._optimism else self._max_model_len
 
     def expected_tokens(self, requests: Sequence[Request]) -> Counts:
-        """Tokens that each is still expected to generate, at least one: [R].
+        """Return the tokens that each request is still expected to generate, at least one: [R].
 
         An output longer than all that are known is expected to last as long again (Lindy's law).
         """
@@ -60,7 +61,7 @@ class OutputLengths:
         num_longer = len(recent) - first_longer
         num_within = np.ceil((1.0 - self._optimism) * num_longer).astype(np.int64)
         lengths = recent[first_longer + num_within - 1]
-        # Within none of them: one token, to which the caller rounds up.
+        # At optimism 1 `num_within` is 0: the result is 0, which the caller raises to one token.
         left = np.where(num_within, lengths - num_generated, 0)
         believed: Counts = np.where(num_longer, left, num_generated)
         return believed

@@ -1,4 +1,4 @@
-"""In which order a step is filled. Each policy is an order over the same parts."""
+"""Policies: the order in which a step is filled. All use the same parts."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from legato.scheduler.step_builder import StepBuilder
 
 
 def stall_free(step: StepBuilder) -> None:
-    """Running streams first, prefill in what is left (Sarathi-Serve's stall-free batching)."""
+    """Running streams first, then prefill in the rest (Sarathi-Serve's stall-free batching)."""
     step.make_way()
     step.add_decodes()
     step.add_prefills()

@@ -1,4 +1,4 @@
-"""Where the requests are: waiting for admission, or running."""
+"""The queues of waiting and running requests."""
 
 import math
 from collections import OrderedDict
@@ -13,14 +13,14 @@ from legato.scheduler.order import LATE, PREEMPTED, Order, Rank, edf, rank
 from legato.scheduler.tenants import Tenant, Tenants
 
 Place = tuple[bool, float, bool, float]
-"""Sorts prompts of all tenants, those that run and those that wait, by who goes first."""
+"""Sort key over the prompts of all tenants, begun and waiting ones alike."""
 
 _MOST_GIVEN_UP = 64
-"""Requests that are found to be late at a time: planning must not stop for a queue full of them."""
+"""Most requests marked late at a time: a queue full of late requests must not stall planning."""
 
 
 def _is_due(request: Request) -> bool:
-    """Whether it has a place among those with a TTFT deadline; a preempted one goes before."""
+    """Whether a request is sorted by its TTFT deadline; a preempted one goes before these."""
     return request.slo.ttft_s is not None and not request.num_preemptions
 
 
@@ -35,14 +35,14 @@ class Queues:
     O(log n) in the number waiting.
 
     Args:
-        tenants: whose requests they are; each has been seen before its request is added.
+        tenants: the requests' tenants; each has been seen before its request is added.
 
     Attributes:
-        is_lost: whether a request that waits can no longer have its first token in time.
-        keeps_deadlines: whether a first token that was promised at admission is owed: those that
-            are late do not give way, and no tenant's turn makes another's request late.
-        is_urgent: whether requests go by their TTFT deadlines, of whichever tenant, as they do
-            where deadlines are kept and would not be by turns.
+        is_lost: tells whether a waiting request can no longer get its first token in time.
+        keeps_deadlines: whether a TTFT promised at admission is owed: late requests do not give
+            way, and no tenant's turn makes another tenant's request late.
+        is_urgent: whether requests go by TTFT deadline across tenants. They do if deadlines are
+            kept and turns would miss one.
     """
 
     def __init__(self, order: Order, tenants: Tenants) -> None:
@@ -55,7 +55,7 @@ class Queues:
         self._tenant_of_running: dict[str, Tenant] = {}  # key request id
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._fair = {is_: FairQueue(tenants) for is_ in (False, True)}  # key is best-effort
-        self._due = SortedKeyList(key=edf)  # those that wait with a TTFT deadline
+        self._due = SortedKeyList(key=edf)  # waiting requests with a TTFT deadline
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting or request_id in self.running
@@ -74,11 +74,11 @@ class Queues:
         return self.tenants[request.message.service.tenant]
 
     def tenant_of_running(self, request_id: str) -> Tenant:
-        """Quicker than `tenant`, for whoever asks for each chunk of a step."""
+        """Return a running request's tenant; faster than `tenant`, for use on every chunk."""
         return self._tenant_of_running[request_id]
 
     def add(self, request: Request) -> None:
-        """Let a request wait, at the place that its rank now gives it."""
+        """Add a waiting request at the place of its present rank."""
         tenant, request.rank = self.tenant(request), self._rank(request)  # these may raise
         tenant.count(waiting=1)
         self._waiting[request.request_id] = request
@@ -87,7 +87,7 @@ class Queues:
             self._due.add(request)
 
     def next_waiting(self, *, best_effort: bool) -> Request | None:
-        """The request that goes first; those that come up and are lost are late from here on."""
+        """Return the waiting request that goes first; mark lost requests before it as late."""
         request = self._first(best_effort=best_effort)
         for _ in range(_MOST_GIVEN_UP):
             if request is None or request.is_late or not self.is_lost(request):
@@ -98,7 +98,7 @@ class Queues:
         return request
 
     def place(self, request: Request) -> Place:
-        """Of a request with others of its kind, best-effort or not."""
+        """Return a request's place among requests of its kind, best-effort or not."""
         group, rank_s = self._rank(request)
         if group == PREEMPTED:
             return False, 0.0, False, rank_s
@@ -108,14 +108,14 @@ class Queues:
         return True, tenant.counter_s, (group == LATE) is not is_lates_turn(tenant), rank_s
 
     def least(self) -> Tenant | None:
-        """The tenant that has had least of those that wait."""
+        """Return the waiting tenant with the least service."""
         waiting = (queue.least() for queue in self._fair.values())
         return min(filter(None, waiting), key=lambda tenant: tenant.counter_s, default=None)
 
     def waiting_before(
         self, request: Request, cost_s: Callable[[Request], float], most: int
     ) -> Ahead:
-        """Return the waiting requests with a promise that would go before a request to come."""
+        """Return the waiting requests with a promise that would go before a new request."""
         if not (self.keeps_deadlines and _is_due(request)):
             return self._fair[False].ahead(request, self._rank(request), cost_s, most)
         preempted = self._fair[False].preempted
@@ -124,16 +124,16 @@ class Queues:
         return Ahead(first, len(preempted) + num_due - len(first))
 
     def goes_before(self, begun: Request, request: Request) -> bool:
-        """Whether a prompt with a promise that has begun would go before a request to come."""
+        """Whether a begun prompt with a promise would go before a new request."""
         if self.keeps_deadlines and _is_due(request):
             return bool(begun.num_preemptions) or (_is_due(begun) and edf(begun) <= edf(request))
         return self.place(begun) <= self.place(request)
 
     def due(self, most: int) -> list[Request]:
-        """Requests with a TTFT deadline whose first token has not come, as they go where urgent.
+        """Return the requests with a TTFT deadline and no first token, earliest deadline first.
 
         Args:
-            most: of those that wait; those that run are all among them.
+            most: bound on the waiting requests; all running ones are included.
         """
         running = [
             request
@@ -143,20 +143,20 @@ class Queues:
         return sorted([*running, *self._due.islice(0, most)], key=edf)
 
     def has_late(self, tenant: Tenant) -> bool:
-        """Whether requests of a tenant wait that have a promise and are late."""
+        """Whether a tenant has late requests with a promise waiting."""
         return self._fair[False].has_late(tenant)
 
     def lines(self, *, best_effort: bool) -> Iterator[tuple[Tenant, Sequence[Request]]]:
-        """Each tenant's requests that wait and have not run, in the order in which they go."""
+        """Return each tenant's waiting requests that have not run, the next one first."""
         return self._fair[best_effort].lines()
 
     def most_waiting(self) -> Tenant | None:
-        """The tenant with most requests waiting, by its weight."""
+        """Return the tenant with most waiting requests per weight."""
         tenants = (tenant for queue in self._fair.values() for tenant, _ in queue.lines())
         return max(tenants, key=lambda tenant: tenant.num_waiting / tenant.weight, default=None)
 
     def waive(self, request: Request) -> None:
-        """Let a request give up its promise, which may wait or not."""
+        """Give up the promise of a request, waiting or not."""
         is_waiting = request.request_id in self._waiting
         if is_waiting:
             self._leave(request)
@@ -165,7 +165,7 @@ class Queues:
             self.add(request)
 
     def rotate_waiting(self) -> Request | None:
-        """One of those that wait; they come up in turn."""
+        """Return a waiting request, each in turn."""
         if not self._waiting:
             return None
         request_id = next(iter(self._waiting))
@@ -173,7 +173,7 @@ class Queues:
         return self._waiting[request_id]
 
     def take_waiting(self) -> list[Request]:
-        """Remove all that wait, for `add` to find them places by another order."""
+        """Remove and return all waiting requests, to be added again under another order."""
         waiting = list(self._waiting.values())
         self._waiting.clear()
         for queue in self._fair.values():
@@ -184,7 +184,7 @@ class Queues:
         return waiting
 
     def rerank(self, request: Request) -> None:
-        """Give a waiting request the place that its rank has come to be."""
+        """Move a waiting request to the place of its present rank."""
         queue, new_rank = self._fair[request.is_best_effort], self._rank(request)
         queue.remove(request)
         request.rank = new_rank
@@ -198,12 +198,12 @@ class Queues:
         tenant.count(running=1)
 
     def preempt(self, request: Request) -> None:
-        """Put a running request back, before those that have not run yet."""
+        """Put a running request back into the queue, before requests that have not run."""
         self._stop(request)
         self.add(request)
 
     def last_running(self, accept: Callable[[Request], bool]) -> Request | None:
-        """The latest admitted of those that `accept` is true for."""
+        """Return the latest admitted running request for which `accept` is true."""
         return next(filter(accept, reversed(self.running.values())), None)
 
     def remove(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""A quantile of what came lately."""
+"""A quantile of recent values."""
 
 import math
 from collections import deque
@@ -11,9 +11,9 @@ class RecentQuantile:
     """Keeps the last values in order; adding one takes O(log n).
 
     Args:
-        window: how many are kept, those that say nothing among them.
+        window: how many values are kept, None included.
         quantile: in [0, 1).
-        values: to begin with, the oldest first.
+        values: first values, the oldest first.
     """
 
     def __init__(self, window: int, quantile: float, values: Iterable[float | None] = ()) -> None:
@@ -25,27 +25,27 @@ class RecentQuantile:
             self.add(value)
 
     def __iter__(self) -> Iterator[float | None]:
-        """Those kept, the oldest first."""
+        """Iterate over the kept values, the oldest first."""
         return iter(self._recent)
 
     def __len__(self) -> int:
-        """How many of those kept say something."""
+        """Number of kept values that are not None."""
         return len(self._ordered)
 
     @property
     def fullness(self) -> float:
-        """How many are kept, as a share of the most, those that say nothing among them."""
+        """Share of the window that is filled, None included."""
         return len(self._recent) / self._window
 
     @property
     def value(self) -> float:
-        """Asked only where something is known."""
+        """The quantile; there must be a value."""
         return float(self._ordered[int(self._quantile * len(self._ordered))])
 
     def add(self, value: float | None) -> None:
-        """Take in the next one; None, or nan, says nothing but lets others expire."""
+        """Add a value; None or nan only makes older values expire."""
         if value is not None and math.isnan(value):
-            value = None  # it has no place in an order, and could not be found there again
+            value = None  # nan has no place in an order, and could not be removed again
         self._recent.append(value)
         if value is not None:
             self._ordered.add(value)

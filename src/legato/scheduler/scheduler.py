@@ -1,7 +1,7 @@
-"""Decides what each step computes and books what it brought.
+"""Decides what each step computes, and records its result.
 
 Pure Python: the same object drives the real model, the simulator and the property tests. Time is an
-argument, blocks are asked of a KV manager, and the executor is never seen.
+argument, blocks come from a KV manager, and the executor is never seen.
 """
 
 import math
@@ -42,19 +42,19 @@ from legato.scheduler.turns import PrefillTurns
 from legato.speculation.drafter import CostlyDrafter, Drafter
 
 _MOST_DUE = 64
-"""Waiting requests whose deadlines a step looks at."""
+"""Most waiting requests whose deadlines a step checks."""
 
 _LOOKED_UP = 2
-"""Waiting requests a step whose hits are brought up to date, in orders that look at them."""
+"""Waiting requests per step whose cache hits are updated, in orders that depend on hits."""
 
 
 class _Flight(NamedTuple):
-    """A step that has been planned and has not landed.
+    """A planned step that has not landed.
 
     Attributes:
-        planned_s: when it was planned.
-        ends_s: by when it is expected to have ended, the model's margin included, so that what is
-            planned behind it is in time even if it is late.
+        planned_s: time of planning.
+        ends_s: its expected end, the model's margin included, so that the next step is in time even
+            if this one is late.
         drafting_s, first_blocks: as in `StepBuilder`.
     """
 
@@ -67,25 +67,26 @@ class _Flight(NamedTuple):
 
 
 class Scheduler:
-    """`apply` what came in, `plan` steps, `commit` their results in the same order.
+    """Applies events, plans steps, and commits their results in the same order.
 
-    More than one step may be in flight. The next is then planned before the tokens of those are
-    known, as if each of them went on as expected: a stream gets its next token, and ends only where
-    its length says so. What turns out otherwise is put right when the step lands: the chunk of a
-    request that has ended meanwhile counts for nothing.
+    More than one step may be in flight. The next step is then planned before their tokens are
+    known, as if each stream went on: it gets its next token, and ends only at its length limit. A
+    wrong guess is corrected when the step lands: the chunk of a request that has ended meanwhile is
+    discarded.
 
     All times are seconds on the clock of `AddRequest.arrival_time_s`.
 
     Args:
-        config: resolved, so that nothing in it is left to be decided.
-        max_model_len: tokens at which a request ends; the cache must hold at least one such.
-        step_time: what is believed of the duration of steps; it learns from every step.
-        drafters: that are asked what may come next, where `speculative` is not off.
-        draft_model: likewise, where that is worth its time.
+        config: resolved: every field has its final value.
+        max_model_len: tokens at which a request ends; the cache must hold at least one such
+            request.
+        step_time: predicts the duration of steps, and learns from every step.
+        drafters: propose drafts unless `speculative` is off.
+        draft_model: likewise, when it is worth its time.
 
     Attributes:
         broken_promise: as in `SchedulerStats`.
-        containment: of what the bookkeeping of one request raises.
+        containment: records errors in the bookkeeping of one request.
     """
 
     def __init__(
@@ -114,12 +115,12 @@ class Scheduler:
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         self._configure(config)
         self._in_flight: deque[_Flight] = deque()
-        self._landed_s = -math.inf  # when the last step had ended
-        self._later_s = 0.0  # as `note_way` was told and no step has counted yet
+        self._landed_s = -math.inf  # end of the last step
+        self._later_s = 0.0  # from `note_way`, for the next step that is observed
         self.broken_promise = ""
         self._known_to_executor: set[str] = set()
-        self._ended: list[str] = []  # known to the executor, which is not yet told of their end
-        # Since the last step: one that waits for blocks from elsewhere is admitted without a chunk.
+        self._ended: list[str] = []  # request ids that the next plan ends in the executor
+        # Since the last step. A request that waits for remote blocks is admitted without a chunk.
         self._admitted: dict[str, int] = {}
         self._preempted: list[str] = []
         self._num_steps = 0
@@ -147,7 +148,7 @@ class Scheduler:
         )
 
     def state(self, now_s: float) -> ReplicaState:
-        """What it has to do, and what a request more could expect."""
+        """Return the present load, and the forecast for one more request."""
         delay_s, token_s = self._outlook.ttft_s(now_s)
         itl_s, stream_s = self._outlook.itl_s(now_s)
         return ReplicaState(
@@ -165,10 +166,10 @@ class Scheduler:
         )
 
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> None:
-        """Plan by other settings from the next step on; requests stay where they are.
+        """Plan by other settings from the next step on; running requests keep running.
 
-        A class's new promises hold for its requests that run or wait, too: whoever changes them
-        means what happens now. Those that gave theirs up stay best-effort.
+        A class's new promises also hold for its running and waiting requests: an operator who
+        changes them means the present load. Requests that gave up their promise stay best-effort.
 
         Args:
             config: resolved, with the same classes of service by name.
@@ -188,7 +189,7 @@ class Scheduler:
             self._queues.add(request)
 
     def _turn_drafting(self, requests: Iterable[Request], *, was_on: bool) -> None:
-        """Drafters know of the streams, preempted ones among them, while there are drafts."""
+        """Make the drafters learn or forget all streams, preempted ones included."""
         for request in requests:
             if self._drafting is None:
                 self._forget(request)
@@ -206,7 +207,7 @@ class Scheduler:
         self._classes = config.classes
         self._step_time.promise(config.strictest_quantile)
         self._turns.promise(config.classes.values())
-        # Where memory has run out, that is found out again: a whole prompt could not wait for it.
+        # Drops a memory limit: a prompt that must not be chunked would never fit into it.
         self._budget = MemoryBudget(_budget(config, self._step_time))
         self._fill = POLICIES[config.policy]
         self._drafting = self._make_drafting(config)
@@ -236,7 +237,7 @@ class Scheduler:
         return drafting
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
-        """Take new requests, aborts and blocks that arrived; returns the ends known at once."""
+        """Apply new requests, aborts and arrived blocks; return outputs of requests that end."""
         outputs: list[RequestOutput] = []
         for event in events:
             is_known = isinstance(event, AddRequest) or event.request_id in self._queues
@@ -249,7 +250,7 @@ class Scheduler:
         return outputs
 
     def fail(self, request_id: str, error: Exception) -> RequestOutput:
-        """End a request whose bookkeeping raised, wherever it was; returns its end."""
+        """End a request whose bookkeeping raised, running or waiting; return its last output."""
         request = self._queues.get(request_id)
         if request is not None:
             self._end(request)
@@ -275,7 +276,7 @@ class Scheduler:
         """Pick the chunks of the next step.
 
         Returns:
-            None if nothing can run, or nothing before a step in flight has landed.
+            None if no request can run, or none before a step in flight has landed.
         """
         self._lateness.begin_step(now_s, is_idle=not self._queues.running)
         self._budget.recover(now_s)
@@ -294,7 +295,7 @@ class Scheduler:
             begins_s=begins_s,
             idle_limit_s=self._idle_limit_s,
         )
-        # Only the step itself tells how many tokens come of drafts.
+        # How many drafts are accepted is known only when their step has landed.
         has_drafts_in_flight = any(flight.shape.num_draft_rows for flight in self._in_flight)
         if has_drafts_in_flight or (self._in_flight and step.must_wait):
             return None
@@ -314,7 +315,7 @@ class Scheduler:
         return plan
 
     def commit(self, result: StepResult, now_s: float) -> list[RequestOutput]:
-        """Book what the oldest step in flight brought; end requests, by a fault or otherwise."""
+        """Record the result of the oldest step in flight; return the outputs of its requests."""
         outputs: list[RequestOutput] = []
         flight = self._in_flight.popleft()
         assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
@@ -324,7 +325,7 @@ class Scheduler:
         for chunk in flight.plan.chunks:
             request = running.get(chunk.request_id)
             if request is None:
-                continue  # it ended while this was in flight
+                continue  # the request ended while the step was in flight
             try:
                 done = chunks.get(chunk.request_id)
                 if done is not None:
@@ -345,37 +346,37 @@ class Scheduler:
                     or done.num_tokens != chunk.num_tokens
                     or len(done.token_ids) != chunk.num_samples
                 ):
-                    request.settle()  # nothing is planned behind what may come out otherwise
+                    request.settle()  # later chunks must not build on this one
             except Exception as error:
                 self.containment.note(f"the result of {chunk.request_id}", error)
                 outputs.append(self.fail(chunk.request_id, error))
         return outputs
 
     def note_way(self, later_s: float) -> None:
-        """Learn how the tokens of a step went on to clients.
+        """Record the delivery of a step's tokens to clients.
 
         Args:
-            later_s: by how much longer it took until they were written than those of the step
-                before; may be negative.
+            later_s: how much longer the delivery took than that of the step before; may be
+                negative.
         """
         self._later_s = later_s
 
     def note_turnaround(self, seconds: float) -> None:
-        """Learn what there is to do between two steps, while the device computes another.
+        """Record the work between two steps, which a step in flight hides from the device.
 
         Args:
-            seconds: from when a step had landed until the next one was submitted.
+            seconds: from the landing of a step to the submission of the next.
         """
         if self._drafting is not None:
             self._drafting.note_turnaround(seconds)
 
     def withdraw(self) -> list[RequestOutput]:
-        """Forget the newest step in flight, of which nothing has been and will be computed.
+        """Forget the newest step in flight, which the executor will not compute.
 
-        What it introduced to the executor stays so, and what it ended.
+        The requests that it introduced to the executor, or ended there, stay so.
 
         Returns:
-            the ends of requests that were aborted and waited for this step alone.
+            the outputs of aborted requests that waited for this step alone.
         """
         outputs: list[RequestOutput] = []
         plan = self._in_flight.pop().plan
@@ -392,7 +393,7 @@ class Scheduler:
         return outputs
 
     def _look_ahead(self, now_s: float) -> float:
-        """When a step that is planned now can begin; requests know when their last token comes."""
+        """Return when a step planned now can begin; set `in_flight_until_s` of requests."""
         begins_s = now_s
         for flight in self._in_flight:
             begins_s = max(now_s, flight.ends_s)
@@ -445,7 +446,7 @@ class Scheduler:
             self._later_s = 0.0
 
     def _can_be_shorter(self, chunk: ScheduledChunk, fault: Fault) -> bool:
-        """Whether a chunk that failed is planned again, with less of it in a step."""
+        """Whether a failed chunk is planned again in shorter chunks."""
         is_cut = self._config.enable_chunked_prefill and chunk.num_tokens > MIN_CHUNK
         return fault.is_out_of_memory and is_cut
 
@@ -468,16 +469,16 @@ class Scheduler:
             self._queues.add(request)
 
     def _is_urgent(self) -> bool:
-        """Whether prompts must be computed by their deadlines for all to be in time."""
+        """Whether prompts must go in order of their deadlines for all to be in time."""
         if not self._queues.keeps_deadlines:
             return False
         due = self._queues.due(_MOST_DUE)
         return self._lateness.slack_s(due, self._forecast_errors.margin) < 0.0
 
     def _look_up_waiting(self) -> None:
-        """See what the cache has come to hold of a few waiting requests, a bounded number a step.
+        """Update the cache hits of a few waiting requests.
 
-        The hits of all others may be out of date; they are found anew when a request begins.
+        The hits of the others may be out of date; they are looked up again when a request begins.
         """
         for _ in range(_LOOKED_UP if self._config.prefill_order in HIT_AWARE else 0):
             request = self._queues.rotate_waiting()
@@ -501,7 +502,7 @@ class Scheduler:
         if request is None:
             return []
         if request.is_in_flight:
-            # What the step brings of its prompt is worth keeping.
+            # The part of its prompt that the step computes is worth keeping.
             request.abort_in_flight()
             return []
         self._end(request)
@@ -559,7 +560,7 @@ class Scheduler:
         )
 
     def _end(self, request: Request) -> None:
-        """Release all that a request has: each part, even if another raises."""
+        """Release everything that a request holds, each part even if another raises."""
         parts = (self._queues.remove, self._kv.release, self._forget, self._note_end)
         for release in parts:
             try:

@@ -1,4 +1,4 @@
-"""What each tenant has of a step: its predicted time, shared out by what each one's part costs."""
+"""Charges tenants for a step: its predicted time, divided by the cost of their parts."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenant
 
 _UNKNOWN_TOKEN_S = 1e-3
-"""Of a token, as long as nothing is known of steps."""
+"""Assumed seconds per token while step times are unknown."""
 _NOTHING = StepShape()
 _KEYS = 1000
-"""From which the cost of one is told."""
+"""Keys by which the cost of one key is measured."""
 
 
 def book_step(
     chunks: Sequence[ScheduledChunk], queues: Queues, model: StepTimeModel, step_s: float | None
 ) -> None:
-    """Charge the tenants for a step, and note whose late prompts had their turn.
+    """Charge the tenants for a step, and record the turns of their late prompts.
 
     Args:
-        step_s: its predicted time; None where nothing is known.
+        step_s: the step's predicted time; None if unknown.
     """
     _note_turns(chunks, queues)
     if step_s is None:
@@ -42,7 +42,7 @@ def book_step(
 def _shares(
     chunks: Sequence[ScheduledChunk], queues: Queues, model: StepTimeModel
 ) -> dict[Tenant, float]:
-    """Fractions of a step; what it costs whatever it holds is shared as the rest of it is."""
+    """Return each tenant's fraction of a step; fixed costs are divided like the rest."""
     costs: defaultdict[Tenant, float] = defaultdict(float)
     shapes: defaultdict[Tenant, StepShape] = defaultdict(StepShape)
     row, key = _decode_costs(chunks, model)
@@ -62,9 +62,10 @@ def _shares(
 
 
 def _decode_costs(chunks: Sequence[ScheduledChunk], model: StepTimeModel) -> tuple[float, float]:
-    """Of a row, its own key among it, and of each key before that; tokens until more is known.
+    """Return the cost of a decode row with its own key, and of each key before that.
 
-    A row costs what those of the step do on average: they are computed together.
+    Costs are in tokens while step times are unknown. A row costs the step's average, since its rows
+    are computed together.
     """
     num_rows = sum(chunk.kind == "decode" for chunk in chunks)
     if not num_rows or not model.is_known:

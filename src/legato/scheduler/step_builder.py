@@ -1,4 +1,4 @@
-"""A step under construction: the shared parts that every policy is made of."""
+"""A step under construction: the parts that all policies share."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,12 +17,12 @@ from legato.scheduler.turns import PrefillTurns
 from legato.speculation.drafter import Draft
 
 _PATIENCE_S = 10.0
-"""How long a begun prompt may go without a chunk worth having, because that does not fit beside the
-streams that run, before no new ones are admitted, so that it comes to fit."""
+"""How long a begun prompt may go without a useful chunk for lack of room beside the streams. After
+that no request is admitted until it fits."""
 
 _KEPT_TIME = 0.6
-"""Share of the time of a step that a tenant's prompts leave free while others may come: these wait
-for the step in which they come to end."""
+"""Share of a step's time that a tenant's prompts leave free while other tenants may come: a new
+request waits for the end of the step in which it arrives."""
 
 _MAX_YIELDS = 3
 """How often a best-effort request gives up its place to one with a promise."""
@@ -33,17 +33,17 @@ class StepBuilder:
 
     Args:
         in_flight_blocks: the `first_blocks` of all steps in flight.
-        begins_s: when the step can begin, which is when those in flight have ended.
-        idle_limit_s: how long it may take if no token is due.
+        begins_s: when the step can begin: the end of the steps in flight.
+        idle_limit_s: how long the step may take if no token is due.
 
     Attributes:
         first_blocks: the first block of each prefill chunk; key the block, value the request's id.
-            Requests that share what comes next have come equally far, so that none of a chunk's
-            other blocks can be another request's next one.
-        becoming_streams: whose prompts end in this step.
-        limit_s: time from its beginning until the next token of a running stream is due; set by
-            `add_decodes`.
-        drafting_s: that has gone by with drafts' being made, which is not in `limit_s`.
+            Requests that share their next block have come equally far, so the other blocks of a
+            chunk cannot be another request's next block.
+        becoming_streams: requests whose prompts end in this step.
+        limit_s: time from the step's beginning until the next token of a running stream is due; set
+            by `add_decodes`.
+        drafting_s: seconds spent on making drafts, already taken off `limit_s`.
         admitted, held_by: as in `StepRecord`.
     """
 
@@ -76,16 +76,16 @@ class StepBuilder:
         self._idle_limit_s = idle_limit_s
         self._in_step: set[str] = set()  # request ids
         self._in_flight_blocks = in_flight_blocks
-        self._streams: list[Request] = []  # each wants its next token
-        self._begun: list[Request] = []  # the others that run
-        self._yielding: list[Request] = []  # best-effort decodes that the rest of the step may take
-        self._promised = StepShape()  # decodes of all that run with a promise, once they decode
-        self._pace_s = UNLIMITED  # the tightest step that one of these wants
-        self._memory: MemoryForecast | None = None  # of those that run; only where it is asked for
+        self._streams: list[Request] = []  # each waits for its next token
+        self._begun: list[Request] = []  # the other running requests
+        self._yielding: list[Request] = []  # best-effort streams that get the rest of the step
+        self._promised = StepShape()  # decodes of all running requests with a promise
+        self._pace_s = UNLIMITED  # the tightest limit on a step among these
+        self._memory: MemoryForecast | None = None  # of the running requests, made on demand
         self._may_admit = True
-        self._lacks_room: Request | None = None  # for which no other request is admitted
-        self._serves_behind = False  # whether it holds a prompt of a tenant that is owed service
-        self._gave_turn = False  # to a best-effort request, before those with a promise
+        self._lacks_room: Request | None = None  # request that holds up all admissions
+        self._serves_behind = False  # whether the step serves a tenant that is owed service
+        self._gave_turn = False  # whether a best-effort prompt went before promised ones
         self.admitted: dict[str, int] = {}
         self.held_by: Obstacle | None = None
         self.limit_s = UNLIMITED
@@ -107,9 +107,9 @@ class StepBuilder:
 
     @property
     def must_wait(self) -> bool:
-        """Whether it takes what only the steps in flight bring: a token's value, or blocks.
+        """Whether this step must wait for a step in flight: for a token's value or for blocks.
 
-        Nobody is preempted while a step is in flight: it may be one that the step computes.
+        No request is preempted while a step is in flight: that step may compute it.
         """
         return (
             any(request.waits_for_token for request in self._streams)
@@ -123,7 +123,7 @@ class StepBuilder:
 
     @property
     def drafting_streams(self) -> list[Request]:
-        """Those that have their next token in the step, and had one before."""
+        """Streams with a decode in the step that have generated a token before."""
         return [
             request
             for request in self._streams
@@ -136,12 +136,12 @@ class StepBuilder:
 
     @property
     def leaves_prefill_out(self) -> bool:
-        """Whether prompts wait for no other reason than that streams get their tokens in time."""
+        """Whether prompts wait only so that streams get their tokens in time."""
         is_held = bool(self._begun) or self.held_by in ("budget", "pace")
         return is_held and not self.shape.num_prefill_chunks
 
     def make_way(self) -> None:
-        """Preempt a best-effort request where one with a promise cannot be admitted beside it."""
+        """Preempt a best-effort request that keeps a promised one from being admitted."""
         victim = self._yielding_request()
         if victim is not None:
             self._preempt(victim)
@@ -158,8 +158,8 @@ class StepBuilder:
     def add_decodes(self) -> None:
         """Move every running stream forward by one token, whatever the budget.
 
-        Only where others' tokens are due do best-effort streams take turns instead: the one that
-        waited longest comes along, the rest as far as they fit into what prefill leaves.
+        If promised tokens are due, best-effort streams take turns: the stream that waited longest
+        joins the step, and the others as far as they fit into the time that prefill leaves.
         """
         due_s = self._add_decodes([r for r in self._streams if not r.is_best_effort])
         running = self._queues.running
@@ -172,22 +172,22 @@ class StepBuilder:
         best_effort.sort(key=lambda r: r.last_expected_s or 0.0)
         num_promised = len(self.chunks)
         while best_effort and len(self.chunks) == num_promised:
-            # One that is preempted for want of memory leaves the next one its turn.
+            # A stream that is preempted for lack of memory leaves its turn to the next one.
             self._add_decodes([best_effort.pop(0)])
         self._yielding = best_effort
 
     def add_prefills(self) -> None:
-        """Spend the budget on prompts whose requests have a promise, but for the others' turns."""
+        """Spend the budget on promised prompts, except for the turns of best-effort ones."""
         if self._turns.is_best_efforts:
             self._add_prefills(best_effort=True, most=1)
             self._gave_turn = bool(self.shape.num_prefill_chunks)
             if self._lacks_room is not None:
                 self._may_admit = self._turns.may_pass(self._lacks_room, self._now_s)
-            self._serves_behind = False  # nobody with a promise waits for a turn
+            self._serves_behind = False  # a best-effort turn delays no promised request
         self._add_prefills(best_effort=False)
 
     def add_best_effort(self) -> None:
-        """Give what is left to requests without a promise: tokens first, then prompts."""
+        """Give the rest of the step to best-effort requests: decodes first, then prompts."""
         for request in self._yielding:
             self.shape.add_decode(request.num_expected_tokens)
             fits = self._budget.fits_decode(self.shape, self.limit_s)
@@ -198,12 +198,12 @@ class StepBuilder:
         self._add_prefills(best_effort=True)
 
     def spend(self, drafting_s: float) -> None:
-        """Begin later, as drafts took so long to make."""
+        """Take the time spent on drafts off the step's limit."""
         self.drafting_s += drafting_s
         self.limit_s -= drafting_s
 
     def draft(self, request: Request, draft: Draft, num_drafts: int) -> bool:
-        """Put the first `num_drafts` tokens of a draft behind a stream's next one.
+        """Add the first `num_drafts` tokens of a draft after a stream's next token.
 
         Returns:
             whether there were blocks for all of them.
@@ -234,7 +234,7 @@ class StepBuilder:
         return has_room
 
     def _add_prefills(self, *, best_effort: bool, most: int | None = None) -> None:
-        """Prompts by rank, begun ones and waiting ones alike; `most` bounds the chunks."""
+        """Add at most `most` chunks of prompts by rank, begun and waiting ones alike."""
         begun = self._begun_by_rank(best_effort)
         num_before = len(self.chunks)
         while most is None or len(self.chunks) - num_before < most:
@@ -251,13 +251,13 @@ class StepBuilder:
             if first is not waiting:
                 self._continue(first)
             elif not self._begin(waiting):
-                # No other overtakes one that cannot be admitted yet, or it might never be.
+                # No request overtakes one that cannot be admitted yet, or it might starve.
                 self._may_admit, self._lacks_room = False, waiting
 
     def _would_delay(self, request: Request) -> bool:
-        """Whether the step holds prompts of who is owed service, and the request's tenant is not.
+        """Whether the request would delay the step's prompts of tenants that are owed service.
 
-        They would end later by what its prompt takes.
+        They would end later by the time of its prompt. False if its own tenant is owed service.
         """
         if not self._serves_behind or self._queues.is_urgent:
             return False
@@ -268,7 +268,7 @@ class StepBuilder:
         return None if request in self.preempted else request
 
     def _begun_by_rank(self, best_effort: bool) -> list[tuple[Place, Request]]:
-        """Begun prompts that have no chunk in this step yet."""
+        """Return the begun prompts without a chunk in this step, by rank."""
         begun = [
             (self._queues.place(request), request)
             for request in self._begun
@@ -284,7 +284,7 @@ class StepBuilder:
         if self._writer(self._kv.next_block(request)) not in (None, request.request_id) or (
             end <= start
         ):
-            # It will find that computed in the next step, and others need not wait meanwhile.
+            # The next step finds this block computed; other requests need not wait meanwhile.
             request.stalled_since_s = None
             return
         num_tokens = self._chunk_size(request, start, end)
@@ -298,7 +298,7 @@ class StepBuilder:
             self._add_prefill(request, num_tokens)
 
     def _begin(self, request: Request) -> bool:
-        """Admit a request, with a chunk or behind another one's; False where it waits on."""
+        """Admit a request, with a chunk or after another's chunk; False if it must wait."""
         self.held_by = self._obstacle(request)
         if self.held_by is not None:
             return False
@@ -310,8 +310,8 @@ class StepBuilder:
             next_block is not None and self._writer(next_block) is not None
         )
         num_tokens = 0 if follows else self._chunk_size(request, num_computed, end)
-        # The whole prompt's blocks at once: a prompt half computed never has to be preempted for
-        # its own next chunk, and its blocks lie side by side.
+        # Reserves the whole prompt's blocks: a begun prompt is never preempted for its own next
+        # chunk, and its blocks are adjacent.
         if not (follows or num_tokens):
             self.held_by = "budget"
             return False
@@ -341,7 +341,7 @@ class StepBuilder:
         return "tenants" if self._lacks(request, for_others=True) else None
 
     def _lacks(self, request: Request, *, for_others: bool = False) -> Obstacle | None:
-        """What it does not find, be it for what is kept for other tenants."""
+        """Return the obstacle to admission; `for_others` adds the room kept for other tenants."""
         kept_places, kept_pace = (KEPT_PLACES, KEPT_PACE) if for_others else (0.0, 0.0)
         if not self._has_place(request, kept_places):
             is_full = len(self._queues.running) >= self._most_running
@@ -349,7 +349,7 @@ class StepBuilder:
         return None if self._can_pace(request, kept_pace) else "pace"
 
     def _leaves_room(self, request: Request) -> bool:
-        """Whether other tenants may come that have less running than the request's."""
+        """Whether the request must leave room for tenants that have less running."""
         tenants = self._queues.tenants
         return (
             len(tenants) > 1
@@ -359,18 +359,18 @@ class StepBuilder:
         )
 
     def _is_full(self) -> bool:
-        """Whether not one prefill token fits; cheaper to tell than what a prompt has cached."""
+        """Whether no prefill token fits; cheaper to check than a prompt's cache hits."""
         return bool(self.chunks) and not self._budget.max_chunk(self.shape, 0, 1, self.limit_s)
 
     def _has_place(self, request: Request, kept: float = 0.0) -> bool:
-        """Whether one more may run, and it and all others would find blocks up to their ends."""
+        """Whether one more request may run, and all would find blocks up to their ends."""
         num_running = len(self._queues.running)
         if not num_running:
             return self._kv.fits(request)
         if num_running >= max(1, int((1.0 - kept) * self._most_running)):
             return False
         kept_blocks = int(kept * self._kv.num_blocks)
-        # What they will want is only worked out between what they want at least and at most.
+        # The forecast is made only between the least and the most blocks that they may need.
         most = -(-self._lengths.longest // self._kv.block_size)
         return self._kv.fits(request, spare_blocks=kept_blocks + (num_running + 1) * most) or (
             self._kv.fits(request, spare_blocks=kept_blocks + num_running + 1)
@@ -386,9 +386,9 @@ class StepBuilder:
         return self._memory
 
     def _can_pace(self, request: Request, kept: float = 0.0) -> bool:
-        """Whether all streams with a promise would still get their tokens in time beside it.
+        """Whether all promised streams would still get their tokens in time beside the request.
 
-        Who was admitted and is late all the same does not wait for that, too.
+        An admitted request that is late all the same does not wait for that, too.
         """
         if request.is_best_effort or (self._config.shed_load and request.is_late):
             return True
@@ -404,22 +404,22 @@ class StepBuilder:
         self._pace_s = min([self._pace_s, *[request.step_s for request in promised]])
 
     def _chunk_size(self, request: Request, start: int, end: int) -> int:
-        """Tokens of the request that fit into the step, of those from `start` to `end`."""
+        """Return how many of the request's tokens [start, end) fit into the step."""
         wanted = end - start
         limit_s = self.limit_s
         if limit_s < UNLIMITED and self._leaves_room(request):
             limit_s *= 1.0 - _KEPT_TIME
         room = self._budget.max_chunk(self.shape, start, wanted, limit_s)
         if not room and not self.chunks:
-            # Nobody's token waits for this step: what it holds may take longer, but not be nothing.
+            # No stream waits for this step: it may take longer, but must not be empty.
             room = min(wanted, MIN_CHUNK, self._most)
         return room if self._config.enable_chunked_prefill or room == wanted else 0
 
     def _add_decodes(self, requests: list[Request]) -> float:
-        """Add the next token of each, but of those that are preempted for want of memory.
+        """Add the next token of each request, except those preempted for lack of memory.
 
         Returns:
-            when the first of these tokens is due; `UNLIMITED` where none is.
+            the time at which the first of these tokens is due; `UNLIMITED` if none is.
         """
         added = self._with_room(requests)
         due_s = min([request.next_due_s for request in added], default=UNLIMITED)
@@ -434,7 +434,7 @@ class StepBuilder:
         return due_s
 
     def _with_room(self, requests: list[Request]) -> list[Request]:
-        """Those that are in the step from here on: all but those that are preempted for others."""
+        """Return the requests that are now in the step: all that were not preempted for others."""
         lacking = [r for r in requests if r.num_expected_tokens > r.num_reserved_tokens]
         if not self.preempted and all(map(self._kv.reserve, lacking)):
             self._in_step.update([request.request_id for request in requests])
@@ -450,17 +450,16 @@ class StepBuilder:
         return kept
 
     def _make_room(self, request: Request) -> None:
-        """Preempt until a decode's token finds a block; in the end perhaps the request itself."""
+        """Preempt requests until a decode's token finds a block, at last the request itself."""
         while request.request_id in self._queues.running and not self._kv.reserve(request):
             self._preempt(self._victim())
 
     def _victim(self) -> Request:
-        """The latest admitted of those that it harms least, without a promise if there are any.
+        """Return the request that preemption harms least.
 
-        Then it is one of the tenant that has most running, and one with no stream to stall.
-
-        The latest has, on the whole, least to compute again and most left to generate
-        (docs/experiments.md).
+        A best-effort request goes before a promised one; then a request of the tenant that has most
+        running; then one with no stream to stall; then the latest admitted, which has, on the
+        whole, least to compute again and most left to generate (docs/contributing/experiments.md).
         """
         latest_first = reversed(self._queues.running.values())
         return min(
@@ -505,11 +504,11 @@ class StepBuilder:
         request.num_expected_tokens += chunk.num_samples
 
     def _writer(self, block_id: int) -> str | None:
-        """Who computes what comes next in a block, in this step or in one in flight."""
+        """Return the id of the request that computes a block, in this step or one in flight."""
         return self.first_blocks.get(block_id) or self._in_flight_blocks.get(block_id)
 
     def _ended_by(self, request: Request, num_tokens: int) -> EndedBy:
-        """Why a prefill chunk that is about to be added is no longer."""
+        """Return why a prefill chunk that is about to be added is not longer."""
         if num_tokens == request.num_remaining_tokens:
             return "prompt_end"
         bound = self._budget.bound(self.shape, num_tokens)

@@ -1,4 +1,4 @@
-"""What the parts of a step cost: the form of the step-time model, with its numbers."""
+"""Costs of the parts of a step: the form and the coefficients of the step-time model."""
 
 from bisect import bisect_left
 from functools import lru_cache
@@ -15,25 +15,24 @@ ROW_BOUNDS = (16, 64, 256, 1024)
 
 NUM_TERMS = 7 + len(ROW_BOUNDS) + 1 + 2
 DECODE_TERMS, ROW_TERMS, DRAFT_TERMS = slice(1, 3), slice(7, -2), slice(-2, None)
-"""Those of a decode's row and keys, of `row_s`, and of a draft's row and keys, in
-`StepCosts.vector`."""
+"""Slices of `StepCosts.vector`: a decode's row and keys, `row_s`, a draft's row and keys."""
 
 
 class StepCosts(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Seconds a unit, none negative, so that more work never costs less.
+    """Seconds per unit of work; none is negative, so more work never costs less.
 
     Attributes:
-        step_s: of any step, as reading the weights is.
-        row_s: of a token in the batch, one a segment between the `ROW_BOUNDS`.
-        decode_row_s, decode_context_s: of a decode, and of a key that it reads.
-        draft_row_s, draft_context_s: the same of a draft.
-        chunk_s: of a prefill chunk, whatever its length.
-        area_s: of a query-key pair in the attention of a prefill chunk.
-        context_s: of a key that a prefill chunk reads.
-        sample_s: of a row whose logits are computed.
-        rows: what batches are padded to, so that a token may cost as much as a hundred do.
+        step_s: fixed cost of a step, such as reading the weights.
+        row_s: cost of a token in the batch, one for each segment between the `ROW_BOUNDS`.
+        decode_row_s, decode_context_s: cost of a decode, and of a key that it reads.
+        draft_row_s, draft_context_s: the same for a draft.
+        chunk_s: fixed cost of a prefill chunk, whatever its length.
+        area_s: cost of a query-key pair in the attention of a prefill chunk.
+        context_s: cost of a key that a prefill chunk reads.
+        sample_s: cost of a row whose logits are computed.
+        rows: row counts that batches are padded to; one token may then cost as much as a hundred.
     """
 
     step_s: float
@@ -76,7 +75,7 @@ class StepCosts(
 
     @property
     def vector(self) -> tuple[float, ...]:
-        """In the order of `features`."""
+        """The costs in the order of `features`."""
         return (
             self.step_s,
             self.decode_row_s,
@@ -91,7 +90,7 @@ class StepCosts(
         )
 
     def seconds(self, shape: StepShape) -> float:
-        """Duration of a step of this shape."""
+        """Return the duration of a step of this shape."""
         return (
             self.step_s
             + shape.num_decode_rows * self.decode_row_s
@@ -106,11 +105,11 @@ class StepCosts(
         )
 
     def rows_s(self, num_tokens: int) -> float:
-        """What the tokens of a batch cost apart from attention."""
+        """Return the cost of a batch's tokens apart from attention."""
         return _rows_s(self.row_s, self.rows, num_tokens)
 
     def chunk_cost_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
-        """How much longer the step gets by one more prefill chunk."""
+        """Return the seconds that one more prefill chunk adds to the step."""
         num_rows = shape.num_tokens
         return (
             self.rows_s(num_rows + num_tokens)
@@ -122,14 +121,14 @@ class StepCosts(
         )
 
     def longest_chunk(self, shape: StepShape, start: int, limit_s: float, cap: int) -> int:
-        """Most tokens, up to `cap`, that a chunk at `start` may bring within `limit_s`; 0 for none.
+        """Return the longest chunk at `start`, up to `cap`, that fits into `limit_s`; 0 if none.
 
         The cost grows with the length, so the longest is found by bisection.
         """
         room_s = limit_s - self.seconds(shape)
         if self.chunk_cost_s(shape, start, cap) <= room_s:
             return cap
-        # What does not depend on the length is worked out once.
+        # Terms that do not depend on the length are computed once.
         num_rows, row_s, rows = shape.num_tokens, self.row_s, self.rows
         area_s, context_s = self.area_s, self.context_s
         room_s -= self.chunk_s + self.sample_s + context_s * start - _rows_s(row_s, rows, num_rows)
@@ -143,10 +142,10 @@ class StepCosts(
         )
 
     def unpadded_chunk(self, shape: StepShape, start: int, num_tokens: int) -> int:
-        """The chunk, or less of it, so that it ends where padding begins.
+        """Return the chunk's length, or a shorter one that needs no padding.
 
-        It is less where more tokens a second are then computed of the prompt. What does not shrink
-        with the chunk may be most of the step.
+        The shorter one is returned if it computes more of the prompt's tokens per second. It may
+        not: costs that do not shrink with the chunk may be most of the step.
         """
         shorter = self.rows.full(shape.num_tokens + num_tokens) - shape.num_tokens
         if not ROW_BOUNDS[0] <= shorter < num_tokens:
@@ -170,7 +169,7 @@ def _rows_s(row_s: tuple[float, ...], rows: RowCounts, num_tokens: int) -> float
 
 
 def features(shape: StepShape, rows: RowCounts = CPU_ROWS) -> list[float]:
-    """The amounts that `StepCosts.vector` is multiplied with: [NUM_TERMS]."""
+    """Return the amounts that `StepCosts.vector` is multiplied with: [NUM_TERMS]."""
     amounts = [
         1.0,
         float(shape.num_decode_rows),

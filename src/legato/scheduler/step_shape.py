@@ -1,4 +1,4 @@
-"""What a step's duration depends on."""
+"""The shape of a step: the counts that its duration depends on."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ class StepShape:
     """Counts over the chunks of one step, filled in as the step is put together.
 
     The attention of a chunk of n tokens starting at s covers n rows of s + (n + 1) / 2 keys on
-    average. A stream with drafts counts as a decode and, apart from it, as its drafts' rows, which
-    share what they read with it.
+    average. A stream with drafts counts as a decode plus the rows of its drafts, which read the
+    same keys.
 
     Attributes:
         decode_context: keys read by the decode rows, summed.
-        num_draft_rows, draft_context: the same of drafts.
+        num_draft_rows, draft_context: rows of drafts, and keys read by them, summed.
         prefill_area: query-key pairs of the prefill chunks.
         prefill_context: keys read by the prefill chunks, summed over chunks: each is read once for
             all rows of its chunk.
@@ -47,12 +47,12 @@ class StepShape:
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepShape":
-        """The shape of a finished plan."""
+        """Return the shape of a finished plan."""
         return cls.of_chunks(plan.chunks)
 
     @classmethod
     def of_chunks(cls, chunks: Sequence[ScheduledChunk | ChunkRecord]) -> "StepShape":
-        """The same, from its chunks."""
+        """Return the shape of a step with these chunks."""
         shape = cls()
         shape.add_decodes([chunk.start + 1 for chunk in chunks if chunk.kind == "decode"])
         for chunk in chunks:
@@ -61,7 +61,7 @@ class StepShape:
         return shape
 
     def add_prefill(self, start: int, num_tokens: int, *, samples: int) -> None:
-        """Args: samples: of its rows, those whose logits are computed."""
+        """Add a prefill chunk. Args: samples: rows whose logits are computed."""
         self.num_prefill_chunks += 1
         self.num_prefill_tokens += num_tokens
         self.prefill_area += chunk_area(start, num_tokens)
@@ -69,14 +69,14 @@ class StepShape:
         self.num_samples += samples
 
     def copy(self) -> "StepShape":
-        """One that changes apart from it."""
+        """Return an independent copy."""
         shape = StepShape()
         for name in StepShape.__slots__:
             setattr(shape, name, getattr(self, name))
         return shape
 
     def without_drafts(self) -> "StepShape":
-        """That of the step's other rows."""
+        """Return the shape of the step without its drafts."""
         shape = self.copy()
         shape.num_samples -= shape.num_draft_rows
         shape.num_draft_rows, shape.draft_context = 0, 0.0
@@ -96,13 +96,13 @@ class StepShape:
             self.add_prefill(chunk.start, chunk.num_tokens, samples=chunk.num_samples)
 
     def add_decode(self, context: float) -> None:
-        """Args: context: keys that the row reads, its own among them."""
+        """Add a decode. Args: context: keys that the row reads, its own included."""
         self.num_decode_rows += 1
         self.decode_context += context
         self.num_samples += 1
 
     def add_decodes(self, contexts: Sequence[float]) -> None:
-        """Add a decode for each."""
+        """Add a decode for each context."""
         self.num_decode_rows += len(contexts)
         self.decode_context += sum(contexts)
         self.num_samples += len(contexts)
@@ -125,5 +125,5 @@ class StepShape:
 
 
 def chunk_area(start: int, num_tokens: int) -> float:
-    """Query-key pairs of tokens [start, start + num_tokens), each of which sees all before it."""
+    """Return the query-key pairs of tokens [start, start + num_tokens), which attend causally."""
     return num_tokens * (start + 0.5 * (num_tokens + 1))

@@ -1,4 +1,4 @@
-"""The scheduler's belief about how long a step will take, corrected by every step that runs."""
+"""The scheduler's prediction of a step's duration, corrected by every step that runs."""
 
 import math
 from collections.abc import Sequence
@@ -11,24 +11,23 @@ from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
 StepKind = Literal["decodes", "drafts", "prefill"]
-"""What steps hold, prefill beside anything else."""
+"""Kind of a step by its contents; a step with prefill is "prefill", even beside decodes."""
 
 _REFIT_STEPS = 16
 _LEARNING_STEPS = 32
-"""Steps without a calibration after which the fit is believed."""
+"""Steps after which the fit is used if there was no calibration."""
 _DRIFT_RATE = 0.11
-"""How fast the overall scale follows the last steps, as a machine that is throttled wants."""
+"""Rate at which the overall scale follows the last steps, for example on a throttled machine."""
 _SHORTEST_S, _LONGEST_S = 1e-6, 86_400.0
-"""A measurement outside these is an error of a clock: nothing is learned from it."""
+"""A measurement outside these bounds is a clock error and is ignored."""
 _PRESENT_S, _LASTING_S = 0.5, 10.0
-"""Seconds of steps that tell how slow the machine is at present, and how slow it lately was."""
+"""Seconds of steps that measure how slow the machine is at present, and how slow it was lately."""
 _INTERRUPTION = 0.3
-"""Relative residual beyond which it was not the model that erred: another program had the
-machine."""
+"""Relative residual above which the model is not to blame: another program had the machine."""
 _FIRST_DRAFTS = 2
 _SURPRISE_RATE, _MOST_SURPRISING = 0.1, 0.5
-"""Where as many of the last ten or so steps of a kind seem to have been interrupted, it was the
-model, which has not seen such steps."""
+"""If this share of the last ten or so steps of a kind seems interrupted, the model is to blame: it
+has not seen such steps."""
 
 
 class StepTimeModel:
@@ -36,7 +35,7 @@ class StepTimeModel:
 
     Args:
         prior: steps measured by a calibration.
-        rows: what batches are padded to.
+        rows: row counts that batches are padded to.
     """
 
     def __init__(self, prior: Sequence[MeasuredStep] = (), rows: RowCounts = CPU_ROWS) -> None:
@@ -46,41 +45,41 @@ class StepTimeModel:
         self.begin_again(prior)
 
     def begin_again(self, prior: Sequence[MeasuredStep]) -> None:
-        """Believe in a new calibration, and in nothing else but the margin."""
+        """Start again from a new calibration; keep only the margin."""
         prior = [(shape, seconds) for shape, seconds in prior if _is_measurement(seconds)]
         self._fit = CostFit(prior, self._rows)
         self._costs: StepCosts | None = self._fit.solve() if prior else None
-        self._scale = 1.0  # of the costs, since they were solved for
+        self._scale = 1.0  # factor on the costs since they were solved
         self._most_drafts = max([shape.num_draft_rows for shape, _ in prior], default=0)
         self._surprising: dict[StepKind, float] = dict.fromkeys(get_args(StepKind), 0.0)
-        """Value the share of late that seem interrupted."""
+        """Value: share of recent steps that seem interrupted."""
         self.forget_present()
 
     @property
     def is_known(self) -> bool:
-        """Whether there is anything to predict from: a calibration, or enough steps."""
+        """Whether there is a calibration, or enough steps, to predict from."""
         return self._costs is not None
 
     def seconds(self, shape: StepShape) -> float:
-        """The expected duration of a step; asked only where `is_known`."""
+        """Return the expected duration of a step; requires `is_known`."""
         assert self._costs is not None
         return max(_SHORTEST_S, self._scale * self._costs.seconds(shape))
 
     def chunk_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
-        """How much longer one more prefill chunk is expected to make a step."""
+        """Return the seconds that one more prefill chunk is expected to add to a step."""
         assert self._costs is not None
         return self._scale * self._costs.chunk_cost_s(shape, start, num_tokens)
 
     def drafts_s(self, shape: StepShape) -> float:
-        """How much longer a step is expected to take for its drafts."""
+        """Return the seconds that its drafts are expected to add to a step."""
         if not shape.num_draft_rows:
             return 0.0
         return max(0.0, self.seconds(shape) - self.seconds(shape.without_drafts()))
 
     def longest_chunk(self, shape: StepShape, start: int, limit_s: float, cap: int) -> int:
-        """Most prefill tokens from `start` on with which the step, margin included, ends in time.
+        """Return the longest chunk at `start` whose step, margin included, ends in time.
 
-        Where time bounds them, it is a few less if that spares the step its padding.
+        If time bounds the chunk, it may be a little shorter to avoid padding.
 
         Args:
             limit_s: how long the step may take.
@@ -93,41 +92,41 @@ class StepTimeModel:
 
     @property
     def most_drafts(self) -> int:
-        """Drafts of a step up to which its cost is told from steps: twice as many as any had.
+        """Most drafts of a step whose cost is known: twice as many as any step had.
 
-        Where nothing was measured beforehand, each doubling is, before the next.
+        Without a calibration, each doubling is measured before the next.
         """
         return max(_FIRST_DRAFTS, 2 * self._most_drafts)
 
     @property
     def margin(self) -> float:
-        """Share of its prediction that a step is allowed to take longer.
+        """Share by which a step may exceed its prediction.
 
-        It is told from steps that held prefill beside decodes, which is what it is for: steps of
-        decodes alone are short, so that the same hiccup is a larger part of them.
+        It is learned from steps with prefill beside decodes, which it is used for. Steps of decodes
+        alone are short, so the same hiccup is a larger share of them.
         """
         return self._margin.value
 
     def promise(self, quantile: float) -> None:
-        """Keep a margin for so large a share of a request's gaps to be in time."""
+        """Set the share of a request's gaps that the margin keeps in time."""
         self._margin.promise(quantile)
 
     def expire_margin(self) -> None:
-        """A step had to leave prefill out: the margin that is why is forgotten in the end."""
+        """Shrink the margin a little after a step without room for prefill."""
         self._margin.expire()
 
     @property
     def caution(self) -> float:
-        """What a prediction is multiplied by where the step must end in time just now."""
+        """Factor on the prediction of a step that must end in time."""
         return max(1.0 + self.margin, self._present.factor)
 
     @property
     def slowness(self) -> float:
-        """How many times as long as usual steps take at present, or lately took on the whole."""
+        """Factor by which steps exceed their usual time, at present or over the last seconds."""
         return max(self._present.factor, self._lasting.factor)
 
     def forget_present(self) -> None:
-        """Believe in the machine's usual speed: no step tells of the present one any more."""
+        """Assume the machine's usual speed: no recent step measures the present one."""
         self._present, self._lasting = _Slowness(_PRESENT_S), _Slowness(_LASTING_S)
 
     def observe(
@@ -140,8 +139,8 @@ class StepTimeModel:
         """Learn from a step that ran, unless its measurement cannot be true.
 
         Args:
-            delivered_s: how long it took as clients saw it; None takes `seconds`.
-            limit_s: how long it was allowed to take; None where nothing is promised.
+            delivered_s: the step's duration as clients saw it; None takes `seconds`.
+            limit_s: how long the step was allowed to take; None if nothing is promised.
         """
         if not _is_measurement(seconds):
             return
@@ -166,9 +165,9 @@ class StepTimeModel:
             self._costs, self._scale = self._fit.solve(), 1.0
 
     def _follow(self, error: float) -> None:
-        """Take the machine to have changed its speed a little, for all steps alike.
+        """Move all predictions a little towards the machine's present speed.
 
-        The scale is of the costs since they were solved for: their fit has it, too.
+        `_scale` corrects the costs until they are solved again; the fit is rescaled too.
         """
         drift = 1.0 + _DRIFT_RATE * error
         self._scale *= drift
@@ -186,11 +185,12 @@ def _is_measurement(seconds: float) -> bool:
 
 
 def _share_of_prediction(residual: float) -> float:
-    """Makes the fit's squared error, a share of the measured seconds, one of the predicted.
+    """Return the weight that makes the fit's squared error relative to the predicted seconds.
 
-    The scale follows errors of the latter kind, and where both are the same, both come to rest at
-    the same prediction. Otherwise the scale would go on where the fit pulls back, step after step.
-    A step unlike its prediction is left as it is: it is to be learned from at once.
+    The fit's own error is relative to the measured seconds. The scale follows errors relative to
+    the prediction, so with this weight scale and fit settle at the same prediction. Without it the
+    scale would advance and the fit pull it back, step after step. A step unlike its prediction
+    keeps its weight, so that it is learned at once.
     """
     return (1.0 + residual) ** 2 if abs(residual) <= _INTERRUPTION else 1.0
 
@@ -202,10 +202,10 @@ def _kind(shape: StepShape) -> StepKind:
 
 
 def _error(taken_s: float, usual_s: float, limit_s: float | None) -> float:
-    """What a step took longer, as a share of the prediction of one that it would make late.
+    """Return a step's extra time as a share of the prediction of a step that it would make late.
 
-    A step may be predicted to take less than is allowed for. Then what it took longer is a larger
-    part of it, and margins made of such parts make steps shorter and shorter.
+    A step may be predicted to take less than it is allowed. Its extra time is then a larger share
+    of its own prediction, and margins made of such shares would make steps shorter and shorter.
     """
     later_s = taken_s - usual_s
     if limit_s is None or limit_s <= usual_s:
@@ -214,10 +214,10 @@ def _error(taken_s: float, usual_s: float, limit_s: float | None) -> float:
 
 
 class _Slowness:
-    """How many times as long as usual the last steps took together, and never less than once.
+    """Factor by which the last steps together exceeded their usual time, at least 1.
 
     Args:
-        memory_s: seconds of steps after which one counts for a third of what it did.
+        memory_s: seconds of steps after which a step's weight falls to a third.
     """
 
     def __init__(self, memory_s: float) -> None:

@@ -1,8 +1,8 @@
-"""Who shares the engine, and what each has had of it, in seconds of predicted step time.
+"""Tenants and their service, in seconds of predicted step time.
 
-Each tenant has a counter of the service that it got, divided by its weight, and who has the least
-goes first (VTC: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). Service is
-time, not tokens: a token at the end of a long context costs what it costs.
+Each tenant has a counter of its service, divided by its weight, and the tenant with the least goes
+first (VTC: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). Service is time,
+not tokens: a token at the end of a long context costs more.
 """
 
 from collections import OrderedDict
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Mapping
 from legato.core.stats import OTHER_TENANTS, TenantStats
 
 NEWCOMER = ""
-"""A tenant that nobody is: it has had what it is owed, and nothing more."""
+"""Name of a tenant without requests, which has had exactly the service that it is owed."""
 
 KEPT_PLACES, KEPT_PACE = 0.25, 0.5
-"""Shares of the places and the cache, and of the time of a step, that a tenant's streams leave to
-others that may come. Their next request then waits for no stream to end, and its prompt has half of
-each step."""
+"""Shares that a tenant's streams leave to other tenants that may come: of places and cache, and of
+a step's time. Their next request then waits for no stream to end, and its prompt has half of each
+step."""
 
 _CREDIT_S = 5.0
-"""Most service that a tenant is owed for the time in which nothing of it waited, as a task of
-Linux' that has slept: who takes less than its share goes first, and a burst holds up the others for
-this long at most."""
+"""Most service that a tenant is owed for time in which no request of it waited, like a Linux task
+that slept: a tenant that uses less than its share goes first, and its burst delays other tenants
+for this long at most."""
 _RECENT_S = 60.0
-"""After its last request, a tenant is expected to send another for so long."""
+"""Time after its last request in which a tenant is expected to send another."""
 _MOST_RECENT = 32
 _MOST_SHOWN = 16
 _MOST_KNOWN = 1024
@@ -31,7 +31,7 @@ _MOST_KNOWN = 1024
 
 
 class _Shown:
-    """What is told of a tenant, or of all those together that are not told of one by one."""
+    """Reported counts of one tenant, or of all tenants that are not reported one by one."""
 
     __slots__ = ("num_refused", "num_running", "num_waiting", "service_s")
 
@@ -41,13 +41,12 @@ class _Shown:
 
 
 class Tenant:
-    """What one tenant has, and has had.
+    """One tenant's requests and service.
 
     Attributes:
-        counter_s: seconds of service by its weight, and what it was lifted by.
-        num_timely_steps: that computed prompts of its, none of which was late, since the last step
-            in which one was.
-        last_seen_s: when its last request came.
+        counter_s: seconds of service divided by the weight, plus the lifts by `Tenants.see`.
+        num_timely_steps: steps with prompts of the tenant since the last one with a late prompt.
+        last_seen_s: time of its last request.
     """
 
     __slots__ = (
@@ -75,7 +74,7 @@ class Tenant:
         return self.num_running / self.weight
 
     def count(self, *, waiting: int = 0, running: int = 0) -> None:
-        """So many more wait, or run."""
+        """Change the numbers of waiting and running requests."""
         self.num_waiting += waiting
         self.num_running += running
         self._shown.num_waiting += waiting
@@ -85,16 +84,16 @@ class Tenant:
         self._shown.num_refused += 1
 
     def charge(self, service_s: float) -> None:
-        """Count what it has of a step."""
+        """Add the tenant's service in a step."""
         self.counter_s += service_s / self.weight
         self._shown.service_s += service_s
 
 
 class Tenants:
-    """Those that have requests, and those that had some lately.
+    """The tenants that have requests, or had some lately.
 
     Args:
-        weights: key a tenant's name; all others weigh 1.
+        weights: key a tenant's name; all other tenants weigh 1.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -125,10 +124,10 @@ class Tenants:
         )
 
     def see(self, name: str, now_s: float) -> Tenant:
-        """A request of the tenant has come."""
+        """Record a new request of a tenant; return the tenant."""
         tenant = self._by_name.get(name)
         if tenant is None:
-            # Who is new is owed nothing, or one could be new with every request.
+            # A new tenant is owed nothing, or a client would take a new name for every request.
             weight = self._weights.get(name, 1.0)
             tenant = Tenant(name, weight, self._reached_s, self._shown_as(name))
             self._by_name[name] = tenant
@@ -141,10 +140,10 @@ class Tenants:
         return tenant
 
     def reach(self, counter_s: float) -> None:
-        """Nobody is owed more than what it takes to come here, but for its credit.
+        """Raise the counter up to which tenants are owed service, apart from their credit.
 
-        It is the counter of who has had least of those that wait. Where nobody does, everybody has
-        what it asked for, and it is the greatest counter.
+        It is the least counter of the waiting tenants. If no tenant waits, every tenant has what it
+        asked for, and it is the greatest counter.
         """
         self._reached_s = max(self._reached_s, counter_s)
 
@@ -153,10 +152,10 @@ class Tenants:
         return tenant.counter_s < self._reached_s
 
     def may_come(self, tenant: Tenant, now_s: float) -> bool:
-        """Whether another may soon send a request for which a tenant should leave room.
+        """Whether a tenant should leave room for a request that another may soon send.
 
-        The other has had no more and has less running. A tenant leaves no room as long as it does
-        not have at least one request more running than its share of all that run.
+        The other tenant has had no more service and has less running. A tenant leaves room only if
+        it has at least one request more running than its share of all running requests.
         """
         if tenant.num_running <= 1:
             return False
@@ -183,7 +182,7 @@ class Tenants:
         return self._shown.setdefault(name, _Shown())
 
     def _forget_one(self) -> None:
-        """The least recently seen, where there are too many; each that comes forgets one."""
+        """Forget the least recently seen tenant if there are too many; each new one calls this."""
         if len(self._by_name) <= _MOST_KNOWN:
             return
         name, tenant = next(iter(self._by_name.items()))

@@ -1,4 +1,4 @@
-"""Puts the HTTP application together."""
+"""Builds the HTTP application."""
 
 from http import HTTPStatus
 
@@ -125,7 +125,7 @@ def create_app(
     metrics: ServerMetrics,
     kv_event_source: KVEventSource | None = None,
 ) -> ASGIApp:
-    """The OpenAI-compatible API of one engine."""
+    """Build the OpenAI-compatible API of one engine."""
     api = DescribedApi(
         title="Legato",
         version=__version__,
@@ -157,14 +157,14 @@ def create_app(
         api.add_exception_handler(error, _handle)
     app: ASGIApp = CancelOnDisconnect(api)
     app = RefuseWhileDraining(app, lifecycle)
-    app = ReadBody(app, config.max_body_bytes)  # before it is counted: draining waits for no body
-    # Of what the reference describes, nothing is secret.
+    app = ReadBody(app, config.max_body_bytes)  # uncounted: draining waits for no body
+    # The API reference and the files of pages are not secret.
     open_paths = {*OPEN_PATHS, *assets, dashboard.ROOT, _OPENAPI}
     app = RequireApiKey(app, _all_keys(config), open_paths)
     app = CheckOrigin(app, config.allowed_origins)
     app = CheckHost(app, names)
     if config.allowed_origins:
-        # Around these and the keys: a browser asks whether it may before it sends any.
+        # Outside the key check: a browser's preflight request carries no key.
         app = CORSMiddleware(
             app,
             allow_origins=config.allowed_origins,
@@ -176,7 +176,7 @@ def create_app(
 
 
 def _all_keys(config: ServerConfig) -> tuple[str, ...]:
-    """Keys of all who may use the API, none where it is open."""
+    """All valid keys; empty if the API is open."""
     return (*config.api_keys, *config.admin_api_keys) if config.api_keys else ()
 
 

@@ -15,7 +15,7 @@ from legato.observe.traces.tracer import trace_format
 from legato.text.message_guard import MessageSpecialTokens
 
 MIN_BODY_BYTES_S = 1024
-"""The slowest that a body may come once its time is up."""
+"""The slowest rate accepted for a body that exceeds its time limit."""
 
 _tracing = partial(Flag, group="tracing")
 _limit = partial(Flag, group="limits on clients")
@@ -29,7 +29,7 @@ _HOST = re.compile(r"\*|\.?[\w-]+(\.[\w-]+)*", re.ASCII)
 
 
 class ServerConfig(Config, frozen=True, kw_only=True):
-    """Where and how to serve, and what clients may take up."""
+    """The server's address, endpoints and limits on clients."""
 
     flag_group = "server"
 
@@ -242,7 +242,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             raise ConfigError("routers are told nothing without kv_events_endpoint")
 
     def __repr__(self) -> str:
-        """Without the keys, which must not come into a log."""
+        """Omits the keys, which must not reach a log."""
         fields = msgspec.structs.asdict(self)
         for name in ("api_keys", "admin_api_keys"):
             fields[name] = f"{len(fields[name])} keys"

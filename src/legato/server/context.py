@@ -1,4 +1,4 @@
-"""What every handler works with."""
+"""The objects that every handler needs."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -18,14 +18,14 @@ _TRACE_CONTEXT = ("traceparent", "tracestate")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An HTTP request as it came.
+    """The identity of an HTTP request, and the time it came.
 
     Attributes:
-        request_id: the client's, or one made for it; two requests may have the same.
-        answer_id: names what is made for the request, behind a prefix; no other request has it.
+        request_id: the client's, or one made for it; two requests may share it.
+        answer_id: a unique id, used with a prefix in the ids of the answer.
         received_s: when its first bytes came, on the clock of `time.monotonic`.
-        trace_context: its headers of W3C's trace context; key the name.
-        tenant: that its API key names; None where it names none.
+        trace_context: its W3C trace context headers; key the name.
+        tenant: the tenant of its API key; None if the key names none.
     """
 
     request_id: str
@@ -36,7 +36,7 @@ class Arrival:
 
 
 class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where routers are told what is cached, as vLLM describes it.
+    """The address of cache events for routers, in vLLM's format.
 
     Attributes:
         endpoint, replay_endpoint, topic: as of `CachePublisher`.
@@ -53,13 +53,13 @@ class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One engine, what reads for it, and what surrounds both.
+    """The engine, its text processes and the server's shared state.
 
     Attributes:
         max_unread_tokens: of a completion that may wait for a client that reads too slowly; one
             more ends its stream.
-        kv_event_source: None where nobody is told what is cached.
-        turns: of all answers that are being made.
+        kv_event_source: None if the server publishes no cache events.
+        turns: shared by all answers in progress.
     """
 
     engine: Engine
@@ -75,7 +75,7 @@ class Context:
         return self.engine.info.served_model_name
 
     def check_model(self, asked: str | None) -> None:
-        """Raises `ApiError` where `asked` is another model; a request may leave it out."""
+        """Raises `ApiError` if `asked` is another model; a request may leave it out."""
         if asked is not None and not self.engine.info.is_called(asked):
             raise unknown_model(asked, self.engine.info.served_model_names)
 

@@ -1,4 +1,4 @@
-"""The HTTP server around the application: from its first answer to its last stream.
+"""Runs the HTTP server, from the first answer to the last stream.
 
 It is apart from `run.py` so that its imports are made while other processes load.
 """
@@ -38,7 +38,7 @@ from legato.server.text.text_processes import TextProcesses
 
 logger = logging.getLogger(__name__)
 
-# For the last bytes to leave, once there is nothing left to compute.
+# Time to send the last bytes, once all answers are computed.
 _CLOSE_TIMEOUT_S = 2
 
 Announce = Callable[[EngineInfo, str], None]
@@ -52,7 +52,7 @@ async def serve_until_stopped(
     on_ready: Announce,
 ) -> int:
     metrics = metrics_of(engine, text, config)
-    # As in the engine process: what was loaded need not be looked at by the collector again.
+    # As in the engine process: keep the garbage collector away from what was loaded.
     gc.freeze()
     lifecycle = Lifecycle()
     async with contextlib.AsyncExitStack() as closing:
@@ -73,7 +73,7 @@ async def serve_until_stopped(
 
 
 def metrics_of(engine: Engine, text: TextProcesses, config: ServerConfig) -> ServerMetrics:
-    """Metrics of a server of this engine, which are told of its steps from here on."""
+    """Make the metrics of this engine's server, and observe its steps from now on."""
     info = engine.info
     metrics = ServerMetrics(
         info.served_model_name,
@@ -94,7 +94,7 @@ def metrics_of(engine: Engine, text: TextProcesses, config: ServerConfig) -> Ser
 def _tell_of_cache(
     engine: Engine, config: ServerConfig, closing: contextlib.AsyncExitStack
 ) -> KVEventSource | None:
-    """Publish what is cached, where that is asked for, until the end.
+    """Publish cache events until the server ends, if configured; return where.
 
     Raises:
         ConfigError: an endpoint cannot be used.
@@ -102,7 +102,7 @@ def _tell_of_cache(
     if config.kv_events_endpoint is None:
         return None
     assert isinstance(engine, EngineClient), "of several engines, none is told of"
-    # Imported where it is asked for: ZeroMQ may be missing elsewhere.
+    # Local import: ZeroMQ may not be installed.
     from legato.observe.cache.publisher import CachePublisher
 
     topic = config.kv_events_topic
@@ -115,7 +115,7 @@ def _tell_of_cache(
 
 
 def begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExport]:
-    """What records from the start on.
+    """Start the trace and the span export that the configuration asks for.
 
     Raises:
         ConfigError: the trace's file cannot be written.
@@ -134,7 +134,7 @@ def begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExp
 
 
 def _pids(engine: Engine) -> dict[str, int]:
-    """Key the process's name; while the engine is started again, it has none."""
+    """Return process ids by process name; the engine has none while it restarts."""
     return {"server": os.getpid(), **engine.pids}
 
 
@@ -152,7 +152,7 @@ def _url(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Goes on listening while it drains, to tell new clients so, where uvicorn would hang up."""
+    """Keeps listening while it drains, to refuse new clients; uvicorn would close the socket."""
 
     def __init__(
         self,
@@ -184,9 +184,9 @@ class _Server(uvicorn.Server):
         return self._lifecycle.is_drained or not self._engine.is_alive
 
     def handle_signal(self, number: int) -> None:
-        """Drain at the first signal; at the second, end the engine, and every stream with it.
+        """Drain at the first signal; at the second, end the engine and every stream.
 
-        But SIGHUP only drains: of one closed terminal, both the kernel and the shell may tell.
+        SIGHUP only drains: one closed terminal may cause two, from the kernel and the shell.
         """
         if not self._lifecycle.is_draining:
             self._drain()
@@ -212,7 +212,7 @@ class _Server(uvicorn.Server):
 
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:
-    # uvicorn asks for a class, which it only calls.
+    # uvicorn wants a class, but only calls it.
     protocol = partial(LimitedHttpProtocol, config, Turns(), metrics.count_error)
     return uvicorn.Config(
         app,

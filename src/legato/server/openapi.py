@@ -1,4 +1,4 @@
-"""What /openapi.json says of answers, which FastAPI cannot know: handlers encode them."""
+"""Describes requests and answers in /openapi.json; handlers parse and encode them past FastAPI."""
 
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -18,7 +18,7 @@ _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum
 _REFERENCE = "#/components/schemas/{name}"
 _BEARER, _X_API_KEY = "bearer", "x-api-key"
 
-# What any request may be answered with, whatever it asks for.
+# Errors that any request may get.
 _COMMON_ERRORS = {
     HTTPStatus.BAD_REQUEST: "Malformed, invalid, or not supported here.",
     HTTPStatus.UNAUTHORIZED: "The API key is missing or wrong.",
@@ -37,7 +37,7 @@ _ERRORS = {
     HTTPStatus.INTERNAL_SERVER_ERROR: "The step that computed this request failed.",
 }
 
-# Of a stream, each event is described, as readers of these documents take it.
+# A stream's schema describes one event, as tools for OpenAPI expect.
 _EVENT = {
     "type": "object",
     "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]."}},
@@ -48,10 +48,10 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 class DescribedApi(FastAPI):
-    """An application that describes its answers.
+    """An application that describes its requests and answers.
 
     Args:
-        asks_for_key: whether all but `OPEN_PATHS` is behind an API key.
+        asks_for_key: whether all but `OPEN_PATHS` need an API key.
         answers: msgspec types that `responses` referred to.
         requests: pydantic models that `takes` referred to.
     """
@@ -80,7 +80,7 @@ class DescribedApi(FastAPI):
         _, answers = msgspec.json.schema_components(self._answers, ref_template=_REFERENCE)
         schemas.update(answers)
         schemas.update(_described(self._requests))
-        # FastAPI's 422, which is a 400 here.
+        # FastAPI's schemas for status 422, which is 400 here.
         for name in ("HTTPValidationError", "ValidationError"):
             del schemas[name]
         for path, operations in document["paths"].items():
@@ -98,7 +98,7 @@ class DescribedApi(FastAPI):
 
 
 def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """What a route takes whose body is not read by FastAPI, for its `openapi_extra`."""
+    """Describe the body of a route that FastAPI does not parse, for its `openapi_extra`."""
     schema = {"$ref": _REFERENCE.format(name=model.__name__)}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
@@ -112,12 +112,12 @@ def responses(
     files: Iterable[str] = (),
     error_body: type = ErrorBody,
 ) -> Responses:
-    """What a route may answer, for its `responses`.
+    """Describe the answers of a route, for its `responses`.
 
     Args:
         answer: the msgspec type of its JSON.
-        is_list: whether it is a list of such.
-        errors: beside those that any request may meet.
+        is_list: whether it answers with a list of them.
+        errors: in addition to `_COMMON_ERRORS`.
         streams: whether it may also answer with server-sent events.
         files: media types of files that it may answer with.
         error_body: the msgspec type of its errors.
@@ -140,7 +140,7 @@ def responses(
 
 
 def _described(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
-    """Key the name of each model, and of those that it refers to."""
+    """Return the schemas of the models and of models that they refer to; key the name."""
     template = _REFERENCE.format(name="{model}")
     _, document = models_json_schema(
         [(model, "validation") for model in models], ref_template=template
@@ -150,7 +150,7 @@ def _described(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
 
 
 def _make_bounds_whole(node: Any) -> None:
-    """FastAPI makes floats of all bounds, which are off by hundreds for a seed of 64 bits."""
+    """Make bounds integers again: as FastAPI's floats, a 64-bit seed's are off by hundreds."""
     if isinstance(node, dict):
         for name in _BOUNDS & node.keys():
             if isinstance(node[name], float) and node[name].is_integer():
@@ -161,5 +161,5 @@ def _make_bounds_whole(node: Any) -> None:
 
 
 def _reference(answer: type) -> dict[str, str]:
-    """No two types that routes answer with share a name, so that msgspec uses it as it is."""
+    """Refer to a type by its name; msgspec keeps it, since no two answer types share one."""
     return {"$ref": _REFERENCE.format(name=answer.__name__)}

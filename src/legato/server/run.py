@@ -1,4 +1,4 @@
-"""Starts the processes of the server, and serves once they have loaded."""
+"""Starts the server's processes, and serves once they have loaded."""
 
 import asyncio
 import contextlib
@@ -31,14 +31,14 @@ from legato.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-# Of a connection's answer, in the kernel: enough for any line, and little enough that a client that
-# does not read is noticed.
+# The kernel's buffer of a connection: enough for any line, and small enough that a client that does
+# not read is noticed.
 _SEND_BUFFER_BYTES = 128 * 2**10
-# Files and sockets beside the connections.
+# Open files and sockets beside the connections.
 _OTHER_FILES = 256
 Announce = Callable[[EngineInfo, str], None]
 StartEngine = Callable[[Awaitable[tuple[Vocabulary, ModelDefaults]]], Awaitable[Engine]]
-"""Waits until the model is served; given what its tokens stand for, as of `EngineClient.start`."""
+"""Starts an engine and waits until it serves; called with the text, as `EngineClient.start` is."""
 
 
 def serve(
@@ -54,7 +54,8 @@ def serve(
     SIGTERM or SIGINT ends them with an error.
 
     Args:
-        on_ready: called with what is served and its URL, once requests are taken.
+        on_ready: called with the engine's information and the server's URL, once it accepts
+            requests.
         start_engine: None starts a process beside the server.
 
     Returns:
@@ -70,7 +71,7 @@ def serve(
         _check_cache_can_be_told(engine_config.cache)
     with _bind(config.host, config.port) as listener:
         _allow_connections(config.max_connections)
-        # Before there is an event loop, because a download is best interrupted without one.
+        # Before the event loop exists: a download is best interrupted without one.
         source = configured_source(engine_config.model)
         text = text_source(engine_config.model, source)
         if source.passed_over:
@@ -137,9 +138,9 @@ async def _start_engine(
 
 
 async def _imported(*, behind: asyncio.Task[Any]) -> Callable[..., Awaitable[int]]:
-    """What serves, whose imports take a third of a second: meanwhile the engine loads.
+    """Import the HTTP server, which takes a third of a second, while the engine loads.
 
-    Not while the tokenizer loads, too: of two cores, one is the engine's, which takes longest.
+    Wait for the tokenizer first: of two cores, the engine needs one, and takes longest.
     """
     await asyncio.wait([behind])
     return await asyncio.to_thread(_import)
@@ -153,7 +154,7 @@ def _import() -> Callable[..., Awaitable[int]]:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Take the address before anything slow is done; until `listen`, clients are refused."""
+    """Bind the address before slow work; clients are refused until `listen`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -168,7 +169,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _allow_connections(max_connections: int) -> None:
-    """Raise the limit of open files, as far as this process may, to hold that many."""
+    """Raise this process's limit of open files to hold the connections, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and wanted > hard:

@@ -1,4 +1,4 @@
-"""What is around a simulated engine: its clients, and the time that passes outside of steps."""
+"""The clients of a simulated engine, and the time that passes outside of steps."""
 
 import heapq
 import math
@@ -30,15 +30,14 @@ _STATUSES: dict[FinishReason, Status] = {
 
 
 class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What passes outside of steps: seconds, each a constant and what a token adds to it.
+    """Time outside of steps, in seconds: a constant and an addition for each token.
 
     Attributes:
-        turnaround_s, turnaround_token_s: from the end of a step to the next; a token is one that
-            the former brought.
-        intake_s, intake_token_s: from when a request is due to when the scheduler may see it; a
-            token is one of its prompt.
-        delivery_s, delivery_token_s: from the end of a step to a client; a token is one of the same
-            step that is delivered before.
+        turnaround_s, turnaround_token_s: between two steps; tokens sampled in the first count.
+        intake_s, intake_token_s: from a request's due time until the scheduler sees it; tokens of
+            its prompt count.
+        delivery_s, delivery_token_s: from the end of a step to a client; tokens of the same step
+            that are delivered before count.
     """
 
     turnaround_s: float = 0.0
@@ -54,14 +53,14 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def turnaround(self, num_tokens: int) -> float:
-        """After a step that brought so many."""
+        """Return the time after a step. Args: num_tokens: sampled in it."""
         return self.turnaround_s + num_tokens * self.turnaround_token_s
 
     def intake(self, request: WorkloadRequest) -> float:
         return self.intake_s + request.num_prompt_tokens * self.intake_token_s
 
     def delivery(self, num_before: int) -> float:
-        """Of a token behind so many others of its step."""
+        """Return the time to deliver a token. Args: num_before: tokens of its step before it."""
         return self.delivery_s + num_before * self.delivery_token_s
 
 
@@ -84,17 +83,17 @@ class _Open(msgspec.Struct):
 
 
 class SimulatedClients:
-    """Sends each request when it is due, and notes what comes.
+    """Sends each request when it is due, and records its tokens.
 
     Args:
         delays: on the way to the scheduler and back.
-        tally: takes the records of those that have ended; without one, all are kept.
-        max_retries: how often a request is sent again that was refused, after the time that the
-            refusal says.
+        tally: takes the records of ended requests; without one, all records are kept.
+        max_retries: how often a refused request is sent again, after the time that the refusal
+            says.
 
     Attributes:
         counts: of the requests that were sent; those in flight are "cancelled".
-        num_retries: requests that were sent again, each time.
+        num_retries: how often requests were sent again.
     """
 
     def __init__(
@@ -114,12 +113,12 @@ class SimulatedClients:
         self._places = np.argsort(arrivals_s, kind="stable")
         self._arrivals_s = arrivals_s[self._places]
         self._num_sent = 0
-        self._next_s: float | None = None  # of those that were not sent yet
+        self._next_s: float | None = None  # the next request to send for the first time
         self._retries: list[tuple[float, int, _Open]] = []  # a heap
         self._prompts = SimulatedPrompts()
         self._again = count(1)
-        self._open: dict[str, _Open] = {}  # key request id
-        self._records: dict[int, RequestRecord] = {}  # key place in the workload
+        self._open: dict[str, _Open] = {}  # key: request id
+        self._records: dict[int, RequestRecord] = {}  # key: place in the workload
         self.counts: Counter[Status] = Counter()
         self.num_retries = 0
         self._look_ahead()
@@ -131,25 +130,25 @@ class SimulatedClients:
         return min(self._retries[0][0], math.inf if self._next_s is None else self._next_s)
 
     def send(self, now_s: float) -> list[AddRequest]:
-        """The requests that have arrived since."""
+        """Return the requests that have arrived since the last call."""
         sent: list[AddRequest] = []
         while (arrival_s := self.next_arrival_s) is not None and arrival_s <= now_s:
             sent.append(self._send(arrival_s))
         return sent
 
     def request(self, request_id: str) -> WorkloadRequest:
-        """What is asked for by a message that was sent, and has not ended."""
+        """Return the workload's request of a message in flight."""
         return self._workload[self._open[request_id].place]
 
     def message(self, request_id: str) -> AddRequest:
-        """By which it was sent."""
+        """Return the message of a request in flight."""
         return self._open[request_id].message
 
     def begin_again(self, request_id: str) -> AddRequest | None:
-        """The message by which a request is run elsewhere of which nothing has come.
+        """Return a new message for running a request elsewhere.
 
         Returns:
-            None where that would be the second time.
+            None if it was rerun before.
         """
         one = self._open[request_id]
         if one.message.is_rerun:
@@ -162,7 +161,7 @@ class SimulatedClients:
         return one.message
 
     def receive(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
-        """Take what a step that ended at `now_s` brought."""
+        """Take the outputs of a step that ended at `now_s`."""
         is_alike = not self._delays.delivery_token_s
         received_s = round(now_s + self._delays.delivery_s, 6)
         for num_before, output in enumerate(outputs):
@@ -176,18 +175,18 @@ class SimulatedClients:
                 self._end(one, output, received_s)
 
     def cancel(self) -> None:
-        """Have done with all that are in flight."""
+        """Tally all requests in flight as cancelled."""
         if self._tally is not None:
             for one in self._in_flight:
                 self._tally.add(self._record(one, "cancelled"))
 
     def records(self) -> list[RequestRecord]:
-        """Of the requests that were sent, by arrival; those in flight are "cancelled"."""
+        """Return the sent requests' records, by arrival; those in flight are "cancelled"."""
         known = self._so_far()
         return [known[place] for place in sorted(known)]
 
     def records_as_sent(self) -> list[RequestRecord]:
-        """The same in the order in which they were sent, to which a later look only adds."""
+        """Return the records in the order of sending; a later call only adds to them."""
         known = self._so_far()
         return [known[place] for place in self._places[: self._num_sent].tolist()]
 
@@ -196,7 +195,7 @@ class SimulatedClients:
         return chain(self._open.values(), (one for _, _, one in self._retries))
 
     def _so_far(self) -> dict[int, RequestRecord]:
-        """Key place in the workload."""
+        """Return all records; key the place in the workload."""
         open_ = {one.place: self._record(one, "cancelled") for one in self._in_flight}
         return self._records | open_
 
@@ -205,7 +204,7 @@ class SimulatedClients:
         self._next_s = None if is_over else float(self._arrivals_s[self._num_sent])
 
     def _send(self, arrival_s: float) -> AddRequest:
-        """Send what arrives next, be it again."""
+        """Send the next request to arrive, new or again."""
         if self._next_s != arrival_s:
             _, _, one = heapq.heappop(self._retries)
             one.message = msgspec.structs.replace(
@@ -223,7 +222,7 @@ class SimulatedClients:
         return one.message
 
     def _another_id(self, one: _Open) -> str:
-        """Engines that it was sent to before may not have heard of its end."""
+        """Return a new id: engines that had the request before may not know of its end."""
         return f"{one.place}-{next(self._again)}"
 
     def _end(self, one: _Open, output: RequestOutput, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Drafts of simulated requests, of which it is known how often they are right."""
+"""Drafts of simulated requests, with a known chance of acceptance."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,17 +13,17 @@ from legato.speculation.drafter import Draft
 
 _MOST_DRAFTS = 64
 _FEWEST_TRIALS = 20
-"""Drafts from which on a chance is learned; deeper ones are taken to be never made."""
+"""The fewest drafts from which to learn a chance; deeper drafts count as never made."""
 _HASH_BYTES = 6
 
 
 class Acceptance(msgspec.Struct, frozen=True):
-    """How often drafts are right.
+    """How often drafts are accepted.
 
     Attributes:
-        chances: of a draft to be right where all before it are, by how many these are; there are
-            none beyond.
-        share: of a stream's steps, those in which anything is drafted.
+        chances: of each draft to be accepted if all before it are, by its place; there are no
+            drafts beyond.
+        share: of a stream's steps that have drafts.
     """
 
     chances: tuple[float, ...]
@@ -35,15 +35,15 @@ class Acceptance(msgspec.Struct, frozen=True):
 
     @classmethod
     def even(cls, chance: float) -> "Acceptance":
-        """Each draft is right with the same chance, as long as those before it are."""
+        """Give each draft the same chance, if those before it are accepted."""
         return cls((chance,) * _MOST_DRAFTS)
 
     @classmethod
     def of_steps(cls, steps: Iterable[StepRecord]) -> "Acceptance":
-        """As it was in these, of which those that drafted nothing count, too.
+        """Measure acceptance in these steps; steps without drafts count too.
 
         Raises:
-            ConfigError: there are too few drafts to tell.
+            ConfigError: there are too few drafts.
         """
         tried, right = [0] * _MOST_DRAFTS, [0] * _MOST_DRAFTS
         num_verified = num_plain = 0
@@ -58,15 +58,15 @@ class Acceptance(msgspec.Struct, frozen=True):
             raise ConfigError(
                 f"a trace of {tried[0]} drafts does not tell how often they are right"
             )
-        # Had one more been wrong, so that none is certain.
+        # As if one more had been rejected, so that none is certain.
         chances = tuple(right[depth] / (tried[depth] + 1) for depth in range(known))
         return cls(chances, num_verified / (num_verified + num_plain))
 
 
 class SimulatedDrafter:
-    """Knows what will come, and says so as often as it is to be right.
+    """Knows the next tokens, and drafts them right with the given chances.
 
-    Whether it is does not depend on the schedule, but on the request and the position alone.
+    Whether a draft is right depends only on the request and the position, not on the schedule.
     """
 
     name: DrafterName = "model"
@@ -76,7 +76,7 @@ class SimulatedDrafter:
         self._vocab_size = vocab_size
 
     def advance(self, request: Request) -> None:
-        """Nothing is learned: chances are known."""
+        """Nothing to learn: the chances are given."""
 
     def propose(self, request: Request, most: int) -> Draft | None:
         chances = self._acceptance.chances[:most]
@@ -89,7 +89,7 @@ class SimulatedDrafter:
         return Draft(self.name, token_ids, chances)
 
     def forget(self, request: Request) -> None:
-        """Nothing is remembered."""
+        """Nothing to forget."""
 
     def _guess(self, request_id: str, position: int, chance: float) -> int:
         token_id = simulated_token(request_id, position, self._vocab_size)
@@ -98,7 +98,7 @@ class SimulatedDrafter:
 
 
 def _drawn(request_id: str, position: int, what: str) -> float:
-    """A number in [0, 1), always the same of the same."""
+    """Return a number in [0, 1), always the same for the same arguments."""
     told = f"{request_id}:{position}:{what}".encode()
     digest = hashlib.blake2b(told, digest_size=_HASH_BYTES).digest()
     return int.from_bytes(digest, "little") / 256.0**_HASH_BYTES

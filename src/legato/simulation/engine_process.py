@@ -1,5 +1,6 @@
-"""An engine process that computes nothing: its steps only last, in real time, as on a machine of
-which there is a profile. What routes requests to engines can so be tried without the machines.
+"""An engine process that computes nothing: its steps only take the time that a profile says.
+
+It runs in real time, so that routers can be tried without the machines.
 
     python -m legato.simulation.engine_process PROFILE FD
 """
@@ -20,23 +21,23 @@ from legato.simulation.profiles import load_profile
 from legato.simulation.timed_mover import timed_transfers
 
 _VOCAB_SIZE = 2**20
-"""Prompts may be of any tokenizer."""
+"""Prompts may come from any tokenizer."""
 
 
 def program(profile: str) -> tuple[str, ...]:
-    """What starts it, but for the last argument."""
+    """Return the command that starts it, without the last argument."""
     return (sys.executable, "-m", __name__, profile)
 
 
 def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
-    """What `build_engine` is for a model.
+    """Build a simulated engine, as `build_engine` builds a real one.
 
     Args:
-        profile: as of `load_machine`; of the configuration, only the scheduler's part counts,
-            whether prefixes are cached, and what is handed over.
+        profile: as of `load_machine`.
+        config: only the scheduler's part, prefix caching and the transfer of blocks count.
 
     Raises:
-        ConfigError: there is no such profile, or it does not tell enough.
+        ConfigError: there is no such profile, or it lacks data.
     """
     machine = load_machine(profile)
     enable_prefix_caching = config.cache.enable_prefix_caching

@@ -1,4 +1,4 @@
-"""Fleets to simulate, as a user describes them: "4 both", or "2 prefill + 2 decode"."""
+"""Fleets to simulate, in the user's notation: "4 both", or "2 prefill + 2 decode"."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ _MOST = 1024
 
 
 class Split(msgspec.Struct, frozen=True, order=True):
-    """How many replicas of a fleet do what. Either all do both, or some do each."""
+    """The number of replicas in each role. Either all do both, or some do each."""
 
     both: int = 0
     prefill: int = 0
@@ -39,7 +39,7 @@ class Split(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> "Split":
-        """Raises ConfigError where it is of no such form, or no fleet."""
+        """Raises ConfigError if the text has another form, or is no fleet."""
         found: Counter[str] = Counter()
         for part in text.split("+"):
             match = _PART.fullmatch(part)
@@ -52,15 +52,15 @@ class Split(msgspec.Struct, frozen=True, order=True):
 
     @property
     def roles(self) -> list[Role]:
-        """Of each replica."""
+        """The role of each replica."""
         return [role for role in _ROLES for _ in range(getattr(self, role))]
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that takes requests for a while, and neither computes nor tells anything.
+    """A replica that for a while takes requests, but neither computes nor reports.
 
     Attributes:
-        place: of the replica among those of the fleet.
+        place: of the replica in the fleet.
     """
 
     place: int = 0
@@ -69,21 +69,21 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas of one server, a router before them and a link between them.
+    """Replicas of one server, with a router and a link between them.
 
     Attributes:
-        server: each replica is one; they differ in what is random.
+        server: of each replica; replicas differ in their random numbers.
         routing: a key of `ROUTING_POLICIES`.
-        kv_token_bytes: of a token's keys and values; None where nobody sends them.
+        kv_token_bytes: of a token's keys and values; None if no blocks are sent.
         state_every_s: seconds between two reports of a replica to the router.
-        prefill: what replicas are that only compute prompts; None for as `server`.
-        max_replicas: up to so many are started where promises are in danger; None for none.
-        mtbf_s: how long a replica serves, on average, until it dies; None where none does.
-        hang: of a replica; None where none hangs.
-        start_s: until a replica serves that is started anew.
-        max_retries: how often clients send a request again that was refused, after the time that
-            the refusal says.
-        seed: of when replicas die.
+        prefill: the server of replicas that only compute prompts; None means `server`.
+        max_replicas: the most that are started when promises are in danger; None starts none.
+        mtbf_s: mean time until a replica dies; None if none does.
+        hang: of a replica; None if none hangs.
+        start_s: time until a new replica serves.
+        max_retries: how often clients send a refused request again, after the time that the
+            refusal says.
+        seed: for the times at which replicas die.
     """
 
     server: Simulable
@@ -129,5 +129,5 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
         return self.server.max_model_len
 
     def server_of(self, role: Role) -> Simulable:
-        """What a replica is that does this."""
+        """Return the server of a role's replicas."""
         return self.prefill if role == "prefill" and self.prefill is not None else self.server

@@ -16,15 +16,15 @@ _STEPS_PER_LOOK = 256
 
 
 class FleetRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a workload.
+    """The result of a workload.
 
     Attributes:
-        records: of the requests that were sent, by arrival; none where they were tallied.
+        records: of the requests that were sent, by arrival; empty if they were tallied.
         duration_s: from the start of the run to the last step, on the virtual clock.
-        replicas: all that have served, those that died among them.
-        num_tried_again: times that a request which a replica refused was sent to another.
-        num_retries: times that clients sent a refused request again.
-        num_reruns: requests that were run elsewhere, as the replica died that they waited for.
+        replicas: all that have served, including those that died.
+        num_tried_again: how often a request refused by a replica was sent to another.
+        num_retries: how often clients sent a refused request again.
+        num_reruns: requests rerun elsewhere because their replica died or hung.
         num_lost: requests that a dead replica ended.
     """
 
@@ -58,12 +58,12 @@ def simulate_fleet(
     stop_when: StopWhen | None = None,
     tally: Tally | None = None,
 ) -> FleetRun:
-    """Serve a workload, by a fleet that has just started.
+    """Serve a workload by a fleet that has just started.
 
     Args:
-        on_progress, until_s, stop_when: as `simulate`'s.
-        tally: takes the records instead of the run, which may so be of any length; not together
-            with `stop_when`, which looks at them.
+        on_progress, until_s, stop_when: as of `simulate`.
+        tally: takes the records instead of the run, which may then be of any length; excludes
+            `stop_when`, which reads them.
 
     Raises:
         ConfigError: a request names a class that the server does not know, or is too long, or there

@@ -1,4 +1,4 @@
-"""A simulated fleet from inside: events by time, and what each of them leads to."""
+"""The event loop of a simulated fleet."""
 
 import heapq
 import random
@@ -23,13 +23,13 @@ from legato.simulation.tally import Tally
 from legato.simulation.workload import Workload
 
 _ARRIVES, _TELLS, _ENDS = range(3)
-"""What happens at one time, in this order: a step that begins takes all that has come by then."""
+"""The order of events at one time: a step that begins takes all events that have come by then."""
 
 _DEAD = "the replica died while it held this request"
 
 
 class FleetSimulation:
-    """Events by time; what is computed is that of the engines alone.
+    """Simulates a fleet by events in order of time; only the engines compute.
 
     Args:
         tally: as of `SimulatedClients`.
@@ -40,7 +40,7 @@ class FleetSimulation:
 
     def __init__(self, fleet: SimulatedFleet, workload: Workload, tally: Tally | None) -> None:
         self.now_s = 0.0
-        # Requests come to the router, which has none of a replica's work to do for them.
+        # No intake here: requests come to the router first, and replicas take them in later.
         delivers = msgspec.structs.replace(fleet.server.delays, intake_s=0.0, intake_token_s=0.0)
         self.clients = SimulatedClients(workload, delivers, tally, max_retries=fleet.max_retries)
         self.num_tried_again = self.num_reruns = self.num_lost = 0
@@ -50,8 +50,9 @@ class FleetSimulation:
         self._random = random.Random(fleet.seed)
         self._events: list[tuple[float, int, int, Callable[[], bool]]] = []  # a heap
         self._order = count()
-        # Key a request that has not ended, value where it is, or which replicas refused it and when
-        # to try there again; those without a first token; and those that no replica was there for.
+        # By the id of a request that has not ended: its placement, the replicas that refused it and
+        # when to try them again, whether it has no token yet; then the requests that no replica
+        # could take.
         self._placements: dict[str, Placement] = {}
         self._refusals: dict[str, dict[str, float]] = {}
         self._waiting: set[str] = set()
@@ -64,16 +65,16 @@ class FleetSimulation:
         knows_prefixes = any(request.hash_ids for request in workload)
         is_sharing = fleet.server.enable_prefix_caching and knows_prefixes
         self._follows_caches = is_sharing and self._router.asks_prefixes
-        # Blocks come into the cache, whether anything else finds them there or not.
+        # Handed-over blocks enter the cache even if requests share no prefixes.
         self._is_sharing = is_sharing or bool(fleet.split.prefill)
         token_bytes = fleet.kv_token_bytes or 0.0
         self._transfer_token_s = token_bytes / fleet.link.bytes_per_s
         self._handovers = Handovers(Traffic(fleet.link), token_bytes, self._deliver)
         self._num_started = 0
         self._num_starting = 0
-        self._replicas: dict[str, SimulatedReplica] = {}  # key replica id
+        self._replicas: dict[str, SimulatedReplica] = {}  # key: replica id
         self._gone: list[ReplicaRun] = []
-        # Key id of a replica that hangs, value the ends of steps that it was in.
+        # Key: id of a hanging replica; value: the ends of its delayed steps.
         self._held: dict[str, list[Callable[[], bool]]] = {}
         self._draining: set[str] = set()  # replica ids
         self._scaler: Scaler | None = None
@@ -86,11 +87,11 @@ class FleetSimulation:
 
     @property
     def goes_on(self) -> bool:
-        """Whether requests are to come, or have not ended."""
+        """Whether requests are yet to come or to end."""
         return self.clients.next_arrival_s is not None or self.clients.counts["cancelled"] > 0
 
     def advance(self) -> bool:
-        """Let the next thing happen; whether a step ended."""
+        """Process the next event; return whether a step ended."""
         arrival_s = self.clients.next_arrival_s
         if arrival_s is not None and arrival_s <= self._events[0][0]:
             self.now_s = max(self.now_s, arrival_s)
@@ -101,7 +102,7 @@ class FleetSimulation:
         return happen()
 
     def replica_runs(self) -> list[ReplicaRun]:
-        """Of all that there are and were, in the order in which they started."""
+        """Return the runs of all past and present replicas, in the order of their starts."""
         runs = [*self._gone, *(one.run(self.now_s) for one in self._replicas.values())]
         return sorted(runs, key=lambda run: run.started_s)
 
@@ -161,7 +162,7 @@ class FleetSimulation:
         return False
 
     def _leave(self, replica: SimulatedReplica, *, is_lost: bool) -> list[str]:
-        """A replica is gone; returns the requests that it had."""
+        """Remove a replica; return the requests that it had."""
         replica.is_gone = True
         del self._replicas[replica.replica_id]
         self._draining.discard(replica.replica_id)
@@ -171,7 +172,7 @@ class FleetSimulation:
         return [*left.waiting, *left.begun]
 
     def _lose(self, replica: SimulatedReplica, request_id: str) -> None:
-        """What has not begun is run elsewhere, once; the rest ends with an error."""
+        """Rerun a request elsewhere, once, if it has no token; otherwise end it with an error."""
         placement = self._placements.pop(request_id)
         self._refusals.pop(request_id, None)
         has_begun = request_id not in self._waiting
@@ -191,7 +192,7 @@ class FleetSimulation:
         serving = [one for one in self._replicas if one not in self._draining]
         states = [state for one in serving if (state := views[one].state) is not None]
         if self._num_starting or len(states) < len(serving) or not serving:
-            return  # those that are new have told nothing yet
+            return  # new replicas have reported nothing yet
         classes = self._classes.values()
         wanted = scaler.wanted([strain(state, classes) for state in states], self.now_s)
         for _ in range(wanted - len(serving)):
@@ -226,13 +227,13 @@ class FleetSimulation:
         self._deliver(target, message, at_s)
 
     def _place_waiting(self) -> None:
-        """Send requests that no replica was there for."""
+        """Send the requests that no replica could take so far."""
         unplaced, self._unplaced = self._unplaced, []
         for message in unplaced:
             self._route(message)
 
     def _rescue(self) -> None:
-        """Run elsewhere, once, requests that wait at replicas that tell nothing any more."""
+        """Rerun elsewhere, once, requests that wait at replicas that have stopped reporting."""
         for request_id in self._router.stranded(self.now_s):
             again = self.clients.begin_again(request_id)
             if again is None:
@@ -273,7 +274,7 @@ class FleetSimulation:
     # Steps begin and end.
 
     def _begin_after_others(self, replica: SimulatedReplica) -> None:
-        """Begin a step, once all has come that comes now."""
+        """Begin a step after all other events of this time."""
 
         def begins() -> bool:
             is_free = replica.ends_s is None and not replica.is_hung
@@ -304,10 +305,10 @@ class FleetSimulation:
         self._at(replica.ends_s, _ENDS, ends)
 
     def _land(self, replica: SimulatedReplica, outputs: Sequence[RequestOutput]) -> None:
-        """Pass on what a step brought."""
+        """Deliver the outputs of a step."""
         self._handovers.note_landed(replica, self.now_s)
         placements, waiting = self._placements, self._waiting
-        # Not what has ended.
+        # Outputs of requests that have not ended.
         outputs = [output for output in outputs if output.request_id in placements]
         if replica.role == "prefill":
             outputs = self._note_prefilled(outputs)
@@ -327,16 +328,16 @@ class FleetSimulation:
             self._tell(replica)
 
     def _note_prefilled(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
-        """Of what a replica says that only computes prompts, what clients are to be told."""
+        """Note prefills that have ended; return the outputs for clients, which are refusals."""
         for output in outputs:
             if output.finish_reason is not FinishReason.REFUSED:
                 self._router.note_prefilled(output.request_id, self.now_s)
         return [output for output in outputs if output.finish_reason is FinishReason.REFUSED]
 
     def _final(self, replica: SimulatedReplica, output: RequestOutput) -> RequestOutput | None:
-        """What a replica brought; None where it has refused a request that another may take.
+        """Return a replica's final output; None if another replica may take the refused request.
 
-        What one of two pools refuses is refused: it is not simulated that others of it are asked.
+        If there are two pools, a refusal is final: other replicas are not tried in this simulation.
         """
         request_id = output.request_id
         is_refused = output.finish_reason is FinishReason.REFUSED
@@ -366,17 +367,17 @@ class FleetSimulation:
     def _forget_elsewhere(
         self, replica: SimulatedReplica, placement: Placement, request_id: str
     ) -> None:
-        """Have the other of two replicas forget what one has refused, or died with."""
+        """Have the other of two replicas drop a request that this one refused, or died with."""
         self._handovers.give_up(request_id, self.now_s)
         for replica_id in {placement.prefill, placement.decode} - {replica.replica_id, None}:
             other = self._replicas.get(replica_id or "")
             if other is not None:
                 self._deliver(other, AbortRequest(request_id=request_id), self.now_s)
 
-    # Replicas tell of themselves.
+    # Replicas report their states.
 
     def _tell_all(self) -> None:
-        """Have each replica tell of itself, now or as soon as its step has ended."""
+        """Have each replica report, now or at the end of its step."""
         self._untold = set(self._replicas)
         for replica in [*self._replicas.values()]:
             if replica.ends_s is None and not replica.is_hung:

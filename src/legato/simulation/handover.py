@@ -1,4 +1,4 @@
-"""Prompts that one replica computes and another continues: their blocks on the way between them."""
+"""Transfers of a prompt's blocks from the replica that computes it to the one that decodes."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from legato.simulation.replica import SimulatedReplica
 _PREFILL_TOKENS = 1
 
 OnArrived = Callable[[SimulatedReplica, BlocksArrived, float], None]
-"""Given a replica, what is to be told there, and when."""
+"""Called with a replica, an event for it, and the event's time."""
 
 
 class _Handover:
-    """One prompt on its way.
+    """The transfer of one prompt's blocks.
 
     Attributes:
         source_hold, target_hold: of its blocks at either end, once they have places there.
-        num_computed: tokens at its start that are computed there.
-        num_sent: of these, those that have arrived or are on their way.
+        num_computed: tokens computed so far, from the prompt's start.
+        num_sent: of these, the tokens that were sent.
     """
 
     def __init__(self, source: SimulatedReplica, target: SimulatedReplica) -> None:
@@ -35,7 +35,7 @@ class _Handover:
 
 
 class Handovers:
-    """Sends blocks as soon as they are computed and have places where they go.
+    """Sends blocks as soon as they are computed and have places at the target.
 
     Args:
         token_bytes: of a token's keys and values.
@@ -45,14 +45,14 @@ class Handovers:
         self._traffic = traffic
         self._token_bytes = token_bytes
         self._on_arrived = on_arrived
-        self._open: dict[str, _Handover] = {}  # key request id
+        self._open: dict[str, _Handover] = {}  # key: request id
         self._computed_by: defaultdict[str, dict[str, _Handover]] = defaultdict(dict)
-        """Key a replica, values those that it computes or has computed; key request id."""
+        """Key a replica, value the prompts that it computes or has computed; key request id."""
 
     def begin(
         self, message: AddRequest, source: SimulatedReplica, target: SimulatedReplica
     ) -> tuple[AddRequest, AddRequest]:
-        """The messages to the two replicas for one request."""
+        """Return the messages to the two replicas of one request."""
         request_id = message.request_id
         handover = self._open[request_id] = _Handover(source, target)
         self._computed_by[source.replica_id][request_id] = handover
@@ -65,11 +65,11 @@ class Handovers:
         )
 
     def note_begun(self, replica: SimulatedReplica, now_s: float) -> None:
-        """A replica has begun a step, for which requests may have got their blocks."""
+        """Note that a replica has begun a step; requests may have got places for blocks in it."""
         for hold in replica.kv.take_new_holds():
             handover = self._open.get(hold.request_id)
             if handover is None:
-                replica.kv.let_go(hold.request_id)  # the other side did not need it
+                replica.kv.let_go(hold.request_id)  # the target did not need it
             elif replica is handover.source:
                 handover.source_hold = hold
             else:
@@ -77,16 +77,16 @@ class Handovers:
                 self._send(handover, now_s)
 
     def note_landed(self, replica: SimulatedReplica, now_s: float) -> None:
-        """A replica has ended a step: more of its prompts is computed."""
+        """Note that a replica has ended a step, and send the blocks computed in it."""
         for handover in [*self._computed_by[replica.replica_id].values()]:
             if handover.source_hold is not None:
                 handover.num_computed = handover.source_hold.num_computed_tokens
                 self._send(handover, now_s)
 
     def give_up(self, request_id: str, now_s: float) -> None:
-        """Nothing more is sent of a request; its target is told, once what is on its way is there.
+        """Send no more of a prompt; tell its target once the blocks in flight have arrived.
 
-        What has not arrived by then is computed there, if the request goes on.
+        The target computes the rest, if the request continues.
         """
         handover = self._open.get(request_id)
         if handover is not None:
@@ -95,7 +95,7 @@ class Handovers:
                 self._tell(handover, handover.target_hold, 0, now_s, is_over=True)
 
     def lose(self, replica: SimulatedReplica, now_s: float) -> None:
-        """A replica is gone: nothing is sent there, or from there."""
+        """End all transfers to and from a replica that is gone."""
         for request_id, handover in [*self._open.items()]:
             if replica in (handover.source, handover.target):
                 self.give_up(request_id, now_s)
@@ -117,7 +117,7 @@ class Handovers:
     def _tell(
         self, handover: _Handover, hold: Hold, num_tokens: int, now_s: float, *, is_over: bool
     ) -> None:
-        """Send blocks of so many tokens, and say so once they are there."""
+        """Send the blocks of some tokens, and report their arrival."""
         source_id, target_id = handover.source.replica_id, handover.target.replica_id
         num_bytes = num_tokens * self._token_bytes
         at_s = self._traffic.send(source_id, target_id, num_bytes, now_s)

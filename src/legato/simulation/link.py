@@ -1,4 +1,4 @@
-"""What joins the replicas of a simulated fleet, and what passes over it."""
+"""The link between the replicas of a simulated fleet, and its traffic."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from legato.core.errors import ConfigError
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A network that no two replicas share but at their own ends.
+    """A network in which replicas only share their own ends.
 
     Attributes:
         bytes_per_s: in and out of each replica.
@@ -24,18 +24,18 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Traffic:
-    """What is on the way over a link: at each end, one message after the other."""
+    """Messages over a link; each end sends or receives one at a time."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._free_s: dict[tuple[str, str], float] = {}  # key (a replica, "in" or "out")
+        self._free_s: dict[tuple[str, str], float] = {}  # key: (replica, "in" or "out")
 
     def busy_s(self, num_bytes: float) -> float:
-        """How long a message takes an end's time."""
+        """Return how long a message occupies each end."""
         return num_bytes / self._link.bytes_per_s
 
     def send(self, source: str, target: str, num_bytes: float, now_s: float) -> float:
-        """When a message has arrived that is sent now, or as soon as both ends are free."""
+        """Send a message as soon as both ends are free; return when it arrives."""
         ends = (source, "out"), (target, "in")
         begins_s = max(now_s, *(self._free_s.get(end, 0.0) for end in ends))
         ends_s = begins_s + self.busy_s(num_bytes)

@@ -1,7 +1,7 @@
-"""A machine as a recorded run shows it, to be simulated as it is.
+"""A machine as a recorded run shows it, for simulation.
 
-What its steps take is fitted to steps that ran beside the HTTP server and its clients; what the
-scheduler believes of them is what a calibration of the idle engine told it, as on the machine.
+Its steps' costs are fitted to steps that ran beside the HTTP server and its clients; the
+scheduler's belief comes from a calibration of the idle engine, as on the real machine.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """A model on a machine, with its server and clients.
 
     Attributes:
-        belief: steps of the idle engine, which a scheduler on it begins with.
+        belief: steps of the idle engine, with which a scheduler begins.
         costs, errors: of steps beside the server and its clients.
         max_model_len: longest prompt plus output in tokens.
-        kv_cache_tokens: whose keys and values fit into the memory.
+        kv_cache_tokens: tokens whose keys and values fit into the memory.
     """
 
     belief: list[MeasuredStep]
@@ -50,15 +50,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: int,
         kv_cache_tokens: int,
     ) -> "Machine":
-        """The machine on which these were measured.
+        """Fit a machine to measurements.
 
-        Recorded steps last what an SLO allows, over and over, so that they alone would not tell
-        which part of them costs what: the costs are fitted to all.
+        Recorded steps repeatedly take as long as an SLO allows, so they alone would not separate
+        the costs of their parts: the costs are fitted to all steps.
 
         Args:
-            larger: further steps of the idle engine, of which a scheduler is not told: those with
-                more tokens than a calibration goes up to.
-            rows: what batches are padded to.
+            larger: further steps of the idle engine, with more tokens than a calibration has; the
+                scheduler does not get them.
+            rows: the row counts that batches are padded to.
         """
         costs = fit([*calibration, *larger, *recorded], rows)
         return cls(
@@ -72,11 +72,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server on a measured machine, to be simulated.
+    """A server on a measured machine, for simulation.
 
     Attributes:
-        acceptance: how often drafts are right; None drafts nothing.
-        seed: of how steps err.
+        acceptance: how often drafts are accepted; None drafts nothing.
+        seed: for the errors of steps.
     """
 
     machine: Machine
@@ -97,7 +97,7 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, seed=self.seed + place)
 
     def start(self, clock: VirtualClock, *, is_sharing: bool) -> SimulatedEngine:
-        """An engine that is calibrated as the machine's, at rest."""
+        """Start an idle engine with the machine's calibration."""
         machine, errors = self.machine, ErrorSampler(self.machine.errors, self.seed)
 
         def step_time_s(plan: StepPlan) -> float:

@@ -1,4 +1,4 @@
-"""Machines from profiles of any kind, and machines as profiles."""
+"""Makes machines of profiles of any kind, and writes machines as profiles."""
 
 import random
 from pathlib import Path
@@ -18,10 +18,10 @@ _MAX_NUM_SEQS = 256
 
 
 def load_machine(source: str) -> Machine:
-    """The machine of a profile, by its name or file.
+    """Load the machine of a profile, by its name or file.
 
-    What it does not tell is assumed: an engine that was calibrated to within 5 %; steps that are
-    off as those of the calibration are, or by 5 %; and half a millisecond between two steps.
+    Missing data is assumed: a calibration to within 5 %; errors of steps as in the calibration, or
+    of 5 %; and half a millisecond between two steps.
 
     Raises:
         ConfigError: there is no such profile.
@@ -51,10 +51,10 @@ def load_machine(source: str) -> Machine:
 
 
 def write_machine(path: Path, machine: Machine, about: dict[str, str]) -> None:
-    """Write a measured machine as a profile, and the folder where it is missing.
+    """Write a measured machine as a profile; create the folder if it is missing.
 
     Args:
-        about: what it depends on: model, device, ...
+        about: what the figures depend on: model, device, ...
     """
     write_profile(
         path,

@@ -1,4 +1,4 @@
-"""Policies to compare, as a user names them: KIND[:TOKENS][:ORDER].
+"""Policies to compare, in the user's notation: KIND[:TOKENS][:ORDER].
 
 - `slo`: a step takes as long as the ITL and TPOT SLOs allow.
 - `fixed`: a step holds a fixed number of tokens; running streams go first.
@@ -26,14 +26,14 @@ _POLICIES: dict[str, dict[str, Any]] = {
 
 
 def parse_policy(text: str, common: SchedulerConfig) -> SchedulerConfig:
-    """The settings of a server with this policy.
+    """Return a server's settings with this policy.
 
     Args:
-        common: what the servers that are compared have in common, with all that is promised.
-            TOKENS and ORDER replace what it says.
+        common: settings and promises that all compared servers share. TOKENS and ORDER override
+            them.
 
     Raises:
-        ConfigError: there is no such policy, or it cannot be had with what is promised.
+        ConfigError: there is no such policy, or it contradicts the promises.
     """
     kind, *options = text.split(":")
     if kind not in _POLICIES:
@@ -45,7 +45,7 @@ def parse_policy(text: str, common: SchedulerConfig) -> SchedulerConfig:
 
 
 def _option(text: str) -> tuple[str, int | str]:
-    """A field of `SchedulerConfig` and its value."""
+    """Return a field of `SchedulerConfig` and its value."""
     if text.isdecimal():
         return "max_num_batched_tokens", int(text)
     if text in get_args(PrefillOrder):
@@ -55,7 +55,7 @@ def _option(text: str) -> tuple[str, int | str]:
 
 
 def _unpaced(config: SchedulerConfig) -> SchedulerConfig:
-    """The same without promises that bound a step; those of the first token stay."""
+    """Remove the promises that bound a step; those of the first token stay."""
     classes = {name: SloClass(ttft_s=slo.ttft_s) for name, slo in config.slo_classes.items()}
     return msgspec.structs.replace(
         config, itl_slo_s=None, itl_slo_quantile=P99, tpot_slo_s=None, slo_classes=classes

@@ -1,4 +1,4 @@
-"""The file that tells of a model on a machine: what any of the tools writes, all of them read."""
+"""Profile files, which describe a model on a machine; all tools write and read the same format."""
 
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,16 @@ from legato.simulation.step_errors import StepErrors
 
 
 class ProfileFile(Measurements, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A profile as it is written; docs/profiles.md says how to write one by hand.
+    """A profile as written; docs/reference/profiles.md says how to write one by hand.
 
     Attributes:
-        costs: of steps, beside the server and its clients where they were measured there. Where
-            neither they nor a roofline is told, they are fitted to `steps`.
-        roofline: that they follow from: the fields of `Roofline`. A name may stand for a GPU and a
-            model, and for a model also the path of a config.json, from the file's folder on.
+        costs: of steps, measured beside the server and its clients if possible. Without costs and
+            roofline, they are fitted to `steps`.
+        roofline: the source of the costs: the fields of `Roofline`. A name may stand for a GPU and
+            a model, and for a model also the path of a config.json, relative to the file.
         errors: of single steps.
-        delays: what passes outside of steps.
-        kv_token_bytes: that a token's keys and values take.
+        delays: time outside of steps.
+        kv_token_bytes: size of a token's keys and values.
     """
 
     costs: StepCosts | None = None
@@ -35,11 +35,11 @@ class ProfileFile(Measurements, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def read_profile(path: Path) -> tuple[ProfileFile, Roofline | None]:
-    """A profile, and the roofline that it tells of.
+    """Read a profile and its roofline, if it has one.
 
     Raises:
-        FileNotFoundError: there is none.
-        ConfigError: it is something else, or does not tell what steps cost, or tells it twice.
+        FileNotFoundError: there is no such file.
+        ConfigError: it is no profile, or has no costs of steps, or has them twice.
     """
     file = read_measurements(path, ProfileFile)
     if file.roofline is not None and (file.costs is not None or file.steps):

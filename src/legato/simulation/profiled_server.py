@@ -1,7 +1,7 @@
-"""A server on a machine of which only a profile is known: how long its steps take, and what its
-scheduler is told of it.
+"""A simulated server on a machine known only by its profile.
 
-A simulator in which both were the same would make every SLO look kept: see docs/architecture.md.
+Its steps' true times and its scheduler's belief differ: a simulator in which both were the same
+would make every SLO look kept. See docs/contributing/scheduler.md.
 """
 
 import itertools
@@ -31,8 +31,8 @@ class Truth:
     """Durations of the steps that run.
 
     Args:
-        costs: what is believed of them.
-        error: largest relative error of each cost, which is drawn once; in [0, 1).
+        costs: as believed.
+        error: largest relative error of each cost, drawn once; in [0, 1).
         noise: standard deviation of the logarithm of a step's duration, drawn for each step.
     """
 
@@ -43,19 +43,19 @@ class Truth:
         self._costs = StepCosts.from_vector(np.array(costs.vector) * factors, costs.rows)
 
     def step_time_s(self, plan: StepPlan) -> float:
-        """Duration of a step in seconds, another each time it is asked for."""
+        """Return the duration of a step in seconds, with new noise in each call."""
         factor = self._random.lognormvariate(0.0, self._noise)
         return factor * self._costs.seconds(StepShape.of(plan))
 
 
 class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server on a machine of which only a profile is known.
+    """A server on a machine known only by its profile.
 
     Attributes:
-        acceptance: how often drafts are right; None drafts nothing.
-        overhead_s: what passes between two steps.
+        acceptance: how often drafts are accepted; None drafts nothing.
+        overhead_s: time between two steps.
         truth_error, noise: as in `Truth`.
-        seed: of all that is random.
+        seed: for all random numbers.
     """
 
     profile: Profile
@@ -120,10 +120,10 @@ def calibrate(
     noise: float,
     seed: int,
 ) -> list[MeasuredStep]:
-    """What `legato calibrate` would measure where steps cost this: mixtures of all kinds.
+    """Make the measurements of `legato calibrate` on such a machine: mixtures of all kinds.
 
     Args:
-        most_drafts: that a step holds; with 0, no step has any.
+        most_drafts: in a step; with 0, no step has any.
     """
     rng = random.Random(seed)
     rows = [0, *(2**i for i in range(max_num_seqs.bit_length()))]
@@ -132,7 +132,7 @@ def calibrate(
     for num_rows, num_tokens in _ROUNDS * [*itertools.product(rows, chunks)][1:]:
         shape = _mixture(num_rows, num_tokens, max_model_len, rng)
         steps.append((shape, costs.seconds(shape) * rng.lognormvariate(0.0, noise)))
-    # Behind the others, which are the same whether or not there are drafts.
+    # Last, so that the other steps are the same with and without drafts.
     for num_rows, num_tokens in itertools.product(rows, chunks):
         num_drafts = min(MOST_DRAFTS, most_drafts // max(1, num_rows))
         if num_rows and num_drafts:
@@ -145,7 +145,7 @@ def calibrate(
 def _mixture(
     num_rows: int, num_tokens: int, max_model_len: int, rng: random.Random, num_drafts: int = 0
 ) -> StepShape:
-    """Decodes with so many drafts each, and a chunk of about so many tokens, at any positions."""
+    """Make a step of decodes with drafts, and a chunk of about `num_tokens` tokens."""
     shape = StepShape()
     for _ in range(num_rows):
         context = rng.randint(1, max_model_len)

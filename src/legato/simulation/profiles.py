@@ -1,4 +1,4 @@
-"""Machines to simulate: what the steps of a model take on each."""
+"""Machines to simulate, each with the costs of a model's steps."""
 
 from pathlib import Path
 
@@ -16,21 +16,21 @@ from legato.simulation.roofline import Roofline
 from legato.simulation.step_errors import StepErrors
 
 _TOLD = ("errors", "delays", "max_model_len", "kv_cache_tokens", "kv_token_bytes")
-"""Fields of a profile that its file may tell."""
+"""Fields of a profile that its file may set."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A model on a machine.
 
     Attributes:
-        figures: where they come from.
-        steps: of the idle engine, where they were measured.
-        errors: of single steps, where they were measured.
-        delays: what passes outside of steps; likewise.
+        figures: their origin.
+        steps: of the idle engine, if measured.
+        errors: of single steps, if measured.
+        delays: time outside of steps, if measured.
         max_model_len: longest prompt plus output in tokens.
-        kv_cache_tokens: whose keys and values fit into the memory.
-        kv_token_bytes: that a token's keys and values take, which are sent between machines; None
-            where that is not known.
+        kv_cache_tokens: tokens whose keys and values fit into the memory.
+        kv_token_bytes: size of a token's keys and values, for transfers between machines; None if
+            unknown.
     """
 
     figures: Figures = "assumed"
@@ -53,7 +53,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_roofline(cls, roofline: Roofline, figures: Figures) -> "Profile":
-        """With the model's whole context and all of the memory."""
+        """Make a profile with the model's whole context and all of the memory."""
         return cls(
             figures=figures,
             costs=roofline.costs,
@@ -64,7 +64,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_file(cls, file: ProfileFile, roofline: Roofline | None) -> "Profile":
-        """What the file does not tell is the roofline's, or the default."""
+        """Make a profile of a file; the roofline or the defaults fill in the rest."""
         profile = (
             cls(figures=file.figures, costs=file.costs or fit(file.measured_steps, file.rows))
             if roofline is None
@@ -75,7 +75,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_profile(source: str) -> Profile:
-    """A key of `PROFILES`, or a file.
+    """Load a profile: a key of `PROFILES`, or a file.
 
     Raises:
         ConfigError: it is neither.
@@ -90,7 +90,7 @@ def load_profile(source: str) -> Profile:
 
 
 def described_profiles() -> list[str]:
-    """A line for each of `PROFILES`."""
+    """Return a line for each of `PROFILES`."""
     shape = StepShape()
     shape.add_decode(1000)
     return [
@@ -113,7 +113,7 @@ PROFILES = {
             area_s=0.105e-6,
             context_s=5e-6,
             sample_s=25e-6,
-            # As parts of what a decode takes, by one calibration on an EPYC that was not idle.
+            # Ratios to a decode's costs, from one calibration on an EPYC that was not idle.
             draft_row_s=0.4e-3,
             draft_context_s=0.9e-6,
         ),
@@ -121,4 +121,4 @@ PROFILES = {
     ),
     **{name: Profile.of_roofline(roofline, "published") for name, roofline in rooflines().items()},
 }
-"""Key the name by which `--profile` asks for it."""
+"""Key the name for `--profile`."""

@@ -1,4 +1,4 @@
-"""Prompts of simulated requests: tokens that nobody computes, but whose blocks may be cached."""
+"""Prompts of simulated requests: tokens that are not computed, but whose blocks may be cached."""
 
 from itertools import count
 
@@ -7,12 +7,13 @@ from legato.simulation.workload import HASH_BLOCK, WorkloadRequest
 
 
 class SimulatedPrompts:
-    """Draws token ids: each hash id is one that fills its blocks, so that equal ids are equal
-    tokens. What is a prompt's own is an id that no other prompt has.
+    """Draws token ids: each hash id is one token id, repeated to fill its blocks.
+
+    So equal hash ids are equal tokens. The prompt's own part is an id that no other prompt has.
     """
 
     def __init__(self) -> None:
-        self._tokens: dict[int, int] = {}  # key hash id, which may have more than 32 bits
+        self._tokens: dict[int, int] = {}  # key: hash id, which may have more than 32 bits
         self._unused = count()
 
     def draw(self, request: WorkloadRequest) -> TokenIds:

@@ -1,11 +1,11 @@
-"""Rooflines of well-known models and GPUs. All figures are published ones; none was measured here.
+"""Rooflines of well-known models and GPUs, from published figures; none was measured here.
 
 GPUs: NVIDIA's datasheets of the A100 80 GB SXM and the H100 SXM, in dense bfloat16, and half of
 NVLink's speed, which is given for both directions. Models: the config.json of each. `Roofline` has
-what part of these figures kernels are assumed to reach: 80 % of the bandwidth, 60 % of the
+the share of these figures that kernels are assumed to reach: 80 % of the bandwidth, 60 % of the
 arithmetic in matrix products, 50 % in attention (FlashAttention-2 reaches up to 73 % on an A100,
 arXiv:2307.08691, and 35 % on an H100, where FlashAttention-3 reaches 75 %, arXiv:2407.08608), 70 %
-of the links. docs/profiles.md says how far kernels that others measured are off.
+of the links. docs/reference/profiles.md compares them with measurements by others.
 """
 
 from legato.model.description import Description
@@ -47,11 +47,11 @@ MODELS = {
 }
 
 _TENSOR_PARALLEL = {"34b": 2, "70b": 4}
-"""Key the end of a model's name; others are on one GPU."""
+"""Key the end of a model's name; other models are on one GPU."""
 
 
 def rooflines() -> dict[str, Roofline]:
-    """Every model on as many of each GPU as it is usually served on; key the profile's name."""
+    """Return a roofline for each model, on as many of each GPU as usual; key the profile's name."""
     found: dict[str, Roofline] = {}
     for model_name, model in MODELS.items():
         num_gpus = _TENSOR_PARALLEL.get(model_name.rsplit("-", 1)[1], 1)

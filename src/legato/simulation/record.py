@@ -1,4 +1,4 @@
-"""What clients saw of a server: of each request, and of streams beside long prompts."""
+"""Clients' records of a server: of each request, and of streams beside long prompts."""
 
 import itertools
 from collections import Counter
@@ -13,7 +13,7 @@ from legato.simulation.workload import WorkloadRequest
 Status = Literal["ok", "refused", "error", "cancelled"]
 
 OnProgress = Callable[[Counter[Status]], None]
-"""Told now and then how many requests have which status; those in flight are "cancelled"."""
+"""Called at intervals with the number of requests by status; those in flight are "cancelled"."""
 
 
 class RequestError(Exception):
@@ -21,10 +21,10 @@ class RequestError(Exception):
 
 
 class RefusedError(RequestError):
-    """The server did not take the request (429).
+    """The server refused the request (429).
 
     Attributes:
-        retry_after_s: when it may be sent again, where the server said so.
+        retry_after_s: when it may be sent again, if the server said so.
     """
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
@@ -33,17 +33,16 @@ class RefusedError(RequestError):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All times are from the start of the run.
+    """A request as its client saw it. All times are from the start of the run.
 
     Attributes:
-        sent_s: when it was sent; later than `request.arrival_s` where the client could not keep up.
-        status: "refused" is a 429; "cancelled" had no end yet when the run was stopped.
-        token_times_s: when its tokens came; where a server sends several at once, one entry for
-            them all.
+        sent_s: when it was sent; later than `request.arrival_s` if the client could not keep up.
+        status: "refused" is a 429; "cancelled" requests had not ended when the run was stopped.
+        token_times_s: when its tokens came; tokens that came together have one entry.
         num_tokens: that came, as the server counted them.
-        retry_after_s: what a refusal said, if it said so.
-        num_cached_tokens: of the prompt, those that the server did not have to compute; None where
-            it does not say.
+        retry_after_s: as in the refusal, if it said so.
+        num_cached_tokens: prompt tokens that the server found in its cache; None if it does not
+            say.
     """
 
     request: WorkloadRequest
@@ -57,7 +56,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def ttft_s(self) -> float | None:
-        """From when it was to be sent: a client that is late does not flatter the server."""
+        """TTFT from the due time: a client that is late does not flatter the server."""
         return self.token_times_s[0] - self.request.arrival_s if self.token_times_s else None
 
     @property
@@ -67,29 +66,31 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time for each token after the first; None where there is none."""
+        """Mean time for each token after the first; None without such tokens."""
         if self.num_tokens < 2 or len(self.token_times_s) < 2:
             return None
         return (self.token_times_s[-1] - self.token_times_s[0]) / (self.num_tokens - 1)
 
     @property
     def e2e_s(self) -> float | None:
-        """From when it was to be sent to its last token."""
+        """Time from the due time to the last token."""
         return self.token_times_s[-1] - self.request.arrival_s if self.token_times_s else None
 
     @property
     def last_event_s(self) -> float:
-        """When the client last had to do with it."""
+        """When the client last sent or received anything of it."""
         return self.token_times_s[-1] if self.token_times_s else self.sent_s
 
 
 StopWhen = Callable[[float, Sequence[RequestRecord]], bool]
-"""Asked now and then whether to stop a run, with the seconds since its start and the records as
-they would be then, in the order in which their requests were sent."""
+"""Called at intervals during a run; returns whether to stop it.
+
+Gets the seconds since the start, and the records in the order in which requests were sent.
+"""
 
 
 def gaps_s(records: Iterable[RequestRecord]) -> np.ndarray:
-    """`itl_s` of all of them, one after the other: float [N]."""
+    """Concatenate the `itl_s` of all records: float [N]."""
     return np.concatenate([np.empty(0), *(record.itl_s for record in records)])
 
 
@@ -97,9 +98,10 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds from the moment the long prompts were sent.
 
     Attributes:
-        token_times_s: for each stream, when its tokens came; one entry for those that came at once.
-        token_counts: for each stream, how many these were each time; empty where 1 each.
-        window_start_s: from when on the steady state was measured (negative).
+        token_times_s: for each stream, when its tokens came; tokens that came together have one
+            entry.
+        token_counts: for each stream, the number of tokens in each entry; empty if always 1.
+        window_start_s: when the measurement of the steady state began (negative).
         long_ttfts_s: for each long prompt, when its first token came.
     """
 
@@ -125,7 +127,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         return np.array(gaps)
 
     def tokens_per_s(self, *, during: bool) -> float:
-        """Of all streams together, while long prompts were prefilled or before they came."""
+        """Rate of all streams together, while long prompts were prefilled or before they came."""
         start_s, end_s = (0.0, self.ttft_s) if during else (self.window_start_s, 0.0)
         num_tokens = 0
         for times_s, counts in itertools.zip_longest(self.token_times_s, self.token_counts):

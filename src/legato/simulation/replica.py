@@ -13,10 +13,10 @@ from legato.simulation.run import Simulable
 
 
 class ReplicaRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one replica.
+    """The history of one replica.
 
     Attributes:
-        started_s, ended_s: when it began to serve, and when it died, had drained, or the run ended.
+        started_s, ended_s: when it began to serve, and when it died, was drained, or the run ended.
         is_lost: whether it died.
         num_requests: that were sent there.
         busy_s: in steps, and between them.
@@ -39,19 +39,19 @@ class ReplicaRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedReplica:
-    """Takes what has come, computes a step, and is blind and deaf until that has ended.
+    """Takes its inbox, runs a step, and reacts to nothing until the step has ended.
 
-    Its clock is ahead of the fleet's while a step is computed.
+    Its clock is ahead of the fleet's while a step runs.
 
     Args:
         is_sharing: whether it has a prefix cache.
 
     Attributes:
-        ends_s: when its step ends; None while none is computed.
-        is_stalled: whether it has work that it can do nothing of, as where blocks are on their way.
+        ends_s: when its step ends; None while no step runs.
+        is_stalled: whether all its work must wait, for example for blocks in flight.
         is_hung: whether it takes requests and does nothing else.
-        is_gone: whether it has died, or is no longer wanted.
-        num_steps, busy_s: that it has computed, and how long together.
+        is_gone: whether it has died, or was removed.
+        num_steps, busy_s: the number of its steps, and their total time.
     """
 
     def __init__(
@@ -74,20 +74,20 @@ class SimulatedReplica:
         self._clock = VirtualClock()
         self._delays = server.delays
         self._inbox: list[Event] = []
-        self._num_tokens = 0  # that its last step brought
+        self._num_tokens = 0  # sampled in its last step
         self.loop, self.kv = server.start(self._clock, is_sharing=is_sharing)
 
     @property
     def has_work(self) -> bool:
-        """Whether a step is to be begun once none is computed."""
+        """Whether to begin a step once none runs."""
         return bool(self._inbox) or (self.loop.has_work and not self.is_stalled)
 
     def deliver(self, event: Event) -> None:
-        """Let it take this before its next step."""
+        """Add an event for its next step."""
         self._inbox.append(event)
 
     def run(self, now_s: float, *, is_lost: bool = False) -> ReplicaRun:
-        """What became of it until now."""
+        """Return its history until now."""
         return ReplicaRun(
             replica_id=self.replica_id,
             role=self.role,
@@ -101,10 +101,10 @@ class SimulatedReplica:
         )
 
     def begin(self, now_s: float) -> Sequence[RequestOutput]:
-        """Take what has come, and compute a step, which `ends_s` says the end of.
+        """Take the inbox and run a step, which ends at `ends_s`.
 
         Returns:
-            what the step will have brought by then.
+            the outputs of the step, to deliver at its end.
         """
         events, self._inbox = self._inbox, []
         self._clock.advance_to(now_s)

@@ -1,7 +1,7 @@
-"""What steps cost on GPUs that nobody here has, from the figures of datasheets: a roofline.
+"""A roofline: costs of steps on GPUs that were not measured, from datasheets.
 
-A step reads all weights and multiplies by them. Both overlap, so that only the longer counts: up to
-some number of tokens they are free, and beyond it each costs its arithmetic.
+A step reads all weights and multiplies by them. Both overlap, so only the longer counts: up to some
+number of tokens they are free, and beyond it each costs its arithmetic.
 """
 
 import msgspec
@@ -14,11 +14,11 @@ _FLOPS_PER_WEIGHT = 2
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a datasheet says of it.
+    """A GPU's figures from its datasheet.
 
     Attributes:
         flops_per_s: in the dtype of the weights, dense.
-        link_bytes_per_s: to other GPUs, in one direction; 0 where there is no other.
+        link_bytes_per_s: to other GPUs, in one direction; 0 if there is no other.
     """
 
     memory_bytes: float
@@ -28,15 +28,15 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model on one GPU or several, and what part of the datasheet's figures kernels reach.
+    """A model on one or several GPUs, with the share of the datasheet's figures that kernels reach.
 
     Attributes:
-        model: the fields of its config.json. A sliding window is not taken into account.
+        model: the fields of its config.json. A sliding window is ignored.
         tensor_parallel_size: GPUs that share each layer; two all-reduces a layer pass between them.
         weight_bytes: of a weight: 2 in bfloat16, 1 in an 8-bit format.
         kv_bytes: of a number in the cache; activations have 2.
-        memory_efficiency, matmul_efficiency, attention_efficiency, link_efficiency: parts reached.
-        all_reduce_s: of one, however little it adds up.
+        memory_efficiency, matmul_efficiency, attention_efficiency, link_efficiency: shares reached.
+        all_reduce_s: of one all-reduce, however small.
         memory_utilization: share of the memory for weights and cache.
     """
 
@@ -72,12 +72,12 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def costs(self) -> StepCosts:
-        """Of steps; each GPU has its share of all work but the all-reduces."""
+        """Costs of steps; the GPUs share all work but the all-reduces."""
         num_gpus, model = self.tensor_parallel_size, self.model
         bytes_per_s = self.memory_efficiency * self.gpu.memory_bytes_per_s
         matmul_flops_per_s = self.matmul_efficiency * self.gpu.flops_per_s
         layer_weights, head_weights = self._layer_weights / num_gpus, self._head_weights / num_gpus
-        # Of the embeddings, only the batch's rows are read.
+        # A step reads only the batch's rows of the embeddings.
         weights_s = (layer_weights + head_weights) * self.weight_bytes / bytes_per_s
         layers_s = layer_weights * self.weight_bytes / bytes_per_s
         token_s = layer_weights * _FLOPS_PER_WEIGHT / matmul_flops_per_s
@@ -88,7 +88,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             for i in range(len(bounds) - 1)
         ]
         kv_s = self._kv_bytes_a_gpu / bytes_per_s
-        # Each query-key pair is multiplied and added once for each number of the query for the
+        # For each query-key pair, each number of the query is multiplied and added once for the
         # score, and again for the weighted sum of the values.
         pair_flops = 4 * self._query_size * model.num_hidden_layers / num_gpus
         area_s = pair_flops / (self.attention_efficiency * self.gpu.flops_per_s)
@@ -96,7 +96,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             step_s=weights_s + self._num_all_reduces * self.all_reduce_s,
             row_s=tuple(seconds + self._all_reduce_token_s for seconds in row_s),
             decode_context_s=kv_s,
-            # A draft's keys are read for its stream's row, but for its own.
+            # A stream's keys are read for its row anyway; a draft adds only its own.
             draft_row_s=kv_s,
             draft_context_s=area_s,
             area_s=area_s,
@@ -106,7 +106,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def kv_cache_tokens(self) -> int:
-        """What weights and embeddings leave room for.
+        """Tokens in the memory that weights and embeddings leave.
 
         Raises:
             ConfigError: they leave none.
@@ -126,7 +126,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def kv_token_bytes(self) -> float:
-        """Of a token's keys and values, on all GPUs together, each head counted once."""
+        """Size of a token's keys and values on all GPUs together, each head counted once."""
         num_numbers = 2 * self.model.num_hidden_layers * self._num_kv_heads * self.model.head_size
         return num_numbers * self.kv_bytes
 
@@ -151,7 +151,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def _kv_bytes_a_gpu(self) -> float:
-        """Of a token, in the cache of each GPU; where there are fewer heads, each has a copy."""
+        """Size of a token in each GPU's cache; with fewer heads than GPUs, each has a copy."""
         num_heads = -(-self._num_kv_heads // self.tensor_parallel_size)
         return 2 * self.model.num_hidden_layers * num_heads * self.model.head_size * self.kv_bytes
 
@@ -161,7 +161,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def _all_reduce_token_s(self) -> float:
-        """Of a token's activations around a ring, in all layers."""
+        """Time for a token's activations around a ring, in all layers."""
         num_gpus = self.tensor_parallel_size
         if num_gpus == 1:
             return 0.0

@@ -1,6 +1,6 @@
-"""Serves a workload on a virtual clock: the engine's loop and scheduler, on steps that only last.
+"""Serves a workload on a virtual clock, with the engine's own loop and scheduler.
 
-Minutes pass in seconds, and the same seed always gives the same.
+Steps only advance the clock, so minutes pass in seconds. The same seed always gives the same run.
 """
 
 import math
@@ -34,7 +34,7 @@ OnRecords = Callable[[list[EngineRecord]], None]
 
 
 class SimulatedEngine(NamedTuple):
-    """An engine whose steps only last, and its cache."""
+    """An engine whose steps only advance a clock, and its cache."""
 
     loop: EngineLoop
     kv: KVCacheManager
@@ -46,7 +46,7 @@ class Simulable(Protocol):
     Attributes:
         max_model_len: longest prompt plus output in tokens.
         scheduler: as configured.
-        enable_prefix_caching: whether prompts that share blocks are computed once.
+        enable_prefix_caching: whether prompts share cached blocks.
     """
 
     @property
@@ -62,11 +62,11 @@ class Simulable(Protocol):
     def delays(self) -> Delays: ...
 
     def start(self, clock: VirtualClock, *, is_sharing: bool) -> SimulatedEngine:
-        """An engine that is as good as calibrated, at rest, with or without a prefix cache."""
+        """Start an idle, calibrated engine, with or without a prefix cache."""
         ...
 
     def sibling(self, place: int) -> "Simulable":
-        """The same kind of server, on another machine: what is random differs from 1 on."""
+        """Return the same server on another machine; from place 1 on, its random numbers differ."""
         ...
 
 
@@ -82,13 +82,13 @@ def simulated_engine(
     acceptance: Acceptance | None,
     is_sharing: bool,
 ) -> SimulatedEngine:
-    """The engine's loop on an executor whose steps only last.
+    """Build the engine's loop on a simulated executor.
 
     Args:
-        belief: what a calibration tells the scheduler of steps.
-        rows: what their batches are padded to.
-        step_time_s: what they take.
-        acceptance: how often drafts are right; None drafts nothing.
+        belief: the calibration for the scheduler.
+        rows: the row counts that batches are padded to.
+        step_time_s: returns the true time of a step.
+        acceptance: how often drafts are accepted; None drafts nothing.
         is_sharing: whether there is a prefix cache.
     """
     block_size = CacheConfig().block_size
@@ -110,10 +110,10 @@ def simulated_engine(
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a workload.
+    """The result of a workload.
 
     Attributes:
-        records: of the requests that were sent, by arrival; none where they were tallied.
+        records: of the requests that were sent, by arrival; empty if they were tallied.
         duration_s: from the start of the run to its last step, on the virtual clock.
         stats: of the engine, at the end.
     """
@@ -142,22 +142,23 @@ def simulate(
     stop_when: StopWhen | None = None,
     tally: Tally | None = None,
 ) -> SimulatedRun:
-    """Serve a workload, on a server that has just started.
+    """Serve a workload on a server that has just started.
 
     Args:
-        on_progress: told now and then.
-        on_records: given the records of each step, on the virtual clock.
-        until_s: ends the run with the step in which this is reached, as `stop_when` does when it
-            says so: what is in flight is cancelled, and nothing more is sent.
-        tally: takes the records instead of the run, which may so be of any length; not together
-            with `stop_when`, which looks at them.
+        on_progress: called at intervals.
+        on_records: called with the records of each step, on the virtual clock.
+        until_s: ends the run with the step that reaches this time. Requests in flight are then
+            cancelled, and no more are sent.
+        stop_when: likewise ends the run, once it returns true.
+        tally: takes the records instead of the run, which may then be of any length; excludes
+            `stop_when`, which reads them.
 
     Raises:
         ConfigError: a request names a class that the server does not know, or is too long.
     """
     check_servable(server, workload)
     clock = VirtualClock()
-    # Where nothing is known of what prompts share, a prefix cache would only take time.
+    # If the workload does not say what prompts share, a prefix cache would only take time.
     knows_prefixes = any(request.hash_ids for request in workload)
     engine, _ = server.start(clock, is_sharing=server.enable_prefix_caching and knows_prefixes)
     engine.set_recording(is_on=on_records is not None)
@@ -166,7 +167,7 @@ def simulate(
     while clock.now_s < until_s and (clients.next_arrival_s is not None or engine.has_work):
         if not engine.has_work and clients.next_arrival_s is not None:
             clock.advance_to(clients.next_arrival_s)
-        # What comes from here on, until the step has ended, waits for the next one.
+        # Requests that come from here until the step's end wait for the next step.
         events = clients.send(clock.now_s)
         clock.advance_to(clock.now_s + server.delays.turnaround(num_tokens))
         planned_s = clock.now_s
@@ -195,7 +196,7 @@ def simulate(
 
 
 def check_servable(server: Simulable, workload: Workload) -> None:
-    """Raises ConfigError where a server would not take a request, whatever it has to do."""
+    """Raises ConfigError if a server could never serve one of the requests."""
     classes, max_model_len = server.scheduler.classes, server.max_model_len
     for request in workload:
         if request.slo_class not in (None, *classes):

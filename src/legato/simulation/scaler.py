@@ -1,4 +1,4 @@
-"""How many replicas a simulated fleet is to have: Legato's rule, as Ray Serve applies it."""
+"""Sizes a simulated fleet by Legato's rule, as Ray Serve applies it."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from legato.routing.scaling import SLOWER_S, SOONER_S, wanted_replicas
 
 
 class Scaler:
-    """Wants more replicas, or fewer, once that has been right for a while. Time is an argument.
+    """Changes the number of replicas once the change has been due for a while. Time is an argument.
 
     Args:
-        fewest, most: replicas that there may be.
+        fewest, most: bounds of the number of replicas.
     """
 
     def __init__(self, fewest: int, most: int) -> None:
@@ -18,7 +18,7 @@ class Scaler:
         self._since_s = 0.0
 
     def wanted(self, strains: Sequence[float], now_s: float) -> int:
-        """How many there should be. Args: strains: of each that there is."""
+        """Return the number of replicas to have. Args: strains: of each present replica."""
         current = len(strains)
         wanted = min(self._most, max(self._fewest, wanted_replicas(strains)))
         direction = (wanted > current) - (wanted < current)

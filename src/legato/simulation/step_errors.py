@@ -1,4 +1,4 @@
-"""How far single steps are off what is fitted of them, measured and drawn again."""
+"""Errors of single steps against their fitted costs: measured, and drawn again."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -11,15 +11,15 @@ from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
 _BLOCK = 32
-"""Steps whose errors are drawn together."""
+"""Number of consecutive steps whose errors are drawn together."""
 
 
 class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measured over fitted durations, in the order in which they were measured.
+    """Measured over fitted durations, in the order of measurement.
 
     Attributes:
-        decodes: of steps without prefill, which are short, so that a hiccup is a larger part.
-        prefills: of all others.
+        decodes: of steps without prefill; they are short, so a hiccup is a larger share.
+        prefills: of all other steps.
     """
 
     decodes: tuple[float, ...] = (1.0,)
@@ -27,8 +27,8 @@ class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def of(cls, steps: Sequence[MeasuredStep], costs: StepCosts) -> "StepErrors":
-        """Where one kind of step is missing, it is as the other."""
-        ratios: dict[bool, list[float]] = {False: [], True: []}  # key: whether it has prefill
+        """Measure the errors of steps. If one kind is missing, it gets those of the other."""
+        ratios: dict[bool, list[float]] = {False: [], True: []}  # key: whether a step has prefill
         for shape, seconds in steps:
             ratios[shape.num_prefill_chunks > 0].append(seconds / costs.seconds(shape))
         return cls(
@@ -38,23 +38,23 @@ class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def disturbed(self) -> float:
-        """Share of steps that were longer than the machine alone explains."""
+        """Share of steps that took longer than the machine alone explains."""
         return float(np.mean(np.array(self.decodes + self.prefills) > DISTURBED))
 
     def quantile(self, shape: StepShape, probability: float) -> float:
-        """What a fraction `probability` of such steps is off by at most."""
+        """Return the error that a fraction `probability` of such steps does not exceed."""
         return float(np.quantile(self.among(shape), probability))
 
     def among(self, shape: StepShape) -> tuple[float, ...]:
-        """Those of the same kind of step."""
+        """Return the errors of the same kind of step."""
         return self.prefills if shape.num_prefill_chunks else self.decodes
 
 
 class ErrorSampler:
     """Draws errors of steps in blocks (the moving block bootstrap, Künsch, 1989).
 
-    What makes a machine slow lasts: slow steps come together, and hit few requests hard. Drawn one
-    by one they would hit all requests a little.
+    Slow steps come together and hit few requests hard, since what slows a machine lasts. Drawn one
+    by one, they would hit all requests a little.
     """
 
     def __init__(self, errors: StepErrors, seed: int) -> None:
@@ -63,7 +63,7 @@ class ErrorSampler:
         self._blocks: dict[bool, Iterator[float]] = {}  # key: whether a step has prefill
 
     def draw(self, shape: StepShape) -> float:
-        """What the next step, which is of this shape, is off by."""
+        """Return the error of the next step, which has this shape."""
         has_prefill = shape.num_prefill_chunks > 0
         while (error := next(self._blocks.get(has_prefill, iter(())), None)) is None:
             known = self._errors.among(shape)

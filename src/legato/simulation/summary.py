@@ -1,4 +1,4 @@
-"""From records to the figures by which servers are compared."""
+"""Computes the figures of a run from its records."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from legato.simulation.record import RequestRecord, Status, gaps_s
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Percentiles are linear between two values."""
+    """Percentiles of values, interpolated linearly."""
 
     mean: float
     p50: float
@@ -22,7 +22,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 def distribution(values: np.ndarray) -> Distribution | None:
-    """Of any number of values; of none there is none."""
+    """Return the distribution of values; None without values."""
     if values.size == 0:
         return None
     p50, p90, p95, p99, largest = np.percentile(values, [50, 90, 95, 99, 100]).tolist()
@@ -30,10 +30,10 @@ def distribution(values: np.ndarray) -> Distribution | None:
 
 
 class Slos(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests were promised.
+    """The promises of requests.
 
     Attributes:
-        by_class: key the class; what it leaves open is not taken from the default.
+        by_class: key the class; a limit that a class lacks is not taken from the default.
     """
 
     default: SloClass = SloClass()
@@ -41,19 +41,18 @@ class Slos(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def promise_anything(self) -> bool:
-        """Otherwise nothing can be attained."""
+        """Whether there is any SLO that requests could attain."""
         return not all(slo.is_best_effort for slo in (self.default, *self.by_class.values()))
 
     def of(self, slo_class: str | None) -> SloClass:
-        """What requests of a class are promised."""
+        """Return the promises of a class."""
         return self.default if slo_class is None else self.by_class.get(slo_class, self.default)
 
     def are_met(self, record: RequestRecord) -> bool:
         """Whether a request attained its SLO.
 
         It did if it finished, its TTFT is within the TTFT SLO, its TPOT within the TPOT SLO, and
-        as many of its gaps between tokens as promised, 99 % or another share, are within the ITL
-        SLO.
+        the promised share of its gaps between tokens, 99 % or another, is within the ITL SLO.
         """
         slo = self.of(record.request.slo_class)
         return (
@@ -65,14 +64,14 @@ class Slos(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one run. Distributions and token rates are those of the requests that finished.
+    """Figures of one run. Distributions and token rates are of the requests that finished.
 
     Attributes:
         duration_s: from the first arrival to the last token.
         requests_per_s: that finished.
         total_tokens_per_s: of prompts and outputs.
-        cached_share: of the prompt tokens, those that were not computed because they were cached;
-            None where the server does not say.
+        cached_share: share of the prompt tokens that were found in the cache; None if the server
+            does not say.
         itl_s: over all gaps of all requests.
         attainment: fraction of all requests that attained their SLO; refused ones did not.
         goodput_per_s: requests a second that attained their SLO.
@@ -93,12 +92,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(records: Sequence[RequestRecord], slos: Slos) -> Summary:
-    """Figures of all requests together."""
+    """Return the figures of all requests together."""
     return _summarize(records, slos, _duration_s(records))
 
 
 def summarize_classes(records: Sequence[RequestRecord], slos: Slos) -> dict[str, Summary]:
-    """The same for each SLO class that requests name; key the class.
+    """Return the figures of each SLO class that requests name; key the class.
 
     Rates are over the whole run, so that they add up.
     """

@@ -1,4 +1,4 @@
-"""The figures of a run of which no records are kept, since there would be too many of them."""
+"""Computes the figures of a run without keeping its records, which may be too many."""
 
 import math
 from array import array
@@ -17,7 +17,7 @@ _BUFFERED = 1 << 16
 
 
 class Histogram:
-    """Seconds, counted in bins of which each ends 1 % above the one before."""
+    """Counts of seconds in bins; each bin ends 1 % above the one before."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(_NUM_BINS, dtype=np.int64)
@@ -25,7 +25,7 @@ class Histogram:
         self._buffer = array("d")
 
     def add(self, values_s: Iterable[float] | np.ndarray) -> None:
-        """Count all of them."""
+        """Count all values."""
         if isinstance(values_s, np.ndarray):
             self._buffer.frombytes(values_s.astype(np.float64, copy=False).tobytes())
         else:
@@ -34,7 +34,7 @@ class Histogram:
             self._flush()
 
     def distribution(self) -> Distribution | None:
-        """Percentiles within 1 %; mean and maximum are exact. Of no values there is none."""
+        """Return percentiles within 1 %, exact mean and maximum; None without values."""
         self._flush()
         num_values = int(self._counts.sum())
         if not num_values:
@@ -45,7 +45,7 @@ class Histogram:
         return Distribution(self._sum_s / num_values, p50, p90, p95, p99, self._max_s)
 
     def _values_s(self, ranks: np.ndarray) -> np.ndarray:
-        """The values at these places, counted from 0, of all that are sorted."""
+        """Return the values at these ranks, counted from 0, of all values in order."""
         bins = np.searchsorted(self._counts.cumsum(), ranks, side="right")
         values_s: np.ndarray = np.minimum(_LEAST_S * np.exp(_STEP * bins), self._max_s)
         return values_s
@@ -57,13 +57,13 @@ class Histogram:
         del self._buffer[:]
         self._sum_s += float(values_s.sum())
         self._max_s = max(self._max_s, float(values_s.max()))
-        # The middle of a bin stands for what is in it.
+        # The middle of a bin stands for its values.
         bins = np.rint(np.log(np.clip(values_s, _LEAST_S, _MOST_S) / _LEAST_S) / _STEP)
         self._counts += np.bincount(bins.astype(np.int64), minlength=_NUM_BINS)
 
 
 class _Part:
-    """Of some of the requests."""
+    """Sums over some of the requests."""
 
     def __init__(self) -> None:
         self.num_requests: Counter[Status] = Counter()
@@ -111,11 +111,10 @@ class _Part:
 
 
 class Tally:
-    """Takes records one by one and keeps none: what `summarize` says of all of them, percentiles
-    within 1 %.
+    """Takes records one by one, and makes the figures of `summarize`, with percentiles within 1 %.
 
     Attributes:
-        failures: how many requests ended with which error.
+        failures: number of requests by error.
     """
 
     def __init__(self, slos: Slos) -> None:
@@ -126,7 +125,7 @@ class Tally:
         self._start_s, self._end_s = math.inf, 0.0
 
     def add(self, record: RequestRecord) -> None:
-        """Count a request that has ended, or never will."""
+        """Count a request that has ended, or was cancelled."""
         is_met = self.slos.are_met(record)
         self._start_s = min(self._start_s, record.request.arrival_s)
         self._end_s = max(self._end_s, record.last_event_s)
@@ -137,11 +136,11 @@ class Tally:
             self._by_class.setdefault(record.request.slo_class, _Part()).add(record, is_met=is_met)
 
     def summary(self) -> Summary:
-        """As `summarize`."""
+        """Return figures as `summarize`."""
         return self._all.summary(self._duration_s)
 
     def by_class(self) -> dict[str, Summary]:
-        """As `summarize_classes`."""
+        """Return figures as `summarize_classes`."""
         return {
             name: self._by_class[name].summary(self._duration_s) for name in sorted(self._by_class)
         }

@@ -1,5 +1,7 @@
-"""Moves nothing: blocks of engines that compute nothing are only on their way for as long as a link
-takes, in real time. All else of a transfer is the real one's."""
+"""Moves no blocks, but takes a link's time for them, for engines that compute nothing.
+
+Everything else of a transfer is real.
+"""
 
 import secrets
 import time
@@ -16,7 +18,7 @@ from legato.transfer.transport import Transport
 
 
 class TimedMover:
-    """One end of a link. Reads come one after the other."""
+    """One end of a link. Reads come one after another."""
 
     def __init__(self, link: Link) -> None:
         name = secrets.token_hex(8)
@@ -28,21 +30,21 @@ class TimedMover:
         return metadata.decode()
 
     def disconnect(self, peer: str) -> None:
-        """There is nothing to forget."""
+        """Nothing to forget."""
 
     def read(self, peer: str, spans: Spans, gpu: int | None) -> "TimedRead":  # noqa: ARG002
         num_bytes = float(spans[:, 2].sum())
         return TimedRead(self._traffic.send(peer, self._name, num_bytes, time.monotonic()))
 
     def progress(self) -> None:
-        """They go on by themselves."""
+        """Nothing to do: reads progress by time alone."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to close."""
 
 
 class TimedRead:
-    """Args: ends_s: when all would be there."""
+    """Args: ends_s: when the read is done."""
 
     def __init__(self, ends_s: float) -> None:
         self._ends_s = ends_s
@@ -57,14 +59,14 @@ class TimedRead:
 def timed_transfers(
     config: TransferConfig, kv: KVCacheManager, token_bytes: float | None, profile: str, link: Link
 ) -> Transfers:
-    """What `make_transfers` is for a model.
+    """Make the transfers of a simulated engine, as `make_transfers` makes real ones.
 
     Args:
-        token_bytes: of a token's keys and values; None where the profile does not tell.
-        profile: engines of another one are refused.
+        token_bytes: of a token's keys and values; None if the profile does not say.
+        profile: engines with another profile are refused.
 
     Raises:
-        ConfigError: as `make_transfers`, or the profile does not tell.
+        ConfigError: as `make_transfers`, or the profile does not say `token_bytes`.
     """
     if not token_bytes:
         raise ConfigError(

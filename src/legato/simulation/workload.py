@@ -1,4 +1,4 @@
-"""What is asked of a server and when: requests by their lengths, and tokens for their prompts."""
+"""Workloads: requests by their arrivals and lengths, and tokens for their prompts."""
 
 import secrets
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ class WorkloadRequest(
     Attributes:
         arrival_s: from the start of the run.
         num_output_tokens: exactly as many are asked for.
-        slo_class, priority, tenant: Legato's extensions of the API; sent only where they are set.
-        hash_ids: which blocks of `HASH_BLOCK` tokens the prompt begins with, the last of which it
-            may end within: equal ids are equal tokens. What comes after them is this prompt's own.
+        slo_class, priority, tenant: Legato's extensions of the API; sent only if set.
+        hash_ids: the blocks of `HASH_BLOCK` tokens at the prompt's start; it may end within the
+            last. Equal ids are equal tokens. The rest is this prompt's own.
     """
 
     arrival_s: float
@@ -37,7 +37,7 @@ class WorkloadRequest(
     hash_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        # One by one: a file may have a million of these.
+        # One check at a time, for speed: a file may have a million requests.
         if self.arrival_s < 0.0:
             raise ConfigError(f"arrival_s must be at least 0, got {self.arrival_s}")
         if self.num_prompt_tokens < 1:
@@ -63,12 +63,12 @@ Workload = list[WorkloadRequest]
 
 
 def num_hash_blocks(num_tokens: int) -> int:
-    """Blocks that so many tokens are in; the last one may not be full."""
+    """Return the number of blocks of a prompt; the last block may not be full."""
     return -(-num_tokens // HASH_BLOCK)
 
 
 def mean_rate_per_s(workload: Workload) -> float:
-    """Arrivals a second, between the first and the last; infinite where all come at once."""
+    """Return arrivals a second, from the first to the last; infinite if all come at once."""
     if len(workload) < 2:
         return float("inf")
     span_s = workload[-1].arrival_s - workload[0].arrival_s
@@ -76,7 +76,7 @@ def mean_rate_per_s(workload: Workload) -> float:
 
 
 def with_poisson_arrivals(workload: Workload, rate_per_s: float, seed: int) -> Workload:
-    """The same requests in the same order, arriving at random.
+    """Give the requests random arrivals, in the same order.
 
     Args:
         rate_per_s: infinity makes all arrive at once. With one seed, every rate has the same
@@ -88,7 +88,7 @@ def with_poisson_arrivals(workload: Workload, rate_per_s: float, seed: int) -> W
 
 
 def rescaled(workload: Workload, rate_per_s: float) -> Workload:
-    """The same requests with their arrivals stretched to a mean rate, the first at 0.
+    """Stretch the arrivals to a mean rate, the first at 0.
 
     Args:
         rate_per_s: infinity makes all arrive at once.
@@ -106,18 +106,18 @@ def rescaled(workload: Workload, rate_per_s: float) -> Workload:
 
 
 def stretched(workload: Workload, factor: float) -> Workload:
-    """The same requests with their arrivals that many times as late."""
+    """Multiply the arrival times by a factor."""
     return _arriving(workload, factor * np.array([request.arrival_s for request in workload]))
 
 
 def from_time(workload: Workload, start_s: float) -> Workload:
-    """The requests that arrive from `start_s` on, which becomes 0."""
+    """Return the requests that arrive from `start_s` on, which becomes 0."""
     later = [request for request in workload if request.arrival_s >= start_s]
     return _arriving(later, np.array([request.arrival_s for request in later]) - start_s)
 
 
 def cut_to(workload: Workload, max_model_len: int) -> Workload:
-    """The same requests, short enough for a model's context; the prompt gives way first.
+    """Shorten requests to a model's context, prompts first.
 
     Args:
         max_model_len: longest prompt plus output in tokens, at least 2.
@@ -126,7 +126,7 @@ def cut_to(workload: Workload, max_model_len: int) -> Workload:
 
 
 def within(workload: Workload, duration_s: float) -> Workload:
-    """The requests that arrive before `duration_s`."""
+    """Return the requests that arrive before `duration_s`."""
     return [request for request in workload if request.arrival_s < duration_s]
 
 
@@ -149,10 +149,10 @@ def _cut(request: WorkloadRequest, max_model_len: int) -> WorkloadRequest:
 
 
 class RandomPrompts:
-    """Draws token ids, never the same prompt twice, but for what requests say that they share.
+    """Draws prompts of random tokens, which share only what their requests say.
 
-    A server may remember what an earlier run sent with the same seed, so what its cached blocks
-    depend on does not come from the seed: the first tokens of each prompt, or its shared blocks.
+    A server may have cached an earlier run with the same seed. So the first tokens of each prompt,
+    or its shared blocks, which cached blocks depend on, do not come from the seed.
 
     Raises:
         ConfigError: the vocabulary is too small to draw from.
@@ -167,16 +167,16 @@ class RandomPrompts:
         self.share_anew()
 
     def share_anew(self) -> None:
-        """From here on, all hash ids stand for other tokens."""
+        """From now on, let all hash ids stand for other tokens."""
         self._salt = np.uint64(secrets.randbits(64))
 
     def draw(self, num_tokens: int) -> list[int]:
-        """A prompt that shares nothing."""
+        """Draw a prompt that shares nothing."""
         num_fresh = min(num_tokens, _NUM_FRESH)
         return self._draw(self._fresh, num_fresh) + self._draw(self._rng, num_tokens - num_fresh)
 
     def draw_for(self, request: WorkloadRequest) -> list[int]:
-        """Its prompt; equal hash ids are equal tokens."""
+        """Draw a request's prompt; equal hash ids are equal tokens."""
         if not request.hash_ids:
             return self.draw(request.num_prompt_tokens)
         num_own = max(0, request.num_prompt_tokens - len(request.hash_ids) * HASH_BLOCK)
@@ -185,7 +185,7 @@ class RandomPrompts:
         return shared + self.draw(num_own)
 
     def _shared(self, hash_ids: Sequence[int]) -> np.ndarray:
-        """Tokens of these blocks, which are a function of the ids and the salt: int [N]."""
+        """Return the tokens of these blocks, a function of the ids and the salt: int [N]."""
         numbers = np.array([hash_id % 2**64 for hash_id in hash_ids], np.uint64)
         places = np.arange(HASH_BLOCK, dtype=np.uint64)
         bits = _mixed(self._salt + (numbers[:, np.newaxis] * np.uint64(HASH_BLOCK) + places))
@@ -200,10 +200,10 @@ class RandomPrompts:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """Random bits that are a function of each value, after SplitMix64 (Steele et al., 2014).
+    """Return random bits that are a function of each value, after SplitMix64 (Steele et al., 2014).
 
-    A generator for each block would take several times as long, and while a long prompt is drawn no
-    answer is read.
+    A generator for each block would take several times as long, and no answers are read while a
+    long prompt is drawn.
 
     Args:
         values: uint64, any shape.

@@ -1,1 +1,1 @@
-"""Floor 1: guesses of what comes next, and how likely they are. Never imports torch."""
+"""Floor 1: drafts of the next tokens, and their chances. Never imports torch."""

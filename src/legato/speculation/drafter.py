@@ -1,4 +1,4 @@
-"""What might come next."""
+"""Drafts of a request's next tokens, and the drafters that make them."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,7 +13,7 @@ class Draft(NamedTuple):
     """Tokens that may come next in a request.
 
     Attributes:
-        chances: of each to be right where all before it are.
+        chances: chance of each token to be right if all before it are.
     """
 
     drafter: DrafterName
@@ -22,80 +22,79 @@ class Draft(NamedTuple):
 
     @property
     def survival(self) -> Sequence[float]:
-        """Chances of each to be right, and all before it."""
+        """Chance of each token that it and all before it are right."""
         return [*accumulate(self.chances, mul)]
 
 
 class Drafted(NamedTuple):
-    """What was drafted, an entry a request, and how long that took."""
+    """Drafts, one entry for each request, and the seconds that they took."""
 
     drafts: Sequence[Draft | None]
     seconds: float
 
 
 class Drafter(Protocol):
-    """Proposes what comes after a request's tokens, and learns from what does come.
+    """Proposes a request's next tokens, and learns from the tokens that come.
 
-    A request is told of once it is a stream, and until it is forgotten. Its tokens only grow.
+    It follows a request once that is a stream, until `forget`. The request's tokens only grow.
     """
 
     @property
     def name(self) -> DrafterName: ...
 
     def advance(self, request: Request) -> None:
-        """Take in the tokens that have come since the last time."""
+        """Learn the tokens that have come since the last call."""
         ...
 
     def propose(self, request: Request, most: int) -> Draft | None:
-        """Up to `most` tokens behind the last known one; None where nothing is likely.
+        """Return up to `most` tokens after the last known one; None if no token is likely.
 
-        Where tokens are in flight, the first of these are guesses of them.
+        If tokens are in flight, the first tokens of the draft are guesses of them.
         """
         ...
 
     def forget(self, request: Request) -> None:
-        """It has ended."""
+        """Forget a request that has ended."""
         ...
 
 
 class CostlyDrafter(Protocol):
-    """A drafter whose guesses take time inside the step, as a draft model's do.
+    """A drafter whose drafts take time of the step, such as a draft model.
 
-    It is told of requests like a `Drafter`. It raises nothing: where it is broken, it has no more
-    guesses.
+    It follows requests like a `Drafter`. It raises nothing: once broken, it makes no more drafts.
     """
 
     @property
     def name(self) -> DrafterName: ...
 
     def advance(self, request: Request) -> None:
-        """Take in the tokens that have come since the last time."""
+        """Learn the tokens that have come since the last call."""
         ...
 
     def rest(self) -> None:
-        """A step goes by without its drafts, which are not worth their time."""
+        """Record a step without its drafts, which are not worth their time."""
         ...
 
     def outlook(self, request: Request, most: int) -> Sequence[float]:
-        """Chances of the next `most` tokens, or fewer, before it has guessed them.
+        """Return the chances of the next `most` tokens, or fewer, before it drafts them.
 
-        Each is of being right where all before it are. There are none where it cannot draft.
+        Each is the chance to be right if all before it are. The result is empty if it cannot draft.
         """
         ...
 
     def num_missing(self, request: Request) -> int:
-        """Tokens, at least one, that it is to compute before it has the first guess."""
+        """Return the tokens, at least one, that it must compute before its first draft."""
         ...
 
     def pass_s(self, num_rows: int) -> float:
-        """How long computing so many tokens at once is expected to take; 0 for none."""
+        """Return the expected seconds of a pass over `num_rows` tokens; 0 for none."""
         ...
 
     def catch_up(self, requests: Sequence[Request], within_s: float) -> float:
         """Compute missing tokens, those of the first requests first.
 
         Returns:
-            how long it took, which should be no more than `within_s`.
+            the seconds that it took, which should be no more than `within_s`.
         """
         ...
 
@@ -107,15 +106,15 @@ class CostlyDrafter(Protocol):
         token_s: float,
         within_s: float,
     ) -> Drafted:
-        """Guess what comes next, all requests in one pass a token.
+        """Draft the next tokens, all requests in one pass per token.
 
         Args:
-            counts: of each request, tokens at most.
-            token_s: what a token more in the step is worth: guesses end that cost more.
-            within_s: after which no pass is begun that would end later.
+            counts: most tokens of each request.
+            token_s: worth of one more token in the step, in seconds: drafts that cost more end.
+            within_s: no pass is begun that would end later than this.
         """
         ...
 
     def forget(self, request: Request) -> None:
-        """It has ended."""
+        """Forget a request that has ended."""
         ...

@@ -1,8 +1,8 @@
-"""Drafts from what stood behind the same tokens before: prompt lookup, as a suffix index has it.
+"""Drafts the tokens that followed the same tokens before: prompt lookup by a suffix index.
 
-Saxena, Prompt Lookup Decoding (2023); Oliaro et al., SuffixDecoding (2024, arXiv:2411.04975). Every
-guess costs nothing, so each is held against the token that comes, whether or not it was computed
-as a draft: what is believed of guesses is always up to date.
+Saxena, Prompt Lookup Decoding (2023); Oliaro et al., SuffixDecoding (2024, arXiv:2411.04975). A
+guess costs nothing, so each guess is compared with the token that comes, whether or not a step
+computed it as a draft: the chances of guesses are always up to date.
 """
 
 from bisect import bisect_right
@@ -16,16 +16,16 @@ from legato.speculation.suffix_index import LENGTHS, SuffixIndex
 from legato.speculation.survival import Beliefs, Luck
 
 _KINDS = (1, 2, 3, 4, 6, 9, 17, 33)
-"""Lengths of matches from which on a guess is of the next kind."""
+"""Lengths of matches at which the next kind of guesses begins."""
 _PRIORS = (0.1, 0.25, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95)
 _SLICE = 8192
-"""Tokens that are indexed at once: a millisecond, so that no step waits for a long prompt."""
+"""Tokens indexed at once, in a millisecond, so that no step waits for a long prompt."""
 _SEPARATOR = -1
 _FOLLOWED = 65
-"""Tokens that come at once at most, all of which tell how good the guesses were."""
+"""Most tokens that come at once; guesses are compared with all of them."""
 _MOST_OWNERS = 64
 _MOST_KEPT = 32_768
-"""Tokens of recent outputs an owner, of which half are dropped when they are more: 2 MB."""
+"""Most tokens of recent outputs per owner, 2 MB; half are dropped when there are more."""
 
 
 _Owner = tuple[str, str | None]
@@ -33,7 +33,7 @@ _Owner = tuple[str, str | None]
 
 
 class _Match:
-    """Where a request's last tokens were found in a row, followed from token to token."""
+    """The place in a row where a request's last tokens were found, followed token by token."""
 
     __slots__ = ("_index", "at", "length", "luck")
 
@@ -44,16 +44,16 @@ class _Match:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing is known of what comes next."""
+        """Whether no next token is known."""
         return not self.length or self._index.token_ids[self.at] == _SEPARATOR
 
     def look_up(self, index: SuffixIndex, request: Request, end: int) -> None:
-        """Begin anew, with what stood behind the tokens before `end`."""
+        """Begin anew at the place that follows the tokens before `end`."""
         self._index = index
         self.at, self.length = index.find(request.token_ids, end) or (0, 0)
 
     def is_right(self, request: Request, end: int, beliefs: Beliefs) -> bool:
-        """Whether token `end - 1` of the request, which has come, is the one behind the match."""
+        """Whether the request's token `end - 1`, which has come, is the one after the match."""
         if self.is_lost:
             return False
         is_right = self._index.token_ids[self.at] == request.token_ids[end - 1]
@@ -63,7 +63,7 @@ class _Match:
         return is_right
 
     def propose(self, name: DrafterName, beliefs: Beliefs, most: int) -> Draft | None:
-        """What stood behind the match, which repeats itself where the row ends."""
+        """Return the tokens after the match, repeated at the end of the row."""
         if self.is_lost:
             return None
         guessed = self._index.token_ids[self.at : self.at + most]
@@ -78,8 +78,10 @@ class _Match:
 
 
 def kind_of(length: int) -> int:
-    """Of a guess behind a match of so many tokens: those that matched longer are right more often,
-    as are those behind drafts that were right."""
+    """Return the kind of a guess after a match of `length` tokens.
+
+    Guesses after longer matches are right more often, and so are guesses after right drafts.
+    """
     return bisect_right(_KINDS, length) - 1
 
 
@@ -114,7 +116,7 @@ class OwnTokens:
     def propose(self, request: Request, most: int) -> Draft | None:
         found = self._rows.get(request.request_id)
         if found is None:
-            return None  # a stream since before there were drafts
+            return None  # it was a stream before drafting was on
         index, match = found
         if index.num_indexed < len(request.token_ids):
             return None
@@ -125,10 +127,10 @@ class OwnTokens:
 
 
 class RecentOutputs:
-    """Drafts from the last outputs of the request's tenant, among those with the same salt.
+    """Drafts from the last outputs of the request's tenant with the same salt.
 
-    What a request sees of others is their tokens' being drafted, which changes when its own come:
-    no more than the prefix cache tells, and to the same requests.
+    Drafts of other requests' tokens change only when a request's own tokens come. That reveals no
+    more than the prefix cache does, and to the same requests.
     """
 
     name: DrafterName = "recent"
@@ -137,7 +139,7 @@ class RecentOutputs:
         self._beliefs = Beliefs(_PRIORS)
         self._stores: OrderedDict[_Owner, SuffixIndex] = OrderedDict()
         self._matches: dict[str, tuple[_Match, int]] = {}
-        """Key request id; the second is how many tokens were followed."""
+        """Key request id; value its match, and the number of tokens followed."""
 
     def advance(self, request: Request) -> None:
         index = self._stores.get(_owner(request))
@@ -145,7 +147,7 @@ class RecentOutputs:
             return
         num_tokens = len(request.token_ids)
         match, num_seen = self._matches.get(request.request_id) or (_Match(index), 0)
-        # Others may have ended first when it was long a stream.
+        # The store may have got its first output after the request became a stream.
         num_seen = max(num_seen, request.num_prompt_tokens, num_tokens - _FOLLOWED)
         for end in range(num_seen + 1, num_tokens + 1):
             if not match.is_right(request, end, self._beliefs):
@@ -162,11 +164,11 @@ class RecentOutputs:
             self._keep(request)
 
     def _keep(self, request: Request) -> None:
-        """Remember its output, with what it began behind."""
+        """Store the request's output, after the last tokens of its prompt."""
         owner = _owner(request)
         index = self._stores.pop(owner, None)
         if index is None or len(index.token_ids) > _MOST_KEPT:
-            # Requests go on in the old row, which nothing is added to any more.
+            # Running requests go on in the old row, which no longer grows.
             kept = [] if index is None else index.token_ids[-_MOST_KEPT // 2 :]
             index = SuffixIndex(token_array(kept))
         row = index.token_ids

@@ -1,19 +1,19 @@
-"""How long a draft model's passes take: measured at the start, and followed from pass to pass."""
+"""Durations of a draft model's passes: measured at the start, then updated by every pass."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
 
 _RATE = 0.1
-"""How far a pass moves what is expected of the next: half after 7."""
+"""Share of its error by which a pass corrects the expectation: half after 7."""
 _MOST_SURPRISING = 0.5
-"""Relative residual that a pass counts for at most: an interruption is no slower machine."""
+"""Largest relative residual that counts: an interruption does not mean a slower machine."""
 
 
 class PassTimes:
-    """Seconds by the number of rows; between those that were measured, they are interpolated.
+    """Seconds by the number of rows, interpolated between the measured numbers.
 
     Args:
-        measured: pairs (rows, seconds) by their rows, the first of one row.
+        measured: pairs (rows, seconds) in order of rows, the first of one row.
     """
 
     def __init__(self, measured: Sequence[tuple[int, float]]) -> None:
@@ -22,7 +22,7 @@ class PassTimes:
         assert self._rows[0] == 1
 
     def seconds(self, num_rows: int) -> float:
-        """Of a pass; 0 without rows."""
+        """Return the expected seconds of a pass; 0 without rows."""
         if not num_rows:
             return 0.0
         place, share = self._place(num_rows)
@@ -32,11 +32,11 @@ class PassTimes:
         return low + share * (self._seconds[place + 1] - low)
 
     def most_rows(self, within_s: float, at_most: int) -> int:
-        """The largest pass, up to `at_most` rows, that takes no longer; 0 for none."""
+        """Return the rows of the largest pass within `within_s`, up to `at_most`; 0 for none."""
         return bisect_right(range(1, at_most + 1), within_s, key=self.seconds)
 
     def observe(self, num_rows: int, seconds: float) -> None:
-        """A pass took so long."""
+        """Record the seconds of a pass."""
         residual = seconds / self.seconds(num_rows) - 1.0
         change = _RATE * max(-_MOST_SURPRISING, min(_MOST_SURPRISING, residual))
         place, share = self._place(num_rows)
@@ -45,7 +45,7 @@ class PassTimes:
             self._seconds[place + 1] *= 1.0 + share * change
 
     def _place(self, num_rows: int) -> tuple[int, float]:
-        """The last number that was measured and is not larger, and how far it is to the next."""
+        """Return the last measured number up to `num_rows`, by index, and the share beyond it."""
         place = bisect_right(self._rows, num_rows) - 1
         if place + 1 == len(self._rows):
             return place, 0.0

@@ -1,4 +1,4 @@
-"""Where in a row of tokens its last few stood before."""
+"""Finds where the last tokens of a row occurred before."""
 
 from array import array
 from typing import NamedTuple
@@ -9,25 +9,25 @@ import numpy.typing as npt
 from legato.core.token_ids import TokenIds
 
 LENGTHS = (1, 2, 4)
-"""Of the runs that are looked up."""
+"""Lengths of the runs that are looked up."""
 _LONGEST = LENGTHS[-1]
 _MOST_COMPARED = 32
-"""Tokens up to which it is found out how long a match is."""
+"""Most tokens that are compared to measure a match."""
 _MULTIPLIERS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 """Odd numbers of 32 bits without a pattern; hashing by multiplication and the highest bits, as in
-Knuth, The Art of Computer Programming, vol. 3, 6.4. The last token has the first, so that the sums
-of shorter runs are those that longer ones begin with."""
+Knuth, The Art of Computer Programming, vol. 3, 6.4. The last token has the first multiplier, so the
+sum of a longer run begins with that of a shorter one."""
 _WORD_BITS = 32
 _WORD = 2**_WORD_BITS - 1
 _LEAST_BITS = 8
 
 
 class Place(NamedTuple):
-    """What came next where some tokens stood before.
+    """An earlier occurrence of some tokens.
 
     Attributes:
-        at: where in the row that next token is.
-        length: of the tokens before it, those that are the same; `_MOST_COMPARED` for more.
+        at: index in the row of the token that follows them.
+        length: number of equal tokens before it; `_MOST_COMPARED` for more.
     """
 
     at: int
@@ -35,26 +35,27 @@ class Place(NamedTuple):
 
 
 class SuffixIndex:
-    """The last place of each run of 1, 2 and 4 tokens in a row that grows.
+    """The last place of each run of 1, 2 and 4 tokens in a growing row.
 
-    A run's hash is where its place is kept: where two meet, the later one is, so that memory is 24
-    to 48 bytes a token whatever the tokens are, and a token costs the same however many there are.
+    A table has a run's place at the run's hash; of runs with equal hashes it keeps the later one.
+    So memory is 24 to 48 bytes a token, whatever the tokens are, and the time for a token does not
+    grow with the row.
 
     Args:
-        token_ids: the row, which others append to.
+        token_ids: the row, which the caller appends to.
 
     Attributes:
-        num_indexed: tokens up to which the runs before them were taken in.
+        num_indexed: tokens up to which the runs before them are in the index.
     """
 
     def __init__(self, token_ids: TokenIds) -> None:
         self.token_ids = token_ids
         self.num_indexed = 0
         self._bits = 0
-        self._tables: tuple[array[int], ...] = ()  # of each length, places by hash
+        self._tables: tuple[array[int], ...] = ()  # for each length, places by hash
 
     def extend(self, end: int) -> None:
-        """Take in the runs before each token up to `end`."""
+        """Index the runs before each token up to `end`."""
         if 2 * end > 1 << self._bits:
             self._bits = max(_LEAST_BITS, len(self.token_ids).bit_length() + 1)
             self._tables = tuple(array("i", bytes(4 << self._bits)) for _ in LENGTHS)
@@ -67,9 +68,9 @@ class SuffixIndex:
         self.num_indexed = max(end, self.num_indexed)
 
     def find(self, token_ids: TokenIds, end: int) -> Place | None:
-        """Where the tokens before `end` of a row, this one or another, stood last.
+        """Find the last occurrence of the tokens before `end` of this row or another.
 
-        The longest run of `LENGTHS` that did is taken.
+        The longest run of `LENGTHS` that occurs is taken.
         """
         if not self._bits:
             return None
@@ -82,7 +83,7 @@ class SuffixIndex:
         return None
 
     def _common(self, token_ids: TokenIds, end: int, at: int, length: int) -> int:
-        """How many tokens are the same before `end` and before `at`, where `length` are."""
+        """Return how many tokens before `end` and before `at` are equal; at least `length` are."""
         own, most = self.token_ids, min(_MOST_COMPARED, at, end)
         while length < most and own[at - length - 1] == token_ids[end - length - 1]:
             length += 1
@@ -95,8 +96,10 @@ class SuffixIndex:
                 table[slot] = at
 
     def _slots(self, token_ids: TokenIds, end: int) -> tuple[int, int, int]:
-        """Where the places of the runs before `end` are, by their `LENGTHS`; those of runs that
-        would begin before the row say nothing."""
+        """Return the table slots of the runs before `end`, in order of `LENGTHS`.
+
+        The slot of a run that would begin before the row has no meaning.
+        """
         a, b, c, d = token_ids[end - _LONGEST : end] if end >= _LONGEST else _short(token_ids, end)
         one = d * _MULTIPLIERS[0]
         two = one + c * _MULTIPLIERS[1]
@@ -117,12 +120,12 @@ class SuffixIndex:
 
 
 def _short(token_ids: TokenIds, end: int) -> list[int]:
-    """The tokens before `end`, with zeros in front where they are fewer than `_LONGEST`."""
+    """Return the tokens before `end`, with zeros in front if they are fewer than `_LONGEST`."""
     return [0] * (_LONGEST - end) + list(token_ids[:end])
 
 
 def _hashes(row: npt.NDArray[np.uint64], begin: int, length: int) -> npt.NDArray[np.uint64]:
-    """Those of the runs of `length` before each token from `begin` on, the last token first."""
+    """Return the hashes of the runs of `length` before each token from `begin` on."""
     hashes = np.zeros(len(row) - begin, dtype=np.uint64)
     for place, multiplier in zip(range(begin - 1, -1, -1), _MULTIPLIERS[:length], strict=False):
         hashes += row[place : place + len(hashes)] * np.uint64(multiplier)

@@ -1,29 +1,29 @@
-"""How likely drafts are to be right, learned from those that were and were not."""
+"""Chances of drafts to be right, learned from earlier drafts."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
 
 _MEMORY = 0.998
-"""What a trial counts for after one more of its kind: half after 350."""
+"""Weight that a trial keeps after one more of its kind: half after 350."""
 _PRIOR_TRIALS = 4.0
-"""Weight of what is believed before there are trials."""
+"""Weight of the prior, in trials."""
 _REQUEST_MEMORY = 0.9
-"""What a trial of a request counts for after one more: half after 7."""
+"""Weight that a trial of a request keeps after one more: half after 7."""
 _REQUEST_TRIALS = 3.0
-"""Weight of a request being like all others."""
+"""Weight, in trials, of the assumption that a request is like all others."""
 _MOST = 0.99
 _LEVELS = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
-"""Between which guesses look as good."""
+"""Bounds of the chances between which guesses look equally good."""
 _RECOVERY = 0.995
-"""What trials count for after a step without one: half after 140. What is guessed badly is tried
+"""Weight that trials keep after a step without one: half after 140. So a bad kind of guess is tried
 again some day."""
 
 
 class Rates:
-    """Shares of guesses that were right, by kinds that are ordered by how likely they are.
+    """Shares of right guesses by kind; kinds are in order of likelihood.
 
     Args:
-        priors: what is believed of each kind before there are trials.
+        priors: share assumed of each kind before there are trials.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:
@@ -39,7 +39,7 @@ class Rates:
         self._tried[kind] = _MEMORY * self._tried[kind] + 1.0
 
     def recover(self) -> None:
-        """A step went by without a guess of any kind, where guesses were not worth their time."""
+        """Fade the trials after a step without guesses because they were not worth their time."""
         for kind, prior in enumerate(self._priors):
             right, tried = _PRIOR_TRIALS * prior, _PRIOR_TRIALS
             self._right[kind] = right + _RECOVERY * (self._right[kind] - right)
@@ -47,14 +47,13 @@ class Rates:
 
 
 class Luck:
-    """How much better or worse guesses fare than was expected of them.
+    """Ratio of right guesses to expected ones.
 
-    What was right is held against what was expected, so that it does not matter which kinds of
-    guesses they were.
+    Since right guesses are compared with expected ones, the guesses' kinds do not matter.
 
     Args:
-        memory: what a trial counts for after one more.
-        trials: weight of faring as expected.
+        memory: weight that a trial keeps after one more.
+        trials: weight, in trials, of a ratio of 1.
     """
 
     __slots__ = ("_expected", "_memory", "_right", "_trials")
@@ -64,7 +63,7 @@ class Luck:
         self._right = self._expected = trials
 
     def chance(self, rate: float) -> float:
-        """Of a guess of these, where it would otherwise be `rate`."""
+        """Return the chance of such a guess, which would otherwise be `rate`."""
         return min(_MOST, rate * self._right / self._expected)
 
     def observe(self, rate: float, *, is_right: bool) -> None:
@@ -73,7 +72,7 @@ class Luck:
         self._expected += rate
 
     def recover(self) -> None:
-        """A step went by without a trial."""
+        """Fade the trials after a step without one."""
         self._fade(_RECOVERY)
 
     def _fade(self, kept: float) -> None:
@@ -82,13 +81,13 @@ class Luck:
 
 
 class Beliefs:
-    """How likely a guess is, by its kind, by its request's luck, and by what these two amount to.
+    """Chances of guesses by kind, by the request's luck, and by a correction of their product.
 
-    Drafts are chosen by that, and what looks best is above all what is overrated. So it is held
-    against what came of guesses that looked as good, chosen or not.
+    Drafts are chosen by chance, and the best-looking ones are above all overrated ones. So a chance
+    is corrected by the results of guesses that looked as good, chosen or not.
 
     Args:
-        priors: as of `Rates`.
+        priors: as in `Rates`.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:

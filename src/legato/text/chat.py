@@ -1,4 +1,4 @@
-"""Conversations as a model's chat template writes them, and how the model will go on from there."""
+"""Renders conversations with a model's chat template, and finds the syntax of the reply."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,16 +28,16 @@ from legato.text.message_syntax import (
 )
 from legato.text.response_template import declared_syntax
 
-if TYPE_CHECKING:  # it takes two thirds of a second to import
+if TYPE_CHECKING:  # the import takes two thirds of a second
     from legato.text.tokenizer import Tokenizer
 
 
 class RenderedChat(NamedTuple):
-    """A conversation as its template wrote it.
+    """A conversation that its chat template has rendered.
 
     Attributes:
-        text: with stand-ins, for `Tokenizer.encode_rendered`.
-        syntax: what the model writes, whether or not it is asked to.
+        text: the rendered text with stand-ins, for `Tokenizer.encode_rendered`.
+        syntax: of the model's reply, whether or not the request asks to parse it.
     """
 
     text: str
@@ -54,17 +54,17 @@ def rendered_chat(
     options: Mapping[str, Any],
     special_tokens: MessageSpecialTokens = "text",
 ) -> RenderedChat:
-    """Write a conversation; what its template does not read is put into what it does.
+    """Render a conversation; content that its template does not read is moved to content it reads.
 
     Args:
-        tools: that the model is told of, in OpenAI's form.
-        chat_template: a template in place of the model's own.
-        options: further ones of `Tokenizer.render_chat`.
-        special_tokens: what becomes of those in all that a client sent: they stay text, or are the
-            tokens, or are refused.
+        tools: functions that the model may call, in OpenAI's form.
+        chat_template: replaces the model's own template.
+        options: further arguments of `Tokenizer.render_chat`.
+        special_tokens: how to treat special tokens in all strings from the client: keep them as
+            text, read them as tokens, or reject the request.
 
     Raises:
-        InvalidRequestError: as `Tokenizer.render_chat`, or there is a special token to refuse.
+        InvalidRequestError: as `Tokenizer.render_chat`, or a special token must be rejected.
         MemoryError: as `Tokenizer.render_chat`.
     """
     template = tokenizer.chat_template(chat_template, has_tools=bool(tools))
@@ -85,7 +85,7 @@ def rendered_chat(
     readable = _readable(messages, tools, template, syntax)
     try:
         text = tokenizer.render_chat(readable, chat_template=chat_template, **options)
-    except InvalidRequestError as error:  # which may quote the messages
+    except InvalidRequestError as error:  # its message may quote the conversation
         told = str(error).translate({ord(key): value for key, value in stand_ins.items()})
         raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
     text = unescaped(text, stand_ins)
@@ -98,7 +98,7 @@ def _readable(
     template: str,
     syntax: MessageSyntax,
 ) -> list[Message]:
-    """As this template can read them."""
+    """Rewrite the messages for a template that cannot read all of their fields."""
     written = list(messages)
     if "developer" not in template:
         written = with_role(written, "developer", "system")
@@ -111,7 +111,7 @@ def _readable(
 
 
 def _opened(syntax: MessageSyntax, prompt: str) -> MessageSyntax:
-    """The syntax of what goes on from the prompt."""
+    """Return the syntax of the reply, which may begin inside reasoning that the prompt opened."""
     reasoning = syntax.reasoning
     is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
     return msgspec.structs.replace(syntax, is_reasoning_open=is_open)

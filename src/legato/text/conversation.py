@@ -1,4 +1,4 @@
-"""Conversations as chat templates read them, and as models do whose template knows no tools."""
+"""Rewrites conversations for chat templates that lack roles, tools or tool calls."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 def with_tools_in_system_message(
     messages: Sequence[Message], tools: Sequence[dict[str, Any]]
 ) -> list[Message]:
-    """The conversation with its tools in the system message: in Hermes' form.
+    """Return the conversation with its tools in the system message, in Hermes' form.
 
     Args:
         tools: in OpenAI's form.
@@ -41,7 +41,7 @@ def with_tools_in_system_message(
 
 
 def with_calls_in_content(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with its calls, and what they returned, as contents: in Hermes' form."""
+    """Return the conversation with tool calls and their results as content, in Hermes' form."""
     written: list[Message] = []
     was_result = False
     for message in messages:
@@ -57,7 +57,7 @@ def with_calls_in_content(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_role(messages: Sequence[Message], role: str, instead: str) -> list[Message]:
-    """The conversation with one role for another."""
+    """Return the conversation with another role in place of `role`."""
     return [
         {**message, "role": instead} if message.get("role") == role else message
         for message in messages
@@ -65,9 +65,9 @@ def with_role(messages: Sequence[Message], role: str, instead: str) -> list[Mess
 
 
 def with_ids_of(messages: Sequence[Message], num_chars: int) -> list[Message]:
-    """The conversation with ids of calls as long as a template wants them.
+    """Return the conversation with call ids of the length that its template requires.
 
-    Those of other servers' calls become others, a call's and its result's the same.
+    Ids of another length, from other servers, are replaced, alike in a call and its result.
     """
 
     def fitting(call_id: str) -> str:
@@ -89,7 +89,7 @@ def with_ids_of(messages: Sequence[Message], num_chars: int) -> list[Message]:
 
 
 def arguments_object(arguments: Any) -> Any:
-    """A call's arguments, which templates want as an object; what is none they may yet write."""
+    """Parse a call's arguments, which templates expect as an object; invalid JSON stays text."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -99,14 +99,14 @@ def arguments_object(arguments: Any) -> Any:
 
 
 def content_text(content: Any) -> str:
-    """The text of a content, which may be missing or in parts."""
+    """Return the text of a content, which may be missing or in parts."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content)
     return content or ""
 
 
 def _followed(content: Any, text: str) -> Any:
-    """A content with a text behind it."""
+    """Append a text to a content."""
     if isinstance(content, list):
         return [*content, {"type": "text", "text": text}]
     return f"{content}\n\n{text}"
@@ -128,5 +128,5 @@ def _result(message: Message) -> str:
 
 
 def _json(value: object) -> str:
-    """Spaced as models have seen it."""
+    """Dump JSON with the spaces that models were trained on."""
     return json.dumps(value, ensure_ascii=False)

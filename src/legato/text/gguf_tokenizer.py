@@ -1,6 +1,6 @@
-"""Building a tokenizer from a GGUF file's metadata, as llama.cpp understands it. Torch-free.
+"""Builds a tokenizer from a GGUF file's metadata, as llama.cpp reads them. Torch-free.
 
-transformers has such a builder too, but it imports torch and splits numbers of "smollm" files
+transformers has such a builder too, but it imports torch, and splits the numbers of "smollm" files
 unlike their tokenizer.json.
 """
 
@@ -28,18 +28,18 @@ _TEKKEN_SPLIT = (
 
 
 _MAX_TOKEN_CHARS = 1024
-"""The time to make a tokenizer grows with the square of it."""
+"""The time to build a tokenizer grows with the square of this."""
 
 
 class _ByteLevelKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What `tokenizer.ggml.pre` stands for.
+    """Settings of one value of `tokenizer.ggml.pre`.
 
     Attributes:
-        split: pattern of the pieces that merges stay within; None is GPT-2's own.
+        split: pattern of the pieces within which merges stay; None for GPT-2's own.
         individual_digits: split numbers into digits first.
-        ignore_merges: a piece that is a token is taken whole, whatever the merges say.
+        ignore_merges: take a piece that is a token whole, whatever the merges say.
         nfc: normalize the text to NFC.
-        add_bos: where the file does not say.
+        add_bos: default for files without this setting.
     """
 
     split: str | None = None
@@ -64,14 +64,14 @@ _BYTE_LEVEL_KINDS = {
 
 
 def build_gguf_tokenizer(metadata: _Metadata) -> tuple[Tokenizer, dict[str, Any]]:
-    """Make the tokenizer that the metadata of a GGUF file describes.
+    """Build the tokenizer that a GGUF file's metadata describe.
 
     Returns:
-        The tokenizer, and what transformers' wrapper is to know: special tokens, whether to add
-        them, chat template.
+        The tokenizer, and options for transformers' wrapper: special tokens, whether to add them,
+        and the chat template.
 
     Raises:
-        UnsupportedModelError: a kind of tokenizer that Legato does not know, or an absurd token.
+        UnsupportedModelError: an unsupported kind of tokenizer, or a malformed token.
         KeyError: the metadata lack a part of it.
     """
     _check_tokens(metadata.get("tokenizer.ggml.tokens", []))
@@ -150,7 +150,7 @@ def _sentencepiece_tokenizer(metadata: _Metadata) -> Tokenizer:
 
 
 def _merges_from_scores(metadata: _Metadata) -> list[tuple[str, str]]:
-    """SentencePiece BPE joins the neighbours whose union scores best; a merge list says the same.
+    """Turn SentencePiece scores into merges: neighbours with the best-scored union join first.
 
     Kudo and Richardson, 2018, arXiv:1808.06226.
     """

@@ -1,4 +1,4 @@
-"""What texts are read and written by: a tokenizer, its chat template, and a checkpoint's defaults.
+"""Loads a tokenizer, its chat template and a checkpoint's defaults.
 
 Torch-free: the text processes use it.
 """
@@ -12,7 +12,7 @@ from legato.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def load_text(source: TextSource) -> tuple[Tokenizer, ModelDefaults]:
-    """Load all of it.
+    """Load the tokenizer and the checkpoint's defaults.
 
     Raises:
         UnsupportedModelError: the tokenizer, or a file of settings, cannot be used.

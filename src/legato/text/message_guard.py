@@ -1,10 +1,10 @@
-"""Text of messages kept text: special tokens that stand in it are not read as tokens.
+"""Keeps special tokens in a client's messages from being read as tokens.
 
-A chat template makes one text of its own special tokens and of a client's strings, in which
-`<|im_end|><|im_start|>system` would open another turn. So in the client's strings a stand-in from
-Unicode's private use area takes the place of one character of each such string. The template trims,
-slices and encodes them as it would the original; the tokenizer finds no special token there, and
-puts the characters back before it splits and merges the text (`Tokenizer.encode`).
+A chat template renders its own special tokens and a client's strings into one text, in which the
+client's `<|im_end|><|im_start|>system` would open another turn. So in each such string of the
+client's, a stand-in from Unicode's private use area replaces one character. The template trims,
+slices and encodes the string as before; the tokenizer finds no special token in it, and restores
+the characters before it splits and merges the text (`Tokenizer.encode`).
 """
 
 import re
@@ -16,18 +16,18 @@ from legato.text.conversation import Message
 from legato.text.special_strings import SEPARATOR, SpecialStrings
 
 MessageSpecialTokens = Literal["text", "special", "refuse"]
-"""What becomes of special tokens in the text of messages."""
+"""How to treat special tokens in the text of messages."""
 StandIns = dict[str, str]
-"""Key a character that stands in a text for another, value that other."""
+"""Key a stand-in, value the character that it replaces."""
 
 _PRIVATE = [chr(code) for code in range(0xE000, 0xF900)]
 _IN_PRIVATE = re.compile("[\ue000-\uf8ff]")
 _ESCAPED = re.compile(r"\\+u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})", re.IGNORECASE)
-"""As JSON in ASCII, and Python's repr, write one of them."""
+"""A private character as escaped by JSON in ASCII and by Python's repr."""
 
 
 class Conversation(NamedTuple):
-    """What a chat template is given.
+    """The input of a chat template.
 
     Attributes:
         options: variables of the template, and arguments of `Tokenizer.render_chat`.
@@ -42,9 +42,9 @@ class MessageGuard:
     """Finds special tokens in conversations for one chat template.
 
     Args:
-        strings: those that only the template may write.
-        of_assistant: the same without the marks of reasoning and tool calls, which are part of what
-            a model has written.
+        strings: special strings that only the template may write.
+        of_assistant: the same without the marks of reasoning and tool calls, which are part of a
+            model's own messages.
         template: its text.
     """
 
@@ -56,20 +56,20 @@ class MessageGuard:
         self._template = template
 
     def check(self, conversation: Conversation) -> None:
-        """Raise `InvalidRequestError`, naming the field, for a special token in its strings."""
+        """Raise `InvalidRequestError`, naming the field, if a string has a special token."""
         for path, value, strings in self._placed(conversation):
             for inner, text in _texts_at(path, value):
                 found = strings.first(text)
                 if found is not None:
                     problem = f"{inner} has {found!r}, which is a special token of this model"
-                    is_tool = path == "tools"  # not all of them need be shown: no index
+                    is_tool = path == "tools"  # the message may list only some tools: no index
                     raise InvalidRequestError(problem, param=path if is_tool else inner)
 
     def guarded(self, conversation: Conversation) -> tuple[Conversation, StandIns]:
-        """The conversation with stand-ins, none in one without special tokens.
+        """Return the conversation with stand-ins; there are none without special tokens.
 
         Raises:
-            InvalidRequestError: it uses all private characters, or it is nested too deeply.
+            InvalidRequestError: it uses all private characters, or is nested too deeply.
         """
         texts = _texts(list(conversation))
         if not self._strings.may_be_in(SEPARATOR.join(texts)):
@@ -89,7 +89,7 @@ class MessageGuard:
         return guarded, substitution.stand_ins
 
     def _placed(self, conversation: Conversation) -> Iterator[tuple[str, Any, SpecialStrings]]:
-        """Each part of it, where the client finds it, and what it must not have."""
+        """Yield each part with its path for the client and its forbidden strings."""
         for i, message in enumerate(conversation.messages):
             for name, value in message.items():
                 yield f"messages.{i}.{name}", value, self._strings_of(message, name)
@@ -104,13 +104,13 @@ class MessageGuard:
 
 
 class _Substitution:
-    """Puts stand-ins into strings.
+    """Replaces characters in strings by stand-ins.
 
     Args:
-        texts: all that the prompt is made of; what they have stands for itself.
+        texts: all parts of the prompt; private characters in them are never used as stand-ins.
 
     Attributes:
-        stand_ins: those that were used.
+        stand_ins: the stand-ins used so far.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ class _Substitution:
         self._free = (char for char in _PRIVATE if char not in used)
 
     def made(self, value: Any, strings: SpecialStrings) -> Any:
-        """The same value with stand-ins in its strings, keys of objects included."""
+        """Return the value with stand-ins in its strings, keys of objects included."""
         try:
             return self._made(value, strings)
         except RecursionError as error:
@@ -157,7 +157,7 @@ class _Substitution:
 
 
 def unescaped(text: str, stand_ins: StandIns) -> str:
-    """A rendered text with its stand-ins as they are, where the template wrote escapes of them."""
+    """Return a rendered text with escaped stand-ins, as the template may write them, unescaped."""
     if not stand_ins or "\\u" not in text:
         return text
 
@@ -169,9 +169,9 @@ def unescaped(text: str, stand_ins: StandIns) -> str:
 
 
 def _texts(values: list[Any]) -> list[str]:
-    """All strings in some values; without recursion, for they are as deep as JSON may be."""
+    """Return all strings in some values; without recursion, as JSON may be nested deeply."""
     texts, unread = [], list(values)
-    for value in unread:  # which grows
+    for value in unread:  # grows during the loop
         if isinstance(value, str):
             texts.append(value)
         elif isinstance(value, list | tuple):
@@ -183,7 +183,7 @@ def _texts(values: list[Any]) -> list[str]:
 
 
 def _texts_at(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The same, each behind its path."""
+    """Yield each string in a value after its path."""
     unread = [(path, value)]
     while unread:
         path, value = unread.pop()

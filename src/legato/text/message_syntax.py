@@ -1,6 +1,6 @@
-"""How models write messages: where reasoning and tool calls stand in the text.
+"""How models mark reasoning and tool calls in the text of a message.
 
-A checkpoint says so in its chat template alone, which writes a history with the same marks.
+A checkpoint shows the marks only in its chat template, which writes past messages with them.
 """
 
 import re
@@ -11,24 +11,24 @@ _READS_TOOLS = re.compile(r"\{[{%][^{}]*\b(?:xml_)?tools\b")
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """What stands around a part of a message."""
+    """The text before and after a part of a message."""
 
     begin: str
     end: str
 
 
 class ToolCallSyntax(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model calls tools: in sections, each with one call, or several.
+    """How a model calls tools: in sections, each with one call or several.
 
     Attributes:
-        begin, end: of a section; an empty end is that of the message.
-        arguments_key: a call is a JSON object of "name" and this, or a list of such objects.
-        name_end: stands between a call's name and its arguments, where it is no such object.
-        id_begin: stands between its name and an id before `name_end`, where there is one.
-        is_list: whether a section's calls are a list even where it is one alone.
-        is_bare: whether a message that is such an object is a call, without `begin`.
-        separator: between sections, or between the calls of a section that the message ends.
-        id_chars: length of a call's id, where the chat template insists on one.
+        begin, end: of a section; an empty `end` means the end of the message.
+        arguments_key: a call is a JSON object of "name" and this key, or a list of such objects.
+        name_end: text between a call's name and its arguments, if calls are no JSON objects.
+        id_begin: text between a call's name and its id before `name_end`, if calls have ids.
+        is_list: whether a section always holds a list of calls, even of one.
+        is_bare: whether a message that is one such object is a call, without `begin`.
+        separator: between sections, or between calls in a section that ends with the message.
+        id_chars: length of a call's id, if the chat template requires one.
     """
 
     begin: str
@@ -43,12 +43,12 @@ class ToolCallSyntax(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageSyntax(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model writes around the parts of its messages; the rest is content.
+    """The marks around the parts of a model's messages; the rest is content.
 
     Attributes:
-        reasoning: around what comes before everything else, if it does; None where it never does.
-        is_reasoning_open: whether the prompt has ended within it.
-        tool_calls: None where calls are content like the rest.
+        reasoning: marks of reasoning at the start of a message; None if the model has none.
+        is_reasoning_open: whether the prompt ends inside reasoning.
+        tool_calls: None if calls are content like the rest.
     """
 
     reasoning: Marks | None = None
@@ -65,7 +65,7 @@ class MessageSyntax(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All texts that are no part of what they stand around."""
+        """All marks, which are not part of the text that they enclose."""
         reasoning, calls = self.reasoning, self.tool_calls
         of_reasoning = (reasoning.begin, reasoning.end) if reasoning else ()
         of_calls = (calls.begin, calls.end, calls.name_end, calls.id_begin) if calls else ()
@@ -73,7 +73,7 @@ class MessageSyntax(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HERMES = ToolCallSyntax(begin="<tool_call>", end="</tool_call>")
-"""Nous Hermes', and that of Qwen and SmolLM; what a model is told to use that has no other."""
+"""Of Nous Hermes, Qwen and SmolLM; also taught to models without a syntax of their own."""
 LLAMA = ToolCallSyntax(
     begin="<|python_tag|>", arguments_key="parameters", is_bare=True, separator="; "
 )
@@ -83,7 +83,7 @@ MISTRAL_NAMED = ToolCallSyntax(
 )
 
 _REASONING = (Marks("<think>", "</think>"), Marks("[THINK]", "[/THINK]"))
-_TOOL_CALLS = (  # what a template has in it, the most telling first
+_TOOL_CALLS = (  # strings in a template, the most specific first
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_NAMED),
     (("[TOOL_CALLS]",), MISTRAL),
     (("<tool_call>",), HERMES),
@@ -93,7 +93,7 @@ _TOOL_CALLS = (  # what a template has in it, the most telling first
 
 
 def syntax_of(chat_template: str) -> MessageSyntax:
-    """What a model with this chat template writes; unknown tool calls are taken for Hermes'."""
+    """Return the syntax of models with this chat template; tool calls default to Hermes'."""
     return MessageSyntax(
         reasoning=next((marks for marks in _REASONING if marks.end in chat_template), None),
         tool_calls=next(
@@ -108,10 +108,10 @@ def syntax_of(chat_template: str) -> MessageSyntax:
 
 
 def reads_tools(chat_template: str) -> bool:
-    """Whether a chat template tells the model of tools."""
+    """Whether a chat template shows tools to the model."""
     return _READS_TOOLS.search(chat_template) is not None
 
 
 def reads_tool_calls(chat_template: str) -> bool:
-    """Whether a chat template writes the tool calls of a history."""
+    """Whether a chat template writes tool calls of past messages."""
     return "tool_calls" in chat_template

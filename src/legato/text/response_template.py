@@ -1,7 +1,7 @@
-"""What a checkpoint itself declares of its messages: transformers' `response_template`.
+"""Reads a checkpoint's own declaration of its messages: transformers' `response_template`.
 
-Its literal marks are taken. Its patterns are not: they are programs of the checkpoint's author,
-which no process that serves others is to run on every token.
+Only its literal marks are used. Its patterns are programs of the checkpoint's author, which a
+shared server must not run on every token.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ _REASONING = ("thinking", "reasoning_content", "reasoning")
 
 
 class _Field(msgspec.Struct):
-    """Attributes: as transformers' field of that name; of another type it is not taken."""
+    """A field of the template under transformers' names; one of another type is ignored."""
 
     open: str
     close: str | None = None
@@ -31,11 +31,11 @@ class _Field(msgspec.Struct):
 
 
 def declared_syntax(response_template: object, recognised: MessageSyntax) -> MessageSyntax:
-    """A syntax with what a template declares in literals.
+    """Return `recognised` with the marks that a template declares as literals.
 
     Args:
-        response_template: as in tokenizer_config.json, whatever that holds.
-        recognised: what the chat template tells, and what is left of it.
+        response_template: the value in tokenizer_config.json, of any type.
+        recognised: the syntax found in the chat template; it stays where nothing is declared.
     """
     fields = response_template.get("fields") if isinstance(response_template, dict) else None
     if not isinstance(fields, dict):

@@ -1,4 +1,4 @@
-"""Strings that a tokenizer reads as special tokens, found in texts that must not have them."""
+"""Finds special tokens in texts that must not contain them."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterable, Iterator
 SEPARATOR = "\0"
 _NEVER = r"(?!)"
 _MAX_CHARS = 64
-"""Of a string: a longer one is found by its beginning, which keeps the pattern small."""
+"""Longer strings are found by their beginning, which keeps the pattern small."""
 
 
 class SpecialStrings:
     """A set of special strings.
 
     Args:
-        strings: at least one character each.
-        others: all other strings that are tokens as a whole; where one of them contains a special
-            string, the longer one is the token.
+        strings: special strings, of at least one character each.
+        others: all other strings that are whole tokens; one that contains a special string is read
+            as the longer token.
     """
 
     def __init__(self, strings: Iterable[str], others: Iterable[str] = ()) -> None:
@@ -35,23 +35,23 @@ class SpecialStrings:
         self._any_place = re.compile(f"{whole}|{ending}")
 
     def may_be_in(self, joined: str) -> bool:
-        """Whether one of many texts has `places`; far faster than to look at each.
+        """Whether `places` would find any in many texts; far faster than searching each.
 
         Args:
             joined: the texts, with `SEPARATOR` between them.
         """
-        has_first = any(first in joined for first in self._firsts)  # as few texts have
+        has_first = any(first in joined for first in self._firsts)  # few texts have one
         return has_first and self._any_place.search(joined) is not None
 
     def first(self, text: str) -> str | None:
-        """The first special string in a text."""
+        """Return the first special string in a text."""
         found = next(self._found(text), None)
         return found and found[0]
 
     def places(self, text: str) -> list[int]:
-        """Indices of characters without which no special string begins in a text.
+        """Return indices of characters to replace so that no special string begins in a text.
 
-        One that ends the text unfinished counts too: the next text may finish it.
+        A special string cut off by the end of the text counts too: the next text may complete it.
         """
         if not any(first in text for first in self._firsts):
             return []
@@ -65,7 +65,7 @@ class SpecialStrings:
         return sorted(places)
 
     def _found(self, text: str) -> Iterator[re.Match[str]]:
-        """All special strings, which may overlap."""
+        """Yield all special strings, which may overlap."""
         found = self._pattern.search(text)
         while found is not None:
             is_other = found[0] in self._others
@@ -75,12 +75,12 @@ class SpecialStrings:
 
 
 def _num_blanks(text: str) -> int:
-    """In front of a text."""
+    """Return the number of blanks at the start of a text."""
     return len(text) - len(text.lstrip())
 
 
 def _pattern(strings: Collection[str]) -> str:
-    """A pattern of the longest of the strings, in which each character is looked at once."""
+    """Return a pattern that matches the longest of the strings and reads each character once."""
     rests: dict[str, list[str]] = {}  # key the first character
     for text in filter(None, strings):
         rests.setdefault(text[0], []).append(text[1:])

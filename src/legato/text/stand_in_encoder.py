@@ -1,4 +1,4 @@
-"""Tokenizing texts in which characters stand in for others, so that these are no special tokens."""
+"""Tokenizes texts in which stand-ins keep special strings from being read as tokens."""
 
 import json
 import secrets
@@ -15,14 +15,14 @@ _CONTEXTS = ("{}", " {} ", "a{}a", "\n{}\n")
 
 
 class StandInEncoder:
-    """Encodes as a tokenizer does, but for special tokens with a stand-in in them.
+    """Encodes like its tokenizer, except that special strings with a stand-in are plain text.
 
-    A tokenizer cuts special tokens out of a text, then normalizes and splits what is between them.
-    Here the normalizer begins by putting the characters back for which others stand in. What is
-    around them is split and merged as it would be around any other string.
+    A tokenizer cuts special tokens out of a text, then normalizes and splits the text between them.
+    Here the normalizer first restores the characters that stand-ins replace. The text around them
+    is split and merged as it would be around any other string.
 
     Args:
-        backend: the tokenizer, whose model is shared.
+        backend: the tokenizer; its model is shared.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -30,11 +30,11 @@ class StandInEncoder:
         self._added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
 
     def encode(self, text: str, stand_ins: StandIns) -> list[int]:
-        """Token ids of `text` with the characters that are stood in for."""
+        """Return the token ids of `text` with its stand-ins restored."""
         return self._encode(self._model, text, stand_ins)
 
     def _encode(self, model: Model, text: str, stand_ins: StandIns) -> list[int]:
-        # A new one each time, in a tenth of a millisecond: threads may share this object.
+        # A new tokenizer for each call, in a tenth of a millisecond: threads may share this object.
         tokenizer = Tokenizer(model)
         steps = [normalizers.Replace(stand_in, char) for stand_in, char in stand_ins.items()]
         own = [] if self._backend.normalizer is None else [self._backend.normalizer]
@@ -47,19 +47,19 @@ class StandInEncoder:
         return [moved.get(token_id, token_id) for token_id in ids] if moved else ids
 
     def _moved(self, tokenizer: Tokenizer) -> dict[int, int]:
-        """Key an id of another tokenizer with the same added tokens, value the one here."""
+        """Map ids of `tokenizer` to ids of the backend; only added tokens that differ."""
         ids = ((tokenizer.token_to_id(token.content), i) for i, token in self._added.items())
         return {theirs: ours for theirs, ours in ids if theirs is not None and theirs != ours}
 
     def warm_up(self) -> None:
-        """Find the model that texts are encoded with, for which the first would otherwise wait."""
+        """Find the model to encode with, so that the first request does not wait for it."""
         self._model  # noqa: B018
 
     @cached_property
     def _model(self) -> Model:
-        """The model, or one that is without the special tokens, where it spells these itself.
+        """The backend's model, without its special tokens if it would produce them from plain text.
 
-        Models of whole words do, and Unigram: a piece of its vocabulary is found in any text.
+        Word-level models do that, and Unigram, which finds a piece of its vocabulary in any text.
         """
         model: Model = self._backend.model
         special = {i: token.content for i, token in self._added.items() if token.special}
@@ -72,14 +72,14 @@ class StandInEncoder:
             for context in _CONTEXTS
             for token_id in self._encode(model, "".join(map(context.format, texts)), stand_ins)
         }
-        unknown = getattr(model, "unk_token", None)  # which stands for any text
+        unknown = getattr(model, "unk_token", None)  # stands for any text
         if spelled.isdisjoint(token_id for token_id, text in special.items() if text != unknown):
             return model
         return _without(self._backend, frozenset(special.values()))
 
 
 def _before_normalizing(token: AddedToken) -> AddedToken:
-    """A special token that is cut out first of all, before the stand-ins are undone."""
+    """Make a special token match before normalization, which would restore the stand-ins."""
     if not (token.special and token.normalized):
         return token
     return AddedToken(
@@ -93,7 +93,7 @@ def _before_normalizing(token: AddedToken) -> AddedToken:
 
 
 def _without(backend: Tokenizer, texts: frozenset[str]) -> Model:
-    """The model with other, unguessable texts for some tokens, whose ids stay taken."""
+    """Return the model with some tokens renamed to secret texts; their ids stay taken."""
     secret = secrets.token_hex(16)
 
     def renamed(text: str) -> str:

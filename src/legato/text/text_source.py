@@ -1,4 +1,4 @@
-"""Where what reads and writes texts is to be loaded from; `text_loader.py` loads it."""
+"""Paths of a tokenizer and of a checkpoint's defaults; `text/loader.py` loads them."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from legato.core.errors import ConfigError
 
 
 class TextSource(msgspec.Struct, frozen=True):
-    """Where to load it from.
+    """Paths of the files that `load_text` reads.
 
     Attributes:
-        model, tokenizer: paths, as of `ModelSource`.
-        chat_template: the text of one in place of the tokenizer's own.
+        model, tokenizer: paths, as in `ModelSource`.
+        chat_template: a template's text, in place of the tokenizer's own.
     """
 
     model: str
@@ -23,13 +23,13 @@ class TextSource(msgspec.Struct, frozen=True):
 
 
 def text_source(config: ModelConfig, source: ModelSource) -> TextSource:
-    """What the configuration says.
+    """Resolve a configuration's tokenizer and chat template.
 
     Args:
-        source: of the model.
+        source: the model's files.
 
     Raises:
-        ConfigError: there is no such tokenizer, or no such file of a template.
+        ConfigError: the tokenizer or the template's file does not exist.
     """
     tokenizer = source if config.tokenizer is None else resolve_tokenizer(config.tokenizer)
     template = config.chat_template
@@ -41,7 +41,7 @@ def text_source(config: ModelConfig, source: ModelSource) -> TextSource:
 
 
 def _template_text(given: str) -> str:
-    """What a file holds, or the text itself, which no file's name looks like."""
+    """Return a file's contents, or `given` itself if it is a template's text."""
     if "{" in given:
         return given
     try:

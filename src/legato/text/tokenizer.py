@@ -1,4 +1,4 @@
-"""Text to token ids and back, and conversations to text. Torch-free: the text processes use it."""
+"""Encodes text, decodes tokens and renders conversations. Torch-free, for the text processes."""
 
 import codecs
 import json
@@ -23,30 +23,30 @@ from legato.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
 _MAX_GUARDS = 8
-"""Kept for as many chat templates; requests may bring their own."""
+"""Guards kept, one for each chat template; requests may bring their own templates."""
 _PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
-"""Of a tokenizer's options: about this machine, and of no use elsewhere."""
+"""Options of a tokenizer that concern this machine only."""
 
 
 class Tokenizer:
     """A model's tokenizer.
 
     Attributes:
-        pretrained: as transformers has it.
+        pretrained: transformers' tokenizer.
         backend: the `tokenizers.Tokenizer` underneath.
         vocab_size: number of tokens, added ones included; the model's own V may be larger.
-        eos_token_id: the tokenizer's end-of-sequence token, None where it has none.
-        special_token_ids: tokens that steer the model and are no part of the text.
-        max_token_chars: characters of the longest token, so that a text of more than this times N
-            is more than N tokens.
-        response_template: what the checkpoint declares of its messages, unchecked.
-        template_problem: why the model's chat template cannot be used, None where it can.
+        eos_token_id: the tokenizer's end-of-sequence token; None without one.
+        special_token_ids: tokens that steer the model and are not part of the text.
+        max_token_chars: characters of the longest token, so that a text of more than N times this
+            has more than N tokens.
+        response_template: the checkpoint's declaration of its messages, unchecked.
+        template_problem: why the model's chat template is unusable; None if it is usable.
     """
 
     def __init__(self, pretrained: PreTrainedTokenizerFast) -> None:
         self.pretrained = pretrained
         self.backend: TokenizerBackend = pretrained.backend_tokenizer
-        # A tokenizer.json may have been saved with these on; they would cut prompts silently.
+        # A tokenizer.json may have been saved with these on, and would silently cut prompts.
         self.backend.no_truncation()
         self.backend.no_padding()
         self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
@@ -67,37 +67,37 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """What decoding tokens one by one needs of this."""
+        """The bytes of all tokens, to decode tokens one by one."""
         return Vocabulary.of(map(self.token_bytes, range(self._num_ids)), self.special_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; `add_special_tokens` adds what the model puts around a prompt.
+        """Return the token ids of `text`; `add_special_tokens` adds those around a prompt.
 
         Raises:
-            InvalidRequestError: the text has a lone surrogate, which is no character.
+            InvalidRequestError: the text has a lone surrogate.
         """
         _check_characters(text, "a prompt")
-        # Unlike `encode`, this finds no offsets, which would take as long again.
+        # Unlike `encode`, this computes no offsets, which would double the time.
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         token_ids: list[int] = encoding.ids
         return token_ids
 
     def encode_rendered(self, text: str, stand_ins: StandIns) -> list[int]:
-        """Token ids of what `render_chat` made of a conversation.
+        """Return the token ids of a conversation that `render_chat` rendered.
 
         Args:
-            stand_ins: those that a `MessageGuard` put into it.
+            stand_ins: the stand-ins that a `MessageGuard` put into it.
         """
         if not stand_ins:
             return self.encode(text, add_special_tokens=False)
         return self._stand_in_encoder.encode(text, stand_ins)
 
     def message_guard(self, template: str, syntax: MessageSyntax) -> MessageGuard:
-        """What finds special tokens in conversations that are written by a chat template.
+        """Return a guard against special tokens in conversations for this chat template.
 
-        Those are the tokenizer's special tokens, and added tokens that the template writes, such as
-        `<｜User｜>` of DeepSeek's, which are not called special. Marks of reasoning and tool calls
-        that are not are no danger.
+        It guards the tokenizer's special tokens, and added tokens that the template writes, such as
+        DeepSeek's `<｜User｜>`, which are not declared special. It lets pass marks of reasoning and
+        tool calls that are not declared special.
         """
         return self._make_guard(template, syntax.marks)
 
@@ -119,11 +119,11 @@ class Tokenizer:
         return StandInEncoder(self.backend)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
+        """Return the text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """As `Vocabulary` has it."""
+        """Return a token's bytes, as `Vocabulary.token_bytes` does."""
         if token_id in self._added:
             content: str = self._added[token_id].content
             return content.encode()
@@ -138,7 +138,7 @@ class Tokenizer:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Its configuration, as in tokenizer_config.json, but for where its files lie; for JSON."""
+        """Its configuration, as in tokenizer_config.json without paths of files; for JSON."""
         pretrained = self.pretrained
         told = {
             name: _plain(value)
@@ -151,15 +151,15 @@ class Tokenizer:
         return told
 
     def warm_up(self) -> None:
-        """Make all that the first conversation would otherwise wait for, and compile the template.
+        """Prepare everything that the first conversation needs, and compile the template.
 
-        Where it is no Jinja, that becomes the `template_problem`.
+        A template that is no valid Jinja becomes the `template_problem`.
         """
         self._stand_in_encoder.warm_up()
         try:
             self.render_chat([{"role": "user", "content": "Hello"}])
         except InvalidRequestError as error:
-            # It may refuse what is no real conversation, for which it is compiled, too.
+            # It may reject this conversation, but it has been compiled by then.
             if isinstance(error.__cause__, TemplateSyntaxError):
                 wrong = error.__cause__
                 self.template_problem = (
@@ -167,14 +167,14 @@ class Tokenizer:
                 )
 
     def chat_template(self, given: str | None = None, *, has_tools: bool = False) -> str:
-        """The template that a conversation is rendered with: a checkpoint may have several.
+        """Return the template for a conversation; a checkpoint may have several.
 
         Args:
-            given: a template in place of the model's own.
+            given: replaces the model's own template.
             has_tools: whether tools go with the conversation.
 
         Raises:
-            InvalidRequestError: there is none.
+            InvalidRequestError: the model has no template.
         """
         if given is None and self.template_problem is not None:
             raise InvalidRequestError(self.template_problem, param="messages")
@@ -185,12 +185,12 @@ class Tokenizer:
             raise InvalidRequestError(str(error), param="messages") from error
 
     def special_token_id(self, text: str) -> int | None:
-        """Id of the special token that is written so, None where there is none."""
+        """Return the id of the special token with this text; None if there is none."""
         token_id: int | None = self.backend.token_to_id(text)
         return token_id if token_id in self.special_token_ids else None
 
     def special_marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
-        """Ids of the marks that are special tokens, which a text leaves out."""
+        """Return ids of the marks that are special tokens, which decoded text omits."""
         ids = map(self.special_token_id, syntax.marks)
         return tuple(token_id for token_id in ids if token_id is not None)
 
@@ -204,22 +204,22 @@ class Tokenizer:
         chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """Make a text of a conversation with the model's template, in transformers' Jinja sandbox.
+        """Render a conversation with the model's template, in transformers' Jinja sandbox.
 
-        Templates may take any time and memory: whoever runs one for somebody else bounds both.
+        A template may take any amount of time and memory: a server must limit both.
 
         Args:
-            messages: each with keys "role" and "content", and what else the template reads.
+            messages: each with keys "role" and "content", and others that the template reads.
             tools: functions that the model may call, in OpenAI's form.
             add_generation_prompt: end with the opening of an assistant's message.
-            continue_final_message: leave the last message open, for the model to go on with.
-            chat_template: a template in place of the model's own.
+            continue_final_message: leave the last message open for the model to continue.
+            chat_template: replaces the model's own template.
             kwargs: further variables of the template.
 
         Raises:
             InvalidRequestError: there is no template, it refuses these messages, or it writes a
                 lone surrogate.
-            MemoryError: the template wants more than there is.
+            MemoryError: the template needs more memory than there is.
         """
         if chat_template is None and self.template_problem is not None:
             raise InvalidRequestError(self.template_problem, param="messages")
@@ -235,7 +235,7 @@ class Tokenizer:
             )
         except MemoryError:
             raise
-        # A template is a program of the model's author, run on a client's data: it raises anything.
+        # The model author's program, run on a client's data, may raise anything.
         except Exception as error:
             raise InvalidRequestError(
                 f"the chat template failed on these messages: {error}", param="messages"
@@ -245,7 +245,7 @@ class Tokenizer:
 
 
 class _Pretrained(PreTrainedTokenizerFast):  # type: ignore[misc]
-    """transformers' wrapper around a new backend, of which its own constructor makes a copy."""
+    """transformers' wrapper around a new backend; the base constructor would copy the backend."""
 
     def __init__(self, backend: TokenizerBackend, **options: Any) -> None:
         self._tokenizer = backend
@@ -253,13 +253,13 @@ class _Pretrained(PreTrainedTokenizerFast):  # type: ignore[misc]
 
 
 def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tokenizer:
-    """Load the tokenizer beside a checkpoint: its tokenizer.json, or what a GGUF file describes.
+    """Load a checkpoint's tokenizer: its tokenizer.json, or the one a GGUF file describes.
 
     Args:
-        chat_template: the text of one in place of its own.
+        chat_template: a template's text, in place of the tokenizer's own.
 
     Raises:
-        UnsupportedModelError: there is none, or of a kind that Legato does not know.
+        UnsupportedModelError: there is no tokenizer, or its kind is not supported.
     """
     if source.is_gguf:
         metadata = GGUFFile(source.path).metadata
@@ -271,7 +271,7 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tok
             f"{source.path} has no tokenizer.json; convert its tokenizer with transformers' "
             "AutoTokenizer and save_pretrained, or name another's by --tokenizer"
         )
-    # The base class takes tokenizer.json as it is; AutoTokenizer would import torch.
+    # The base class reads tokenizer.json directly; AutoTokenizer would import torch.
     with refusing_what_fails(source.path):
         pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
         check_token_ids(source.path / "tokenizer.json", pretrained.get_vocab())
@@ -295,7 +295,7 @@ def _check_characters(text: str, what: str, param: str | None = None) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """With texts in place of added tokens."""
+    """Replace added tokens by their text, at any depth."""
     if isinstance(value, AddedToken):
         return value.content
     if isinstance(value, dict):
@@ -312,9 +312,9 @@ def _is_byte_level(backend: TokenizerBackend) -> bool:
 
 @lru_cache(maxsize=1)
 def _byte_of_letter() -> dict[int, int]:
-    """GPT-2's spelling of bytes (Radford et al., 2019): key the letter's code, value the byte.
+    """Return GPT-2's spelling of bytes (Radford et al., 2019): key a letter's code, value its byte.
 
-    Printable Latin-1 characters stand for themselves, the rest for the letters from U+0100 on.
+    Printable Latin-1 characters stand for themselves; letters from U+0100 on, for the other bytes.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))

@@ -1,4 +1,4 @@
-"""What each token stands for: all that a stream needs of a tokenizer. Loads nothing to speak of."""
+"""The bytes of each token: all that a stream needs of a tokenizer. Imports next to nothing."""
 
 from collections.abc import Iterable
 
@@ -11,9 +11,9 @@ class Vocabulary(msgspec.Struct, frozen=True):
     """The bytes of all tokens.
 
     Attributes:
-        text: of token 0, token 1 and so on, side by side.
-        ends: where each one's bytes end in `text`.
-        special_token_ids: tokens that steer the model and are no part of the text.
+        text: bytes of token 0, token 1 and so on, concatenated.
+        ends: end of each token's bytes in `text`.
+        special_token_ids: tokens that steer the model and are not part of the text.
     """
 
     text: bytes
@@ -22,7 +22,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, tokens: Iterable[bytes], special_token_ids: frozenset[int]) -> "Vocabulary":
-        """Args: tokens: in the order of their ids, empty where an id is no token."""
+        """Args: tokens: in the order of their ids; empty for an id that is no token."""
         text = bytearray()
         ends = token_array(())
         for token in tokens:
@@ -32,11 +32,11 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
     @property
     def num_ids(self) -> int:
-        """One more than the largest token id, whether or not all below are tokens."""
+        """The largest token id plus one, even if some ids below are no tokens."""
         return len(self.ends)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for, empty for an id that is no token.
+        """Return the bytes of one token, empty for an id that is no token.
 
         A SentencePiece token keeps its leading space, which decoding drops at the start of a text.
         """

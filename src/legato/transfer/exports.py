@@ -1,4 +1,4 @@
-"""Prompts whose blocks other engines may fetch, for as long as these ask for them."""
+"""Prompts with blocks that other engines may fetch, while their leases last."""
 
 import math
 import threading
@@ -9,11 +9,11 @@ import msgspec
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What there is of a prompt.
+    """The available blocks of a prompt.
 
     Attributes:
-        block_ids: those that were not known before.
-        is_complete: there will not be more.
+        block_ids: blocks that the other engine does not know yet.
+        is_complete: whether there will be no more.
     """
 
     block_ids: list[int]
@@ -30,16 +30,17 @@ class _Export:
 
 
 class Exports:
-    """Filled by the engine's loop, and asked by the thread that speaks to other engines.
+    """Prompts that other engines may fetch.
 
-    What is told to another engine renews its lease, and says that all it has read so far was there
-    when it read it: nothing is given up in between without the next answer saying so.
+    The engine's loop adds them; the thread that talks to other engines reads them. Each answer to
+    an engine renews its lease, and confirms that all blocks read so far were still kept when they
+    were read: once a prompt is given up, the next answer says so.
 
     Args:
-        lease_s: how long a prompt that is complete is kept for whoever does not ask.
+        lease_s: how long a complete prompt is kept without a request for it.
 
     Attributes:
-        num_expired: prompts whose leases ran out.
+        num_expired: prompts with expired leases.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +52,7 @@ class Exports:
         self._released: list[str] = []
 
     def begin(self, transfer_id: str, prompt_digest: bytes) -> bool:
-        """Nothing is computed yet; False where there is one of that name already."""
+        """Add a prompt with nothing computed yet; return False if its id is in use."""
         with self._lock:
             if transfer_id in self._exports:
                 return False
@@ -59,14 +60,14 @@ class Exports:
             return True
 
     def grow(self, transfer_id: str, block_ids: Iterable[int]) -> None:
-        """Further blocks are computed."""
+        """Add computed blocks."""
         with self._lock:
             export = self._exports.get(transfer_id)
             if export is not None:
                 export.block_ids += block_ids
 
     def complete(self, transfer_id: str) -> None:
-        """All blocks are there: from now on there is a lease."""
+        """Mark a prompt as complete, and start its lease."""
         with self._lock:
             export = self._exports.get(transfer_id)
             if export is not None:
@@ -74,13 +75,13 @@ class Exports:
                 export.expires_s = self._clock() + self.lease_s
 
     def give_up(self, transfer_id: str) -> None:
-        """The prompt will not be computed."""
+        """Drop a prompt that will not be computed."""
         with self._lock:
             if self._exports.pop(transfer_id, None) is not None:
                 self._released.append(transfer_id)
 
     def ask(self, transfer_id: str, prompt_digest: bytes, num_known: int) -> Offer | None:
-        """What there is of a prompt beside its first `num_known` blocks; None if it is not kept."""
+        """Return a prompt's blocks after its first `num_known`; None if it is not kept."""
         with self._lock:
             export = self._exports.get(transfer_id)
             if export is None or export.expires_s <= self._clock():
@@ -92,10 +93,10 @@ class Exports:
             return Offer(export.block_ids[num_known:], export.is_complete)
 
     def release(self, transfer_id: str, reader: int = 0, num_readers: int = 1) -> bool:
-        """Note that a reader has all that it wants, and give the prompt up after the last one.
+        """Record that a reader is done; drop the prompt after the last reader.
 
         Args:
-            reader, num_readers: as of `FetchBlocks`.
+            reader, num_readers: as in `FetchBlocks`.
 
         Returns:
             Whether the prompt was kept until now.
@@ -114,12 +115,12 @@ class Exports:
 
     @property
     def has_released(self) -> bool:
-        """Whether some need not be kept any more."""
+        """Whether the blocks of some prompts can be freed."""
         with self._lock:
             return bool(self._released or self._expired())
 
     def take_released(self) -> list[str]:
-        """Those, since the last time."""
+        """Return the ids of prompts released since the last call."""
         with self._lock:
             expired = self._expired()
             for transfer_id in expired:

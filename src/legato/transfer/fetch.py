@@ -1,4 +1,4 @@
-"""Fetches the blocks of one prompt, as they come to be computed elsewhere."""
+"""Fetches the blocks of one prompt while another engine computes them."""
 
 import asyncio
 import logging
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.001
 _EARLY_LOOK_S = 0.02
 _MOST_BYTES = 1 << 26
-"""Read at a stroke, so that what has come is used while the rest does."""
+"""Bytes of one read: blocks that have come are used while others are read."""
 
 
 class Wanted(NamedTuple):
-    """Blocks to be filled with those of a prompt.
+    """Blocks to fill with those of a prompt.
 
     Attributes:
-        prompt_digest: as of `Hold`.
-        first: the index in the prompt of the first of `block_ids`.
-        note: told each time how many of them hold what they should.
+        prompt_digest: as in `Hold`.
+        first: index in the prompt of the first of `block_ids`.
+        note: called after each answer with the number of blocks confirmed so far.
     """
 
     source: FetchBlocks
@@ -52,14 +52,14 @@ class Wanted(NamedTuple):
 
 
 class Fetcher:
-    """Reads blocks of other engines into this one's cache.
+    """Reads blocks of other engines into this engine's cache.
 
     Args:
-        key, layout: as of `ExportService`.
-        patience_s: how long another engine may take for anything.
+        key, layout: as in `ExportService`.
+        patience_s: longest wait for another engine.
 
     Attributes:
-        link: what it has read.
+        link: measures the bytes read.
     """
 
     def __init__(
@@ -74,25 +74,26 @@ class Fetcher:
         self._peers: dict[bytes, str] = {}  # key a mover's metadata, value its name
 
     async def fetch(self, wanted: Wanted) -> None:
-        """Fill blocks as far as there is anything, and say that this reader is done.
+        """Fill blocks as far as they are available, then report that this reader is done.
 
-        Nothing is written to the blocks any more when this returns or raises, but for the first of:
+        When this returns or raises, nothing writes to the blocks any more, except after
+        `StuckReadError`.
 
         Raises:
-            StuckReadError: a read can be neither ended nor stopped, so that it may write yet.
-            TransferError: why there is no more.
+            StuckReadError: a read can be neither ended nor stopped, so it may still write.
+            TransferError: why not all blocks were filled.
         """
         source = wanted.source
         try:
             async with asyncio.timeout(self._patience_s):
                 streams = await asyncio.open_connection(source.host, source.port)
-        except (OSError, OverflowError, ValueError) as error:  # it may be no address
+        except (OSError, OverflowError, ValueError) as error:  # the address may be invalid
             raise TransferError(f"no engine answers there: {error}") from error
         connection = Connection(*streams, FromExporter, timeout_s=self._patience_s)
         try:
             welcome = await self._greet(connection)
             if not wanted.block_ids:
-                # Only an export that has begun notes who is done.
+                # An export records readers that are done only after it has begun.
                 await self._ask(connection, wanted, 0, time.monotonic() + self._patience_s)
                 await self._leave(connection, source)
                 return
@@ -145,8 +146,8 @@ class Fetcher:
         there: CacheMemory,
         asked: Wanted,
     ) -> None:
-        """Read what is offered until all is there; each answer vouches for what was read."""
-        ours, theirs = asked.block_ids, list[int]()  # those that are wanted, in the prompt's order
+        """Read offered blocks until all are read; each answer confirms the blocks read before."""
+        ours, theirs = asked.block_ids, list[int]()  # wanted blocks here and there, in prompt order
         num_known = num_read = 0
         gives_up_s = time.monotonic() + self._patience_s
         while num_read < len(ours):
@@ -194,7 +195,7 @@ class Fetcher:
         return max(1, _MOST_BYTES // (self._memory.num_planes * self._memory.block_bytes))
 
     async def _read(self, connection: Connection, peer: str, spans: Spans, gpu: int | None) -> None:
-        """Copy, and come back when nothing is written any more."""
+        """Copy blocks; return once nothing writes any more."""
         num_bytes = 0
         self.link.begin()
         try:
@@ -217,7 +218,7 @@ class Fetcher:
             raise TransferError("the other engine cannot be read from")
 
     async def _stop(self, read: Read) -> None:
-        """Wait until nothing is written any more, as long as another engine may take."""
+        """Wait, at most `patience_s`, until nothing writes any more."""
         ends_s = time.monotonic() + self._patience_s
         while not is_over(read):
             if time.monotonic() > ends_s:
@@ -226,5 +227,5 @@ class Fetcher:
 
 
 def is_over(read: Read) -> bool:
-    """Stop a read; whether nothing is written any more."""
+    """Cancel a read; return whether nothing writes any more."""
     return read.state() != "running" or read.cancel()

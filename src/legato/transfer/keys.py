@@ -1,4 +1,4 @@
-"""The key that the engines and routers of a fleet share, and when one is needed."""
+"""Reads the key that the engines and routers of a fleet share."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ _LEAST_KEY_BYTES = 16
 
 
 def read_key(config: TransferConfig) -> bytes:
-    """The shared key; empty where none is needed.
+    """Return the shared key; empty if none is needed.
 
     Raises:
-        ConfigError: it cannot be read or is too short, or is missing and needed.
+        ConfigError: the key cannot be read, is too short, or is missing but needed.
     """
     if config.kv_transfer_key_file is None:
         if not is_loopback(config.kv_transfer_host):

@@ -1,17 +1,17 @@
-"""How much came over the link, and how long it was busy."""
+"""Measures the bytes read over a link, and its busy time."""
 
 import time
 from collections.abc import Callable
 
 
 class LinkUse:
-    """Written by the thread that reads; others may look.
+    """Written by the reading thread; other threads may read it.
 
-    Reads that go on at once share the link: its time is counted once.
+    Concurrent reads share the link, so their time is counted once.
 
     Attributes:
-        num_bytes: of reads that have ended well.
-        busy_s: how long any read went on, up to the end of the last.
+        num_bytes: of reads that have succeeded.
+        busy_s: seconds with a read in progress, up to the end of the last read.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,13 +22,13 @@ class LinkUse:
         self._since_s = 0.0
 
     def begin(self) -> None:
-        """A read begins."""
+        """Record the start of a read."""
         if not self._num_reads:
             self._since_s = self._clock()
         self._num_reads += 1
 
     def end(self, num_bytes: int) -> None:
-        """A read has ended, which brought so much; 0 where it failed."""
+        """Record the end of a read and its bytes, 0 if it failed."""
         now_s = self._clock()
         self.busy_s += now_s - self._since_s
         self._since_s = now_s

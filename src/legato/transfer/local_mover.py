@@ -1,4 +1,4 @@
-"""Copies memory within one process, where two engines are in one."""
+"""Copies memory between two engines in one process."""
 
 import ctypes
 
@@ -6,15 +6,15 @@ from legato.transfer.memory import CacheMemory, Spans
 from legato.transfer.mover import ReadState, TransferError
 
 _known: dict[bytes, CacheMemory] = {}
-"""Key a mover's metadata, of those that are not closed."""
+"""Key the metadata of a mover that is not closed, value its memory."""
 
 
 class LocalMover:
-    """Reads the memory of another one in the same process.
+    """Reads the memory of another mover in the same process.
 
     Args:
-        name: its own.
-        memory: that it makes known.
+        name: of this mover.
+        memory: that other movers may read.
     """
 
     def __init__(self, name: str, memory: CacheMemory) -> None:
@@ -27,7 +27,7 @@ class LocalMover:
         return metadata.decode()
 
     def disconnect(self, peer: str) -> None:
-        """There is nothing to forget."""
+        """Do nothing: there is no state of peers."""
 
     def read(self, peer: str, spans: Spans, gpu: int | None) -> "LocalRead":  # noqa: ARG002
         memory = _known.get(peer.encode())
@@ -40,14 +40,14 @@ class LocalMover:
         return LocalRead()
 
     def progress(self) -> None:
-        """They are made at once."""
+        """Do nothing: copies are complete at once."""
 
     def close(self) -> None:
         _known.pop(self.metadata, None)
 
 
 class LocalRead:
-    """A copy that was made at once."""
+    """A copy that is complete."""
 
     def state(self) -> ReadState:
         return "done"

@@ -1,4 +1,4 @@
-"""Where the blocks of a cache lie, for whoever copies them from elsewhere."""
+"""The memory of a cache's blocks, for copies between caches."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ Spans = npt.NDArray[np.uint64]
 
 
 class CacheMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Planes of blocks, one behind the other: keys and values of each layer in turn.
+    """Planes of blocks, one after the other: keys of layer 0, values of layer 0, and so on.
 
     Attributes:
-        block_bytes: of a block in one plane.
-        gpu: the index of the one that it is on; None on the host.
+        block_bytes: bytes of a block in one plane.
+        gpu: index of the GPU; None for host memory.
     """
 
     address: int
@@ -31,9 +31,9 @@ class CacheMemory(msgspec.Struct, frozen=True, kw_only=True):
     def spans(
         self, blocks: Sequence[int], other: "CacheMemory", other_blocks: Sequence[int]
     ) -> Spans:
-        """What to copy for `other_blocks` of another cache to come to be in `blocks` of this one.
+        """Return the spans that copy `other_blocks` of another cache to `blocks` of this one.
 
-        Blocks that are side by side in both are one span of each plane.
+        Blocks that are adjacent in both caches are one span of each plane.
         """
         here, there = np.asarray(blocks, np.int64), np.asarray(other_blocks, np.int64)
         breaks = np.flatnonzero((np.diff(here) != 1) | (np.diff(there) != 1)) + 1
@@ -46,6 +46,6 @@ class CacheMemory(msgspec.Struct, frozen=True, kw_only=True):
         return spans.reshape(-1, 3)
 
     def _addresses(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """[num_planes, N]."""
+        """Return the addresses of blocks, [num_planes, N]."""
         planes = np.arange(self.num_planes, dtype=np.int64)[:, None] * self.num_blocks
         return self.address + (planes + blocks) * self.block_bytes

@@ -1,4 +1,4 @@
-"""What copies memory from one process to another."""
+"""The interface for copying memory between processes."""
 
 from typing import Literal, Protocol
 
@@ -8,11 +8,11 @@ ReadState = Literal["running", "done", "failed"]
 
 
 class TransferError(Exception):
-    """Another engine cannot be read from: it is gone, or not what is wanted."""
+    """Another engine's memory cannot be read: the engine is gone, or is not the expected one."""
 
 
 class StuckReadError(TransferError):
-    """A copy neither ends nor can be stopped: it may write at any time.
+    """A copy can be neither ended nor stopped: it may write at any time.
 
     Args:
         read: the copy.
@@ -24,43 +24,43 @@ class StuckReadError(TransferError):
 
 
 class Read(Protocol):
-    """A copy that has begun."""
+    """A copy in progress."""
 
     def state(self) -> ReadState: ...
 
     def cancel(self) -> bool:
-        """Give it up; whether nothing will be written any more."""
+        """Stop the copy; return whether nothing will be written any more."""
         ...
 
 
 class Mover(Protocol):
-    """Reads memory that another mover has made known; called from one thread.
+    """Reads memory that another mover has registered. All calls come from one thread.
 
     Attributes:
-        metadata: what others have to know to read the memory that this one makes known.
+        metadata: what other movers need to read the memory registered here.
     """
 
     @property
     def metadata(self) -> bytes: ...
 
     def connect(self, metadata: bytes) -> str:
-        """Get to know another mover; returns its name. Raises `TransferError`."""
+        """Connect to another mover; return its name. Raises `TransferError`."""
         ...
 
     def disconnect(self, peer: str) -> None:
-        """Forget another one, which fails or is gone."""
+        """Forget another mover that failed or is gone."""
         ...
 
     def read(self, peer: str, spans: Spans, gpu: int | None) -> Read:
-        """Begin to copy its memory here; raises `TransferError`.
+        """Start copying a peer's memory here. Raises `TransferError`.
 
         Args:
-            gpu: as of the `CacheMemory` there.
+            gpu: as in the peer's `CacheMemory`.
         """
         ...
 
     def progress(self) -> None:
-        """Have others' reads of this memory go on; called often while there may be any."""
+        """Advance other movers' reads of this memory; called often while there may be any."""
         ...
 
     def close(self) -> None: ...

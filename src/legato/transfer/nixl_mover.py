@@ -1,4 +1,4 @@
-"""Copies memory between processes with NIXL, over whatever joins them."""
+"""Copies memory between processes with NIXL, over any network that joins them."""
 
 import contextlib
 import os
@@ -13,13 +13,13 @@ from legato.transfer.memory import CacheMemory, Spans
 from legato.transfer.mover import ReadState, TransferError
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
-"""NIXL as PyPI has it, for either version of CUDA; both work without."""
+"""NIXL's packages on PyPI, one for each version of CUDA; both work without CUDA."""
 
 _STATES: dict[str, ReadState] = {"DONE": "done", "PROC": "running"}
 
 
 def nixl_package() -> str | None:
-    """The name of the NIXL that is installed."""
+    """Return the name of the installed NIXL package."""
     return next((name for name in _PACKAGES if find_spec(name) is not None), None)
 
 
@@ -27,11 +27,11 @@ class NixlMover:
     """A NIXL agent with one region of memory.
 
     Args:
-        name: no other agent has it.
-        is_local: whether it is to be reached from this machine alone.
+        name: unique among agents.
+        is_local: whether only this machine may reach it.
 
     Raises:
-        ConfigError: NIXL is missing, or does not start.
+        ConfigError: NIXL is missing or does not start.
     """
 
     def __init__(self, name: str, memory: CacheMemory, *, is_local: bool) -> None:
@@ -39,11 +39,11 @@ class NixlMover:
         if package is None:
             raise ConfigError("--kv-role needs NIXL: install legato[disaggregated]")
         if is_local:
-            # UCX listens on all of the machine's networks unless it is told so.
+            # Without this, UCX listens on all networks of the machine.
             os.environ["UCX_NET_DEVICES"] = "lo"
         try:
             api = import_module(f"{package}._api")
-            # Its own thread would look for work all the time, on a core of the model's.
+            # NIXL's own thread would poll all the time, on a core that the model needs.
             settings = api.nixl_agent_config(enable_prog_thread=False)
             self._agent: Any = api.nixl_agent(name, settings)
             self._gpu = memory.gpu
@@ -60,7 +60,7 @@ class NixlMover:
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def disconnect(self, peer: str) -> None:
-        with contextlib.suppress(Exception):  # it was never there, or is no more
+        with contextlib.suppress(Exception):  # the agent may never have known the peer
             self._agent.remove_remote_agent(peer)
 
     def read(self, peer: str, spans: Spans, gpu: int | None) -> "NixlRead":
@@ -71,11 +71,11 @@ class NixlMover:
             return NixlRead(self._agent, handle, self._agent.transfer(handle))
 
     def progress(self) -> None:
-        with contextlib.suppress(Exception):  # a peer was lost, which others see to
+        with contextlib.suppress(Exception):  # a lost peer; its reader reports it
             self._agent.get_new_notifs()
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # peers may be gone, and all of it is about to be
+        with contextlib.suppress(Exception):  # peers may be gone, and the agent ends anyway
             self._agent.deregister_memory(self._region)
 
     def _descriptors(self, addresses: Spans, num_bytes: Spans, gpu: int | None) -> Any:
@@ -85,12 +85,12 @@ class NixlMover:
 
 
 def _kind(gpu: int | None) -> str:
-    """What NIXL calls memory of a host, or of a GPU."""
+    """Return NIXL's name for memory of the host, or of a GPU."""
     return "DRAM" if gpu is None else "VRAM"
 
 
 class NixlRead:
-    """A transfer that was posted; released once it is over."""
+    """A posted transfer; released once it has ended."""
 
     def __init__(self, agent: Any, handle: Any, state: str) -> None:
         self._agent = agent
@@ -101,7 +101,7 @@ class NixlRead:
         if self._state == "running":
             try:
                 told = self._agent.check_xfer_state(self._handle)
-            except Exception:  # the other side was lost
+            except Exception:  # the peer was lost
                 told = "ERR"
             self._state = _STATES.get(told, "failed")
         if self._state != "running":
@@ -111,7 +111,7 @@ class NixlRead:
     def cancel(self) -> bool:
         try:
             self._agent.release_xfer_handle(self._handle)
-        except Exception:  # it cannot be stopped, and is asked again
+        except Exception:  # it cannot be stopped yet; the caller tries again
             return False
         return True
 
@@ -120,5 +120,5 @@ class NixlRead:
 def _as_transfer_error() -> Any:
     try:
         yield
-    except Exception as error:  # NIXL has a class for each
+    except Exception as error:  # NIXL raises many classes
         raise TransferError(f"NIXL: {error or type(error).__name__}") from error

@@ -1,17 +1,17 @@
-"""What engines say to each other before and while blocks are moved.
+"""The protocol of engines before and during a transfer of blocks.
 
-    fetching engine                     the engine that has them
+    fetching engine                     exporting engine
                                     <-  Challenge
     Hello                           ->
                                     <-  Welcome, or Refusal
-    Ask, as often as it has read    ->
-                                    <-  Offer, or Gone
+    Ask, after each read            ->
+                                    <-  Told, or Gone
     Done, as the last message       ->
                                     <-  Released, or Gone
 
 Frames are as in `engine/process/channel.py`, of a bounded length, and nothing in them is pickled.
-Both sides show that they have the shared key before anything is told; without a key, both are on
-one machine.
+Both engines prove that they have the shared key before they exchange anything else; without a key,
+both are on one machine.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ MOST_READERS = 2**16
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 TransferId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Layout = dict[str, str]
-"""What must be the same for blocks to mean the same; key its name, value as one reads it."""
+"""Properties that blocks of both engines must share; key its name, value in words."""
 
 
 class Challenge(msgspec.Struct, frozen=True, tag=True):
@@ -42,7 +42,7 @@ class Challenge(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """Attributes: `proof` is the fetching side's of the challenge."""
+    """Attributes: `proof`: the fetching engine's, of the challenge."""
 
     nonce: Nonce
     proof: bytes
@@ -50,12 +50,12 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Where blocks can be read.
+    """The memory of the exporting engine's blocks.
 
     Attributes:
         proof: of `Hello.nonce`.
-        metadata: of the mover.
-        address, num_blocks, gpu: as of `CacheMemory`.
+        metadata: of its mover.
+        address, num_blocks, gpu: as in `CacheMemory`.
     """
 
     proof: bytes
@@ -70,10 +70,10 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """What there is of a prompt beside its first `num_known` blocks.
+    """Asks for a prompt's blocks after its first `num_known`.
 
     Attributes:
-        prompt_digest: of the prompt that they are wanted for.
+        prompt_digest: of the prompt that needs the blocks.
     """
 
     transfer_id: TransferId
@@ -82,21 +82,21 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
-    """As `Offer`."""
+    """See `Offer`."""
 
     block_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
     is_complete: bool
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
-    """Nothing is kept under that name, nor was when the last blocks were read."""
+    """No such prompt is kept, nor was it when the last blocks were read."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
     """A reader has read all that it wants.
 
     Attributes:
-        reader, num_readers: as of `FetchBlocks`.
+        reader, num_readers: as in `FetchBlocks`.
     """
 
     transfer_id: TransferId
@@ -105,7 +105,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
-    """It was kept until now. It is kept on as long as other readers are not done."""
+    """The prompt was kept until now; it stays while other readers are not done."""
 
 
 FromFetcher = Hello | Ask | Done
@@ -116,8 +116,8 @@ class Connection:
     """One end of a connection between two engines.
 
     Args:
-        message_type: of what comes in.
-        timeout_s: how long the other end may take for a message.
+        message_type: of incoming messages.
+        timeout_s: limit for each message of the other end.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class Connection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the other end has closed it."""
+        """Whether either end has closed the connection."""
         return self._reader.at_eof() or self._writer.is_closing()
 
     async def send(self, message: FromFetcher | FromExporter) -> None:
-        """Raises `TransferError`."""
+        """Send a message. Raises `TransferError`."""
         body = msgspec.msgpack.encode(message)
         try:
             self._writer.write(_LENGTH.pack(len(body)) + body)
@@ -149,7 +149,7 @@ class Connection:
             raise TransferError(f"the connection is lost: {error}") from error
 
     async def receive(self) -> Any:
-        """The next message; raises `TransferError` where it is none, or does not come."""
+        """Return the next message; raises `TransferError` if it is malformed or does not come."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 length = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))[0]
@@ -170,7 +170,7 @@ def new_nonce() -> bytes:
 
 
 def proof(key: bytes, side: str, nonce: bytes) -> bytes:
-    """That `side`, "fetch" or "export", has the key."""
+    """Return the proof that `side`, "fetch" or "export", has the key."""
     return hmac.digest(key, side.encode() + nonce, hashlib.sha256)
 
 

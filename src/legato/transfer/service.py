@@ -1,4 +1,4 @@
-"""Tells other engines which blocks they may read."""
+"""Serves other engines that fetch blocks."""
 
 import asyncio
 import time
@@ -26,18 +26,18 @@ from legato.transfer.protocol import (
 
 _HELLO_S = 5.0
 _WAIT_S, _LOOK_S = 0.1, 0.002
-"""How long an answer waits for blocks that are still being computed, and how often it looks."""
+"""How long an answer waits for blocks still being computed, and how often it checks."""
 _PROGRESS_S = 0.0005
-"""How often reads are looked after, which some networks need."""
+"""How often reads are advanced, which some networks need."""
 _MOST_CONNECTIONS = 256
 
 
 class ExportService:
-    """Serves connections of engines that fetch.
+    """Serves connections of fetching engines.
 
     Args:
-        key: that both sides have.
-        layout: of the blocks; whoever has another one is refused.
+        key: shared by both sides.
+        layout: of the blocks; engines with another layout are refused.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ExportService:
         self._progress: asyncio.Task[None] | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, to its end."""
+        """Serve one connection to its end."""
         self._num_connections += 1
         connection = Connection(reader, writer, FromFetcher, timeout_s=_HELLO_S)
         try:
@@ -63,13 +63,13 @@ class ExportService:
                 while True:
                     await self._answer(connection)
         except TransferError:
-            pass  # it is done, or gone, and its lease runs out
+            pass  # the engine is done or gone, and its lease runs out
         finally:
             self._num_connections -= 1
             connection.close()
 
     def _begin_progress(self) -> None:
-        """Have reads go on for as long as anybody is connected."""
+        """Advance reads while any engine is connected."""
         if self._progress is None or self._progress.done():
             self._progress = asyncio.create_task(self._keep_progressing())
 
@@ -119,7 +119,7 @@ class ExportService:
                 raise TransferError("it says hello again")
 
     async def _offer(self, ask: Ask) -> Offer | None:
-        """What is new, once something is, or the prompt is known to have no more."""
+        """Wait until there are new blocks or the prompt is complete, and return the offer."""
         ends_s = time.monotonic() + _WAIT_S
         while True:
             offer = self._exports.ask(ask.transfer_id, ask.prompt_digest, ask.num_known)

@@ -1,4 +1,4 @@
-"""The thread of an engine process that moves blocks, as its loop sees it."""
+"""Moves blocks in a thread of its own, and reports to the engine's loop."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 _STUCK_LOOK_S = 1.0
-"""How often a read is looked at that can be neither ended nor stopped."""
+"""How often to check a read that can be neither ended nor stopped."""
 
 
 @dataclass
@@ -32,8 +32,8 @@ class StuckFetch:
     """A fetch that has ended while a read of it may still write to the request's blocks.
 
     Attributes:
-        end: what the scheduler is told once the request has other blocks.
-        is_over: whether nothing is written any more.
+        end: the event for the scheduler, once the request has other blocks.
+        is_over: whether nothing writes to the blocks any more.
     """
 
     end: BlocksArrived
@@ -43,19 +43,19 @@ class StuckFetch:
 class Transport:
     """Offers prompts to other engines, and fetches theirs.
 
-    All that takes time is done in a thread of its own. It listens from the start on, if at all.
+    All slow work is done in a thread of its own, which listens from the start, if at all.
 
     Args:
-        mover: of the cache's memory; used by that thread alone from here on.
+        mover: of the cache's memory; from now on only that thread uses it.
         memory: the cache.
         block_size: tokens of a block.
-        port: where it listens, 0 for any that is free; None where it only fetches.
-        layout, key: as of `ExportService`.
-        lease_s: as of `Exports`, and how long another engine may take for anything.
+        port: port to listen on, 0 for any free one; None to fetch only.
+        layout, key: as in `ExportService`.
+        lease_s: as in `Exports`; also the longest wait for another engine.
         prepare: called first in that thread.
 
     Raises:
-        ConfigError: nothing can listen there.
+        ConfigError: the address cannot be listened on.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Transport:
         self._fetcher = Fetcher(mover, memory, layout, key, patience_s=lease_s)
         self._arrived: deque[BlocksArrived] = deque()
         self._stuck: deque[StuckFetch] = deque()
-        self._told_s = 0.0  # of the link's time
+        self._told_s = 0.0  # link time reported so far
         self._fetches: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="transfer", daemon=True)
@@ -101,9 +101,9 @@ class Transport:
         start: int,
         prompt_digest: bytes,
     ) -> None:
-        """Begin to fill blocks with a prompt's tokens from `start` on.
+        """Start filling blocks with a prompt's tokens from `start` on.
 
-        What comes of it is told by `take_arrived`, to its end.
+        `take_arrived` returns the results, up to the end.
         """
         num_arrived = 0
 
@@ -146,31 +146,31 @@ class Transport:
         """Tell another engine that a reader, whose request has ended, wants no blocks."""
 
         async def decline() -> None:
-            with contextlib.suppress(TransferError):  # its lease ends then
+            with contextlib.suppress(TransferError):  # then its lease expires
                 await self._fetcher.fetch(Wanted(source, prompt_digest, (), 0, lambda _: None))
 
         self._begin(decline())
 
     @property
     def link(self) -> LinkUse:
-        """What was fetched over it."""
+        """Measures the bytes fetched."""
         return self._fetcher.link
 
     @property
     def has_arrived(self) -> bool:
-        """Whether there is something to take."""
+        """Whether there are results to take."""
         return bool(self._arrived or self._stuck)
 
     def take_arrived(self) -> list[BlocksArrived]:
-        """What is new since the last time."""
+        """Return the results since the last call."""
         return _taken(self._arrived)
 
     def take_stuck(self) -> list[StuckFetch]:
-        """Fetches that have ended since the last time while a read may still write."""
+        """Return fetches that ended since the last call while a read may still write."""
         return _taken(self._stuck)
 
     def close(self) -> None:
-        """End the thread; nothing is written to the cache any more."""
+        """End the thread; nothing is written to the cache after that."""
         if self._thread.is_alive():
             self._wait_for(self._stop())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -205,5 +205,5 @@ class Transport:
 
 
 def _taken(queue: deque[Result]) -> list[Result]:
-    """All that a thread has put there; others may come meanwhile."""
+    """Take all results that are in the queue now; the thread may add more meanwhile."""
     return [queue.popleft() for _ in range(len(queue))]

@@ -1,1 +1,1 @@
-"""The side that callers see: requests in, text out."""
+"""The engine's side towards callers: takes requests, returns text."""

@@ -1,4 +1,4 @@
-"""What an engine does, for those who watch it: metrics, the dashboard, traces."""
+"""The engine's activity, for metrics, the dashboard and traces."""
 
 from collections.abc import Callable, Iterable
 
@@ -17,16 +17,17 @@ from legato.observe.traces.recent_steps import RecentSteps
 
 
 class Activity:
-    """Where what an engine tells of itself comes together.
+    """Collects the records of an engine and publishes them.
 
     Args:
-        set_recording, set_announcing: told whether anybody wants `records`, and `live`.
+        set_recording, set_announcing: called when `records`, or `live`, gets its first subscriber
+            or loses its last.
 
     Attributes:
-        on_step: told of each step.
-        records: of what the engine does; made while somebody has subscribed.
-        live: what is told before it is over; likewise.
-        recent: the latest steps, whether anybody has subscribed or not.
+        on_step: called with each step.
+        records: of the engine's work; made while there are subscribers.
+        live: records of work that has just begun; likewise.
+        recent: the latest steps, also without subscribers.
     """
 
     def __init__(
@@ -40,16 +41,16 @@ class Activity:
         self.recent = RecentSteps()
 
     def note_sent(self, request: AddRequest) -> None:
-        """The engine has been sent a request."""
+        """Publish that a request was sent to the engine."""
         if self.live.is_wanted:
             self.live.publish([sent(request)])
 
     def note_begun(self, step: StepBegun) -> None:
-        """The engine is about to run a step."""
+        """Publish that the engine is about to run a step."""
         self.live.publish([step])
 
     def note(self, records: Iterable[EngineRecord], now_s: float) -> list[StepRecord]:
-        """The engine has told of what it did; returns the steps among that."""
+        """Publish the engine's records; return the steps among them."""
         come = [received(record, now_s) for record in records]
         steps = [record for record in come if isinstance(record, StepRecord)]
         for step in steps:
@@ -60,7 +61,7 @@ class Activity:
 
 
 def sent(request: AddRequest) -> RequestSent:
-    """What those who watch are told of a request."""
+    """Return the live record of a request."""
     return RequestSent(
         request_id=request.request_id,
         arrived_s=request.sent_s,

@@ -1,4 +1,4 @@
-"""The HTTP server's side of an engine process: requests in, outputs to whoever takes them."""
+"""The HTTP server's side of an engine process: sends requests, delivers outputs."""
 
 import logging
 import time
@@ -40,17 +40,17 @@ logger = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """An engine process, its vocabulary, and the requests it holds: an `Engine`.
+    """An engine process with its vocabulary and unfinished requests: an `Engine`.
 
-    Where another process is started in the place of one that died, requests of which nothing has
-    come yet are sent to it, once; all others end with an error.
+    If the process dies and another is started, requests without any output yet are sent to the new
+    one, once; all others end with an error.
 
     Attributes:
-        info: of the engine that was started first; those after it have the same configuration.
-        defaults: what the checkpoint says about how to generate from it.
-        tickets: what requests say of blocks and other engines.
+        info: of the engine that was started first; later ones have the same configuration.
+        defaults: the checkpoint's recommendations for sampling.
+        tickets: reads and writes requests' parameters for transfers between engines.
         most_batched_tokens: the largest token budget that `reconfigure` takes.
-        activity: what the engine does, for those who watch.
+        activity: publishes records of the engine's work.
     """
 
     def __init__(
@@ -101,9 +101,8 @@ class EngineClient:
 
         Args:
             served_model_names: as of `EngineInfo.renamed`.
-            text: what the model's tokens stand for, and how its makers would generate; awaited
-                while the engine loads.
-            timeout_s: how long an engine with requests may say nothing before it counts as dead.
+            text: the vocabulary and the checkpoint's defaults; awaited while the engine loads.
+            timeout_s: how long an engine with requests may be silent before it counts as dead.
 
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
@@ -130,7 +129,7 @@ class EngineClient:
 
     @property
     def death(self) -> str:
-        """Why there is no engine any more, if so."""
+        """Why there will be no engine any more; empty if there may be."""
         return self._supervisor.death
 
     @property
@@ -139,34 +138,34 @@ class EngineClient:
 
     @property
     def num_stuck(self) -> int:
-        """Engines that were killed because they neither answered nor computed."""
+        """Number of engines killed because they neither answered nor computed."""
         return self._supervisor.num_stuck
 
     @property
     def problem(self) -> str:
-        """Why the engine may be about to be started again; empty if nothing is wrong."""
+        """Why the engine may soon be restarted; empty if nothing is wrong."""
         return "the engine process does not answer" if self._supervisor.is_suspect else ""
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the process that runs, as "engine"; empty while there is none."""
+        """The running process's pid, as "engine"; empty if there is none."""
         pid = self._supervisor.engine_pid
         return {} if pid is None else {"engine": pid}
 
     @property
     def scheduler_config(self) -> SchedulerConfig:
-        """The settings in effect, as they were asked for."""
+        """The settings in effect, before "auto" is resolved."""
         return self._supervisor.config.scheduler
 
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
-        """Plan by other settings from the next step on; requests that run go on.
+        """Use other settings from the next step on; running requests continue.
 
         Args:
             scheduler: with the same `max_num_seqs` and the same classes of service by name.
 
         Raises:
             ConfigError: they contradict each other, or want larger steps than this engine may run.
-            EngineDeadError: there is no engine just now.
+            EngineDeadError: there is no engine at the moment.
         """
         resolved = resolved_anew(scheduler, self.info, self._started)
         self._supervisor.check_running()
@@ -174,11 +173,11 @@ class EngineClient:
         self._deliveries.promise(scheduler.classes)
 
     def watch_cache(self, tell: Callable[[Sequence[KVEvent]], object]) -> None:
-        """Have somebody told what is cached, and what becomes of it, for good.
+        """Subscribe to cache events, for good.
 
         Args:
-            tell: is given events that go together, in their order, the first of which is an
-                `AllBlocksCleared`. Another may come at any time, with all that there is then.
+            tell: called with events that belong together, in order. The first is an
+                `AllBlocksCleared`; another may come at any time, followed by all cached blocks.
         """
         self._cache_watchers.append(tell)
         self._supervisor.send(WatchCache())
@@ -189,11 +188,11 @@ class EngineClient:
         return [sent(one.request) for one in self._submissions]
 
     def kept(self) -> dict[str, KeptPromise]:
-        """What is promised of gaps between tokens, and delivered; key the class."""
+        """Return the promises on gaps between tokens and what was delivered; key the class."""
         return self._deliveries.kept()
 
     def check_running(self) -> None:
-        """Raises `EngineDeadError` where there is no engine just now."""
+        """Raises `EngineDeadError` if there is no engine at the moment."""
         self._supervisor.check_running()
 
     def submitted(
@@ -219,10 +218,10 @@ class EngineClient:
         )
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End the engine process; what still runs in it is lost.
+        """End the engine process; unfinished requests are lost.
 
         Args:
-            at_once: without waiting for the end of its step.
+            at_once: do not wait for the end of its step.
         """
         await self._supervisor.close(at_once=at_once)
 
@@ -236,16 +235,16 @@ class EngineClient:
     def _set_announcing(self, is_on: bool) -> None:
         self._supervisor.send(SetAnnouncing(is_on))
 
-    # What the supervisor tells: this is its `EngineListener`.
+    # `EngineListener`: called by the supervisor.
 
     @property
     def num_unfinished(self) -> int:
         return len(self._submissions)
 
     def engine_is_ready(self, info: EngineInfo) -> None:
-        """Send what an engine had taken before it died, in the order in which it came."""
+        """Set a new engine up, and send it the unfinished requests, oldest first."""
         self.tickets = Tickets(self._supervisor.config.transfer, info.transfer)
-        if self.vocabulary.num_ids:  # a caller may go without
+        if self.vocabulary.num_ids:  # a caller may have no tokenizer
             self._supervisor.send(KnowVocabulary(self.vocabulary))
         if self.activity.records.is_wanted:
             self._set_recording(True)
@@ -257,11 +256,11 @@ class EngineClient:
             self._supervisor.send(one.request)
 
     def note_begun(self, step: StepBegun) -> None:
-        """Tell those who watch."""
+        """Publish that a step begins."""
         self.activity.note_begun(step)
 
     def take_step(self, step: StepOutputs) -> None:
-        """Hand on all outputs in one pass."""
+        """Deliver all outputs of a step in one pass."""
         now_s = time.monotonic()
         self.stats = step.stats
         with _only_logged():
@@ -277,7 +276,7 @@ class EngineClient:
                 tell(events)
 
     def _note_delivery(self, records: Sequence[EngineRecord], given: Sequence[Unfinished]) -> None:
-        """Once all tokens of the step have been written."""
+        """Measure deliveries after all tokens of the step have been written."""
         now_s = time.monotonic()
         step = next((record for record in records if isinstance(record, StepRecord)), None)
         if step is not None:
@@ -286,7 +285,10 @@ class EngineClient:
             self._deliveries.end_step(step.ended_s, now_s, is_mixed=is_mixed)
 
     def engine_died(self, retry_after_s: float) -> None:
-        """End what has begun, and that under which an engine died before: it may be why."""
+        """End requests that have begun, and those during which an engine died before.
+
+        Such a request may be the cause.
+        """
         message = "the engine process died while it held this request"
         for one in self._submissions:
             if one.has_begun or one.request.is_rerun:
@@ -297,14 +299,14 @@ class EngineClient:
         self._tell_of_cache([AllBlocksCleared()])
 
     def engine_is_given_up(self, reason: str) -> None:
-        """End everything."""
+        """End all requests."""
         for one in self._submissions:
             self._submissions.fail(one, EngineDeadError(f"the engine is gone: {reason}"))
 
 
 @contextmanager
 def _only_logged() -> Iterator[None]:
-    """For what watches the engine: an error of it must not keep tokens from their streams."""
+    """Log errors of watchers, which must not keep tokens from their streams."""
     try:
         yield
     except Exception:

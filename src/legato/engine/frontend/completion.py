@@ -1,4 +1,4 @@
-"""From the engine's outputs for one request to a completion: text and tokens, as they come."""
+"""Turns the engine's outputs for one request into a completion's text and tokens."""
 
 import copy
 from functools import cached_property
@@ -23,16 +23,16 @@ class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New text and tokens of one completion of a prompt.
 
     Attributes:
-        output: what the engine told of it. The other attributes say less where a stop string ended
-            the completion within this output.
+        output: the engine's output. The other attributes have less of it if a stop string ended the
+            completion within it.
         index: which of the prompt's `n` completions, from 0.
         text: whole characters only; may be empty while a character or a possible stop string is
             incomplete. The texts of all deltas concatenated are the completion.
         token_ids: sampled since the last delta.
-        logprobs: one entry a token, or None where not asked for.
+        logprobs: one entry a token, or None if not asked for.
         finish_reason: set on the completion's last delta.
         stop_reason: the stop string or stop token id that ended it, if one did.
-        received_s: when the front end had the output, on the clock of its times.
+        received_s: when the front end received the output, on the clock of its times.
     """
 
     output: RequestOutput
@@ -69,11 +69,11 @@ class CompletionStream:
 
     @property
     def needs_abort(self) -> bool:
-        """Whether a stop string ended the completion while the engine would go on."""
+        """Whether a stop string ended the completion before the engine did."""
         return self._stop.matched is not None and not self._finished_by_engine
 
     def push(self, output: RequestOutput, received_s: float = 0.0) -> CompletionDelta:
-        """What the output adds to the completion; its tokens after a stop string are left out."""
+        """Return the delta of an output, without tokens after a stop string."""
         self._finished_by_engine = output.finish_reason is not None
         text, num_taken = "", 0
         for token_id in output.new_token_ids:
@@ -81,7 +81,7 @@ class CompletionStream:
             is_last = num_taken == len(output.new_token_ids)
             ends = is_last and output.finish_reason is FinishReason.STOP
             if ends and token_id in self._end_token_ids and not self._include_stop:
-                break  # the token that ended it, if it was not the grammar that did
+                break  # the end token; if the grammar ended the text, its last token is kept
             text += self._take(token_id)
             if self._stop.matched is not None:
                 break
@@ -106,25 +106,24 @@ class CompletionStream:
 
 
 class Completion:
-    """One completion, put together from its deltas.
+    """One completion, built from its deltas.
 
     Attributes:
         index (int): which of the prompt's `n` completions this is, from 0.
         text (str): the completion without the prompt.
         token_ids (list[int]): the tokens that were sampled.
-        logprobs (list[TokenLogprobs] | None): one entry a token; None where not asked for.
+        logprobs (list[TokenLogprobs] | None): one entry a token; None if not asked for.
         prompt_logprobs (list[TokenLogprobs] | None): one entry for each prompt token from the
-            second on; None where not asked for, and only on index 0.
+            second on; None if not asked for, and only on index 0.
         prompt_scores (list[TokenScores] | None): the same, in the parts that came.
-        finish_reason (FinishReason | None): why it ended; None as long as it goes on.
+        finish_reason (FinishReason | None): why it ended; None while it runs.
         stop_reason (int | str | None): the stop string or stop token id that ended it, if one did.
         num_cached_tokens (int): prompt tokens that were found in the cache.
         cumulative_logprob (float | None): sum of `logprobs`.
-        message (Message | None): what the text says as an answer in a chat; None as long as it
-            goes on.
+        message (Message | None): the text parsed as an assistant's message; None while it runs.
 
     Args:
-        syntax: of the text as a message; None where all of it is content.
+        syntax: for parsing the text as a message; None if all of it is content.
     """
 
     def __init__(self, index: int, syntax: MessageSyntax | None = None) -> None:
@@ -134,7 +133,7 @@ class Completion:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None
         self.prompt_scores: list[TokenScores] | None = None
-        self._prompt_logprobs: list[TokenLogprobs] = []  # of the parts that were read
+        self._prompt_logprobs: list[TokenLogprobs] = []  # of the parts already read
         self._num_parts_read = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -151,7 +150,7 @@ class Completion:
         self.num_cached_tokens = max(self.num_cached_tokens, delta.output.num_cached_tokens)
 
     def snapshot(self) -> "Completion":
-        """As it is now, whatever is added to this one."""
+        """Return a copy that does not change when this one grows."""
         taken = copy.copy(self)
         taken.token_ids = self.token_ids.copy()
         taken.logprobs = copy.copy(self.logprobs)
@@ -160,7 +159,7 @@ class Completion:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs] | None:
-        """One entry for each prompt token from the second on; None where not asked for."""
+        """One entry for each prompt token from the second on; None if not asked for."""
         if self.prompt_scores is None:
             return None
         self._prompt_logprobs += entries_of(self.prompt_scores[self._num_parts_read :])
@@ -169,21 +168,21 @@ class Completion:
 
     @cached_property
     def message(self) -> Message | None:
-        """What the text says as an answer in a chat; None as long as it goes on."""
+        """The text parsed as an assistant's message; None while it runs."""
         if self.finish_reason is None:
             return None
         return read_message(self.text, self.finish_reason, self._syntax)
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """Sum of the sampled tokens' log probabilities, where they were asked for."""
+        """Sum of the sampled tokens' log probabilities; None if not asked for."""
         return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
 
 
 def _extended(
     entries: list[TokenLogprobs] | None, new: tuple[TokenLogprobs, ...] | None
 ) -> list[TokenLogprobs] | None:
-    """`entries` with `new` behind them, in place; None as long as neither was asked for."""
+    """Append `new` to `entries` in place; return None while neither exists."""
     if new is None:
         return entries
     if entries is None:

@@ -1,5 +1,4 @@
-"""What streams were given, by the time at which their tokens were handed on: whether promises on
-gaps are kept, and how the way to clients adds to them."""
+"""Measures delivered gaps between tokens against promises, and the delay from step to client."""
 
 import time
 from collections import deque
@@ -15,10 +14,10 @@ _BINS_PER_PROMISE, _NUM_BINS = 100, 400
 
 
 class RecentGaps:
-    """Gaps of the last minute, counted by how much of what is promised each took.
+    """Gaps of the last minute, counted by their share of the promised gap.
 
-    Adding one takes the same time however many there are; a quantile is right to a hundredth of
-    the promise, and gaps of more than four times that count as such.
+    Adding one takes constant time. A quantile is exact to a hundredth of the promise; gaps of more
+    than four times the promise count as four times.
     """
 
     def __init__(self, promised_s: float) -> None:
@@ -33,7 +32,7 @@ class RecentGaps:
         self._slices[-1][1][int(place)] += 1
 
     def quantile_s(self, quantile: float, now_s: float) -> float | None:
-        """The shortest seconds that so large a share is within; None where there are no gaps."""
+        """Return the shortest time that this share of gaps is within; None without gaps."""
         oldest = int(now_s / _SLICE_S) - _NUM_SLICES
         counts = [sum(bins) for bins in zip(*self._recent(oldest), strict=True)]
         num_within, wanted = 0, quantile * sum(counts)
@@ -48,19 +47,19 @@ class RecentGaps:
 
 
 class StreamDelivery(msgspec.Struct):
-    """When a request was last given a token; None before the first."""
+    """When a request last got a token; None before the first."""
 
     slo_class: str
     last_s: float | None = None
 
 
 class Deliveries:
-    """Follows the steps as their tokens have been handed on.
+    """Measures the delivery of each step's tokens.
 
     Args:
         classes: of service; key the name.
-        on_later: told, of each step with prefill beside decodes, by how many seconds longer than
-            the step before its tokens were on their way from the end of the step.
+        on_later: called after each step with prefill beside decodes, with how many seconds longer
+            its tokens took from the step's end to delivery than those of the step before.
     """
 
     def __init__(
@@ -71,12 +70,12 @@ class Deliveries:
         self.promise(classes)
 
     def promise(self, classes: Mapping[str, SloClass]) -> None:
-        """Go by these promises from now on."""
+        """Measure against these promises from now on."""
         self._promises = {name: slo for name, slo in classes.items() if slo.itl_s is not None}
         self._gaps = {name: RecentGaps(slo.itl_s or 0.0) for name, slo in self._promises.items()}
 
     def kept(self) -> dict[str, KeptPromise]:
-        """What is promised and delivered; key the class."""
+        """Return what is promised and delivered; key the class."""
         now_s = time.monotonic()
         return {
             name: KeptPromise(
@@ -88,17 +87,17 @@ class Deliveries:
         }
 
     def note(self, stream: StreamDelivery, now_s: float) -> None:
-        """Count the gap that a stream's new token ended."""
+        """Count the gap that a stream's new token ends."""
         gaps = self._gaps.get(stream.slo_class)
         if stream.last_s is not None and gaps is not None:
             gaps.add(now_s - stream.last_s, now_s)
         stream.last_s = now_s
 
     def end_step(self, ended_s: float, now_s: float, *, is_mixed: bool) -> None:
-        """All tokens of a step have been handed on.
+        """Note that all tokens of a step were delivered.
 
         Args:
-            ended_s: when the step had ended.
+            ended_s: when the step ended.
             is_mixed: whether it held prefill beside decodes.
         """
         way_s = now_s - ended_s

@@ -1,4 +1,4 @@
-"""What a server needs of what computes."""
+"""The interface of an engine towards its server."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,23 +18,22 @@ from legato.text.vocabulary import Vocabulary
 
 
 class Engine(Protocol):
-    """Takes tokens and gives tokens, whether by a process beside the server or by many elsewhere.
+    """Completes prompts, in a process beside the server or in many elsewhere.
 
     Attributes:
-        info: what there is to know of the model that runs.
-        vocabulary: what its tokens stand for.
-        tickets: what requests say of blocks and other engines.
-        activity: what it does, for those who watch.
-        stats: its numbers, as of the latest step.
-        replicas: those of each replica, where it is a fleet; key the replica's id.
+        info: describes the running model.
+        vocabulary: the model's tokens.
+        tickets: reads and writes requests' parameters for transfers between engines.
+        activity: publishes records of the engine's work.
+        stats: its counters after the latest step.
+        replicas: those of each replica of a fleet; key the replica's id.
         is_alive: whether it serves, or will again.
-        death: why it does not, if so.
-        num_restarts: of its processes, from the start.
-        num_stuck: of these processes, those that were killed because they neither answered nor
-            computed.
-        problem: why it may be about to be started again; empty if nothing is wrong.
+        death: why it will not serve again; empty if it may.
+        num_restarts: of its processes, since the start.
+        num_stuck: processes killed because they neither answered nor computed.
+        problem: why it may soon be restarted; empty if nothing is wrong.
         pids: of its processes on this machine; key a process's name.
-        scheduler_config: the settings in effect, as they were asked for.
+        scheduler_config: the settings in effect, before "auto" is resolved.
         most_batched_tokens: the largest token budget that `reconfigure` takes.
         num_unfinished, unfinished: requests that have come and not ended, in the order in which
             they came.
@@ -89,22 +88,22 @@ class Engine(Protocol):
     def unfinished(self) -> list[RequestSent]: ...
 
     def check_running(self) -> None:
-        """Raises `EngineDeadError` where nothing is served just now."""
+        """Raises `EngineDeadError` if it cannot serve at the moment."""
         ...
 
     def kept(self) -> dict[str, KeptPromise]:
-        """What is promised of gaps between tokens, and delivered; key the class."""
+        """Return the promises on gaps between tokens and what was delivered; key the class."""
         ...
 
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
-        """Plan by other settings from the next step on; requests that run go on.
+        """Use other settings from the next step on; running requests continue.
 
         Args:
             scheduler: with the same `max_num_seqs` and the same classes of service by name.
 
         Raises:
             ConfigError: they contradict each other, or want larger steps than may be run.
-            EngineDeadError: nothing is served just now.
+            EngineDeadError: it cannot serve at the moment.
         """
         ...
 
@@ -119,32 +118,32 @@ class Engine(Protocol):
         kv_transfer: KVTransfer | None = None,
         arrived_s: float | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
-        """Have the `params.n` completions of each prompt made; leaving aborts what still runs.
+        """Run the `params.n` completions of each prompt; leaving the block aborts the rest.
 
         Args:
             prompts: token ids of each.
-            take: given each delta, as it comes.
-            kv_transfer: what becomes of the blocks of the only prompt between this engine and
-                another, as `tickets` read it.
+            take: called with each delta as it comes.
+            kv_transfer: how the blocks of the only prompt move between this engine and another, as
+                read by `tickets`.
             arrived_s: when the request arrived, on the clock of `time.monotonic`; None for now.
-                Deadlines count from then, as metrics do.
+                Deadlines and metrics count from then.
 
         Raises:
             InvalidRequestError: a prompt can never be served as asked.
-            EngineDeadError: nothing is served just now.
+            EngineDeadError: it cannot serve at the moment.
 
-        `Submission.check` raises what comes later:
+        `Submission.check` raises later errors:
             OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
             RequestFailedError: one of the prompts cannot be computed.
-            EngineDeadError: what computed it died under it.
+            EngineDeadError: the engine died during the request.
             Exception: what `take` raised.
         """
         ...
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End it; what still runs is lost.
+        """End the engine; unfinished requests are lost.
 
         Args:
-            at_once: without waiting for the end of a step.
+            at_once: do not wait for the end of a step.
         """
         ...

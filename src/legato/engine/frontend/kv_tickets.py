@@ -1,8 +1,8 @@
-"""What a request says of its prompt's blocks and other engines, and what it is told of them.
+"""Requests' parameters for moving a prompt's blocks between engines.
 
-The fields are vLLM's, so that its routers hand them from one engine to the next. Clients pass them
-on, and so could have this engine connect to anywhere. So a ticket is signed with the key that
-engines share; without a key, it names one of the peers that this engine was configured with.
+The fields are vLLM's, so that its routers pass them from one engine to the next. Since clients pass
+them on, they could make this engine connect anywhere. So a ticket is signed with the engines'
+shared key; without a key, it may only name a peer from this engine's configuration.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _FIELD = "kv_transfer_params"
 
 
 class KVTransferParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Attributes: `is_early` is of a prompt that the other engine may not have heard of yet."""
+    """Attributes: `is_early`: the other engine may not have received the prompt yet."""
 
     do_remote_prefill: bool = False
     do_remote_decode: bool = False
@@ -37,9 +37,9 @@ class Tickets:
     """Reads and writes the parameters of one engine.
 
     Args:
-        address: of the engine; None where it neither sends nor fetches blocks.
-        is_from_router: whether tickets come from a router that chooses engines itself, and none
-            from a client. Without a key, they may name any engine on this machine then.
+        address: of the engine; None if it neither sends nor fetches blocks.
+        is_from_router: whether all tickets come from a router that chooses engines itself, not from
+            clients. Without a key, they may then name any engine on this machine.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Tickets:
         self._key = b"" if address is None else read_key(config)
 
     def transfer(self, params: KVTransferParams | None) -> KVTransfer | None:
-        """What the engine is to do; None where it is nothing.
+        """Return how the engine must move blocks; None if it need not.
 
         Raises:
-            InvalidRequestError: it cannot, or nobody who has the key asks for it.
+            InvalidRequestError: the engine cannot, or the ticket is not signed with the key.
         """
         if params is None or not (params.do_remote_decode or params.do_remote_prefill):
             return None
@@ -112,7 +112,7 @@ class Tickets:
 
 
 def signature(key: bytes, host: str, port: int, transfer_id: str) -> str:
-    """That an engine, or a router, which has the key says where blocks are."""
+    """Sign a ticket, to prove that an engine or router with the key made it."""
     ticket = msgspec.json.encode([host, port, transfer_id])
     return hmac.digest(key, ticket, hashlib.sha256).hex()
 

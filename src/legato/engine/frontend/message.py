@@ -1,4 +1,4 @@
-"""From a completion's text to an assistant's message: content, reasoning and tool calls."""
+"""Parses a completion's text into an assistant's message: content, reasoning and tool calls."""
 
 import msgspec
 
@@ -9,15 +9,15 @@ from legato.engine.frontend.tool_call import ToolCallReader
 from legato.text.message_syntax import MessageSyntax, ToolCallSyntax
 
 TOOL_CALLS = "tool_calls"
-"""The finish reason of a message that stops with calls."""
+"""The finish reason of a message that ends with tool calls."""
 
 _BETWEEN_CALLS = " \t\r\n,;]"
 _PIECE_CHARS = 1024
-"""Of a whole completion that are read at a time: what is left of a text is copied at each mark."""
+"""A whole completion is read in pieces of this size: each mark copies the rest of a piece."""
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
-    """What is new of one tool call.
+    """A new piece of one tool call.
 
     Attributes:
         index: of the call in its message, from 0.
@@ -32,10 +32,10 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageDelta(msgspec.Struct, frozen=True, gc=False):
-    """What is new of a message; all but `finish_reason` may be empty.
+    """New parts of a message; all but `finish_reason` may be empty.
 
     Attributes:
-        finish_reason: as of a `CompletionDelta`, or `TOOL_CALLS` where a message with calls stops.
+        finish_reason: as of a `CompletionDelta`, or `TOOL_CALLS` if a message ends with calls.
     """
 
     content: str
@@ -48,7 +48,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     """A call of a tool.
 
     Attributes:
-        id: made for it, for what the tool gives back.
+        id: made for the call; the tool's result refers to it.
         arguments: a JSON text, as the model wrote it: valid or not.
     """
 
@@ -58,12 +58,12 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A whole message of an assistant's.
+    """A whole message of an assistant.
 
     Attributes:
-        content: None where the model wrote nothing but reasoning or calls.
-        reasoning: None where it did not reason.
-        finish_reason: as of the completion, or "tool_calls" where a message with calls stops.
+        content: None if the model wrote only reasoning or calls.
+        reasoning: None if it did not reason.
+        finish_reason: as of the completion, or "tool_calls" if a message ends with calls.
     """
 
     content: str | None
@@ -73,30 +73,30 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class MessageReader:
-    """Reads one completion, a text at a time; what comes of it does not depend on how it is cut.
+    """Parses one completion, piece by piece; the result does not depend on the pieces.
 
-    Text that may be the beginning of a mark, and space that may stand before one, wait for what
-    follows. Text that looked like a call and is none is content.
+    Text that may begin a mark, and space that may precede one, wait for the text after them. Text
+    that looked like a call but is none becomes content.
 
     Args:
-        syntax: that of what follows the prompt; None where all text is content.
+        syntax: of the text after the prompt; None if all text is content.
     """
 
     def __init__(self, syntax: MessageSyntax | None) -> None:
         self._is_plain = syntax is None
         self._syntax = syntax or MessageSyntax()
         self._may_reason = self._syntax.reasoning is not None
-        self._held = ""  # may be the beginning of a mark
+        self._held = ""  # possibly the beginning of a mark
         self._content = SpacedText(is_trimmed=False)
         self._reasoning = SpacedText(is_trimmed=True)
-        self._opening: list[str] = []  # of a section, as long as it has no call
+        self._opening: list[str] = []  # text of a section that has no call yet
         self._call: ToolCallReader | None = None
-        self._calls: list[ToolCallDelta] = []  # not passed on yet
+        self._calls: list[ToolCallDelta] = []  # not returned yet
         self._num_calls = 0
         self._read = self._read_reasoning if self._syntax.is_reasoning_open else self._read_start
 
     def feed(self, text: str, finish_reason: FinishReason | None) -> MessageDelta:
-        """What the text adds to the message. Args: finish_reason: set with the last text."""
+        """Return the message's new parts. Args: finish_reason: set with the last text."""
         if self._is_plain:
             return MessageDelta(text, finish_reason=finish_reason)
         text, self._held = self._held + text, ""
@@ -117,10 +117,10 @@ class MessageReader:
         self._calls.clear()
         return delta
 
-    # Each of these reads the text's beginning, and returns what is to be read next.
+    # Each of these methods reads the text's beginning, and returns the rest.
 
     def _read_start(self, text: str) -> str:
-        """Before all but space."""
+        """Read before anything but space."""
         reasoning, calls = self._syntax.reasoning, self._syntax.tool_calls
         begun = text.lstrip()
         self._content.push(text[: len(text) - len(begun)])
@@ -162,7 +162,7 @@ class MessageReader:
         return rest
 
     def _read_opening(self, text: str) -> str:
-        """Between a section's mark and its first call."""
+        """Read between a section's mark and its first call."""
         calls = self._syntax.tool_calls
         assert calls is not None
         begun = text.lstrip()
@@ -192,7 +192,7 @@ class MessageReader:
         return rest
 
     def _read_between(self, text: str) -> str:
-        """Behind a call, within its section or where that is over without saying so."""
+        """Read after a call; the section may continue, or end without a mark."""
         calls = self._syntax.tool_calls
         assert calls is not None
         text = text.lstrip(_BETWEEN_CALLS)
@@ -220,13 +220,13 @@ class MessageReader:
         self._read = self._read_call
 
     def _give_up_section(self, text: str) -> None:
-        """What has come of a section is content, with `text` behind it."""
+        """Treat the section so far as content, followed by `text`."""
         self._content.push("".join(self._opening) + text)
         self._opening.clear()
         self._read = self._read_content
 
     def _add(self, name: str | None, arguments: str) -> None:
-        """Put a piece of a call to the others that go out together."""
+        """Add a piece of a call to the pieces of this delta."""
         if name is not None:
             self._content.trim()
             self._opening.clear()
@@ -243,7 +243,7 @@ class MessageReader:
         self._calls.append(piece)
 
     def _until(self, mark: str, text: str) -> tuple[str, str | None]:
-        """The text before a mark and behind it; None is behind it, as long as it has not come."""
+        """Return the text before a mark and after it; None for the latter until the mark comes."""
         passed, found, rest = text.partition(mark)
         if found:
             return passed, rest
@@ -253,7 +253,7 @@ class MessageReader:
         return passed, None
 
     def _close(self) -> None:
-        """No more text comes."""
+        """Finish after the last text."""
         if self._read == self._read_reasoning:
             self._reasoning.push(self._held)
             return
@@ -271,7 +271,7 @@ class MessageReader:
 def read_message(
     text: str, finish_reason: FinishReason | None, syntax: MessageSyntax | None
 ) -> Message:
-    """The message that a whole completion is."""
+    """Parse a whole completion into a message."""
     reader = MessageReader(syntax)
     pieces = [text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)] or [""]
     deltas = [reader.feed(piece, None) for piece in pieces]

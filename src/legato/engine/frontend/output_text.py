@@ -1,4 +1,4 @@
-"""From tokens to the text that may be passed on: whole characters, and nothing of a stop string."""
+"""Turns tokens into text to pass on: whole characters, without stop strings."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from legato.text.vocabulary import Vocabulary
 
 
 class Detokenizer:
-    """Gives out whole characters only: the bytes of an unfinished one wait for the next token.
+    """Decodes tokens to whole characters; bytes of an incomplete one wait for the next token.
 
     A token's text does not depend on its neighbours, so each is decoded once and a step costs the
     same at any length. Bytes that can never become a character turn into U+FFFD.
@@ -23,10 +23,10 @@ class Detokenizer:
         self._skipped: frozenset[int] = frozenset()
         if skip_special_tokens:
             self._skipped = vocabulary.special_token_ids.difference(kept)
-        self._rest = b""  # of a character whose end has not come yet
+        self._rest = b""  # bytes of an incomplete character
 
     def push(self, token_id: int) -> str:
-        """The characters that this token completes."""
+        """Return the characters that this token completes."""
         if token_id in self._skipped:
             return ""
         data = self._rest + self._vocabulary.token_bytes(token_id)
@@ -36,10 +36,10 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Passes text on until a stop string appears in it; that string is taken out, or kept.
+    """Passes text on until a stop string; removes the string, or keeps it.
 
-    Only text that may be the beginning of a stop string is held back, so that a stream with stop
-    strings is as smooth as one without.
+    Only text that may begin a stop string is held back, so that a stream with stop strings is as
+    smooth as one without.
 
     Attributes:
         matched: the stop string that was found.
@@ -52,11 +52,11 @@ class StopStrings:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Take a piece of text; returns what can be passed on. Not to be called after a match."""
+        """Add a piece of text; return the text to pass on. Must not be called after a match."""
         if not self._stop:
             return text
         text = self._held + text
-        # The match that ends first, and of those the longest: what any way of cutting would find.
+        # Take the match that ends first, and of those the longest, so that pieces do not matter.
         found = [
             (text.find(stop) + len(stop), -len(stop), stop) for stop in self._stop if stop in text
         ]
@@ -70,12 +70,12 @@ class StopStrings:
         return passed
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return the text held back, after the last piece."""
         held, self._held = self._held, ""
         return held
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that `stop` begins with."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

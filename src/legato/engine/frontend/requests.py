@@ -1,4 +1,4 @@
-"""From a tokenized prompt and its settings to the messages that the engine takes."""
+"""Makes the engine's requests of a tokenized prompt and its settings."""
 
 import itertools
 import math
@@ -30,14 +30,14 @@ def build_requests(
 ) -> list[AddRequest]:
     """Check a prompt against the model, and make one request for each of its `n` completions.
 
-    What was left open is decided here: `max_tokens` becomes the room that is left, and a missing
-    seed a random one. The first completion keeps the given seed, so it is the one that n = 1 gives.
+    This fills in open settings: `max_tokens` becomes the room in the context, and a missing seed a
+    random one. The first completion keeps the given seed, so it equals the one with n = 1.
 
     Args:
-        request_id: unique; the engine's ids are this with the completion's index behind it.
-        eos_token_ids: the model's, at which it ends its answer.
+        request_id: unique; the engine's ids are this id and the completion's index.
+        eos_token_ids: the model's end-of-sequence tokens.
         arrival_time_s, reading_s: as of `AddRequest`.
-        kv_transfer: what becomes of the prompt's blocks. One completion sends them; all fetch them.
+        kv_transfer: how the prompt's blocks move. One completion sends them; all fetch them.
 
     Raises:
         InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; the
@@ -72,10 +72,10 @@ def build_requests(
 
 
 def check_request(request: AddRequest, info: EngineInfo) -> None:
-    """Check a request that came ready made, as `build_requests` makes them.
+    """Check a request made elsewhere as `build_requests` checks its own.
 
     Raises:
-        InvalidRequestError: it is none of these.
+        InvalidRequestError: `build_requests` would not make such a request.
     """
     prompt, params = request.prompt_token_ids, request.params
     _check_tokens(prompt, params, request.eos_token_ids, info)
@@ -91,7 +91,7 @@ def check_request(request: AddRequest, info: EngineInfo) -> None:
 def last_tokens(
     token_ids: Sequence[int], params: SamplingParams, max_model_len: int
 ) -> Sequence[int]:
-    """The end of a prompt that `truncate_prompt_tokens` leaves, or all of it.
+    """Truncate a prompt to its end, as `truncate_prompt_tokens` says.
 
     Raises:
         InvalidRequestError: it would leave more than the model's context.
@@ -113,10 +113,10 @@ def last_tokens(
 def with_bad_words(
     params: SamplingParams, encode: Callable[[str], Sequence[int]]
 ) -> SamplingParams:
-    """The settings with the tokens of their `bad_words`.
+    """Return the settings with the tokens of their `bad_words`.
 
     Args:
-        encode: gives the token ids of a text, without special tokens.
+        encode: returns the token ids of a text, without special tokens.
     """
     if not params.bad_words:
         return params
@@ -129,13 +129,13 @@ def with_bad_words(
 
 
 def _spellings(word: str) -> tuple[str, str]:
-    """At the beginning of a text and inside."""
+    """Return a word as it is spelled at the beginning of a text and inside it."""
     bare = word.lstrip()
     return bare, f" {bare}"
 
 
 def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
-    """Raises `InvalidRequestError`, which names `param`, where the model has no such token."""
+    """Raises `InvalidRequestError`, which names `param`, if the model has no such token."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(
@@ -149,7 +149,7 @@ def _check_tokens(
     eos_token_ids: Iterable[int],
     info: EngineInfo,
 ) -> None:
-    if len(prompt_token_ids) <= info.max_model_len:  # a longer one is refused unread
+    if len(prompt_token_ids) <= info.max_model_len:  # a longer one is refused without reading it
         check_token_ids(prompt_token_ids, info.vocab_size, "prompt")
     check_token_ids(params.logit_bias or (), info.vocab_size, "logit_bias")
     check_token_ids(params.stop_token_ids, info.vocab_size, "stop_token_ids")
@@ -168,7 +168,7 @@ def _check_class(service: ServiceParams, info: EngineInfo) -> None:
 
 
 def _check_any_is_allowed(params: SamplingParams, eos_token_ids: Iterable[int]) -> None:
-    """Of the first token; whether one is left later, the output decides."""
+    """Check the first token only; for later ones, the sampler reports it."""
     if params.allowed_token_ids is None:
         return
     forbidden = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
@@ -201,7 +201,7 @@ def _derived_seed(seed: int, index: int) -> int:
 
 
 def _part(transfer: KVTransfer | None, index: int, num_completions: int) -> KVTransfer | None:
-    """The part of one completion in what becomes of the prompt's blocks."""
+    """Return one completion's part in the transfer of the prompt's blocks."""
     if isinstance(transfer, FetchBlocks):
         return msgspec.structs.replace(transfer, reader=index, num_readers=num_completions)
     return transfer if index == 0 else None

@@ -1,4 +1,4 @@
-"""Which settings a running engine may be given."""
+"""Checks settings for a running engine."""
 
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
@@ -8,10 +8,10 @@ from legato.engine.process.messages import EngineInfo
 def resolved_anew(
     scheduler: SchedulerConfig, info: EngineInfo, started: SchedulerConfig
 ) -> SchedulerConfig:
-    """What an engine is to plan by, with every "auto" replaced.
+    """Resolve and check new settings for a running engine.
 
     Args:
-        started: what it was made for, resolved.
+        started: the resolved settings that it was started with.
 
     Raises:
         ConfigError: the settings contradict each other, or want larger steps than it may run.

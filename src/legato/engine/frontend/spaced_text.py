@@ -1,8 +1,8 @@
-"""Text without the space at its ends, in pieces."""
+"""Text in pieces, without the space at its ends."""
 
 
 class SpacedText:
-    """Gives text out up to its last letter; the space behind that waits to see whether more comes.
+    """Passes text on up to its last letter; trailing space waits for more text.
 
     Args:
         is_trimmed: whether the space before its first letter is left out.
@@ -25,17 +25,17 @@ class SpacedText:
             self._waiting.append(text[len(letters) :])
 
     def trim(self) -> None:
-        """Leave out the space that waits, and that before the next letter."""
+        """Drop the waiting space, and the space before the next letter."""
         self._is_trimmed = True
         self._waiting.clear()
 
     def release(self) -> None:
-        """Let the space go that waits."""
+        """Pass the waiting space on."""
         self._ready += self._waiting
         self._waiting.clear()
 
     def taken(self) -> str:
-        """What can be passed on and was not yet."""
+        """Return the text that is ready, once."""
         text = "".join(self._ready)
         self._ready.clear()
         return text

@@ -1,4 +1,4 @@
-"""Prompts that were submitted together, and how far they are."""
+"""Prompts that were submitted together, and their progress."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,22 +6,22 @@ from collections.abc import Callable
 from legato.engine.frontend.completion import CompletionDelta
 
 Take = Callable[[int, CompletionDelta], object]
-"""Is given the index of a prompt and what is new of a completion of it, the moment that comes.
+"""Called with the index of a prompt and each delta of its completions, as it comes.
 
-All streams are served in one pass a step, so it must not take long. What it raises ends the
+All streams are served in one pass a step, so it must be quick. An exception from it ends the
 submission.
 """
 
 
 class Submission:
-    """Made by `EngineClient.submitted`.
+    """The progress of prompts submitted together. Made by `EngineClient.submitted`.
 
     Args:
         num_completions: of all prompts.
 
     Attributes:
-        request_ids: the engine's, of those that were sent.
-        begun: set at the first delta, or at the end where none came.
+        request_ids: the engine's ids of the requests that were sent.
+        begun: set at the first delta, or at the end if there was none.
         ended: set once all completions have ended, or an error has ended them.
     """
 
@@ -34,7 +34,7 @@ class Submission:
         self._error: Exception | None = None
 
     def take(self, prompt_index: int, delta: CompletionDelta) -> None:
-        """Hand a delta on."""
+        """Deliver a delta."""
         self._take(prompt_index, delta)
         self.begun.set()
         if delta.finish_reason is not None:
@@ -43,13 +43,13 @@ class Submission:
                 self.ended.set()
 
     def fail(self, error: Exception) -> None:
-        """Let no more deltas come; nothing happens where none would."""
+        """End the submission with an error. After its end, this has no effect."""
         if not self.ended.is_set():
             self._error = error
             self.begun.set()
             self.ended.set()
 
     def check(self) -> None:
-        """Raises the error that ended it, if one did."""
+        """Raises the error that ended the submission, if one did."""
         if self._error is not None:
             raise self._error

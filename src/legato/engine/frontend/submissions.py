@@ -1,4 +1,4 @@
-"""Requests that were submitted and have not ended, and the streams of what comes of them."""
+"""Requests that were submitted and have not ended, with their output streams."""
 
 import asyncio
 import itertools
@@ -29,10 +29,10 @@ class Unfinished:
 
     Attributes:
         prompt_index: in its submission.
-        request: as it is sent, again perhaps.
-        stream: what comes of it.
-        has_begun: whether anything has.
-        delivery: of its tokens to who reads them.
+        request: as sent, also if it is sent again.
+        stream: turns its outputs into deltas.
+        has_begun: whether it has any output.
+        delivery: measures when its tokens were delivered.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Submissions:
 
     Args:
         info: of the model that they are for.
-        check_running: raises where there is nothing to send them to.
-        send: a request that was taken in goes to where it is computed.
-        abort: one that was sent, and is known no more, is to be computed no more; by its id.
+        check_running: raises if no engine can take them.
+        send: sends a request to the engine.
+        abort: aborts a sent request by its id, after it was forgotten here.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class Submissions:
         self._check_running = check_running
         self._send = send
         self._send_abort = abort
-        self._unfinished: dict[str, Unfinished] = {}  # key engine request id
+        self._unfinished: dict[str, Unfinished] = {}  # key: engine request id
         self._ids = itertools.count()
 
     def __len__(self) -> int:
         return len(self._unfinished)
 
     def __iter__(self) -> Iterator[Unfinished]:
-        """Those of the moment, in the order in which they came."""
+        """Iterate over a copy, in the order in which they came."""
         return iter(tuple(self._unfinished.values()))
 
     def get(self, request_id: str) -> Unfinished | None:
-        """None where it has ended."""
+        """Return a request; None if it has ended."""
         return self._unfinished.get(request_id)
 
     @asynccontextmanager
@@ -123,7 +123,7 @@ class Submissions:
                 for i, request in enumerate(requests):
                     stream = CompletionStream(i, request, self._vocabulary)
                     self._add(Unfinished(submission, index, request, stream))
-                    await asyncio.sleep(0)  # each carries the whole prompt
+                    await asyncio.sleep(0)  # each one copies the whole prompt
                 if submission.ended.is_set():
                     break
             yield submission
@@ -131,7 +131,7 @@ class Submissions:
             self._abort(submission)
 
     def take(self, outputs: Iterable[RequestOutput], now_s: float) -> list[Unfinished]:
-        """Hand on all outputs in one pass; returns the streams that got promised tokens."""
+        """Deliver all outputs in one pass; return the requests that got promised tokens."""
         given: list[Unfinished] = []
         for output in outputs:
             one = self._unfinished.get(output.request_id)
@@ -142,7 +142,7 @@ class Submissions:
         return given
 
     def note(self, given: Iterable[Unfinished], note: Callable[[StreamDelivery], object]) -> None:
-        """Have the delivery to each stream noted; an error ends the stream that it is about."""
+        """Measure the delivery to each stream; an error ends only that stream's submission."""
         for one in given:
             try:
                 note(one.delivery)
@@ -151,7 +151,7 @@ class Submissions:
                 self.fail(one, error)
 
     def fail(self, one: Unfinished, error: Exception) -> None:
-        """End its whole submission with an error."""
+        """End the request's whole submission with an error."""
         one.submission.fail(error)
         self._abort(one.submission)
 
@@ -169,7 +169,7 @@ class Submissions:
             if delta.finish_reason is not None:
                 self._forget(output.request_id, abort=one.stream.needs_abort)
             one.submission.take(one.prompt_index, delta)
-        except Exception as error:  # whatever it is, it is no other stream's
+        except Exception as error:  # any error ends only its own stream
             self.fail(one, error)
 
     def _forget(self, request_id: str, *, abort: bool) -> None:
@@ -178,7 +178,7 @@ class Submissions:
             self._send_abort(request_id)
 
     def _abort(self, submission: Submission) -> None:
-        """What still runs of it."""
+        """Abort the running requests of a submission."""
         for request_id in submission.request_ids:
             self._forget(request_id, abort=True)
 

@@ -1,4 +1,4 @@
-"""Reads one tool call out of the text in which a model writes it, as far as that has come."""
+"""Parses one tool call from a model's text, piece by piece."""
 
 import io
 import re
@@ -12,9 +12,9 @@ from legato.text.message_syntax import ToolCallSyntax
 
 _ID_LETTERS = string.ascii_letters + string.digits
 _MAX_HEAD_CHARS = 512
-"""Up to a call's arguments. Those of a call whose head is longer come whole."""
+"""Longest head of a call that is streamed. After a longer head, the call comes whole."""
 
-# None of these patterns can go back over what it has passed, so that each takes linear time.
+# No backtracking in these patterns, so that each takes linear time.
 _STRING = r'"(?:[^"\\]|\\.)++"'
 _HEAD = re.compile(
     rf'\{{\s*+(?:"(?:id|type)"\s*+:\s*+{_STRING}\s*+,\s*+)*+'
@@ -28,7 +28,7 @@ _OUTSIDE_STRINGS = re.compile(r'["{}\[\]]')
 _INSIDE_STRINGS = re.compile(r'["\\]')
 
 CallPiece = tuple[str | None, str]
-"""The call's name, with its first piece; the next piece of its arguments."""
+"""The call's name, in the first piece; then pieces of its arguments."""
 
 
 class _CallObject(msgspec.Struct):
@@ -38,7 +38,7 @@ class _CallObject(msgspec.Struct):
 
 
 class ObjectEnd:
-    """Finds where a JSON object ends, whatever pieces it comes in: by its brackets and strings.
+    """Finds the end of a JSON object, in pieces, by its brackets and strings.
 
     Args:
         depth: of brackets that were open before the text began.
@@ -50,7 +50,7 @@ class ObjectEnd:
         self._is_escaped = False
 
     def find(self, text: str) -> int | None:
-        """Length of what belongs to the object; None where all does, and it goes on."""
+        """Return how much of the text belongs to the object; None if all does and it continues."""
         at = 0
         while at < len(text):
             if self._is_escaped:
@@ -78,13 +78,13 @@ class ObjectEnd:
 
 
 class ToolCallReader:
-    """Reads one call, from the first letter of its object, or of its name, on.
+    """Parses one call, from the first letter of its object or of its name.
 
-    What comes of it does not depend on how the text is cut.
+    The result does not depend on how the text is cut.
 
     Attributes:
-        rest: the text behind it, once it is over; None before.
-        no_call: the text that began like a call and is none, once that is known, like `rest`.
+        rest: the text after the call; None until it ends.
+        no_call: the text that began like a call but is none; set together with `rest`.
     """
 
     def __init__(self, syntax: ToolCallSyntax) -> None:
@@ -99,7 +99,7 @@ class ToolCallReader:
         self._has_begun = False
 
     def feed(self, text: str) -> Iterator[CallPiece]:
-        """What the text adds to the call. Not to be called once it is over."""
+        """Yield the call's new pieces. Must not be called after its end."""
         return self._read(text)
 
     def new_id(self) -> str:
@@ -108,7 +108,7 @@ class ToolCallReader:
         return "".join(secrets.choice(_ID_LETTERS) for _ in range(self._id_chars))
 
     def close(self) -> None:
-        """No more text comes: what has not become a call never does."""
+        """Finish after the last text; an incomplete call is none."""
         if self.rest is None and not self._has_begun:
             self._give_up(self._text.tell())
 
@@ -139,7 +139,7 @@ class ToolCallReader:
             yield from self._take_whole(self._text.tell() - len(text) + length)
 
     def _take_whole(self, length: int) -> Iterator[CallPiece]:
-        """Take an object that did not begin as calls do."""
+        """Parse a whole object that did not begin like a call."""
         call = _decoded(self._text.getvalue()[:length])
         if call is None:
             self._give_up(length)
@@ -169,7 +169,7 @@ class ToolCallReader:
         yield from self._read(text[length:])
 
     def _read_tail(self, text: str) -> Iterator[CallPiece]:
-        """The object's own bracket, which small models forget, or more keys before it."""
+        """Read the object's closing bracket, which small models forget, or further keys."""
         text = text.lstrip()
         if text.startswith((",", "}")):
             self._read = self._read_keys
@@ -201,7 +201,7 @@ def _string(literal: str) -> str | None:
 
 
 def _decoded(text: str) -> CallPiece | None:
-    """The call that a JSON text is, if it is one."""
+    """Return the call in a JSON text; None if it is not one."""
     try:
         call = msgspec.json.decode(text, type=_CallObject)
         arguments = _arguments(call)
@@ -211,7 +211,7 @@ def _decoded(text: str) -> CallPiece | None:
 
 
 def _arguments(call: _CallObject) -> str:
-    """They may be left out, be null, or be JSON within a string."""
+    """Return the arguments in JSON; a model may omit them, or write null or JSON in a string."""
     raw = call.arguments or call.parameters or b"{}"
     text = bytes(raw).decode()
     if text == "null":

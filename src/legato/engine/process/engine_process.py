@@ -47,7 +47,7 @@ SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 
 At the default, thirty times as long, the threads of a step hold cores that others need, and that
 includes the thread they wait for: beside one busy process a step takes forty times as long
-(docs/experiments.md). Not spinning at all doubles the length of a step.
+(docs/contributing/experiments.md). Not spinning at all doubles the length of a step.
 """
 
 

@@ -25,7 +25,7 @@ Figures = Literal["measured", "published", "assumed"]
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of a profile (docs/profiles.md) that a calibration tells.
+    """The part of a profile (docs/reference/profiles.md) that a calibration tells.
 
     Attributes:
         figures: where they come from.

@@ -1,4 +1,4 @@
-"""What an attention backend is."""
+"""The interface of attention backends."""
 
 from typing import Protocol
 
@@ -9,13 +9,13 @@ from legato.model.base import StepAttention
 
 
 class AttentionBackend(Protocol):
-    """Owns the KV cache, in the layout its kernels want, and attends over packed batches in it."""
+    """Owns the KV cache in its kernels' layout, and attends over packed batches in it."""
 
     @property
     def blocks(self) -> torch.Tensor:
-        """The cache, [layers, 2, num_blocks, numbers of a block]; writing here is writing there."""
+        """The cache itself, not a copy: [layers, 2, num_blocks, numbers of a block]."""
         ...
 
     def begin_step(self, batch: PackedBatch) -> StepAttention:
-        """Bind a step's block tables; the model then calls `attend` once a layer."""
+        """Bind a step's block tables. The model then calls `attend` once a layer."""
         ...

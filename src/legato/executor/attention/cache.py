@@ -1,4 +1,4 @@
-"""The memory that PyTorch's attention keeps keys and values in, plain or quantized."""
+"""The KV cache of PyTorch's attention, plain or quantized."""
 
 from typing import Protocol
 
@@ -26,18 +26,18 @@ class KeyValueCache(Protocol):
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> KeysValues:
-        """Keep keys and values [T, K, D]; returns them as whoever reads the cache sees them."""
+        """Write keys and values [T, K, D]; return them as a reader of the cache gets them."""
         ...
 
     def context(self, runs: Runs) -> Context:
-        """What lies in these slots."""
+        """Return the keys and values of these slots."""
         ...
 
 
 def make_cache(
     spec: CacheSpec, *, num_blocks: int, block_size: int, device: torch.device
 ) -> KeyValueCache:
-    # Not zeros, which would touch every page: on a CPU memory is then taken as it is used.
+    # torch.zeros would touch every page; on a CPU, torch.empty takes memory only as it is used.
     shape = (spec.num_layers, 2, num_blocks, block_size * spec.layer_numbers)
     blocks = torch.empty(shape, dtype=spec.kept_dtype, device=device)
     kind = _QuantizedCache if spec.is_quantized else _PlainCache
@@ -53,7 +53,7 @@ class _PlainCache:
         self._slots = blocks.view(
             num_layers, pair, num_blocks * block_size, spec.num_kv_heads, spec.head_dim
         )
-        # Keys and values of each layer in turn.
+        # Keys of layer 0, values of layer 0, keys of layer 1, and so on.
         self._written = self._slots.flatten(0, 1).unbind(0)
 
     def write(
@@ -68,14 +68,14 @@ class _PlainCache:
 
 
 class _QuantizedCache:
-    """Blocks as `CacheSpec` describes them, a head's tokens in their order."""
+    """Blocks laid out as `CacheSpec` says: the tokens of each head are adjacent, in order."""
 
     def __init__(self, blocks: torch.Tensor, spec: CacheSpec, block_size: int) -> None:
         self.blocks = blocks
         self._block_size, self._dtype = block_size, spec.dtype
         heads = blocks.view(*blocks.shape[:3], spec.num_kv_heads, -1)
         num_codes = block_size * spec.head_dim
-        # [L, 2, num_blocks, K, block_size, D], and the same without D
+        # codes [L, 2, num_blocks, K, block_size, D]; scales the same without D
         self._codes = heads[..., :num_codes].view(*heads.shape[:4], block_size, -1)
         self._scales = heads[..., num_codes:].view(torch.float32)
 

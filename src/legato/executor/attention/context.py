@@ -1,4 +1,4 @@
-"""What a request has in the cache, as tensors that PyTorch's attention operators can read."""
+"""A request's cached keys and values, as tensors that PyTorch's attention operators can read."""
 
 from itertools import pairwise
 from typing import Protocol
@@ -10,21 +10,21 @@ from legato.executor.attention.rounding import dequantize
 from legato.executor.batch import PackedBatch
 
 MIN_RUN_IN_PLACE = 128
-"""Tokens from which a call of its own is cheaper than copying a run."""
+"""Tokens in a run from which an attention call of its own is cheaper than a copy."""
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
-"""Of the same shape: [1, K, S, D] as a context has them."""
+"""Keys and values, of the same shape: [1, K, S, D] in a context."""
 Runs = list[tuple[int, int]]
 """Slots [start, end) of adjacent blocks, in token order."""
 
 
 def slot_runs(batch: PackedBatch, block_size: int) -> list[Runs]:
-    """Where each request's tokens lie, from its first on; the last run may reach beyond its end."""
+    """Return each request's slots in token order; the last run may reach beyond its last token."""
     num_blocks = -(-batch.context_len // block_size)  # [R]
     ends = num_blocks.cumsum()
     is_used = np.arange(batch.block_table.shape[1]) < num_blocks[:, None]
-    ids = batch.block_table[is_used]  # of all requests, one behind the other
-    is_cut = np.empty(len(ids) + 1, dtype=np.bool_)  # in front of a block, or behind the last
+    ids = batch.block_table[is_used]  # blocks of all requests, concatenated
+    is_cut = np.empty(len(ids) + 1, dtype=np.bool_)  # whether a block starts a run; the end counts
     is_cut[0] = True
     is_cut[1:-1] = ids[1:] != ids[:-1] + 1
     is_cut[ends] = True
@@ -35,7 +35,7 @@ def slot_runs(batch: PackedBatch, block_size: int) -> list[Runs]:
 
 
 class Context(Protocol):
-    """Keys and values of some of a request's tokens, in every layer."""
+    """Keys and values of some tokens of one request, in every layer."""
 
     def pieces(self, layer: int) -> list[KeysValues]:
         """All tokens, in any order."""
@@ -47,14 +47,14 @@ class Context(Protocol):
 
 
 class CachedContext:
-    """Where they lie as they are.
+    """Reads keys and values in place: no conversion is needed.
 
-    The views of all layers are made together, once a step: making them anew in each layer took
-    longer than attending did.
+    The views of all layers are made together, once a step: making them in each layer took longer
+    than the attention itself.
 
     Args:
         cache: [L, 2, N, K, D], keys and values of N slots in L layers.
-        runs: that hold the tokens.
+        runs: slots of the tokens.
     """
 
     def __init__(self, cache: torch.Tensor, runs: Runs) -> None:
@@ -65,7 +65,7 @@ class CachedContext:
         self._short = [view for view, long in zip(views, is_long, strict=True) if not long]
 
     def pieces(self, layer: int) -> list[KeysValues]:
-        """Long runs where they lie, the short ones copied together."""
+        """Return long runs in place, and all short runs copied into one piece."""
         pieces = [(views[2 * layer], views[2 * layer + 1]) for views in self._long]
         return [*pieces, _join(self._short, layer)] if self._short else pieces
 
@@ -74,13 +74,13 @@ class CachedContext:
 
 
 class QuantizedContext:
-    """Where they have to be read in full to be what they stand for.
+    """Reads keys and values as dequantized copies.
 
     Args:
         codes: [L, 2, num_blocks, K, block_size, D] int8.
         scales: the same without D, float32.
-        runs: that hold the tokens.
-        dtype: of what is read.
+        runs: slots of the tokens.
+        dtype: of the copies.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class QuantizedContext:
         return both[0].unsqueeze(0), both[1].unsqueeze(0)
 
     def _read(self, layer: int, start: int, end: int) -> torch.Tensor:
-        """[2, K, end - start, D], though only blocks are read."""
+        """Return [2, K, end - start, D], read from whole blocks."""
         block_size = self._codes.shape[4]
         first, last = start // block_size, -(-end // block_size)
         rows = dequantize(
@@ -108,7 +108,7 @@ class QuantizedContext:
 
 
 def _views(cache: torch.Tensor, start: int, end: int) -> tuple[torch.Tensor, ...]:
-    """[1, K, S, D] each: keys and values of the first layer, of the second, and so on."""
+    """Return views [1, K, S, D]: keys of layer 0, values of layer 0, keys of layer 1, and so on."""
     return cache[:, :, start:end].transpose(2, 3).flatten(0, 1).unsqueeze(1).unbind(0)
 
 

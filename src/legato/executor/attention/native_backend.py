@@ -1,4 +1,4 @@
-"""The cache of the native layers, which attend in it themselves."""
+"""The KV cache of the native layers, which compute attention themselves."""
 
 from itertools import pairwise
 
@@ -9,11 +9,11 @@ from legato.model.base import CacheSpec
 from legato.model.native import NativeModel, NativeStep
 
 BLOCK_MULTIPLE = 32
-"""Tokens that one product of weights and values takes: they must lie in one block."""
+"""Tokens in one product of weights and values; a block must hold a multiple of it."""
 
 
 class NativeAttentionBackend:
-    """Keys and values of each layer, in the order that native/cache.hpp tells."""
+    """Owns keys and values of each layer, in the layout of native/cache.hpp."""
 
     def __init__(
         self, model: NativeModel, spec: CacheSpec, *, num_blocks: int, block_size: int
@@ -21,7 +21,7 @@ class NativeAttentionBackend:
         assert block_size % BLOCK_MULTIPLE == 0
         self._model, self._spec, self._block_size = model, spec, block_size
         shape = (spec.num_layers, 2, num_blocks, block_size * spec.layer_numbers)
-        # Not zeros, which would touch every page: see `take_memory`.
+        # torch.zeros would touch every page: see `take_memory`.
         self._cache = torch.empty(shape, dtype=spec.kept_dtype)
         self._addresses = [
             (keys.data_ptr(), values.data_ptr(), window or 0)

@@ -1,9 +1,9 @@
-"""Attention over part of the keys, and the sum of such parts.
+"""Attention over parts of the keys, and how the parts are merged.
 
-Softmax over a set of keys can be put together from softmaxes over its parts if each part returns
-the logarithm of its denominator (Milakov and Gimelshein, 2018, arXiv:1805.02867; the split over
-keys of Flash-Decoding). That lets a chunk attend to its context and to itself in two calls, neither
-of which needs a mask, and to a context that lies in several pieces without copying them together.
+Softmax over a set of keys can be merged from softmaxes over its parts if each part returns the
+logarithm of its denominator (Milakov and Gimelshein, 2018, arXiv:1805.02867; the split over keys of
+Flash-Decoding). So a chunk attends to its context and to itself in two calls, both without a mask,
+and reads a context in several pieces without copying them together.
 """
 
 import torch
@@ -17,7 +17,7 @@ def attend_part(
     scale: float,
     is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and log of the softmax denominator, without a mask but for causality.
+    """Return attention and the log of the softmax denominator; the only mask is the causal one.
 
     Args:
         query: [1, H, T, D].
@@ -36,7 +36,7 @@ def attend_part(
 def merge_parts(
     parts: list[tuple[torch.Tensor, torch.Tensor]],
 ) -> torch.Tensor:
-    """Join attention over disjoint sets of keys; shapes as `attend_part` returns them."""
+    """Merge attention over disjoint sets of keys; shapes as `attend_part` returns them."""
     out, lse = parts[0]
     if len(parts) == 1:
         return out

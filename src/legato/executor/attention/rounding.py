@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits: rounded to multiples of a scale of their own, one a token and head."""
+"""Keys and values in 8 bits: multiples of a scale, one scale for each token and head."""
 
 import torch
 
@@ -7,14 +7,14 @@ _AS_GOOD_AS_ZERO = 1e-30
 
 
 def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same numbers as native/codes.hpp has.
+    """Round rows to 8 bits, to the same numbers as native/codes.hpp.
 
     Args:
         rows: [..., D] of any floating type.
 
     Returns:
-        codes [..., D] int8 from -127 to 127, scales [...] float32. The scale of a row that is not
-        finite is NaN, so that all that comes of it is.
+        codes [..., D] int8 from -127 to 127, scales [...] float32. A row that is not finite has the
+        scale NaN, so that all results computed from it are NaN.
     """
     values = rows.float()
     most = values.abs().amax(-1)
@@ -24,5 +24,5 @@ def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What `quantize` made of rows, in `dtype`: each within half a scale of what it was."""
+    """Return the rows that `quantize` rounded, in `dtype`, each value within half a scale."""
     return (codes * scales.unsqueeze(-1)).to(dtype)

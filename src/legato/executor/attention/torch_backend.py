@@ -1,7 +1,7 @@
 """Paged attention in plain PyTorch: the reference, and the fallback on every CPU.
 
-A run of adjacent blocks is a plain strided tensor, which the fused attention operators read where
-it lies; the block pool keeps requests in few runs for that reason. Only short runs are copied.
+A run of adjacent blocks is a plain strided tensor, which the fused attention operators read in
+place. For that reason the block pool keeps requests in few runs. Only short runs are copied.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,10 @@ from legato.executor.batch import PackedBatch
 from legato.model.base import CacheSpec
 
 _SHORT_CHUNK = 32
-"""Tokens up to which one masked call is faster than two that are merged (docs/experiments.md)."""
+"""Up to this many tokens, one masked call beats two merged calls.
+
+Measured in docs/contributing/experiments.md.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def _chunks(batch: PackedBatch, block_size: int) -> list[_Chunk]:
 
 
 class TorchAttentionBackend:
-    """Attends in a cache of its own, quantized or not."""
+    """An attention backend with a cache of its own, quantized or not."""
 
     def __init__(
         self, spec: CacheSpec, *, num_blocks: int, block_size: int, device: torch.device
@@ -73,14 +76,14 @@ class TorchAttentionBackend:
 
 
 class TorchStepAttention:
-    """See `StepAttention`; a long chunk's own keys and values are not read from the cache again."""
+    """A `StepAttention`; it does not read a long chunk's own keys and values from the cache."""
 
     def __init__(self, cache: KeyValueCache, slots: torch.Tensor, chunks: list[_Chunk]) -> None:
         self._cache = cache
         self._slots = slots
         self._chunks = chunks
         self._sizes = [chunk.num_tokens for chunk in chunks]
-        # Key window, value by chunk: what it reads, and a mask if it needs one.
+        # Key window; value for each chunk: its context in the cache, and a mask if it needs one.
         self._contexts: dict[int | None, list[tuple[Context, torch.Tensor | None]]] = {}
 
     def attend(
@@ -97,7 +100,7 @@ class TorchStepAttention:
         if num_padding:
             query, key, value = query[:-num_padding], key[:-num_padding], value[:-num_padding]
         key, value = self._cache.write(layer, self._slots, key, value)
-        # Heads of a group are rows of one product in a decode, so each key is read once for them.
+        # In a decode, the heads of a group are rows of one product, so each key is read once.
         grouped = query.view(len(query), key.shape[1], -1, key.shape[2]).split(self._sizes)  # type: ignore[no-untyped-call]
         attended: list[torch.Tensor] = []
         for chunk, rows, (context, mask) in zip(
@@ -121,7 +124,7 @@ class TorchStepAttention:
     def _visible(
         self, sliding_window: int | None, query: torch.Tensor
     ) -> list[tuple[Context, torch.Tensor | None]]:
-        """What each chunk reads from the cache: worked out once a step, not once a layer."""
+        """Return each chunk's context and mask; computed once a step, not once a layer."""
         if sliding_window not in self._contexts:
             self._contexts[sliding_window] = [
                 (
@@ -134,17 +137,20 @@ class TorchStepAttention:
 
 
 def _is_masked(chunk: _Chunk, sliding_window: int | None) -> bool:
-    """Whether the chunk is attended to in one call with a mask.
+    """Whether one masked call computes the chunk's attention.
 
-    That is faster for a short one, whose rows of a group of heads make one product; and where the
-    window starts inside the keys only a mask will do.
+    That is faster for a short chunk, since all heads of a group then form one product. It is
+    required where the window starts inside the keys.
     """
     is_clipped = sliding_window is not None and chunk.context_len > sliding_window
     return chunk.num_tokens > 1 and (chunk.num_tokens <= _SHORT_CHUNK or is_clipped)
 
 
 def _visible_tokens(chunk: _Chunk, sliding_window: int | None) -> tuple[int, int]:
-    """Tokens [start, end) to read from the cache; a long chunk has its own in the batch."""
+    """Return the tokens [start, end) to read from the cache.
+
+    A long chunk takes its own keys from the batch.
+    """
     if chunk.num_tokens > 1 and not _is_masked(chunk, sliding_window):
         return 0, chunk.start
     oldest = 0 if sliding_window is None else max(0, chunk.start + 1 - sliding_window)
@@ -152,7 +158,7 @@ def _visible_tokens(chunk: _Chunk, sliding_window: int | None) -> tuple[int, int
 
 
 def _mask(chunk: _Chunk, sliding_window: int | None, query: torch.Tensor) -> torch.Tensor | None:
-    """What to add to the scores: [T, S] for T rows over the S keys of `_visible_tokens`."""
+    """Return what is added to the scores: [T, S], T rows by the S keys of `_visible_tokens`."""
     if not _is_masked(chunk, sliding_window):
         return None
     first, end = _visible_tokens(chunk, sliding_window)
@@ -165,7 +171,7 @@ def _mask(chunk: _Chunk, sliding_window: int | None, query: torch.Tensor) -> tor
 
 
 def _clip(runs: Runs, start: int, end: int) -> Runs:
-    """The slots of tokens [start, end), given the slot runs from token 0 on."""
+    """Return the slots of tokens [start, end), given slot runs from token 0 on."""
     clipped: Runs = []
     token = 0
     for run_start, run_end in runs:
@@ -183,7 +189,7 @@ def _heads_first(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _attend_decode(query: torch.Tensor, pieces: list[KeysValues], scale: float) -> torch.Tensor:
-    """[1, K, H / K, D] -> the same: all keys, so that order and mask do not matter."""
+    """[1, K, H / K, D] -> the same. A decode sees all keys, so order and mask do not matter."""
     return merge_parts(
         [attend_part(query, key, value, scale=scale, is_causal=False) for key, value in pieces]
     )
@@ -192,7 +198,7 @@ def _attend_decode(query: torch.Tensor, pieces: list[KeysValues], scale: float) 
 def _attend_chunk(
     query: torch.Tensor, context: list[KeysValues], own: KeysValues, scale: float
 ) -> torch.Tensor:
-    """[1, H, T, D] -> the same: all of the context without a mask, itself causally."""
+    """[1, H, T, D] -> the same: the whole context without a mask, the chunk itself causally."""
     parts = [attend_part(query, *own, scale=scale, is_causal=True)]
     parts += [
         attend_part(query, key, value, scale=scale, is_causal=False) for key, value in context
@@ -203,9 +209,9 @@ def _attend_chunk(
 def _attend_masked(
     rows: torch.Tensor, visible: KeysValues, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """[T, K, H / K, D] -> the same; `mask` is [T, S], for each head of a group alike."""
+    """[T, K, H / K, D] -> the same; `mask` is [T, S], the same for each head of a group."""
     num_rows, num_kv_heads, num_groups, head_dim = rows.shape
-    # Heads of a group are rows of one product, so each key is read once for them.
+    # The heads of a group are rows of one product, so each key is read once.
     query = rows.permute(1, 2, 0, 3).reshape(1, num_kv_heads, num_groups * num_rows, head_dim)
     out = F.scaled_dot_product_attention(
         query, *visible, attn_mask=mask.repeat(num_groups, 1), scale=scale

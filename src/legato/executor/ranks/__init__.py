@@ -1,1 +1,1 @@
-"""Executors of a model that is divided among ranks, which go in lockstep."""
+"""Executors of a model that is divided among ranks, which run in lockstep."""

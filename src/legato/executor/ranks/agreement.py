@@ -1,4 +1,4 @@
-"""Ranks that agree on whether all of them computed something."""
+"""Ranks agree whether all of them have computed their part."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeVar
@@ -11,7 +11,7 @@ _Value = TypeVar("_Value")
 
 
 class Exchange(NamedTuple):
-    """A call of the communicator that all ranks take part in."""
+    """A call of the communicator in which all ranks take part."""
 
     kind: Literal["sum", "gather"]
     shape: tuple[int, ...]
@@ -19,17 +19,17 @@ class Exchange(NamedTuple):
 
 
 class FailedElsewhereError(Exception):
-    """Another rank could not compute its part, so that there is no whole."""
+    """Another rank could not compute its part, so there is no result."""
 
 
 class Agreement:
-    """A `Communicator` that is left by all ranks at the same place, whatever fails on one of them.
+    """A `Communicator` that all ranks leave at the same place, even if one of them fails.
 
-    A rank that cannot go on still takes part, with zeros, in what the others wait for. Nobody then
-    uses what came of it.
+    A rank that fails still takes part, with zeros, in the exchanges that the other ranks wait for.
+    No rank then uses the result.
 
     Args:
-        group: the ranks.
+        group: the communicator of the ranks.
     """
 
     def __init__(self, group: Communicator) -> None:
@@ -56,15 +56,15 @@ class Agreement:
         return result
 
     def together(self, exchanges: Sequence[Exchange], compute: Callable[[], _Value]) -> _Value:
-        """What comes of `compute`, on all ranks or on none.
+        """Run `compute` so that it succeeds on all ranks or on none.
 
         Args:
-            exchanges: all that it takes part in, in their order.
+            exchanges: all exchanges that it takes part in, in their order.
 
         Raises:
             FailedElsewhereError: another rank raised something.
             RankLostError: another rank is gone.
-            Exception: whatever `compute` raises.
+            Exception: any error that `compute` raises.
         """
         self._num_done = 0
         try:

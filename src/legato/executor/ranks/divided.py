@@ -1,4 +1,4 @@
-"""A rank's part of a model, computed together with the others'."""
+"""A rank's part of a model, which all ranks compute together."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,12 +11,12 @@ from legato.model.spec import DecoderSpec
 
 
 class Part(Model, Protocol):
-    """What a rank has of a model.
+    """A rank's part of a model.
 
     Attributes:
-        spec: of the part.
-        num_part_tokens: whose logits it computes, padding among them.
-        sum_dtype: in which parts of a layer are added up.
+        spec: the part's specification.
+        num_part_tokens: vocabulary entries whose logits it computes, padding included.
+        sum_dtype: dtype in which the parts of a layer are summed.
     """
 
     @property
@@ -30,7 +30,9 @@ class Part(Model, Protocol):
 
 
 class DividedModel:
-    """Both calls are made on all ranks in the same order, and succeed on all of them or on none.
+    """Runs a rank's part of the model. Each call succeeds on all ranks or on none.
+
+    All ranks make the same calls in the same order.
 
     Args:
         own: this rank's part, with `agreement` for its communicator.
@@ -47,7 +49,7 @@ class DividedModel:
         begin: Callable[[], StepAttention],
         num_layers: int | None,
     ) -> torch.Tensor:
-        """As `Model.forward`.
+        """See `Model.forward`.
 
         Args:
             begin: binds the step's block tables.
@@ -65,10 +67,10 @@ class DividedModel:
         return self._agreement.together(exchanges, compute)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `Model.compute_logits`, of rank 0's rows.
+        """Return logits as `Model.compute_logits` does, for the rows of rank 0.
 
         Args:
-            hidden: [S, E]; zeros on all ranks but the first.
+            hidden: [S, E]; zeros on all other ranks.
         """
         part = len(hidden), self.own.num_part_tokens
         exchanges = [

@@ -1,4 +1,4 @@
-"""All ranks but the first, on a CPU: they do as they are told, one thing after the other."""
+"""The ranks after the first, on a CPU: they run rank 0's messages in order."""
 
 import logging
 
@@ -19,7 +19,7 @@ class HostFollower:
     """A `Follower` on a CPU: a rank's part of the model and of the cache.
 
     Args:
-        num_host_slots: blocks that host memory is kept for.
+        num_host_slots: blocks of swap space in host memory.
     """
 
     def __init__(

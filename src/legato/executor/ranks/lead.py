@@ -1,4 +1,4 @@
-"""Rank 0, which has the scheduler and samples: what its executor computes, all ranks compute."""
+"""Rank 0, with the scheduler and the sampler; its executor makes all ranks compute."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from legato.model.communicator import RankLostError
 
 @dataclass(frozen=True)
 class LeadStep:
-    """A step's batch, whose block tables are bound when all ranks are at it."""
+    """A step's batch; its block tables are bound once all ranks have begun the step."""
 
     batch: PackedBatch
     own: AttentionBackend
@@ -50,13 +50,13 @@ class LeadAttention:
 
 
 class LeadModel:
-    """A `Model` that has the other ranks compute with it.
+    """A `Model` that makes the other ranks compute with it.
 
-    Where a part cannot be computed, it raises what that rank did, `MemoryError` or another. Where a
-    rank is lost, all of them are, and whatever is tried from then on fails.
+    If rank 0 fails, its own error is raised; if others do, `MemoryError` or `RuntimeError`. If a
+    rank is lost, all ranks end, and every later call fails.
 
     Args:
-        num_torch_threads: of rank 0.
+        num_torch_threads: threads of rank 0.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LeadModel:
 
     @property
     def cache(self) -> CacheSpec:
-        """Of rank 0's part."""
+        """The cache of rank 0's part."""
         return self._divided.own.cache
 
     @property
@@ -81,11 +81,11 @@ class LeadModel:
 
     @property
     def num_weight_bytes(self) -> int:
-        """Of rank 0's part: each reads its own, at the same time."""
+        """Bytes of rank 0's part; each rank reads its own, at the same time."""
         return self._divided.own.num_weight_bytes
 
     def load_weights(self, weights: NamedWeights) -> None:
-        """Of rank 0's part."""
+        """Load rank 0's part."""
         self._divided.own.load_weights(weights)
 
     def forward(
@@ -117,13 +117,13 @@ class LeadModel:
         except Exception:
             self._followers.reports()
             raise
-        except BaseException:  # an interrupt leaves the others in the midst of it
+        except BaseException:  # an interrupt leaves the other ranks in the middle of a step
             self._followers.give_up()
             raise
 
 
 def _failure(reports: Sequence[RankReport]) -> Exception:
-    """What the other ranks raised, as one error."""
+    """Return one error for all that the other ranks raised."""
     failed = [report for report in reports if report.error is not None]
     words = "; ".join(str(report.error) for report in failed)
     is_out_of_memory = all(report.is_out_of_memory for report in failed)

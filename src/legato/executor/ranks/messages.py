@@ -1,7 +1,7 @@
-"""What rank 0 has the other ranks do, and what they tell of it.
+"""Messages between rank 0 and the other ranks.
 
-A rank but the first remembers nothing of requests: it is told what to compute, token by token, so
-that there is nothing in which it could differ.
+The other ranks keep no state of requests: rank 0 says which tokens to compute, so their state
+cannot diverge from its own.
 """
 
 from typing import Protocol
@@ -15,11 +15,11 @@ from legato.executor.batch import Int32s, Int64s, PackedBatch
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """Run the layers on a packed batch, of which the arrays are sent as they lie in memory.
+    """Run the layers on a packed batch; the arrays are sent as they lie in memory.
 
     Attributes:
         block_table: rows of `max_blocks`.
-        num_layers: None is all.
+        num_layers: layers to run; None for all.
     """
 
     input_ids: bytes
@@ -46,7 +46,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def batch(self) -> PackedBatch:
-        """As it was, but for the rows that are sampled: those are rank 0's."""
+        """The batch, without the sampled rows: rank 0 samples."""
         return PackedBatch(
             input_ids=torch.from_numpy(_int64s(self.input_ids)),
             positions=torch.from_numpy(_int64s(self.positions)),
@@ -59,16 +59,16 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
 
 class Logits(msgspec.Struct, frozen=True, tag=True):
-    """Multiply so many rows, which rank 0 has, with the output projection."""
+    """Multiply `num_rows` rows, which rank 0 has, with the output projection."""
 
     num_rows: int
 
 
 class DeviceStep(msgspec.Struct, frozen=True, tag=True):
-    """On GPUs: compute a step from what the host tells the device of it, as it lies in memory.
+    """On GPUs: compute a step from the words that the host copies to the device.
 
     Attributes:
-        num_rows, num_samples, has_chunks: the size that it is computed as.
+        num_rows, num_samples, has_chunks: size of the step's program.
         words: int32.
         table_changes: int64 [2, count].
     """
@@ -96,10 +96,10 @@ ToRank = Forward | Logits | DeviceStep | RowLogits | Moves
 
 
 class RankReport(msgspec.Struct, frozen=True, tag=True):
-    """How a rank fared in what could not be computed on all of them.
+    """A rank's report on a step that failed.
 
     Attributes:
-        error: what it raised; None where another is to blame.
+        error: the error that it raised; None if another rank raised it.
     """
 
     error: str | None = None
@@ -107,31 +107,31 @@ class RankReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class Follower(Protocol):
-    """A rank but the first."""
+    """A rank after the first."""
 
     def do(self, message: ToRank) -> RankReport | None:
-        """Take part; returns what rank 0 waits to be told, where not all ranks could.
+        """Take part in a message; return a report if the step failed, else None.
 
         Raises:
             RankLostError: another rank is gone.
-            Exception: something failed that nobody waits to be told; the rank is of no more use.
+            Exception: a failure that rank 0 does not wait to hear of; the rank is unusable.
         """
         ...
 
 
 class Followers(Protocol):
-    """All ranks but the first."""
+    """All ranks after the first."""
 
     def tell(self, message: ToRank) -> None:
-        """Raises `RankLostError`: one of them is gone."""
+        """Send a message to each. Raises `RankLostError` if one of them is gone."""
         ...
 
     def reports(self) -> list[RankReport]:
-        """One of each, after a failure; raises as `tell`."""
+        """Return one report from each rank after a failure. Raises like `tell`."""
         ...
 
     def give_up(self) -> None:
-        """End them all."""
+        """End all of them."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""Triton kernels, each beside the function that launches it. Nothing else imports triton."""
+"""Triton kernels, each with the function that launches it. No other module imports triton."""

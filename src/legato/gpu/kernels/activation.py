@@ -8,7 +8,7 @@ _BLOCK = 1024
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """SiLU of the gate, times what goes through it.
+    """Compute SiLU of the gates times the up projections.
 
     Args:
         gate_up: [T, 2I], gates first.

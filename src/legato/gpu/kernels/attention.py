@@ -1,8 +1,8 @@
-"""Packed paged attention: one kernel for the rows of a step, whatever they are (`work_items`).
+"""Packed paged attention: one kernel for all kinds of rows in a step (`work_items`).
 
-A program has an item and a key head. The softmax runs along with the keys (Milakov and Gimelshein,
-2018, arXiv:1805.02867), in powers of two. Where an item is a part of a tile's keys, the logarithm
-of its denominator is kept beside its result, and `_merge_parts` joins the parts in their order.
+A program computes one item for one key head. The softmax is updated along the keys (Milakov and
+Gimelshein, 2018, arXiv:1805.02867), in powers of two. If an item is a part of a tile's keys, the
+logarithm of its denominator is stored beside its result, and `_merge_parts` merges parts in order.
 """
 
 import math
@@ -19,7 +19,7 @@ from legato.gpu.work_items import ITEM_FIELDS, MERGE_FIELDS, WIDE_ROWS, WorkList
 
 _LOG2_E = math.log2(math.e)
 _MERGED_AT_ONCE = 32
-"""Results that a program has in its registers: rows times parts."""
+"""Results in a program's registers: rows times parts."""
 
 
 class AttentionScratch(NamedTuple):
@@ -27,7 +27,7 @@ class AttentionScratch(NamedTuple):
 
     Attributes:
         partial: float32 [rows, H, D].
-        log_sum: float32 [rows, H], to the base of two.
+        log_sum: float32 [rows, H], in base 2.
     """
 
     partial: torch.Tensor
@@ -37,7 +37,7 @@ class AttentionScratch(NamedTuple):
 def make_scratch(
     shape: WorkShape, *, num_heads: int, head_dim: int, device: torch.device
 ) -> AttentionScratch:
-    """Enough for steps of this shape and, as it is the same for all numbers of rows, of any."""
+    """Allocate scratch for steps of this shape; its size does not depend on their rows."""
     num_rows = max(part.scratch_rows for part in shape)
     return AttentionScratch(
         torch.empty(num_rows, num_heads, head_dim, dtype=torch.float32, device=device),
@@ -57,17 +57,17 @@ def attend(
     scale: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """Attend causally in the cache, which has the step's own keys and values already.
+    """Attend causally in the cache, which already has the step's own keys and values.
 
     Args:
         query: [P, H, D], heads contiguous.
-        key_cache, value_cache: one layer's [num_blocks, K, block size, D], of the query's dtype, or
-            quantized: int8 [num_blocks, K, block size, D + SCALE_BYTES]. Either way a head's part
-            of a block is what `CacheSpec` tells, its tokens in their order.
+        key_cache, value_cache: one layer's [num_blocks, K, block size, D] in the query's dtype, or
+            quantized: int8 [num_blocks, K, block size, D + SCALE_BYTES]. In both, a head's part of
+            a block is laid out as `CacheSpec` says, with its tokens in order.
         block_table: int32 [slots, max blocks].
         work: the step's items, from `work_lists`.
-        out: [P, H, D] in the query's dtype, contiguous. Rows of no item keep what they had.
-        sliding_window: see `StepAttention.attend`; no wider than the items were made for.
+        out: [P, H, D] in the query's dtype, contiguous. Rows without an item are not written.
+        sliding_window: see `StepAttention.attend`; at most the width that the items were made for.
 
     Returns:
         `out`.
@@ -139,7 +139,7 @@ def _attend_list(
 
 
 class _How(NamedTuple):
-    """What a kernel is compiled with: keys of a product, warps, loads that run ahead."""
+    """Compile options: keys of a product, warps, and pipeline stages of loads."""
 
     num_keys: int
     num_warps: int
@@ -147,19 +147,19 @@ class _How(NamedTuple):
 
 
 def _how(product_rows: int, row_bytes: int) -> _How:
-    """As much as fits into registers and shared memory.
+    """Return the largest options that fit into registers and shared memory.
 
-    The block table is read ahead of the keys and values that it names: of five stages, three are
-    theirs.
+    The block table is read before the keys and values that it names: of five stages, three are for
+    these.
 
     Args:
-        row_bytes: of a key.
+        row_bytes: size of a key.
     """
     if product_rows < WIDE_ROWS:
         return _How(_keys_of((8 if has_little_shared_memory() else 16) * 1024, row_bytes), 4, 5)
     if multiplies_from_shared_memory():
         return _How(_keys_of(16 * 1024, row_bytes), 8, 5)
-    # Both operands and the results are in registers.
+    # Both operands and the results are kept in registers.
     return _How(_keys_of(8 * 1024, row_bytes), 8, 5 if row_bytes <= 256 else 4)
 
 
@@ -167,7 +167,7 @@ def _keys_of(num_bytes: int, row_bytes: int) -> int:
     return max(16, min(64, num_bytes // row_bytes))
 
 
-# Where a step's inputs lie depends on its size: no reason to compile anew.
+# The alignment of a step's inputs depends on its size; do not compile for each alignment.
 @triton.jit(do_not_specialize_on_alignment=["items"])
 def _attend_items(
     query,
@@ -210,7 +210,7 @@ def _attend_items(
     scratch_row = tl.load(item + 6)
     num_heads: tl.constexpr = group * num_kv_heads
 
-    # Rows of the product: the heads of the group for the first row, for the second, and so on.
+    # Rows of the product: heads of the group for the first row, then for the second, and so on.
     row = tl.arange(0, product_rows) // group
     head = kv_head * group + tl.arange(0, product_rows) % group
     dim = tl.arange(0, padded_dim)
@@ -232,8 +232,8 @@ def _attend_items(
     if has_window:
         first_key = tl.maximum(first_key, position + 1 - window)
     if product_rows >= wide_rows and not has_window:
-        # Each row sees these keys, and each is there. A narrow item's few are not worth two loops,
-        # of which the second waits for memory anew.
+        # All rows see these keys, so no mask is needed. A narrow item has too few keys for two
+        # loops, of which the second would wait for memory again.
         num_whole = tl.maximum(tl.minimum(position + 1, end_key) - first_key, 0) // num_keys
         for start in range(first_key, first_key + num_whole * num_keys, num_keys):
             acc, top, total = _add_keys(
@@ -249,7 +249,7 @@ def _attend_items(
             is_quantized, num_keys, has_window, True,
         )  # fmt: skip
 
-    # A row that sees none of a part's keys has a result of zeros there, which weighs nothing.
+    # A row that sees none of a part's keys has zeros there, with weight 0.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if scratch_row < 0:
         whole = (first_row + row).to(tl.int64) * num_heads + head
@@ -286,7 +286,7 @@ def _add_keys(
     has_window: tl.constexpr,
     is_masked: tl.constexpr,
 ):
-    """Attention over the keys so far, and over those at [start, start + num_keys)."""
+    """Extend the attention over earlier keys by the keys at [start, start + num_keys)."""
     key = start + tl.arange(0, num_keys)
     dim = tl.arange(0, padded_dim)
     is_dim = dim < head_dim
@@ -297,7 +297,7 @@ def _add_keys(
         block = tl.load(table + key // block_size)
     place = block.to(tl.int64) * block_stride + (key % block_size) * head_dim
     if is_masked:
-        # What lies behind the last key was never written: nothing times it may be NaN.
+        # Memory after the last key was never written: zero times it may be NaN.
         there = is_key[:, None] & is_dim[None, :]
         k = tl.load(keys + place[None, :] + dim[:, None], mask=tl.trans(there), other=0.0)
         v = tl.load(values + place[:, None] + dim[None, :], mask=there, other=0.0)
@@ -321,7 +321,7 @@ def _add_keys(
     kept = tl.exp2(top - new_top)
     total = total * kept + tl.sum(weight, axis=1)
     if is_quantized:
-        # Of the largest scale, since small ones are nothing in float16.
+        # Relative to the largest scale, since small scales vanish in float16.
         scales = tl.load(value_scales + of_scales, mask=is_key, other=0.0)
         largest = tl.maximum(tl.max(scales, axis=0), 1e-30)
         weight *= (scales / largest)[None, :]
@@ -345,7 +345,7 @@ def _merge_parts(
     num_parts_at_once: tl.constexpr,
     merge_fields: tl.constexpr,
 ):
-    """A program has one head of a few rows, and all of their parts."""
+    """Merge all parts of a few rows, for one head."""
     merge = merges + (tl.program_id(0) // num_heads) * merge_fields
     num_rows = tl.load(merge + 1)
     if num_rows == 0:

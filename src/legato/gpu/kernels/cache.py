@@ -1,4 +1,4 @@
-"""The cache as kernels see it."""
+"""Views of the cache for kernels."""
 
 import torch
 
@@ -6,10 +6,10 @@ from legato.model.base import SCALE_BYTES
 
 
 def head_dim_of(cache: torch.Tensor) -> int:
-    """Of one layer's keys or values, [num_blocks, K, block size, numbers of a token and head]."""
+    """Return D of one layer's cache, [num_blocks, K, block size, numbers of a token and head]."""
     return cache.shape[3] - (SCALE_BYTES if cache.dtype == torch.int8 else 0)
 
 
 def scales_of(cache: torch.Tensor) -> torch.Tensor:
-    """The same memory of a quantized cache, read as float32."""
+    """View the memory of a quantized cache as float32."""
     return cache.flatten(2).view(torch.float32)

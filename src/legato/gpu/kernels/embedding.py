@@ -1,4 +1,4 @@
-"""Token vectors, of tokens that the host knows and of those that only the device does yet."""
+"""Looks up token vectors, also of tokens that only the device knows yet."""
 
 import torch
 import triton
@@ -20,7 +20,7 @@ def embed(
     Args:
         input_source: int32 [P]: a token id, or -1 - slot for the token at `last_token[slot]`.
         last_token: int32 [S + 1].
-        table: [V, E], of tokens from `first` on; others have zeros for a vector.
+        table: [V, E], of tokens from `first` on; other tokens get zeros.
         out: float32 [P, E]; written.
     """
     num_rows, size = out.shape

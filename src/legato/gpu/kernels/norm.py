@@ -1,4 +1,4 @@
-"""The residual stream: adding to it, and its root mean square norm."""
+"""Adds to the residual stream, and normalizes it by its root mean square."""
 
 import torch
 import triton
@@ -17,11 +17,11 @@ def add_rms_norm(
     """Add to the residual stream, then normalize it.
 
     Args:
-        residual: float32 [T, E]; becomes `residual + delta`, unless `rows` are given.
+        residual: float32 [T, E]; becomes `residual + delta` unless `rows` are given.
         delta: [T, E]; None adds nothing.
         weight: float32 [E].
         out: [T, E], or [Q, E], in the model's dtype; written.
-        rows: int32 [Q], those that are normalized, any number of times each; None is all.
+        rows: int32 [Q], rows to normalize, with repetitions; None for all.
     """
     size = residual.shape[1]
     _add_rms_norm[(len(out),)](
@@ -38,7 +38,7 @@ def add_rms_norm(
 
 
 def num_warps(size: int) -> int:
-    """For a program that keeps a row of so many numbers in registers."""
+    """Return the warps of a program that keeps a row of `size` numbers in registers."""
     warps: int = min(max(triton.next_power_of_2(size) // 512, 1), 16)
     return warps
 

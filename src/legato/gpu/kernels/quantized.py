@@ -1,4 +1,4 @@
-"""Weights in codes: products with them, what they stand for, and rows rounded to 8-bit floats."""
+"""Products with quantized weights, dequantization, and rounding of rows to 8-bit floats."""
 
 import torch
 import triton
@@ -8,9 +8,9 @@ from legato.gpu.kernels.norm import num_warps
 from legato.model.quantization import BLOCK
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
-"""Of a tile of rows that are multiplied. All of them share the work of a tile of codes."""
+"""Rows of a tile; all of them share the decoding of a tile of codes."""
 _NUM_OUTPUTS, _DEPTH = 32, 128
-"""Of a tile of codes; twice as many outputs beside the most rows."""
+"""Size of a tile of codes; with `_MOST_ROWS` rows, it has twice as many outputs."""
 _GROUP = tl.constexpr(BLOCK)
 _LARGEST_FP8 = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 
@@ -23,12 +23,12 @@ def multiply(
     bias: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """Rows times the transpose of a matrix [N, K] of `scale * code + minimum`.
+    """Multiply rows by the transpose of a matrix [N, K] of `scale * code + minimum`.
 
     Args:
         rows: [T, K].
-        codes: uint8 [N, K], or [N, K / 2] of 4 bits each: of 32 codes in a row, the first 16 are
-            the lower halves of 16 bytes, and the others the upper ones.
+        codes: uint8 [N, K], or [N, K / 2] of 4 bits each: of 32 adjacent codes, the first 16 are
+            the lower halves of 16 bytes, the others the upper halves.
         scales: float16 [N, K / 32].
         minima: float16 [N, K / 32].
         bias: [N].
@@ -60,7 +60,7 @@ def multiply(
 def dequantize(
     codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Write what codes, laid out as for `multiply`, stand for.
+    """Write the weights of codes that are laid out as for `multiply`.
 
     Args:
         out: [N, K].
@@ -80,12 +80,12 @@ def dequantize(
 
 
 def round_rows(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
-    """Round each row to 8-bit floats, the largest of which stands for the row's largest number.
+    """Round each row to 8-bit floats, scaled so that its largest number becomes the largest float.
 
     Args:
         rows: [T, K].
         out: float8_e4m3fn [T, K]; written.
-        scales: float32 [T, 1], by which a row's floats are to be multiplied; written.
+        scales: float32 [T, 1], factors from a row's floats to its numbers; written.
     """
     num_rows, size = rows.shape
     _round_rows[(num_rows,)](
@@ -168,7 +168,7 @@ def _dequantize(
 def _load_codes(
     codes, output, num_outputs, first, depth, bits: tl.constexpr, tile_depth: tl.constexpr
 ):
-    """The bytes of tile_depth columns, and the column of each byte, or of its lower half."""
+    """Return each byte's column (4 bits: its lower half's), and the bytes of tile_depth columns."""
     byte = tl.arange(0, tile_depth * bits // 8)
     column = first + byte
     if bits == 4:
@@ -189,7 +189,7 @@ def _load_scales(
     width: tl.constexpr,
     tile_depth: tl.constexpr,
 ):
-    """Scale and minimum of each byte: two float32 [outputs, width], 0 behind the last column."""
+    """Return scale and minimum of each byte: two float32 [outputs, width], 0 after the columns."""
     num_groups = depth // _GROUP
     group = first // _GROUP + tl.arange(0, tile_depth // _GROUP)
     place = output[:, None] * num_groups + group[None, :]
@@ -201,7 +201,7 @@ def _load_scales(
 
 @triton.jit
 def _repeated(values, width: tl.constexpr):
-    """[N, groups] to float32 [N, width], each value as often in a row as need be."""
+    """Repeat [N, groups] to float32 [N, width], each value equally often in a row."""
     repeats: tl.constexpr = width // values.shape[1]
     shape: tl.constexpr = (values.shape[0], values.shape[1], repeats)
     return tl.broadcast_to(values.to(tl.float32)[:, :, None], shape).reshape(shape[0], width)
@@ -232,11 +232,11 @@ def _round_rows(rows, out, scales, size, block: tl.constexpr):
 
 @triton.jit
 def _round_to_fp8(values):
-    """To the nearest of 3 bits behind the first one, and no finer than 2**-9.
+    """Round to 3 bits after the leading one, and no finer than 2**-9.
 
-    What is left to the conversion is exact: Triton's interpreter loses carries where it rounds.
+    The conversion to 8 bits is then exact: Triton's interpreter loses carries where it rounds.
     """
     power = (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    # A number so much greater that adding it leaves no room for finer bits.
+    # Adding a number this much larger leaves no room for finer bits.
     coarse = tl.maximum(power, 2.0**-6) * (1.5 * 2.0**20)
     return (values + coarse) - coarse

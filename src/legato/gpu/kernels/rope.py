@@ -1,4 +1,4 @@
-"""What comes between a layer's first projection and its attention, in one pass over its rows."""
+"""Norm, rotary embedding and cache writes: one pass from a layer's projection to its attention."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from legato.model.rope import RopeFrequencies
 
 
 def rope_table(positions: torch.Tensor, inverse: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Cosines and sines of a step's rows, for all of its layers.
+    """Return cosines and sines of a step's rows, for all layers.
 
     Args:
         positions: int32 [P].
@@ -27,7 +27,7 @@ def rope_table(positions: torch.Tensor, inverse: torch.Tensor, scaling: float) -
 
 
 def inverse_frequencies(frequencies: RopeFrequencies, device: torch.device) -> torch.Tensor:
-    """Float32 [D / 2], for `rope_table`."""
+    """Return float32 [D / 2], for `rope_table`."""
     return torch.tensor(frequencies.inverse, dtype=torch.float32, device=device)
 
 
@@ -42,15 +42,15 @@ def rotate_and_write(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """Norm and turn queries and keys, and put keys and values into the cache.
+    """Normalize and rotate queries and keys, and write keys and values to the cache.
 
     Args:
-        qkv: [P, (H + 2K) * D], as the projection made it; its queries are overwritten.
+        qkv: [P, (H + 2K) * D], from the projection; its queries are overwritten.
         table: from `rope_table`.
-        slot_mapping: int32 [P], block id * block size + offset; -1 where nothing is written.
-        key_cache, value_cache: one layer's, as for `attend`; quantized ones are written as
-            `executor.attention.rounding.quantize` rounds.
-        q_norm, k_norm: float32 [D], RMSNorm's weights a head, both or neither.
+        slot_mapping: int32 [P], block id * block size + offset; -1 for rows that are not written.
+        key_cache, value_cache: one layer's, as for `attend`; values of a quantized cache are
+            rounded as by `executor.attention.rounding.quantize`.
+        q_norm, k_norm: float32 [D], RMSNorm's weights of a head; both or neither.
 
     Returns:
         The queries: [P, H, D], a view of `qkv`.
@@ -86,7 +86,7 @@ def rotate_and_write(
     return qkv[:, : num_heads * head_dim].view(num_rows, num_heads, head_dim)
 
 
-# Where a step's inputs lie depends on its size: no reason to compile anew.
+# The alignment of a step's inputs depends on its size; do not compile for each alignment.
 @triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def _rotate_and_write(
     qkv,
@@ -110,7 +110,7 @@ def _rotate_and_write(
     is_quantized: tl.constexpr,
     has_norm: tl.constexpr,
 ):
-    """A program has one row and one key head: its group's queries, its key and its value."""
+    """Process one row and one key head: its group's queries, its key and its value."""
     row = tl.program_id(0) // num_kv_heads
     kv_head = tl.program_id(0) % num_kv_heads
     num_heads: tl.constexpr = group * num_kv_heads
@@ -168,7 +168,7 @@ def _rotate_and_write(
 
 @triton.jit
 def _write_codes(place, scale_place, low, high, half: tl.constexpr, is_pair):
-    """A row in 8 bits, and its scale: NaN where the row is not finite."""
+    """Write a row in 8 bits and its scale, which is NaN if the row is not finite."""
     most = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), axis=0)
     by = tl.where(most > 1e-30, 127.0 / most, 0.0)
     tl.store(place, _code(low * by), mask=is_pair)
@@ -178,7 +178,6 @@ def _write_codes(place, scale_place, low, high, half: tl.constexpr, is_pair):
 
 @triton.jit
 def _code(value):
-    """The nearest whole number, and of two the even one: what lies behind a float32's last bit is
-    rounded off so."""
+    """Round to the nearest integer, the even one in a tie, as float32 addition does."""
     shift: tl.constexpr = 12582912.0  # 1.5 * 2 ** 23
     return tl.where(value == value, (value + shift) - shift, 0.0).to(tl.int8)

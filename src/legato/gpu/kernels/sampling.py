@@ -1,8 +1,8 @@
-"""From logits to tokens, a program a row, with the meaning of `legato.executor.sampler.sample`.
+"""Samples tokens from logits, a program a row, as `legato.executor.sampler.sample` does.
 
-Weights are integers, so that sums of them are exact in any order, and what a filter keeps is found
-by bisection over scores instead of a sort. A score, at most 0, is compared as the bits of its
-magnitude: a key, the lower the likelier.
+Weights are integers, so their sums are exact in any order, and filters bisect over scores instead
+of sorting them. A score is at most 0. It is compared by its key, the bits of its magnitude: the
+lower the key, the likelier the token.
 """
 
 import torch
@@ -13,23 +13,23 @@ from legato.executor.draw import weight_unit
 from legato.executor.sampler import NO_TOKEN
 
 NOTHING, GREEDY, DRAWN = 0, 1, 2
-"""How the token of a row is chosen; a row of `NOTHING` is padding."""
+"""How to choose a row's token; rows of `NOTHING` are padding."""
 FAULTY = -2
-"""Instead of a token: the logits are not finite."""
+"""Replaces the token of a row with logits that are not finite."""
 
 _TILE = 4096
 _DEPTH = 8
-"""Likely tokens of a row that may fall on one lane of a tile."""
+"""Likely tokens of a row that one lane of a tile can keep."""
 _NUM_WARPS = 8
 
 _NOTHING, _DRAWN = tl.constexpr(NOTHING), tl.constexpr(DRAWN)
 _NO_TOKEN, _FAULTY = tl.constexpr(NO_TOKEN), tl.constexpr(FAULTY)
 _LIKELY_KEY = tl.constexpr(0x41400000)
-"""Of the score -12. Tokens above it are looked at first, and hardly a row needs more."""
+"""Key of the score -12. Tokens at least as likely are read first, and are enough for most rows."""
 _LAST_KEY = tl.constexpr(0x7F800000)
-"""Of the score -inf."""
+"""Key of the score -inf."""
 _NUM_STAGES = tl.constexpr(3)
-"""Tiles of a whole row that are on their way at once: a row alone does not fill a GPU."""
+"""Tiles of a whole row in flight at once: a single row does not fill a GPU."""
 
 
 def sample_rows(
@@ -45,20 +45,20 @@ def sample_rows(
     last_token: torch.Tensor,
     sampled: torch.Tensor,
 ) -> None:
-    """Choose a token for each row of Q.
+    """Sample a token for each of Q rows.
 
     Args:
         logits: [Q, V] in any floating dtype; not changed.
-        given: [Q, V], as the model gave them, before any request asked for changes.
+        given: [Q, V], from the model, before any adjustment.
         kinds: int32 [Q], `NOTHING`, `GREEDY` or `DRAWN`.
         halvings: float32 [Q], the difference of logits that halves a probability.
         top_ks: int32 [Q], 0 for all.
         top_ps: float64 [Q].
         lowest_scores: float32 [Q], of min_p; -inf for all.
         uniforms: float64 [Q], multiples of 2**-53 in [0, 1).
-        sample_slots: int32 [Q], where in `last_token` a row's token goes.
-        last_token: int32 [S + 1]; written, with 0 instead of what is no token.
-        sampled: int32 [Q]; written but for padding: a token, `NO_TOKEN` or `FAULTY`.
+        sample_slots: int32 [Q], index in `last_token` of a row's token.
+        last_token: int32 [S + 1]; written, with 0 for `NO_TOKEN` and `FAULTY`.
+        sampled: int32 [Q]; written except for padding: a token, `NO_TOKEN` or `FAULTY`.
     """
     num_rows, vocab_size = logits.shape
     tile = min(_TILE, triton.next_power_of_2(vocab_size))
@@ -84,7 +84,7 @@ def sample_rows(
     )
 
 
-# Where settings lie depends on the number of rows; it is not to be compiled for each of them.
+# The alignment of settings depends on the number of rows; do not compile for each alignment.
 @triton.jit(
     do_not_specialize_on_alignment=(
         "kinds",
@@ -150,7 +150,7 @@ def _sample(
 
 @triton.jit
 def _likeliest(row, vocab_size, tile: tl.constexpr):
-    """The greatest logit, a NaN before any other, and the lowest of the tokens that have it."""
+    """Return the greatest logit (NaN if any logit is) and the lowest token with it."""
     lane = tl.arange(0, tile)
     greatest = tl.full([tile], float("-inf"), tl.float32)
     tokens = lane
@@ -182,13 +182,13 @@ def _filter(
     tile: tl.constexpr,
     max_depth: tl.constexpr,
 ):
-    """The last key of the tokens that min_p, top_k and top_p leave, and the weight of them all."""
+    """Return the highest key that min_p, top_k and top_p keep, and the total weight kept."""
     key = _magnitude(lowest_score)
     has_top_k = (top_k > 0) & (top_k < vocab_size)
     total = _measure(row, vocab_size, best, halving, _LAST_KEY, unit, tile, True, _NUM_STAGES)
     if has_top_k | (top_p < 1.0) | (key < _LAST_KEY):
         num_likely, depth = _gather_likely(row, likely, vocab_size, best, halving, tile, max_depth)
-        # A lane with more than max_depth of them has lost some: then all tokens are looked at.
+        # A lane with more than max_depth likely tokens has lost some: then all tokens are read.
         num_gathered = tl.where(depth <= max_depth, depth * tile, 0)
         if has_top_k:
             is_enough = (num_gathered > 0) & (num_likely >= top_k)
@@ -213,9 +213,9 @@ def _filter(
 def _gather_likely(
     row, likely, vocab_size, best, halving, tile: tl.constexpr, max_depth: tl.constexpr
 ):
-    """Number of the likely tokens, in all and on the fullest lane of the tiles.
+    """Return the number of likely tokens, in all and on the fullest lane of the tiles.
 
-    The first of each lane's likely logits go to `likely` [max_depth, tile], -inf behind them.
+    Each lane writes its first likely logits to `likely` [max_depth, tile], then -inf.
     """
     lane = tl.arange(0, tile)
     depth = tl.zeros([tile], tl.int32)
@@ -229,13 +229,13 @@ def _gather_likely(
     for level in range(tl.minimum(deepest, max_depth)):
         nothing = tl.full([tile], float("-inf"), likely.dtype.element_ty)
         tl.store(likely + level * tile + lane, nothing, mask=depth <= level)
-    tl.debug_barrier()  # what one thread has written, another is about to read
+    tl.debug_barrier()  # threads read what others have written
     return tl.sum(depth, axis=0), deepest
 
 
 @triton.jit
 def _source(is_enough, likely, num_likely, row, vocab_size):
-    """Where to look: at the likely tokens if they are enough, else at all."""
+    """Return the likely tokens if they are enough, else all tokens."""
     return tl.where(is_enough, likely, row), tl.where(is_enough, num_likely, vocab_size)
 
 
@@ -250,7 +250,7 @@ def _bisect(
     tile: tl.constexpr,
     by_weight: tl.constexpr,
 ):
-    """The lowest key up to which there are as many tokens, or is as much weight, as wanted."""
+    """Return the lowest key such that tokens up to it reach the `wanted` number, or weight."""
     below = tl.full([], -1, tl.int32)
     key = tl.full([], _LAST_KEY, tl.int32)
     while below + 1 < key:
@@ -273,7 +273,7 @@ def _measure(
     by_weight: tl.constexpr,
     num_stages: tl.constexpr = 1,
 ):
-    """The tokens with keys up to `last_key`: their weight, or their number."""
+    """Return the weight, or the number, of tokens with keys up to `last_key`."""
     lane = tl.arange(0, tile)
     total = tl.zeros([tile], tl.int64)
     for first in tl.range(0, size, tile, num_stages=num_stages):
@@ -293,7 +293,7 @@ def _pick(
     unit: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """The first token behind whose weight, summed from token 0 on, lies `point`."""
+    """Return the first token whose cumulative weight, from token 0 on, exceeds `point`."""
     lane = tl.arange(0, tile)
     first = tl.full([], -tile, tl.int32)
     weight = tl.full([], 0, tl.int64)
@@ -314,7 +314,7 @@ def _kept_weights(row, token, vocab_size, best, halving, last_key, unit: tl.cons
 
 @triton.jit
 def _weight(logit, best, halving, unit: tl.constexpr):
-    """int64 weight and int32 key of each logit."""
+    """Return the int64 weight and the int32 key of each logit."""
     score = tl.div_rn(logit - best, halving)
     return (tl.exp2(score) * unit).to(tl.int64), _magnitude(score)
 

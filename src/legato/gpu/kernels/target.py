@@ -1,4 +1,4 @@
-"""What kernels are compiled for."""
+"""Properties of the GPU for which kernels are compiled."""
 
 from triton import knobs
 from triton.runtime import driver
@@ -7,17 +7,17 @@ _HOPPER = 90
 
 
 def multiplies_from_shared_memory() -> bool:
-    """Whether matrix products take operands from shared memory, not registers, as Hopper's do."""
+    """Whether matrix products read operands from shared memory, as on Hopper, not registers."""
     return _target() == ("cuda", _HOPPER)
 
 
 def has_little_shared_memory() -> bool:
-    """Whether a program may have no more than 64 KiB, as on AMD's GPUs before CDNA 4."""
+    """Whether a program has at most 64 KiB of shared memory, as on AMD's GPUs before CDNA 4."""
     return _target()[0] == "hip"
 
 
 def _target() -> tuple[str, int | str]:
-    """Backend and architecture; of the interpreter's, none."""
+    """Return backend and architecture; empty for Triton's interpreter."""
     if knobs.runtime.interpret:
         return "", 0
     target = driver.active.get_current_target()

@@ -1,4 +1,4 @@
-"""When a rate is sustained: the verdict on a trial, at its end or as soon as it is certain."""
+"""Judges whether a trial's rate is sustained, at its end or as soon as it is certain."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,12 @@ from legato.lab.capacity.unloaded import UnloadedTtft
 from legato.simulation.record import RequestRecord, gaps_s
 from legato.simulation.workload import Workload
 
-# One in so many may be otherwise.
+# The least number of gaps or requests for one late, delayed or failed.
 _GAPS_PER_LATE = 100
 _REQUESTS_PER_DELAYED = 2
 _REQUESTS_PER_FAILED = 100
-# Of the longest delay, or of the time that it had to grow: a server so much too slow is not told
-# from chance.
+# Shares of the longest delay, and of the time that a delay had to grow: a smaller growth may be
+# chance.
 _MAX_GROWTH = 0.5
 _MAX_GROWTH_RATE = 0.01
 # Standard deviations of the number of arrivals, which is Poisson.
@@ -27,7 +27,7 @@ _FAR_BEHIND = 4.0
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """What a measured request shows of a broken rule, or several together."""
+    """Counts of what breaks a rule, of one or several measured requests."""
 
     num_late: int = 0
     num_unattained: int = 0
@@ -44,12 +44,12 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
-    """When a rate is sustained.
+    """The rule for when a rate is sustained.
 
     Attributes:
         itl_slo_s: at most one gap in 100 is longer, or as many as `itl_slo_quantile` leaves.
-        least_attainment: instead, so large a share of the requests keeps the same, each by itself;
-            None looks at the gaps of all requests together, which excuses rare long ones.
+        least_attainment: the share of requests that must each keep the ITL SLO; None judges the
+            gaps of all requests together, which excuses rare long ones.
         max_delay_s: at most half of the scheduling delays are longer.
     """
 
@@ -60,12 +60,12 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
     unloaded: UnloadedTtft
 
     def judge(self, load: Load, records: Sequence[RequestRecord]) -> Trial:
-        """The verdict on a trial that has ended.
+        """Return the verdict on a trial that has ended.
 
-        At most one request in 100 may fail. The median delay may not grow from quarter to quarter,
-        where that of the second half is longer than that of the first by half of `max_delay_s`, and
-        by 1 % of the time between: that is a queue, where one burst goes down again. And requests
-        may not end more slowly than they arrive, beyond what is noise.
+        At most one request in 100 may fail. The median delay must not grow: it does if it rises
+        from quarter to quarter, and that of the second half exceeds that of the first by half of
+        `max_delay_s` and by 1 % of the time between. Such growth is a queue; a burst goes down
+        again. And requests must not end more slowly than they arrive, beyond noise.
         """
         measured = _measured(load, records)
         itl_s = gaps_s(measured).tolist()
@@ -100,11 +100,11 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def is_broken(self, seen: _Seen, num_requests: int, num_gaps: int) -> bool:
-        """Args: num_requests, num_gaps: of which these were seen."""
+        """Args: num_requests, num_gaps: totals of the trial."""
         return bool(self._broken(seen, num_requests, num_gaps))
 
     def see(self, record: RequestRecord, now_s: float) -> _Seen:
-        """What is already certain of a request that may be in flight."""
+        """Return what is already certain of a request, which may be in flight."""
         ttft_s = now_s - record.request.arrival_s if record.ttft_s is None else record.ttft_s
         num_gaps = record.request.num_output_tokens - 1
         return self._see(record, num_gaps, self._beyond_unloaded_s(record, ttft_s))
@@ -131,12 +131,11 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
         return [name for name, is_broken in found.items() if is_broken]
 
     def _num_allowed(self, num_gaps: int) -> int:
-        """Gaps that may be late."""
+        """Return the number of gaps that may be late."""
         return _share(num_gaps, 1.0 - self.itl_slo_quantile)
 
     def _delay_at_end_s(self, load: Load, record: RequestRecord) -> float:
-        """Scheduling delay; so far where the first token is yet to come, infinite where it never
-        will."""
+        """Return the scheduling delay so far; infinite if there will be no first token."""
         if record.ttft_s is not None:
             return self._beyond_unloaded_s(record, record.ttft_s)
         if _has_failed(record):
@@ -148,10 +147,10 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialWatch:
-    """Tells when a trial that still runs cannot be sustained any more, whatever is to come.
+    """Detects when a running trial can no longer be sustained, whatever follows.
 
-    It is lost, too, once requests have fallen so far behind their arrivals that chance does not
-    explain it. Looks at each record until its request has ended: there are many of these.
+    A trial is also lost once requests lag further behind their arrivals than chance explains. Each
+    record is looked at only until its request ends, since there are many records.
 
     Args:
         workload: of the trial.
@@ -163,7 +162,7 @@ class TrialWatch:
         self._load = load
         self._num_requests = len(measured)
         self._num_gaps = sum(request.num_output_tokens - 1 for request in measured)
-        self._ended: dict[int, _Seen] = {}  # key place among the records
+        self._ended: dict[int, _Seen] = {}  # key: place among the records
 
     def is_lost(self, now_s: float, records: Sequence[RequestRecord]) -> bool:
         """Args: records: of the requests sent so far, always in the same order."""
@@ -183,7 +182,7 @@ class TrialWatch:
 
 
 def _num_behind(load: Load, records: Iterable[RequestRecord]) -> int:
-    """How many more requests arrived than left during the measured part, so far."""
+    """Return arrivals minus departures during the measured part, so far."""
     num_arrived = num_left = 0
     for record in records:
         num_arrived += record.request.arrival_s >= load.warm_up_s
@@ -197,7 +196,7 @@ def _left(load: Load, record: RequestRecord) -> bool:
 
 
 def _ran_s(load: Load, records: Iterable[RequestRecord]) -> float:
-    """How much of the measured part there was, in a trial that may have been ended early."""
+    """Return the length of the measured part of a trial that may have been ended early."""
     last_s = max((record.last_event_s for record in records), default=load.end_s)
     return min(max(last_s - load.warm_up_s, 1.0), load.measured_s)
 
@@ -209,7 +208,7 @@ def _measured(load: Load, records: Iterable[RequestRecord]) -> list[RequestRecor
 def _medians_of_parts(
     load: Load, measured: Sequence[RequestRecord], delays_s: Sequence[float], num_parts: int
 ) -> list[float | None]:
-    """Median delays of the requests that arrived in each of these equal parts of the time."""
+    """Return the median delay of requests by the part of the time in which they arrived."""
     parts: list[list[float]] = [[] for _ in range(num_parts)]
     for record, delay_s in zip(measured, delays_s, strict=True):
         passed = (record.request.arrival_s - load.warm_up_s) / load.measured_s
@@ -218,7 +217,7 @@ def _medians_of_parts(
 
 
 def _ascend(values: Sequence[float | None]) -> bool:
-    """Whether each that there is is larger than the one before."""
+    """Whether each known value is larger than the one before."""
     known = [value for value in values if value is not None]
     return all(low < high for low, high in pairwise(known))
 
@@ -228,17 +227,17 @@ def _has_failed(record: RequestRecord) -> bool:
 
 
 def _share(count: int, share: float) -> int:
-    """Rounded down, but for the error of a product of floats."""
+    """Return a share rounded down, except for float errors."""
     return int(round(count * share, 6))
 
 
 def _median(values: Sequence[float]) -> float | None:
-    """The lower of the middle ones, as it is the one that half of the values do not exceed."""
+    """Return the lower median: half of the values do not exceed it."""
     return _largest_but(len(values) // _REQUESTS_PER_DELAYED, values)
 
 
 def _largest_but(num_left_out: int, values: Sequence[float]) -> float | None:
-    """The largest value when so many larger ones are left out; None if it is infinite, or none."""
+    """Return the largest value after leaving out some; None if it is infinite or there is none."""
     if len(values) <= num_left_out:
         return None
     value = float(np.sort(values)[-1 - num_left_out])

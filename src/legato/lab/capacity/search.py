@@ -1,4 +1,4 @@
-"""The largest rate that is sustained: brackets, then bisects, once for each seed."""
+"""Searches the largest sustained rate: brackets it, then bisects, once for each seed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,28 +18,28 @@ from legato.simulation.record import RequestRecord
 from legato.simulation.workload import Workload
 
 _MEDIAN_E2E_TIMES = 20
-_E2E_SLACK = 1.25  # a little longer at once, rather than again and again
+_E2E_SLACK = 1.25  # one longer trial at first rather than several repeats
 _FIRST_STEP = 2.0
-_NEAR_STEP = 1.1  # around what another seed has found
+_NEAR_STEP = 1.1  # around another seed's result
 _MAX_UP, _MAX_DOWN = 12, 5  # doublings; a trial with few requests takes twice as long each time
 _CONFIDENCE = 0.95
 
 RunTrial = Callable[[Load, Workload], Sequence[RequestRecord]]
-"""Serves a load until its end, or until it is lost, and says what became of its requests."""
+"""Serves a load until its end, or until it is lost, and returns its records."""
 
 
 class TrialLength(msgspec.Struct, frozen=True, kw_only=True):
-    """How long trials are measured: at least 20 median end-to-end times, and so long.
+    """The length of a trial: at least 20 median end-to-end times, `least_s` and `least_requests`.
 
     Attributes:
-        least_requests: that arrive in that time; few requests say little, whatever they take.
+        least_requests: that arrive in that time; with few requests, a verdict means little.
     """
 
     least_s: float = 120.0
     least_requests: int = 100
 
     def load(self, rate_per_s: float, seed: int, median_e2e_s: float) -> Load:
-        """Args: median_e2e_s: as long as it was expected to be."""
+        """Args: median_e2e_s: as expected."""
         measured_s = max(
             self.least_s,
             self.least_requests / rate_per_s,
@@ -49,14 +49,12 @@ class TrialLength(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user sets of a search, with what `CapacityRule` says.
+    """The user's settings of a search, including those of its `CapacityRule`.
 
     Attributes:
         seed: the first of `num_seeds`.
-        least_rate_per_s: below which it is not worth searching: trials of few requests a second are
-            long.
-        precision: the rate that is found and one that is not sustained differ by this fraction at
-            most.
+        least_rate_per_s: rates below are not searched: trials of few requests a second are long.
+        precision: the found rate and one that is not sustained differ by at most this fraction.
     """
 
     itl_slo_s: float
@@ -75,7 +73,7 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
         return range(self.seed, self.seed + self.num_seeds)
 
     def rule(self, unloaded: UnloadedTtft) -> CapacityRule:
-        """When a rate is sustained, on a server of which this was measured."""
+        """Return the rule for a server with these unloaded TTFTs."""
         return CapacityRule(
             itl_slo_s=self.itl_slo_s,
             itl_slo_quantile=self.itl_slo_quantile,
@@ -86,12 +84,12 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        rates_per_s: for each seed, the rate at which requests finished where the largest rate was
-            sustained, or that rate, if it is smaller; 0 if none was.
-        num_source_requests: from which the trials drew; they came again in a trial of more.
+        rates_per_s: for each seed, the largest sustained rate, or the rate at which its requests
+            finished if that is smaller; 0 if no rate was sustained.
+        num_source_requests: that trials drew from; a larger trial repeats them.
         trials: in the order in which they were run.
     """
 
@@ -114,7 +112,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interval_per_s(self) -> tuple[float, float] | None:
-        """Of 95 % confidence, by Student's t over the seeds; None where there is one seed."""
+        """The 95 % confidence interval, by Student's t over the seeds; None with one seed."""
         num_seeds = len(self.rates_per_s)
         if num_seeds < 2:
             return None
@@ -130,13 +128,13 @@ def find_capacity(
     settings: SearchSettings,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> Capacity:
-    """Search for the largest rate that is sustained, with each seed.
+    """Search for the largest sustained rate with each seed.
 
     Doubles or halves the rate until the answer is between two, then bisects their logarithms. A
     seed begins near the answer of the one before.
 
     Args:
-        on_trial: told each verdict.
+        on_trial: called with each verdict.
 
     Raises:
         ConfigError: the first rate is infinite.
@@ -163,7 +161,7 @@ class _Trials:
     """Runs trials that are long enough.
 
     Attributes:
-        ended: all of them, but for those that were too short.
+        ended: all trials, except short ones that were repeated.
     """
 
     def __init__(
@@ -197,7 +195,7 @@ class _Trials:
         return self._rule.judge(load, self._run_trial(load, workload))
 
     def _is_too_short(self, trial: Trial) -> bool:
-        """And how long they must be is known from then on."""
+        """Whether a trial was too short; from then on, its median time sets the length."""
         median_e2e_s = trial.median_e2e_s or 0.0
         if _MEDIAN_E2E_TIMES * median_e2e_s <= trial.load.measured_s:
             return False
@@ -208,7 +206,7 @@ class _Trials:
 def _search(
     run: Callable[[float], Trial], settings: SearchSettings, start_per_s: float, step: float
 ) -> Trial | None:
-    """The trial with the largest rate that was sustained."""
+    """Return the sustained trial with the largest rate."""
     low, high_per_s = _bracket(run, settings.least_rate_per_s, start_per_s, step)
     while low is not None and low.rate_per_s * (1.0 + settings.precision) < high_per_s < math.inf:
         middle = run(math.sqrt(low.rate_per_s * high_per_s))
@@ -222,7 +220,7 @@ def _search(
 def _bracket(
     run: Callable[[float], Trial], least_per_s: float, start_per_s: float, step: float
 ) -> tuple[Trial | None, float]:
-    """A sustained trial and a larger rate that is not; None or infinity if it is far away.
+    """Return a sustained trial and a larger rate that is not; None or infinity if not found.
 
     Steps widen until they are doublings.
     """
@@ -245,5 +243,5 @@ def _bracket(
 
 
 def _capacity_per_s(sustained: Trial) -> float:
-    """What finished bounds it: a slow fall behind its arrivals is not seen by chance alone."""
+    """Take the rate of finished requests if smaller: chance may hide a slowly growing queue."""
     return min(sustained.rate_per_s, sustained.finished_per_s)

@@ -1,4 +1,4 @@
-"""What an idle server takes for a first token. What is beyond it is a scheduling delay."""
+"""TTFT on an idle server; the rest of a TTFT is scheduling delay."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _NUM_REPEATS = 3
 
 
 class UnloadedTtft(msgspec.Struct, frozen=True):
-    """TTFT of prompts that meet no other request.
+    """TTFT of prompts that share the server with no other request.
 
     Attributes:
         num_prompt_tokens: lengths, ascending.
@@ -27,12 +27,12 @@ class UnloadedTtft(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> "UnloadedTtft":
-        """The best of the records of each length, so that a cold start does not count.
+        """Take the best record of each length, so that a cold start does not count.
 
         Raises:
             ConfigError: one of the requests failed.
         """
-        best_s: dict[int, float] = {}  # key prompt length
+        best_s: dict[int, float] = {}  # key: prompt length
         for record in records:
             if record.ttft_s is None:
                 raise ConfigError(f"the idle server does not serve this: {record.error}")
@@ -42,12 +42,12 @@ class UnloadedTtft(msgspec.Struct, frozen=True):
         return cls(lengths, [best_s[length] for length in lengths])
 
     def at(self, num_prompt_tokens: int) -> float:
-        """Of any length, in between linearly."""
+        """Return the TTFT of any length, interpolated linearly."""
         return float(np.interp(num_prompt_tokens, self.num_prompt_tokens, self.ttft_s))
 
 
 def unloaded_workload(workload: Workload) -> Workload:
-    """Requests from whose records, sent one at a time, `UnloadedTtft` is made."""
+    """Return the requests to measure, one at a time, for `UnloadedTtft.of`."""
     lengths = [request.num_prompt_tokens for request in workload]
     quantiles = np.quantile(lengths, np.linspace(0, 1, _NUM_LENGTHS), method="nearest")
     return [

@@ -1,1 +1,1 @@
-"""The commands of `legato` that measure: `bench`, `simulate`, `tune` and `demo`."""
+"""`legato`'s measuring commands: `bench`, `simulate`, `tune` and `demo`."""

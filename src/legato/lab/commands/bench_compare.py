@@ -57,7 +57,7 @@ def _compare(args: argparse.Namespace) -> None:
 
 
 def _pairs(first: "Report", second: "Report") -> "list[tuple[str, RunReport, RunReport]]":
-    """Runs to compare, and what to call the comparison.
+    """Return the runs to compare, with a title for each comparison.
 
     Raises:
         ConfigError: there are none.

@@ -1,4 +1,4 @@
-"""The flags of `legato bench`, but for those of the workload."""
+"""The flags of `legato bench`, except those of the workload."""
 
 import argparse
 from pathlib import Path
@@ -24,7 +24,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def server_address(args: argparse.Namespace) -> "Address":
-    """Where the flags of `add_server_flags` say that it is."""
+    """Return the server's address from the flags of `add_server_flags`."""
     from legato.lab.load.client import Address
 
     return Address(base_url=args.base_url, model=args.model, api_key=args.api_key)
@@ -33,7 +33,7 @@ def server_address(args: argparse.Namespace) -> "Address":
 def add_prompt_flags(
     group: argparse._ArgumentGroup, *, vocab_size: int | None, default: str = "%(default)s"
 ) -> None:
-    """Args: vocab_size: unless it is given; default: what the help says of it."""
+    """Args: vocab_size: the default; default: its description in the help."""
     group.add_argument(
         "--vocab-size",
         type=count,
@@ -68,7 +68,7 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def promised_slos(args: argparse.Namespace) -> "Slos":
-    """What the flags of `add_slo_flags` say."""
+    """Return the promises from the flags of `add_slo_flags`."""
     from legato.simulation.summary import Slos
 
     default = SloClass(
@@ -94,7 +94,7 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trial_flags(group: argparse._ArgumentGroup, *, precision: float, num_seeds: int) -> None:
-    """Add those from which `search_settings` comes, but for the SLO. Args: defaults."""
+    """Add the flags of `search_settings`, except the SLO. Args: defaults."""
     group.add_argument(
         "--max-delay",
         type=duration_s,

@@ -47,7 +47,7 @@ def _kernels(args: argparse.Namespace) -> None:
 
 
 def _agree(asked: Kernels) -> bool:
-    """Whether all native kernels that run here compute what PyTorch does."""
+    """Whether all native kernels that run here compute the same as PyTorch."""
     from rich.console import Console
 
     from legato.executor.kernel_check import ALL_COUNTS, disagreements

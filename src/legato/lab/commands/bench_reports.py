@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind, as its flags ask for it."""
+"""Writes a benchmark's report where its flags say."""
 
 import argparse
 import re
@@ -28,12 +28,12 @@ def publish(args: argparse.Namespace, report: "Report") -> None:
 
 
 def report_path(args: argparse.Namespace, name: str) -> Path:
-    """Where the JSON of a report goes."""
+    """Return the path of a report's JSON file."""
     kind = args.benchmark.__name__.strip("_")
     path: Path = args.output / _UNSAFE_IN_NAMES.sub("-", f"{kind}-{name}.json")
     return path
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What belongs into a report; key a flag's name."""
+    """Return the settings for a report; key a flag's name."""
     return {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}

@@ -84,10 +84,10 @@ def _sweep(args: argparse.Namespace) -> None:
 
 
 def _begun(args: argparse.Namespace, name: str, notes: "WorkloadNotes") -> "SweepReport":
-    """The report to go on with, which has no points yet unless an earlier one is resumed.
+    """Return the report to continue, without points unless an earlier one is resumed.
 
     Raises:
-        ConfigError: there is an earlier one, but not of the same sweep.
+        ConfigError: the earlier report is of another sweep.
     """
     from legato.lab.report.report_file import SweepReport, read_report
     from legato.lab.sweep import LoadKind
@@ -104,7 +104,7 @@ def _begun(args: argparse.Namespace, name: str, notes: "WorkloadNotes") -> "Swee
 
 
 def _fixed(report: "SweepReport") -> dict[str, Any]:
-    """What all points have in common, as JSON has it."""
+    """Return the settings common to all points, as JSON values."""
     fixed = {name: value for name, value in report.settings.items() if name not in _LOADS}
     plain: dict[str, Any] = msgspec.to_builtins({**fixed, "load_kind": report.load_kind})
     return plain

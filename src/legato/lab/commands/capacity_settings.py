@@ -1,4 +1,4 @@
-"""What the flags say of a search for a capacity."""
+"""Settings of a capacity search, from its flags."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -15,14 +15,16 @@ LEAST_S = 120.0
 def search_settings(
     args: argparse.Namespace, itl_slo_s: float, least_requests: int
 ) -> "SearchSettings":
-    """From the flags of `add_trial_flags` and those of the workload, which mean a trial here:
-    `--rate` is the first one's, and `--num-requests` and `--duration` are the least of each.
+    """Make the settings from the flags of `add_trial_flags` and of the workload.
+
+    The workload's flags apply to a trial: `--rate` is the first trial's, and `--num-requests` and
+    `--duration` are the least of each.
 
     Args:
-        least_requests: where the flags do not say.
+        least_requests: the default of `--num-requests`.
 
     Raises:
-        ConfigError: trials would be too short to say anything.
+        ConfigError: trials would be too short to be reliable.
     """
     from legato.lab.capacity.search import SearchSettings, TrialLength
 

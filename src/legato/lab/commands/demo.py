@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"there is no folder {path.parent}")
     if args.output.suffix not in _FORMATS:
         raise ConfigError(f"{args.output} is none of {', '.join(_FORMATS)}")
-    # What is shown says which promises were broken.
+    # The display itself says which promises were broken.
     logging.basicConfig(level=logging.ERROR)
     _print_toy(console)
     _play(args, console)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _TRIAL_REQUESTS = 1000
 _MOST_RECORDS = 100_000
-"""Of more requests, only figures are kept: their records are half a gigabyte."""
+"""With more requests, only figures are kept: the records would take half a gigabyte."""
 _NOT_SETTINGS = {"run", "policies", "fleets", "routing", "output", "trace"}
 
 
@@ -60,7 +60,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate every policy, print and write what came of it; returns the exit status."""
+    """Simulate every policy, print and write the results; returns the exit status."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("matplotlib missing: pip install 'legato[bench]'")
     if args.capacity and args.itl_slo_s is None:
@@ -111,7 +111,7 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _servers(args: argparse.Namespace) -> "dict[str, SimulatedServer | SimulatedFleet]":
-    """What is to be compared; key the name of each."""
+    """Return the servers or fleets to compare; key the name of each."""
     servers = {policy: simulated_server(args, policy) for policy in policies(args)}
     profile = next(iter(servers.values())).profile
     fleets = simulated_fleets(args, {**servers}, profile.kv_token_bytes)
@@ -155,10 +155,10 @@ def _choice(
 
 @contextmanager
 def _trace(args: argparse.Namespace, policy: str) -> "Iterator[TraceWriter | None]":
-    """Where the run is recorded to, if it is to be.
+    """Open the trace of a run; None if none was asked for.
 
     Raises:
-        ConfigError: no format has such names, or the file cannot be written.
+        ConfigError: the file's name fits no format, or it cannot be written.
     """
     from legato.observe.traces.trace_file import TraceHeader
     from legato.observe.traces.tracer import trace_writer
@@ -246,6 +246,6 @@ def _publish(args: argparse.Namespace, reports: "list[Report]") -> None:
 
 
 def _settings(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """What belongs into a report; key a flag's name."""
+    """Return the settings for a report; key a flag's name."""
     given = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
     return {"policy": name, **given}

@@ -1,4 +1,4 @@
-"""The flags that describe simulated servers, and the servers that they make."""
+"""The flags of simulated servers, and the servers made from them."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -32,14 +32,14 @@ _COMMON = (
     "admission_optimism",
     "speculative",
 )
-"""Fields of `SchedulerConfig` that all policies have in common."""
+"""Fields of `SchedulerConfig` that all policies share."""
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags from which `simulated_server` builds servers, but for the workload's."""
+    """Add the flags of `simulated_server`, except the workload's."""
     _add_machine_flags(parser.add_argument_group("simulated machine"))
     groups = add_flags(parser, SchedulerConfig, only=_COMMON)
-    # A report names all settings, those that were not given too.
+    # A report lists all settings, including defaults.
     defaults = {field.name: field.default for field in fields_of(SchedulerConfig)}
     parser.set_defaults(**{name: defaults[name] for name in _COMMON})
     add_flags(parser, CacheConfig, only=(_PREFIX_CACHING,))
@@ -69,10 +69,10 @@ def add_acceptance_flag(group: argparse._ArgumentGroup) -> None:
 
 
 def told_acceptance(args: argparse.Namespace) -> "Acceptance | None":
-    """How often drafts are right; None where that is not told.
+    """Return the acceptance of drafts from its flag; None if not given.
 
     Raises:
-        ConfigError: it is no such chance, nor a trace with drafts.
+        ConfigError: it is neither a chance nor a trace with drafts.
     """
     from pathlib import Path
 
@@ -91,18 +91,18 @@ def told_acceptance(args: argparse.Namespace) -> "Acceptance | None":
 
 
 def policies(args: argparse.Namespace) -> list[str]:
-    """Those to compare, each once."""
+    """Return the policies to compare, each once."""
     promises_pace = _common_config(args).promises_pace
     default = _DEFAULT_POLICIES if promises_pace else _UNPROMISED_POLICIES
-    # Where fleets are compared, it is by one policy of their engines.
+    # Fleets are compared with one policy.
     return list(dict.fromkeys(args.policies or default[: 1 if args.fleets else None]))
 
 
 def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer":
-    """The server that the parsed flags describe.
+    """Make the server that the parsed flags describe.
 
     Raises:
-        ConfigError: there is no such policy or profile, or what is set contradicts itself.
+        ConfigError: there is no such policy or profile, or the settings contradict each other.
     """
     import msgspec
 
@@ -127,7 +127,7 @@ def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer"
 
 
 def promised_slos(args: argparse.Namespace) -> "Slos":
-    """What the parsed flags promise, whatever a policy makes of it."""
+    """Return the promises of the parsed flags, for all policies."""
     from legato.simulation.summary import Slos
 
     classes = _common_config(args).classes
@@ -141,7 +141,8 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
         default="smollm2-135m-cpu",
         metavar="NAME|FILE",
         help="what steps take: one of those built in, which `list` lists, or a file that "
-        "`legato calibrate -o` or `legato tune` wrote, or you (docs/profiles.md) (%(default)s)",
+        "`legato calibrate -o` or `legato tune` wrote, or you (docs/reference/profiles.md) "
+        "(%(default)s)",
     )
     group.add_argument("--kv-cache-tokens", type=count, metavar="N", help="default: the profile's")
     group.add_argument(
@@ -170,7 +171,7 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
 
 
 class _Profile(argparse.Action):
-    """Takes any text, and instead of "list" prints what is built in."""
+    """Takes any text, but at "list" prints the built-in profiles."""
 
     def __call__(
         self,
@@ -201,5 +202,5 @@ def _profile(args: argparse.Namespace) -> "Profile":
 
 
 def _common_config(args: argparse.Namespace) -> SchedulerConfig:
-    """All that the flags say of any policy."""
+    """Return the scheduler settings that apply to all policies."""
     return SchedulerConfig(**given_fields(args, SchedulerConfig))

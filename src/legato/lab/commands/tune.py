@@ -40,7 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tune, print what came of it and write it as JSON and as a page; returns the exit status."""
+    """Tune, print the result and write it as JSON and as a page; returns the exit status."""
     missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[tune]'")
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What belongs into a report; key a flag's name."""
+    """Return the settings for a report; key a flag's name."""
     return {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
 
 

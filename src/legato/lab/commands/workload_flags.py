@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool = False) -> None:
-    """Add the flags from which `workload_choice` builds a `WorkloadChoice`, but for `--seed`.
+    """Add the flags of `workload_choice`, except `--seed`.
 
     Args:
-        model_is_local: `--max-model-len` and `--tokenizer` are among the flags of its engine.
+        model_is_local: the engine's flags include `--max-model-len` and `--tokenizer`.
     """
     group = parser.add_argument_group("workload")
     group.add_argument(
@@ -111,10 +111,10 @@ def _add_reading_flags(group: argparse._ArgumentGroup, *, model_is_local: bool) 
 
 
 def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "WorkloadChoice":
-    """What the parsed flags choose.
+    """Make the workload choice from the parsed flags.
 
     Args:
-        max_model_len: of the model, where the flags do not say it.
+        max_model_len: of the model, used if the flags do not set it.
     """
     from legato.lab.workload.choice import WorkloadChoice
     from legato.lab.workload.formats.csv_table import Columns
@@ -141,11 +141,11 @@ def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "Wor
 
 
 def trial_choice(args: argparse.Namespace, max_model_len: int | None) -> "WorkloadChoice":
-    """The same for the trials of a capacity."""
+    """Make the workload choice for the trials of a capacity search."""
     return workload_choice(args, max_model_len).for_trials()
 
 
 def tell_notes(notes: "WorkloadNotes") -> None:
-    """Say on stderr what is missing of a workload, before it is sent."""
+    """Print on stderr, before sending, what the workload lacks."""
     for line in notes.lines():
         print(f"legato: {line}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""What `legato demo` shows: the same traffic under four policies, step by step."""
+"""`legato demo`: the same traffic under four policies, step by step."""

@@ -1,4 +1,4 @@
-"""The demo's runs beside each other: a table, and a picture."""
+"""Compares the demo's runs in a table and a picture."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ _IN_TIME, _LATE, _SHADE = "#1f5fa8", "#c0392b", "#f2d7a0"
 
 
 def comparison(runs: Sequence[Run]) -> Table:
-    """One line a policy."""
+    """Return a table with a row for each policy."""
     title = (
         "ITL of the streams, alone and beside the prompt, and the prompt's TTFT "
         f"(promised: {duration(runs[0].traffic.itl_slo_s)})"
@@ -25,7 +25,7 @@ def comparison(runs: Sequence[Run]) -> Table:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """What the last run's promise did for the streams against the first run, and what it cost."""
+    """Describe what the last run's promise gained over the first run, and its cost."""
     whole, promised = runs[0].result(), runs[-1].result()
     stopped_s, waited_s = (float(run.itl_s(during=True).max()) for run in (whole, promised))
     ratio = promised.ttft_s / whole.ttft_s
@@ -58,12 +58,13 @@ def _row(run: Run) -> list[str]:
 
 
 def plot(runs: Sequence[Run], path: Path, title: str) -> None:
-    """A panel for each policy, a dot for each token, or several at once: how long their stream had
-    waited.
+    """Plot a panel for each policy, with a dot for each token at its stream's waiting time.
+
+    Tokens that came together are one dot.
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: matplotlib does not know the format that its name asks for.
+        ValueError: matplotlib does not know the format of the file's name.
     """
     from matplotlib.figure import Figure
 

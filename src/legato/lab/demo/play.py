@@ -1,4 +1,4 @@
-"""Plays the demo: one policy after the other, shown as it goes."""
+"""Plays the demo: shows one policy after another as it runs."""
 
 import io
 import re
@@ -20,10 +20,10 @@ _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def play(view: View, stage: Stage, traffic: Traffic, console: Console) -> None:
-    """Serve the traffic with each policy; drawn in a terminal, told in a line of each elsewhere.
+    """Serve the traffic with each policy; draw it in a terminal, print a line elsewhere.
 
     Raises:
-        KeyboardInterrupt: whoever watches has seen enough; the view has the runs that are over.
+        KeyboardInterrupt: the user stopped it; the view has the finished runs.
     """
     policies = demo_policies(traffic.itl_slo_s)
     with _shown(view, console):
@@ -40,7 +40,7 @@ def play(view: View, stage: Stage, traffic: Traffic, console: Console) -> None:
 
 
 def write_svg(view: View, path: Path) -> None:
-    """What was to be seen when the last policy had computed most of its long prompt.
+    """Write the picture at the time when the last policy had computed most of its long prompt.
 
     Raises:
         OSError: the file cannot be written.
@@ -51,7 +51,7 @@ def write_svg(view: View, path: Path) -> None:
     moment_s = next(at_s for at_s in run.token_times_s[0] if at_s >= computed_s)
     console = Console(record=True, width=_SVG_COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(view.at(moment_s, _SVG_COLUMNS))
-    # rich's picture would ask the web for its font.
+    # rich's picture would load its font from the web.
     svg = _WEB_FONTS.sub("", console.export_svg(title="legato demo"))
     path.write_text(svg, encoding="utf-8")
 

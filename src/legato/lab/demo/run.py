@@ -1,4 +1,4 @@
-"""Serves the demo's traffic with one policy after the other, on the real model."""
+"""Serves the demo's traffic with one policy after another, on the real model."""
 
 import math
 import time
@@ -30,7 +30,7 @@ _FIXED_BUDGET = 512
 
 
 def demo_policies(itl_slo_s: float) -> dict[str, SchedulerConfig]:
-    """What is compared; key the name."""
+    """Return the policies to compare; key the name."""
     fixed = SchedulerConfig(max_num_batched_tokens=_FIXED_BUDGET)
     return {
         "whole prompts": SchedulerConfig(enable_chunked_prefill=False),
@@ -41,13 +41,13 @@ def demo_policies(itl_slo_s: float) -> dict[str, SchedulerConfig]:
 
 
 class Run:
-    """One policy's run, while it goes on and after. Times are seconds of `time.monotonic`.
+    """One policy's run, in progress or finished. Times are seconds of `time.monotonic`.
 
     Attributes:
         token_times_s: for each stream, when its tokens came.
-        long_sent_s, long_first_s: when the long prompt came, and when its first token did.
-        ended_s: None while it goes on.
-        progress: for each step that held some of the long prompt, when it ended and how many of the
+        long_sent_s, long_first_s: when the long prompt was sent, and when its first token came.
+        ended_s: None while it runs.
+        progress: for each step with a part of the long prompt, when it ended and how many of the
             prompt's tokens were computed by then.
         steps: so far.
     """
@@ -65,19 +65,19 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether the streams were watched for long enough after the long prompt."""
+        """Whether the streams have been watched for long enough after the long prompt."""
         first_s = self.long_first_s
         return first_s is not None and time.monotonic() - first_s >= self.traffic.tail_s
 
     @property
     def is_steady(self) -> bool:
-        """Whether the streams have run for long enough for the long prompt to come."""
+        """Whether the streams have run for long enough to send the long prompt."""
         elapsed_s = time.monotonic() - self.started_s
         return all(self.token_times_s) and elapsed_s >= self.traffic.steady_s
 
     @property
     def stream_ids(self) -> list[str]:
-        """Request ids, by stream; unique among all runs, since all are on one executor."""
+        """Request ids by stream; unique among all runs, which share one executor."""
         return [f"{self.name}: {index}" for index in range(self.traffic.num_streams)]
 
     @property
@@ -85,10 +85,10 @@ class Run:
         return f"{self.name}: {_LONG}"
 
     def take(self, outputs: list[RequestOutput], records: list[EngineRecord]) -> None:
-        """A step has ended.
+        """Take the outputs and records of a step.
 
         Raises:
-            RequestFailedError: a request has, too, and by an error.
+            RequestFailedError: a request ended by an error.
         """
         now_s = time.monotonic()
         streams = {request_id: index for index, request_id in enumerate(self.stream_ids)}
@@ -105,11 +105,11 @@ class Run:
                 self._note(record)
 
     def result(self) -> ProbeResult:
-        """What became of it, once the long prompt has its first token."""
+        """Return the run's result, once the long prompt has its first token."""
         assert self.long_sent_s is not None
         assert self.long_first_s is not None
         sent_s = self.long_sent_s
-        counts = [Counter(times) for times in self.token_times_s]  # those of a step come at once
+        counts = [Counter(times) for times in self.token_times_s]  # one step's tokens come together
         return ProbeResult(
             token_times_s=[[at_s - sent_s for at_s in times] for times in counts],
             token_counts=[list(times.values()) for times in counts],
@@ -126,18 +126,18 @@ class Run:
 
 
 class Stage:
-    """A model on which schedulers take turns.
+    """A model that schedulers use in turn.
 
     Attributes:
-        step_time: what all of them believe of their steps, and learn from each.
+        step_time: the belief of all schedulers about steps; each of them updates it.
 
     Raises:
         ConfigError, UnsupportedModelError: as `build_engine`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        # Any promise: it is what makes the engine measure, or remember, how long steps take. One at
-        # a time, so that none is in flight where one scheduler follows another.
+        # Any promise makes the engine calibrate, or load a calibration. One step at a time, so that
+        # none is in flight when the next scheduler takes over.
         scheduler = SchedulerConfig(itl_slo_s=1.0, num_steps_in_flight=1)
         promising = replace(config, scheduler=scheduler)
         self._machinery = load_parts(promising)
@@ -151,7 +151,7 @@ class Stage:
 
     @property
     def longest_request(self) -> int:
-        """Tokens of a request whose prompt a step may hold whole: fewer on a GPU, by its memory."""
+        """Most tokens of a request whose prompt fits into one step; on a GPU, memory limits it."""
         parts = self._machinery
         most = parts.config.scheduler.most_batched_tokens(
             parts.max_model_len, parts.model.device.type
@@ -160,7 +160,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """What runs here, and on what."""
+        """The model, and what it runs on."""
         parts = self._machinery
         dtype = str(parts.model.dtype).removeprefix("torch.")
         where = f"{parts.kernels} kernels on {torch.get_num_threads()} threads"
@@ -169,7 +169,7 @@ class Stage:
         return f"{parts.config.model.model}, {dtype}, {where}"
 
     def warm_up(self) -> None:
-        """Serve streams alone: the machine may have been busier when it was calibrated."""
+        """Serve streams alone, since the machine may have been busier during calibration."""
         run = Run("warm-up", Traffic(long_prompt=0, itl_slo_s=math.inf))
         engine, events = self._engine(SchedulerConfig()), self._streams(run)
         while not run.is_steady:
@@ -178,7 +178,7 @@ class Stage:
         self._end(engine, run)
 
     def serve(self, run: Run, config: SchedulerConfig) -> None:
-        """Serve the traffic; what comes of it is in `run` as it comes."""
+        """Serve the traffic; `run` gets the results as they come."""
         engine = self._engine(config)
         events = self._streams(run)
         while not run.is_over:
@@ -195,7 +195,7 @@ class Stage:
         engine.apply([AbortRequest(request_id=request_id) for request_id in ids])
 
     def _engine(self, config: SchedulerConfig) -> EngineLoop:
-        """A new scheduler and an empty cache on the same executor."""
+        """Make a new scheduler and an empty cache on the same executor."""
         parts = self._machinery
         kv = KVCacheManager(
             parts.kv.num_blocks,

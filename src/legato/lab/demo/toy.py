@@ -1,7 +1,7 @@
-"""Two short prompts and four tokens a step: the textbook's example, by the engine's own scheduler.
+"""The textbook's example by the engine's own scheduler: two short prompts, four tokens a step.
 
-It is how chunked prefill is usually explained (Agrawal et al., Sarathi-Serve, OSDI 2024): what a
-step of a fixed number of tokens holds when prompts of 10 and of 6 tokens come together.
+Chunked prefill is usually explained by it (Agrawal et al., Sarathi-Serve, OSDI 2024): the contents
+of steps of a fixed number of tokens, when prompts of 10 and of 6 tokens come together.
 """
 
 from rich.table import Table
@@ -32,12 +32,12 @@ _TITLES: dict[Policy, str] = {
 
 
 def toy_tables() -> list[Table]:
-    """Each policy's steps: which tokens of whom."""
+    """Return a table of each policy's steps: the tokens of each request."""
     return [_table(title, toy_steps(policy)) for policy, title in _TITLES.items()]
 
 
 def toy_steps(policy: Policy) -> list[StepRecord]:
-    """The steps in which the prompts are served that come together."""
+    """Return the steps that serve the prompts when they come together."""
     config = SchedulerConfig(policy=policy, max_num_batched_tokens=BUDGET).resolve(_MAX_MODEL_LEN)
     kv = KVCacheManager(_NUM_BLOCKS, _BLOCK_SIZE)
     clock = VirtualClock()
@@ -68,7 +68,7 @@ def _table(title: str, steps: list[StepRecord]) -> Table:
 
 
 def _cell(chunk: ChunkRecord) -> str:
-    """What is computed, as a half-open interval of the prompt, and which token comes of it."""
+    """Describe a chunk: the computed part of the prompt, half-open, and the token it samples."""
     prompt_len = PROMPTS[chunk.request_id]
     end = chunk.start + chunk.num_tokens
     computed = f"prompt [{chunk.start}, {end})" if chunk.start < prompt_len else "decode"

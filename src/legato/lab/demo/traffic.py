@@ -1,4 +1,4 @@
-"""What every policy of the demo gets to serve, sized to the machine."""
+"""The demo's traffic, the same for every policy and sized to the machine."""
 
 import msgspec
 
@@ -11,20 +11,22 @@ _STREAM_PROMPT = 64
 _LONGEST = 7000
 _SHORTEST = 250
 _COMPUTE_S = 4.0
-"""How long the long prompt may take alone: the four policies then take less than a minute."""
+"""The longest time for the long prompt alone; the four policies then take less than a minute."""
 _CHUNK = 512
 _SLO_STEPS = 6
-"""The ITL SLO in steps of the streams alone: nobody reads faster than that, and most of each step
-is for the prompt."""
+"""The ITL SLO in steps of the streams alone.
+
+Still faster than anyone reads, and it leaves most of each step to the prompt.
+"""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Streams that run, and a long prompt that comes when they have run for a while.
+    """Running streams, and a long prompt that comes after a while.
 
     Attributes:
         stream_prompt, long_prompt: lengths in tokens.
-        itl_slo_s: what the streams are promised.
-        steady_s: how long the streams run before it comes.
+        itl_slo_s: the streams' promise.
+        steady_s: how long the streams run before the long prompt comes.
         tail_s: how long they are watched after its first token.
     """
 
@@ -43,12 +45,12 @@ def sized_traffic(
     itl_slo_s: float | None = None,
     long_prompt: int | None = None,
 ) -> Traffic:
-    """Traffic that this machine serves in a time that one likes to watch.
+    """Size the traffic so that this machine serves it in a short time.
 
     Args:
-        model: that knows the machine.
-        itl_slo_s: None takes six times what a step of the streams alone takes.
-        long_prompt: None takes what can be computed in four seconds.
+        model: the machine's step times.
+        itl_slo_s: None means six times the time of a step of the streams alone.
+        long_prompt: None means as long as four seconds of computing allow.
 
     Raises:
         ConfigError: the long prompt does not fit into the model's context.
@@ -67,7 +69,7 @@ def sized_traffic(
 
 
 def _streams_s(model: StepTimeModel) -> float:
-    """How long a step of the streams alone takes."""
+    """Return the time of a step of the streams alone."""
     shape = StepShape()
     for _ in range(_NUM_STREAMS):
         shape.add_decode(2 * _STREAM_PROMPT)
@@ -75,7 +77,7 @@ def _streams_s(model: StepTimeModel) -> float:
 
 
 def _compute_s(model: StepTimeModel, num_tokens: int) -> float:
-    """How long a prompt takes alone."""
+    """Return the time that a prompt takes alone."""
     total_s = 0.0
     for start in range(0, num_tokens, _CHUNK):
         shape = StepShape()

@@ -1,4 +1,4 @@
-"""The demo in the terminal: who gets tokens, who waits, and for how long."""
+"""Draws the demo in the terminal: streams that get tokens, streams that wait, and for how long."""
 
 import math
 import time
@@ -19,7 +19,7 @@ _NAME_COLUMNS = 26
 _TIME_COLUMNS = 22
 _FRAME_COLUMNS = 8
 _FEWEST, _MOST = 16, 60  # columns of a strip
-_WINDOW_S = 5.0  # of the run that goes on
+_WINDOW_S = 5.0  # of the current run
 _LEVELS = "▁▂▃▄▅▆▇█"
 _STALLED = "·"
 _IN_TIME, _LATE = "green", "bold red"
@@ -27,13 +27,13 @@ _HINT = "Ctrl-C compares what has run so far"
 
 
 class View:
-    """What rich draws, again and again.
+    """The display, which rich draws repeatedly.
 
     Args:
-        title: what is served, and where.
+        title: the traffic and the machine.
 
     Attributes:
-        runs: so far; the last one may still go on.
+        runs: so far; the last one may still run.
     """
 
     def __init__(self, title: str) -> None:
@@ -42,19 +42,19 @@ class View:
         self.runs: list[Run] = []
 
     def begin(self, run: Run, progress: str) -> None:
-        """Show a run that begins. Args: `progress`: such as "2 of 4"."""
+        """Show a new run. Args: `progress`: such as "2 of 4"."""
         self._progress = progress
         self.runs.append(run)
 
     def drop(self) -> None:
-        """Show the latest run no more: it was not brought to its end."""
+        """Remove the latest run, which did not finish."""
         self.runs.pop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.at(time.monotonic(), options.max_width)
 
     def at(self, now_s: float, width: int) -> Panel:
-        """What is to be seen at a moment since the last run began, in so many columns."""
+        """Draw the runs as of a moment since the last one began. Args: width: in columns."""
         room = width - _NAME_COLUMNS - _TIME_COLUMNS - _FRAME_COLUMNS
         columns = min(_MOST, max(_FEWEST, room))
         blocks = [
@@ -77,7 +77,7 @@ class View:
 def strip(
     times_s: list[float], span_s: tuple[float, float], columns: int, *, now_s: float, slo_s: float
 ) -> Text:
-    """Tokens of one stream over a span: the more in a column, the higher; red where late.
+    """Draw one stream's tokens over a span: higher for more tokens in a column, red if late.
 
     Args:
         times_s: when its tokens came, ascending, up to `now_s`.
@@ -98,7 +98,7 @@ def strip(
 
 
 def _gap_s(times_s: list[float], at_s: float, now_s: float) -> float:
-    """Length of the gap between tokens in which a moment lies; 0 before the first token."""
+    """Return the length of the gap between tokens around a moment; 0 before the first token."""
     after = bisect_right(times_s, at_s)
     if not after:
         return 0.0
@@ -106,7 +106,7 @@ def _gap_s(times_s: list[float], at_s: float, now_s: float) -> float:
 
 
 def _finished(run: Run, columns: int) -> Table:
-    """The strip of one stream: all have their tokens in the same steps."""
+    """Draw a finished run with one stream's strip: all get their tokens in the same steps."""
     assert run.ended_s is not None
     result, slo_s = run.result(), run.traffic.itl_slo_s
     longest_s = float(result.itl_s(during=True).max())
@@ -122,7 +122,7 @@ def _finished(run: Run, columns: int) -> Table:
 
 
 def _current(run: Run, now_s: float, columns: int, progress: str) -> Group:
-    """A lane for each stream, the long prompt's progress, and the latest step."""
+    """Draw a lane for each stream, the long prompt's progress, and the latest step."""
     start_s, slo_s = max(run.started_s, now_s - _WINDOW_S), run.traffic.itl_slo_s
     span_s = start_s, start_s + _WINDOW_S
     lanes = _grid(columns)
@@ -146,7 +146,7 @@ def _current(run: Run, now_s: float, columns: int, progress: str) -> Group:
 
 
 def _latest_step(run: Run, now_s: float) -> Text:
-    """What it held."""
+    """Describe the latest step's contents."""
     index = bisect_right(run.steps, now_s, key=lambda step: step.ended_s)
     if not index:
         return Text("")
@@ -159,7 +159,7 @@ def _latest_step(run: Run, now_s: float) -> Text:
 
 
 def _grid(columns: int) -> Table:
-    """Name, strip and time."""
+    """Make a grid of name, strip and time."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=_NAME_COLUMNS, no_wrap=True)
     grid.add_column(width=columns, no_wrap=True)
@@ -168,5 +168,5 @@ def _grid(columns: int) -> Table:
 
 
 def _colored(text: str, gap_s: float, slo_s: float) -> Text:
-    """Red where a gap between tokens is longer than promised."""
+    """Color a gap's text: red if it is longer than promised."""
     return Text(text, _LATE if gap_s > slo_s else _IN_TIME)

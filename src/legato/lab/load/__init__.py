@@ -1,1 +1,1 @@
-"""Sends a workload to a server, and notes what comes back."""
+"""Sends a workload to a server, and records the answers."""

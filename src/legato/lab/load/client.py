@@ -1,4 +1,4 @@
-"""A client that is light enough to share two cores with the server that it measures."""
+"""An HTTP client light enough to share two cores with the server that it measures."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -13,17 +13,17 @@ from legato.core.errors import ConfigError
 from legato.lab.load.token_stream import TokenStream
 from legato.simulation.record import RefusedError, RequestError
 
-_TIMEOUT = httpx.Timeout(600.0, connect=60.0)  # without any byte
+_TIMEOUT = httpx.Timeout(600.0, connect=60.0)  # between two bytes
 _NO_LIMITS = httpx.Limits(max_connections=None)
 _SHOWN_CHARS = 300
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a server is.
+    """A server's address.
 
     Attributes:
         base_url: with or without "/v1".
-        model: its name there; None takes the only one.
+        model: its name there; None means the only one.
     """
 
     base_url: str
@@ -32,11 +32,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """What a server tells of a model.
+    """A model as its server describes it.
 
     Attributes:
-        max_model_len: longest prompt plus output in tokens; None where it does not tell.
-        vocab_size: its token ids are below this; None where it does not tell.
+        max_model_len: longest prompt plus output in tokens; None if the server does not say.
+        vocab_size: its token ids are below this; None if the server does not say.
     """
 
     id: str
@@ -45,7 +45,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    """What llama.cpp tells of a model."""
+    """llama.cpp's description of a model."""
 
     n_vocab: int | None = None
 
@@ -69,11 +69,11 @@ class _ModelList(msgspec.Struct, frozen=True):
 
 
 class Completed(NamedTuple):
-    """What a stream brought.
+    """The result of a stream.
 
     Attributes:
-        num_tokens: by the server's count where it tells.
-        num_cached_tokens: of the prompt; None where the server does not tell.
+        num_tokens: by the server's count, if it has one.
+        num_cached_tokens: of the prompt; None if the server does not say.
     """
 
     num_tokens: int
@@ -81,7 +81,7 @@ class Completed(NamedTuple):
 
 
 class Client:
-    """An OpenAI-compatible server, seen from outside; made by `connect`."""
+    """A client of an OpenAI-compatible server; made by `connect`."""
 
     def __init__(self, http: httpx.AsyncClient, model: ServedModel) -> None:
         self._http = http
@@ -101,11 +101,11 @@ class Client:
         Args:
             token_times_s: gets `time.perf_counter()` as each token comes, or several at once.
             extensions: further fields of the request's body.
-            token_counts: gets how many came each time, by the server's count where it tells.
+            token_counts: gets the number of tokens each time, by the server's count if it has one.
 
         Raises:
-            RefusedError: the server did not take it.
-            RequestError: it did not finish it.
+            RefusedError: the server refused the request.
+            RequestError: the server did not finish it.
         """
         usage = {"include_usage": True}
         if token_counts is not None:
@@ -135,7 +135,7 @@ class Client:
 
 @asynccontextmanager
 async def connect(address: Address) -> AsyncIterator[Client]:
-    """A client of the server, which must be up.
+    """Connect to a running server.
 
     Raises:
         ConfigError: it does not answer, or does not serve the model.
@@ -185,4 +185,4 @@ def _retry_after_s(response: httpx.Response) -> float | None:
     try:
         return float(response.headers.get("Retry-After", ""))
     except ValueError:
-        return None  # not there, or a date
+        return None  # missing, or a date

@@ -1,4 +1,4 @@
-"""A server on this machine, for as long as it is measured."""
+"""Runs a server on this machine while it is measured."""
 
 import socket
 import subprocess
@@ -27,11 +27,11 @@ def local_server(
     """Run a server until the block ends; yields its process and its base URL once it is healthy.
 
     Args:
-        command: {port} in it is replaced by a free one.
-        log: what gets its standard error.
+        command: {port} in it is replaced by a free port.
+        log: receives its standard error.
 
     Raises:
-        ConfigError: it ended instead, or did not become healthy.
+        ConfigError: it ended, or did not become healthy.
     """
     port = str(_free_port())
     base_url = f"http://127.0.0.1:{port}"

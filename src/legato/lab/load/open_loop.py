@@ -1,4 +1,4 @@
-"""Sends a workload to a server, open-loop: each request at its time, whatever became of others."""
+"""Sends a workload to a server, open-loop: each request is sent when it is due."""
 
 import asyncio
 import math
@@ -36,14 +36,14 @@ async def send_workload(
 ) -> list[RequestRecord]:
     """Send each request when it is due, and wait until all have ended.
 
-    Prompts share with each other what the workload says, and nothing with those sent earlier.
+    Prompts share what the workload says, and nothing with prompts sent earlier.
 
     Args:
-        workload: in the order of arrival; each is asked for when the one before it was sent.
-        max_concurrency: most requests in flight. One that is held back by it arrives when its turn
+        workload: in the order of arrival; each request is drawn after the one before was sent.
+        max_concurrency: most requests in flight. A request that must wait arrives when its turn
             comes, so that its latencies are the server's alone.
-        until_s: ends the run at this time, as `stop_when` does when it says so: what is in flight
-            is cancelled, and nothing more is sent.
+        until_s: ends the run at this time: requests in flight are cancelled, and no more are sent.
+        stop_when: likewise ends the run, once it returns true.
 
     Returns:
         records of the requests that were sent, by arrival.
@@ -67,7 +67,7 @@ async def send_workload(
 
 
 async def warm_up(client: Client, workload: Workload, prompts: RandomPrompts) -> None:
-    """Let the server meet its shortest and longest prompt, so that first times are not measured."""
+    """Send the shortest and the longest prompt, so that first-time costs are not measured."""
     lengths = [request.num_prompt_tokens for request in workload]
     requests = [WorkloadRequest(0.0, length, 2) for length in (min(lengths), max(lengths))]
     await send_workload(client, requests, prompts, max_concurrency=1)
@@ -75,7 +75,7 @@ async def warm_up(client: Client, workload: Workload, prompts: RandomPrompts) ->
 
 @dataclass(slots=True)
 class _Attempt:
-    """A request on its way.
+    """A request in flight.
 
     Attributes:
         token_times_s: on the clock of `time.perf_counter`.
@@ -113,7 +113,7 @@ class _Run:
         self._slots = asyncio.Semaphore(max_concurrency or sys.maxsize)
         self._held_until_s = 0.0
         self._attempts: list[_Attempt] = []
-        self._ended: dict[int, RequestRecord] = {}  # key place among the attempts
+        self._ended: dict[int, RequestRecord] = {}  # key: place among the attempts
         self._start_s = time.perf_counter()
 
     def now_s(self) -> float:
@@ -123,7 +123,7 @@ class _Run:
         return Counter(attempt.status for attempt in self._attempts)
 
     def records(self) -> list[RequestRecord]:
-        """Made once for each attempt that has ended, so that a look at a long run is short."""
+        """Return all records. Those of ended attempts are cached, so that calls stay cheap."""
         for place, attempt in enumerate(self._attempts):
             if attempt.status != "cancelled" and place not in self._ended:
                 self._ended[place] = attempt.record(self._start_s)
@@ -172,7 +172,7 @@ class _Run:
 
 
 def _extensions(request: WorkloadRequest) -> dict[str, object]:
-    """Legato's own fields, where they are set: other servers may not know them."""
+    """Return Legato's own fields that are set: other servers may not know them."""
     fields = {
         "slo_class": request.slo_class,
         "tenant": request.tenant,

@@ -1,6 +1,6 @@
-"""Whole measurements of a server, with their progress in the terminal.
+"""Complete measurements of a server, with progress in the terminal.
 
-All raise ConfigError where the server does not answer or does not serve the model.
+All raise ConfigError if the server does not answer or does not serve the model.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from legato.simulation.workload import RandomPrompts, Workload, WorkloadRequest
 
 _IDLE_FACTOR = 2.0
 _IDLE_SLACK_S = 0.1
-_IDLE_PATIENCE = 60  # looks, one a second
+_IDLE_PATIENCE = 60  # checks, one a second
 
 
 async def ask_model(address: Address) -> ServedModel:
-    """Which model the address means."""
+    """Return the model of an address."""
     async with connect(address) as client:
         return client.model
 
 
 async def random_prompts(address: Address, *, vocab_size: int | None, seed: int) -> RandomPrompts:
-    """Prompts of tokens that the model has; arguments and errors as of `prompt_vocab_size`."""
+    """Make prompts of the model's tokens; arguments and errors as of `prompt_vocab_size`."""
     async with connect(address) as client:
         size = await prompt_vocab_size(client, vocab_size)
     return RandomPrompts(vocab_size=size, seed=seed)
@@ -59,7 +59,7 @@ async def run_workload(
 def search_capacity(
     address: Address, choice: WorkloadChoice, prompts: RandomPrompts, settings: SearchSettings
 ) -> Capacity:
-    """Measure the idle server, then search."""
+    """Measure the idle server, then search for its capacity."""
     source = choice.trials()
 
     def run_trial(load: Load, workload: Workload) -> list[RequestRecord]:
@@ -104,7 +104,7 @@ async def _run_trial(
 
 
 async def _wait_until_idle(client: Client, prompts: RandomPrompts, unloaded: UnloadedTtft) -> None:
-    """Wait until a short prompt has its first token as soon as on an idle server."""
+    """Wait until a short prompt gets its first token as fast as on an idle server."""
     shortest = unloaded.num_prompt_tokens[0]
     limit_s = _IDLE_FACTOR * unloaded.at(shortest) + _IDLE_SLACK_S
     for _ in range(_IDLE_PATIENCE):

@@ -1,4 +1,4 @@
-"""Whole measurements of a simulated server or fleet, with their progress in the terminal."""
+"""Complete measurements of a simulated server or fleet, with progress in the terminal."""
 
 import math
 
@@ -26,7 +26,7 @@ def simulate_run(
     trace: TraceWriter | None = None,
     tally: Tally | None = None,
 ) -> SimulatedRun | FleetRun:
-    """As `simulate`, and into a trace, if there is one, which a fleet has not."""
+    """Run `simulate` or `simulate_fleet` with a progress bar; only `simulate` writes a trace."""
     with progress_bar(name, len(workload)) as on_progress:
         if isinstance(server, SimulatedFleet):
             return simulate_fleet(server, workload, on_progress, tally=tally)
@@ -35,7 +35,7 @@ def simulate_run(
 
 
 def fleet_figures(run: FleetRun) -> FleetFigures:
-    """What a report tells of a fleet."""
+    """Return a fleet's figures for a report."""
     return FleetFigures(
         replicas=[_figures(replica) for replica in run.replicas],
         num_tried_again=run.num_tried_again,

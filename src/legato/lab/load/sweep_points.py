@@ -1,4 +1,4 @@
-"""Puts one load after another on a server."""
+"""Applies one load after another to a server."""
 
 import asyncio
 from collections import Counter
@@ -22,11 +22,11 @@ def measure_points(
     load_kind: LoadKind,
     loads: Sequence[float],
 ) -> Iterator[tuple[float, list[RequestRecord]]]:
-    """Yield what became of the requests at each load, when all have ended: the server is idle then.
+    """Yield the records of each load, once its requests have ended and the server is idle.
 
     Raises:
         ConfigError: as `connect` and `WorkloadChoice.load`.
-        RequestError: a closed loop goes round and round on requests that fail.
+        RequestError: in a closed loop, most requests fail.
     """
     asyncio.run(_warm_up(address, choice, prompts))
     for load in loads:
@@ -69,7 +69,7 @@ async def _send(
 
 
 def _check_failures(counts: Counter[Status], label: str) -> None:
-    """A closed loop sends another request at once, so a server that fails all gets no rest."""
+    """Raise if most requests fail: a closed loop would send new ones without a pause."""
     num_failed = counts["refused"] + counts["error"]
     if num_failed > max(_MANY_FAILED, counts["ok"]):
         raise RequestError(f"{label}: {num_failed} requests failed, and {counts['ok']} finished")

@@ -1,4 +1,4 @@
-"""Reads the server-sent events of a streamed completion, hardly decoding any."""
+"""Reads the server-sent events of a streamed completion, decoding almost none."""
 
 import re
 
@@ -6,7 +6,7 @@ import msgspec
 
 from legato.simulation.record import RequestError
 
-# Tells the events that carry a token. Within a JSON string, the quotes would be escaped.
+# Matches events that carry a token. Within a JSON string, the quotes would be escaped.
 _TOKEN = re.compile(rb'"choices":\s*\[\s*\{')
 _COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
 _DATA = b"data:"
@@ -23,7 +23,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Event(msgspec.Struct, frozen=True):
-    """An event that carries no token."""
+    """An event without a token."""
 
     error: msgspec.Raw | None = None
     usage: _Usage | None = None
@@ -33,22 +33,22 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class TokenStream:
-    """Notes when the tokens of one completion come.
+    """Records when the tokens of one completion come.
 
     Args:
         token_times_s: gets the time of each event that carries a token, as it comes.
-        token_counts: gets how many tokens each of these carries, where every event has the usage so
-            far; else 1 for each.
+        token_counts: gets the number of tokens in each of these events, if every event has the
+            usage so far; else 1 for each.
 
     Attributes:
-        num_cached_tokens: of the prompt, where the server tells that.
+        num_cached_tokens: of the prompt, if the server says.
     """
 
     def __init__(self, token_times_s: list[float], token_counts: list[int] | None = None) -> None:
         self._token_times_s = token_times_s
         self._token_counts = token_counts
         self._num_so_far = 0
-        self._rest = b""  # of a line whose end has not come yet
+        self._rest = b""  # of an incomplete line
         self._num_counted: int | None = None
         self._is_done = False
         self.num_cached_tokens: int | None = None
@@ -57,7 +57,7 @@ class TokenStream:
         """Take the bytes that came at `now_s`; they may begin and end anywhere.
 
         Raises:
-            RequestError: the server reports an error, or what it sends is not OpenAI's format.
+            RequestError: the server reports an error, or the bytes are not in OpenAI's format.
         """
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
@@ -69,10 +69,10 @@ class TokenStream:
                 self._take_other(line.removeprefix(_DATA).strip())
 
     def end(self) -> int:
-        """Say that nothing more comes; returns how many tokens came.
+        """Finish after the last bytes; return the number of tokens.
 
         Raises:
-            RequestError: the stream broke off, or brought nothing.
+            RequestError: the stream broke off, or had no tokens.
         """
         if not self._is_done:
             raise RequestError("the stream broke off")
@@ -80,7 +80,7 @@ class TokenStream:
             raise RequestError("the stream brought no token")
         if self._num_counted is None:
             return len(self._token_times_s)
-        # Some servers end with an event of its own for the finish reason.
+        # Some servers end with a separate event for the finish reason.
         del self._token_times_s[self._num_counted :]
         return self._num_counted
 

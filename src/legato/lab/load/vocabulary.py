@@ -1,4 +1,4 @@
-"""Which token ids the random prompts for a server may hold."""
+"""The token ids for random prompts to a server."""
 
 from legato.core.errors import ConfigError
 from legato.lab.load.client import Client
@@ -6,18 +6,19 @@ from legato.simulation.record import RefusedError, RequestError
 from legato.simulation.workload import LOWEST_TOKEN
 
 MOST_TOKENS = 32_000
-"""More make no difference, and runs on models with more have the same prompts."""
+"""More ids change nothing, and with this bound runs on larger vocabularies have the same prompts.
+"""
 
 
 async def prompt_vocab_size(client: Client, wanted: int | None) -> int:
-    """Prompts of token ids below this are valid.
+    """Return the bound below which token ids are valid in prompts.
 
     Args:
-        wanted: None takes `MOST_TOKENS`, or as many as the model has.
+        wanted: None means `MOST_TOKENS`, or as many as the model has.
 
     Raises:
-        ConfigError: the model has fewer than are wanted, or takes no token ids.
-        RefusedError: the server does not tell, and is too busy to be tried.
+        ConfigError: the model has fewer than wanted, or takes no token ids.
+        RefusedError: the server does not say, and is too busy for a trial.
     """
     told = client.model.vocab_size
     if told is None:
@@ -28,9 +29,10 @@ async def prompt_vocab_size(client: Client, wanted: int | None) -> int:
 
 
 async def vocab_size_by_trial(client: Client, most: int) -> int:
-    """For servers that do not tell: the first of `most`, its half, its quarter ... that is valid.
+    """Try `most`, its half, its quarter ... and return the first that is valid.
 
-    A server that refuses a token has looked at it, so asking does no harm.
+    For servers that do not say. A server that refuses a token only checks it, so trying does no
+    harm.
 
     Raises:
         ConfigError, RefusedError: as `prompt_vocab_size`.

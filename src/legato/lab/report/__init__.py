@@ -1,1 +1,1 @@
-"""From records to figures, tables and plots."""
+"""Turns records into figures, tables and plots."""

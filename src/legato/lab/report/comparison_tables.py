@@ -1,4 +1,4 @@
-"""Two runs side by side, with their differences in percent."""
+"""Tables of two runs side by side, with their differences in percent."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from legato.lab.comparison import Difference, Unit, Unlike
 def comparison_table(
     title: str, names: tuple[str, str], differences: Sequence[Difference]
 ) -> Table:
-    """The figures of two runs, and by how much they differ."""
+    """Return the figures of two runs, and their differences."""
     header = ["", *names, "difference", "95 % interval", ""]
     return Table(title, header, [_row(difference) for difference in differences])
 
 
 def unlike_table(names: tuple[str, str], unlikes: Sequence[Unlike]) -> Table:
-    """What was asked of the two that differs."""
+    """Return the settings and requests in which two runs differ."""
     rows = [[unlike.name, unlike.first, unlike.second] for unlike in unlikes]
     return Table("Not alike", ["", *names], rows)
 

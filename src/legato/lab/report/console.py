@@ -1,4 +1,4 @@
-"""Benchmarks in the terminal: progress while they run, tables when they have."""
+"""Benchmarks in the terminal: progress while they run, tables at the end."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _REFRESHES_PER_S = 2  # drawing takes time from the server
 
 
 def print_point(point: SweepPoint, label: str) -> None:
-    """One line, as soon as it is done."""
+    """Print a line for a finished point."""
     summary = point.run.summary
     itl, ttft = (percentile_of(values_s, "p99") for values_s in (summary.itl_s, summary.ttft_s))
     Console(stderr=True, highlight=False).print(
@@ -26,7 +26,7 @@ def print_point(point: SweepPoint, label: str) -> None:
 
 
 def print_trial(trial: Trial) -> None:
-    """One line, as soon as its verdict is there."""
+    """Print a line for a trial with its verdict."""
     verdict = "sustained" if trial.is_sustained else f"not sustained ({', '.join(trial.broken)})"
     Console(stderr=True, highlight=False, soft_wrap=True).print(
         f"{trial.rate_per_s:.3g}/s {verdict}: {trial.num_requests} requests in "
@@ -37,7 +37,7 @@ def print_trial(trial: Trial) -> None:
 
 @contextmanager
 def step_bar(description: str, num_steps: int) -> Iterator[Callable[[int], None]]:
-    """Shows on stderr how many of some steps are done; yields what is told their number."""
+    """Show the progress of steps on stderr; yields a function that takes the number done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(
@@ -49,10 +49,10 @@ def step_bar(description: str, num_steps: int) -> Iterator[Callable[[int], None]
 
 @contextmanager
 def progress_bar(description: str, num_requests: int | None) -> Iterator[OnProgress]:
-    """Shows on stderr how far a workload is; yields what `send_workload` tells it.
+    """Show a workload's progress on stderr; yields the callback for `send_workload`.
 
     Args:
-        num_requests: None where nobody knows yet.
+        num_requests: None if not known yet.
     """
     columns = (
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""What became of a simulated fleet's replicas, and its tables."""
+"""Figures of a simulated fleet's replicas, and their tables."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,18 +8,18 @@ import numpy as np
 from legato.cli.table import NOTHING, Table, duration
 
 _MOST_SHOWN = 16
-"""Replicas with a line each; of more, a line tells of the least, the median and the most."""
+"""The most replicas with a row each; of more, rows show the least, the median and the most."""
 
 
 class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica.
+    """The figures of one replica.
 
     Attributes:
-        started_s, ended_s: when it began to serve, and when it died, had drained, or the run ended.
+        started_s, ended_s: when it began to serve, and when it died, was drained, or the run ended.
         is_lost: whether it died.
         num_requests: that were sent there.
         busy_s: in steps, and between them.
-        cached_share: of the prompt tokens, those that were not computed; None of no tokens.
+        cached_share: share of the prompt tokens found in the cache; None without tokens.
     """
 
     replica_id: str
@@ -41,12 +41,12 @@ class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them.
+    """The figures of a fleet.
 
     Attributes:
-        num_tried_again: times that a request which a replica refused was sent to another.
-        num_retries: times that clients sent a refused request again.
-        num_reruns: requests that were run elsewhere, as the replica died that they waited for.
+        num_tried_again: how often a request refused by a replica was sent to another.
+        num_retries: how often clients sent a refused request again.
+        num_reruns: requests rerun elsewhere because their replica died or hung.
         num_lost: requests that a dead replica ended.
     """
 
@@ -57,7 +57,7 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
     num_lost: int
 
     def cells(self) -> dict[str, str]:
-        """One column of a table; key the row's name."""
+        """Return one column of a table; key the row's name."""
         served_s = sum(one.ended_s - one.started_s for one in self.replicas)
         busy_s = sum(one.busy_s for one in self.replicas)
         return {
@@ -82,11 +82,11 @@ _COLUMNS: dict[str, tuple[Callable[[ReplicaFigures], float], Callable[[float], s
     "from": (lambda one: one.started_s, duration),
     "to": (lambda one: one.ended_s, duration),
 }
-"""What is told of each, and how it is written; key the header."""
+"""A replica's columns: value and format; key the header."""
 
 
 def replica_table(title: str, replicas: Sequence[ReplicaFigures]) -> Table:
-    """A row a replica, or three for each role where they are many."""
+    """Return a row for each replica, or three for each role if there are many replicas."""
     if len(replicas) <= _MOST_SHOWN:
         rows = [[_name(one), *_row([one], 0.5)] for one in replicas]
     else:

@@ -1,4 +1,4 @@
-"""Tables and plots as one page that needs nothing else."""
+"""Renders tables and plots as one self-contained page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ _TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def render_page(reports: Sequence[Report]) -> str:
-    """The tables, the plots and the settings as HTML."""
+    """Render the tables, the plots and the settings of reports as HTML."""
     title = "legato bench: " + ", ".join(report.name for report in reports)
-    # Two reports may have one name.
+    # A list, not a dict: two reports may have the same name.
     settings = [(f"Settings: {report.name}", report.settings) for report in reports]
     return render(title, tables(reports), [*plots(reports), *sweep_plots(reports)], settings)
 
@@ -29,11 +29,11 @@ def render(
     plots: Sequence[str],
     texts: Sequence[tuple[str, dict[str, Any]]],
 ) -> str:
-    """A page.
+    """Render a page.
 
     Args:
         plots: SVG elements.
-        texts: headings, and what stands below each; key its name.
+        texts: headings, and the texts below each; key a text's name.
     """
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True

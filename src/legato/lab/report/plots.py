@@ -1,4 +1,7 @@
-"""Reports as plots: SVG for a page, each report in a colour of its own; and how all plots look."""
+"""Plots of reports, in SVG for a page; each report has its own colour.
+
+Also the common style of all plots.
+"""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -21,7 +24,7 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _PROBE_ROW_INCHES = 1.3
 _BAR_INCHES = 0.3
 _LABEL_MARGIN = 0.12  # of the axis, for the figure beside the longest bar
-_LINEAR_DELAY_S = 0.1  # below, where a logarithm would stress what does not matter
+_LINEAR_DELAY_S = 0.1  # below, a logarithm would stress what does not matter
 _NUM_QUANTILES = 301
 _NUM_TIME_BINS = 60
 _MEDIAN = 50
@@ -29,7 +32,7 @@ _TAIL = 99
 
 
 def plots(reports: Sequence[Report]) -> list[str]:
-    """SVG elements: those of each kind of report that there is."""
+    """Return the SVG plots for each kind of report present."""
     runs, capacities, probes, _ = by_kind(reports)
     runs = [run for run in runs if run.records]
     figures = []
@@ -51,7 +54,7 @@ def _itl_cdf(runs: Sequence[RunReport]) -> Figure:
 
 
 def _itl_over_time(runs: Sequence[RunReport]) -> Figure:
-    """Median and 99th percentile of the gaps that end within each sixtieth of a run."""
+    """Plot median and 99th percentile of the gaps that end within each sixtieth of a run."""
     figure, [axes] = new_figure("Inter-token latency over time: median, 99th percentile dashed")
     for index, run in enumerate(runs):
         bins = _time_bins(*_itl_points(run))
@@ -70,7 +73,7 @@ def _itl_over_time(runs: Sequence[RunReport]) -> Figure:
 def _ttft_by_length(runs: Sequence[RunReport]) -> Figure:
     figure, [axes] = new_figure("Time to first token by length of the prompt")
     for run in runs:
-        # Rasterized, because thousands of points are too much for a page.
+        # Rasterized: thousands of vector points are too many for a page.
         axes.plot(*_ttft_points(run), ".", markersize=4, label=run.name, rasterized=True)
     axes.set_xlabel("tokens of the prompt")
     axes.set_yscale("log")
@@ -79,7 +82,7 @@ def _ttft_by_length(runs: Sequence[RunReport]) -> Figure:
 
 
 def _capacity_bars(reports: Sequence[CapacityReport]) -> Figure:
-    """A bar each, with its figure and its confidence interval."""
+    """Plot a bar for each report, with its figure and its confidence interval."""
     figure, [axes] = new_figure(
         "Capacity in requests a second, with its 95 % interval",
         row_inches=_BAR_INCHES * (len(reports) + 1),
@@ -107,7 +110,7 @@ def _capacity_bars(reports: Sequence[CapacityReport]) -> Figure:
 
 
 def _capacity_trials(reports: Sequence[CapacityReport]) -> Figure:
-    """P99 ITL and median scheduling delay by rate; lost trials are hollow."""
+    """Plot P99 ITL and median scheduling delay by rate; lost trials are hollow."""
     figure, [itl_axes, delay_axes] = new_figure(
         "Trials by rate: sustained ones are filled; dotted: the limits", num_rows=2
     )
@@ -125,7 +128,8 @@ def _capacity_trials(reports: Sequence[CapacityReport]) -> Figure:
             label = report.name if is_sustained else None
             itl_axes.plot(rates_per_s, itl_s, "o", label=label, **look)
             delays_s = _floats(trial.median_delay_s for trial in chosen)
-            # Around zero while a server keeps up: an idle one may have been a little slower.
+            # Near zero while a server keeps up; may be negative if the idle server was a little
+            # slower.
             delay_axes.plot(rates_per_s, np.maximum(delays_s, 0.0), "o", **look)
         itl_axes.axhline(rule.itl_slo_s, color="0.4", linestyle=":")
         delay_axes.axhline(rule.max_delay_s, color="0.4", linestyle=":")
@@ -142,7 +146,7 @@ def _capacity_trials(reports: Sequence[CapacityReport]) -> Figure:
 
 
 def _probe_streams(reports: Sequence[ProbeReport]) -> Figure:
-    """What came of every stream, each time: how long it was waited for."""
+    """Plot how long each stream waited for each of its tokens."""
     figure, rows = new_figure(
         "Each dot a token, or several at once: how long their stream had waited",
         num_rows=len(reports),
@@ -174,7 +178,7 @@ def _cdf(title: str, curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
 
 
 def _ttft_points(run: RunReport) -> tuple[np.ndarray, np.ndarray]:
-    """Prompt length and TTFT of each request that finished: [N] and [N]."""
+    """Return prompt length and TTFT of each request that finished: [N] and [N]."""
     points = [
         (record.request.num_prompt_tokens, record.ttft_s)
         for record in run.records
@@ -185,14 +189,14 @@ def _ttft_points(run: RunReport) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _itl_points(run: RunReport) -> tuple[np.ndarray, np.ndarray]:
-    """When each gap of the requests that finished ended, and its length: [N] and [N]."""
+    """Return the end and the length of each gap of the requests that finished: [N] and [N]."""
     finished = [record for record in run.records if record.status == "ok"]
     times_s = np.array([at_s for record in finished for at_s in record.token_times_s[1:]])
     return times_s, gaps_s(finished)
 
 
 def _time_bins(times_s: np.ndarray, values: np.ndarray) -> list[tuple[float, np.ndarray]]:
-    """Middle of each stretch of time, and the values in it; empty ones are left out."""
+    """Return the middle of each time bin and the values in it, without empty bins."""
     edges_s = np.linspace(0.0, times_s.max(initial=0.0), _NUM_TIME_BINS + 1)
     bins = np.digitize(times_s, edges_s[1:-1])
     return [
@@ -202,14 +206,14 @@ def _time_bins(times_s: np.ndarray, values: np.ndarray) -> list[tuple[float, np.
 
 
 def _floats(values: Iterable[float | None]) -> np.ndarray:
-    """None becomes NaN, which leaves a hole in a curve."""
+    """Convert None to NaN, which leaves a hole in a curve."""
     return np.array(list(values), dtype=np.float64)
 
 
 def new_figure(
     title: str, *, num_rows: int = 1, row_inches: float = _ROW_INCHES, share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with rows that share their x axis."""
+    """Make a figure with rows that share their x axis."""
     size = (_WIDTH_INCHES, num_rows * row_inches + 0.8)
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontsize=10)
@@ -227,7 +231,7 @@ def log_durations(axis: Axis) -> None:
 
 
 def log_ticks(axis: Axis) -> None:
-    """Enough of them for a part of a decade."""
+    """Set enough ticks for a part of a decade."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_formatter(NullFormatter())
 
@@ -238,7 +242,7 @@ def durations(axis: Axis) -> None:
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an element that can stand within HTML."""
+    """Return the figure as an element for an HTML page."""
     axes = figure.axes[0]
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=8)

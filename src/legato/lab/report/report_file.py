@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: one JSON file with everything that was set and measured."""
+"""A benchmark's report: one JSON file with all settings and measurements."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,13 +21,13 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     """One workload sent once.
 
     Attributes:
-        name: tells it from others that it is compared with.
-        settings: that it was run with; key a flag's name.
-        by_class: key the SLO class; empty where no request names one.
-        records: none where there were too many to keep.
-        failures: how many requests ended with which error.
+        name: distinguishes it in comparisons.
+        settings: of the run; key a flag's name.
+        by_class: key the SLO class; empty if no request names one.
+        records: empty if there were too many to keep.
+        failures: number of requests by error.
         notes: what the workload lacks.
-        fleet: of a simulated one.
+        fleet: of a simulated fleet.
     """
 
     name: str
@@ -68,7 +68,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
         tally: Tally,
         notes: WorkloadNotes = NO_NOTES,
     ) -> "RunReport":
-        """The same of a run of which no records were kept."""
+        """Make a report of a run whose records were not kept."""
         return cls(
             name=name,
             settings=settings,
@@ -91,7 +91,7 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True, tag="capacity"):
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
-    """Streams that long prompts came beside. Attributes: as in `RunReport`."""
+    """Streams beside which long prompts came. Attributes: as in `RunReport`."""
 
     name: str
     settings: dict[str, Any]
@@ -117,7 +117,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
 
     Attributes:
         points: by load.
-        notes: of all requests from which those of the points are taken.
+        notes: on all requests that the points draw from.
     """
 
     name: str
@@ -127,13 +127,13 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
     notes: WorkloadNotes = NO_NOTES
 
     def point(self, load: float, slos: Slos, records: Sequence[RequestRecord]) -> SweepPoint:
-        """What became of the requests at one load."""
+        """Make the point of one load from its records."""
         name = f"{self.name}, {self.load_kind.describe(load)}"
         run = RunReport.of(name, {}, slos, records)
         return SweepPoint(load=load, throughput=Throughput.of(records), run=run)
 
     def with_point(self, point: SweepPoint) -> "SweepReport":
-        """The same with one more."""
+        """Return the report with one more point."""
         points = sorted([*self.points, point], key=lambda point: point.load)
         return msgspec.structs.replace(self, points=points)
 
@@ -144,7 +144,7 @@ Report = RunReport | CapacityReport | ProbeReport | SweepReport
 def by_kind(
     reports: Iterable[Report],
 ) -> tuple[list[RunReport], list[CapacityReport], list[ProbeReport], list[SweepReport]]:
-    """The same reports, those of each kind together."""
+    """Group reports by kind."""
     runs, capacities, probes, sweeps = [], [], [], []
     for report in reports:
         match report:
@@ -160,7 +160,7 @@ def by_kind(
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Write a report as JSON, and the folder where it is missing."""
+    """Write a report as JSON; create the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(report))
 

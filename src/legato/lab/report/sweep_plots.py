@@ -1,4 +1,4 @@
-"""Sweeps as curves of latency over throughput, one a sweep."""
+"""Plots of sweeps: a curve of latency over throughput for each."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,7 +17,7 @@ _STYLES = {"p99": "o-", "p50": "o:"}
 
 
 def sweep_plots(reports: Sequence[Report]) -> list[str]:
-    """One SVG element for all sweeps, if there is any."""
+    """Return one SVG element for all sweeps, if there are any."""
     *_, sweeps = by_kind(reports)
     if not sweeps:
         return []

@@ -1,4 +1,4 @@
-"""A sweep as a table, one row a load."""
+"""A table of a sweep, with a row for each load."""
 
 from legato.cli.table import NOTHING, Table, duration, percentile_of
 from legato.lab.report.report_file import SweepPoint, SweepReport
@@ -20,7 +20,7 @@ _HEADER = [
 
 
 def sweep_table(report: SweepReport) -> Table:
-    """Throughput is that under the whole load; all else is of all requests."""
+    """Return a sweep's table. Throughput is under the full load; the rest is of all requests."""
     rows = [[report.load_kind.describe(point.load), *_cells(point)] for point in report.points]
     return Table(f"Sweep: {report.name}", [report.load_kind.value, *_HEADER], rows)
 

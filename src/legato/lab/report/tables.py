@@ -1,5 +1,7 @@
-"""Reports as tables for the terminal and for the page: a column a report, or a row where they are
-many."""
+"""Tables of reports for the terminal and the page.
+
+A report is a column, or a row if there are many.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ _Cells = dict[str, str]
 
 
 def tables(reports: Sequence[Report]) -> list[Table]:
-    """One for each kind of report that there is, and the failures and trials of each report."""
+    """Return a table for each kind of report, and the failures and trials of each report."""
     runs, capacities, probes, sweeps = by_kind(reports)
     loaded: list[RunReport | CapacityReport | SweepReport] = [*runs, *capacities, *sweeps]
     found = [
@@ -51,13 +53,13 @@ def tables(reports: Sequence[Report]) -> list[Table]:
 
 
 def notes_table(notes: Sequence[tuple[str, WorkloadNotes]]) -> Table:
-    """What the workload lacks of each who was sent one; without rows where nothing is missing."""
+    """Return what each report's workload lacks; no rows if nothing is missing."""
     columns = [(name, _notes_cells(one)) for name, one in notes if one.lines()]
     return _table("Workload, of which a part is missing", columns)
 
 
 def _table(title: str, columns: Sequence[tuple[str, _Cells]]) -> Table:
-    """A column a report, or a row where there are so many that columns would not fit.
+    """Make a table with a column for each report, or a row if there are too many columns.
 
     Args:
         columns: header and cells of each, all with the same rows.
@@ -78,7 +80,7 @@ def _transposed(table: Table) -> Table:
 
 
 def _run_tables(runs: Sequence[RunReport]) -> list[Table]:
-    """One, or two that are half as wide if each report has a row."""
+    """Return one table, or two of half the width if each report is a row."""
     columns = [column for run in runs for column in _run_columns(run)]
     if len(columns) <= _MAX_COLUMNS:
         return [_table("Runs", columns)]
@@ -89,7 +91,7 @@ def _run_tables(runs: Sequence[RunReport]) -> list[Table]:
 
 
 def _only_latencies(cells: _Cells, are_latencies: bool) -> _Cells:
-    """Either these, or all but these."""
+    """Return the latencies among the cells, or the others."""
     return {name: text for name, text in cells.items() if name.endswith(_SHOWN) == are_latencies}
 
 
@@ -115,7 +117,7 @@ def _run_columns(report: RunReport) -> list[tuple[str, _Cells]]:
 
 
 def _run_cells(summary: Summary, slos: Sequence[SloClass]) -> _Cells:
-    """Args: slos: of the requests; where they promise nothing, nothing can be attained."""
+    """Args: slos: of the requests; without promises, the SLO cells are empty."""
     counts = summary.num_requests
     are_promised = not all(slo.is_best_effort for slo in slos)
     return {
@@ -161,7 +163,7 @@ def _latency_cells(name: str, latency_s: Distribution | None) -> _Cells:
 
 
 def _trial_table(report: CapacityReport) -> Table:
-    """The trials of one search, by rate, a row each."""
+    """Return the trials of one search by rate, a row each."""
     trials = sorted(report.capacity.trials, key=lambda trial: trial.rate_per_s)
     columns = [(f"{trial.rate_per_s:.3g}/s", _trial_cells(trial)) for trial in trials]
     return _transposed(_side_by_side(f"Trials: {report.name}", columns))
@@ -210,7 +212,7 @@ def _rule_cells(rule: CapacityRule) -> _Cells:
 
 
 def _best_cells(best: Sequence[Trial]) -> _Cells:
-    """Args: best: one of each seed; the worst of each figure is shown."""
+    """Args: best: the best trial of each seed; of each figure, the worst is shown."""
     names = ("requests", "measured", "ITL p99", "longest gap", "SLO attained")
     if not best:
         return {f"{name} there": NOTHING for name in names}

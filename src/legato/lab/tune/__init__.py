@@ -1,4 +1,4 @@
-"""Finds the settings of a server for a workload and its SLOs.
+"""Finds the best settings of a server for a workload and its SLOs.
 
-They are searched in simulation and verified on the machine.
+It searches in simulation and verifies on the machine.
 """

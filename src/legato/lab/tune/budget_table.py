@@ -13,14 +13,14 @@ _TAIL = 0.99
 
 
 class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of so many tokens, the streams' among them.
+    """A step of this many tokens, including the streams'.
 
     Attributes:
         measured_s: on the idle engine.
         fitted_s: by the step-time model that a scheduler begins with.
         served_s, served_p99_s: fitted to steps beside the server and its clients; the expectation
             and the 99th percentile.
-        keeps_slo: whether the latter, and what passes until the next step, is within the ITL SLO;
+        keeps_slo: whether the latter, with the time until the next step, is within the ITL SLO;
             None without one.
     """
 
@@ -35,7 +35,7 @@ class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
 def budget_rows(
     machine: Machine, load: TypicalLoad, budgets: Sequence[BudgetTime], itl_slo_s: float | None
 ) -> list[BudgetRow]:
-    """One row a measured budget."""
+    """Return a row for each measured budget."""
     belief = fit(machine.belief, machine.costs.rows)
     rows = []
     for budget in budgets:
@@ -56,7 +56,7 @@ def budget_rows(
 
 
 def largest_budget(rows: Sequence[BudgetRow]) -> int | None:
-    """That keeps the SLO; None where none does."""
+    """Return the largest budget that keeps the SLO; None if none does."""
     return max((row.num_tokens for row in rows if row.keeps_slo), default=None)
 
 

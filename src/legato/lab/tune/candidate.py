@@ -1,4 +1,4 @@
-"""One way to configure the scheduler, and the space of all that are tried."""
+"""A configuration of the scheduler, and the space of configurations to try."""
 
 from typing import Any, Literal
 
@@ -18,14 +18,14 @@ _ORDERS: tuple[PrefillOrder, ...] = ("fcfs", "srf", "edf")
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that are chosen by tuning.
+    """Settings that tuning chooses.
 
     Attributes:
         steps: sized by the ITL and TPOT SLOs, by a fixed number of tokens with running streams
-            first, or the same with prompts first.
-        pace: fraction of the ITL and TPOT SLOs that the scheduler is told to keep, which leaves the
-            rest as a margin; 1 where steps are not sized by them.
-        speculative: None where it is not searched.
+            first, or likewise with prompts first.
+        pace: fraction of the ITL and TPOT SLOs that the scheduler is set to; the rest is a margin.
+            1 if steps are not sized by them.
+        speculative: None if it is not searched.
     """
 
     steps: Steps
@@ -37,10 +37,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     speculative: Speculative | None = None
 
     def configure(self, goal: SchedulerConfig) -> SchedulerConfig:
-        """The scheduler's settings.
+        """Return the scheduler's settings.
 
         Args:
-            goal: what is not searched, with the SLOs that clients are to see.
+            goal: the settings that are not searched, with the clients' SLOs.
         """
         pace = self.pace if self.steps == "slo" else None
         return msgspec.structs.replace(
@@ -59,7 +59,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be chosen; one value is as good as given."""
+    """The values to choose from; a single value is fixed."""
 
     steps: tuple[Steps, ...]
     max_num_batched_tokens: tuple[int, ...]
@@ -78,11 +78,11 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         *,
         drafts: bool = False,
     ) -> "Space":
-        """All that makes a difference to what is promised.
+        """Make the space of all settings that affect the promises.
 
         Args:
-            given: settings that are not to be searched; key a field of `SchedulerConfig`.
-            drafts: whether it is known how often these are right.
+            given: settings that are not searched; key a field of `SchedulerConfig`.
+            drafts: whether the acceptance of drafts is known.
         """
         by_policy: dict[Policy | None, tuple[Steps, ...]] = {
             "stall-free": ("fixed",),
@@ -108,14 +108,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many different candidates there are."""
+        """The number of different candidates."""
         num_others = len(self.max_num_batched_tokens) * len(self.max_num_seqs)
         num_others *= len(self.prefill_order) * len(self.shed_load) * len(self.speculative)
         is_paced = "slo" in self.steps
         return num_others * (len(self.steps) - is_paced + is_paced * len(self.pace))
 
     def suggest(self, trial: optuna.Trial) -> Candidate:
-        """The next candidate of a study."""
+        """Return the next candidate of a study."""
         chosen: dict[str, Any] = {
             name: trial.suggest_categorical(name, getattr(self, name))
             for name in self.__struct_fields__
@@ -131,7 +131,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_goal(goal: SchedulerConfig) -> None:
-    """Raises `ConfigError` where there is nothing to tune for, or no chunk to size."""
+    """Raises `ConfigError` if there is no SLO to tune for, or no chunk to size."""
     if not (goal.promises_pace or goal.promises_ttft):
         raise ConfigError("tuning is for SLOs, such as --itl-slo 100ms, but none is set")
     if not goal.enable_chunked_prefill:
@@ -139,7 +139,7 @@ def check_goal(goal: SchedulerConfig) -> None:
 
 
 def _scaled(seconds: float | None, factor: float | None) -> float | None:
-    """To the tenth of a millisecond, as a flag has it; None promises nothing."""
+    """Scale to a tenth of a millisecond, as in a flag; None promises nothing."""
     return None if seconds is None or factor is None else round(seconds * factor, 4)
 
 

@@ -1,4 +1,4 @@
-"""Which candidates nothing beats in every respect."""
+"""The Pareto front of candidates."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from legato.lab.tune.search import Tried
 
 
 def pareto_front(tried: Sequence[Tried]) -> list[Tried]:
-    """Those for which no other has at least their throughput at no longer ITL and TTFT.
+    """Keep candidates unless another has at least their throughput at no longer ITL and TTFT.
 
-    Throughput is what is served when much more is asked, latencies are the 99th percentiles under
-    the workload. By throughput, the highest first; of equals only the first.
+    Throughput is that of a saturated server; latencies are the 99th percentiles under the workload.
+    The highest throughput comes first; of equal candidates only the first is kept.
     """
     kept: list[Tried] = []
     for one in sorted(tried, key=_costs):

@@ -1,4 +1,4 @@
-"""Whether one run was better than another, or only luckier."""
+"""Tells a better run from a luckier one."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ _NUM_RESAMPLES = 2000
 
 
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
-    """By how much the first of two runs had the higher goodput.
+    """How much higher the first of two runs' goodput was.
 
     Attributes:
         of_goodput: relative to the second; 0.05 is 5 % more.
-        low, high: where 95 % of the resamples lie.
-        probability: share of the resamples in which the first one leads; ties count half.
+        low, high: interval of 95 % of the resamples.
+        probability: share of the resamples in which the first run leads; ties count half.
     """
 
     of_goodput: float
@@ -29,7 +29,7 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sure(self) -> bool:
-        """Whether it exceeds the noise."""
+        """Whether the lead exceeds the noise."""
         return self.low > 0.0
 
 
@@ -38,9 +38,9 @@ def lead(
 ) -> Lead:
     """Compare runs of the same requests by a paired bootstrap.
 
-    The requests are resampled, each with what became of it in both runs, so that what is hard for
-    both does not count. Noise that hits a whole run, as a slow minute of the machine does, is not
-    seen by it.
+    The requests are resampled, each with its results in both runs, so that what is hard for both
+    cancels out. Resampling does not see noise that affects a whole run, such as a slow minute of
+    the machine.
     """
     goodputs = []
     picks = resampled(len(first), num_resamples=_NUM_RESAMPLES, seed=seed)

@@ -1,4 +1,4 @@
-"""Learns a machine: the idle engine first, then a part of the workload through the real server."""
+"""Measures a machine: first the idle engine, then the real server under a part of the workload."""
 
 import time
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from legato.simulation.machine import Machine
 from legato.simulation.workload import RandomPrompts, Workload
 
 Tell = Callable[[str], None]
-"""Told what is being done."""
+"""Called with a description of the current work."""
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that can be simulated.
 
     Attributes:
-        load: what a chunk of prefill meets under the workload.
-        about: what it depends on: model, dtype, device, ...
-        budgets: what steps of candidate token budgets take beside that load.
-        wall_s: that the machine was needed for.
+        load: of a typical step with prefill under the workload.
+        about: what the figures depend on: model, dtype, device, ...
+        budgets: step times of candidate token budgets beside that load.
+        wall_s: time that the measurements took.
     """
 
     machine: Machine

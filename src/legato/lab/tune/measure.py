@@ -1,6 +1,7 @@
-"""Measures the idle engine: what a calibration does, and steps of the budgets that one may choose.
+"""Measures the idle engine: a calibration, and steps of candidate budgets.
 
-In a process of its own, so that the model's memory is free again for the servers that follow.
+It runs in a process of its own, so that the model's memory is free again for the servers that
+follow.
 """
 
 import itertools
@@ -28,12 +29,12 @@ _LONGEST_STEP_S = 2.0
 
 
 class TypicalLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chunk of prefill meets.
+    """The decodes in the step of a chunk of prefill, and the chunk's position.
 
     Attributes:
         num_streams: that decode at once, on average.
         context: keys that each of them reads, on average.
-        start: half of a prompt, where a chunk begins on average.
+        start: half of a prompt, the average start of a chunk.
     """
 
     num_streams: int
@@ -42,7 +43,7 @@ class TypicalLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord]) -> "TypicalLoad":
-        """By Little's law, from requests of which at least one finished."""
+        """Compute the load by Little's law. Args: records: with at least one finished request."""
         finished = [record for record in records if record.status == "ok"]
         decoding_s = sum(r.token_times_s[-1] - r.token_times_s[0] for r in finished)
         duration_s = max(r.token_times_s[-1] for r in finished)
@@ -63,11 +64,11 @@ class BudgetTime(msgspec.Struct, frozen=True):
 
 
 class IdleMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured.
+    """The measurements of an idle machine.
 
     Attributes:
-        machine: nothing is known yet of a server on it.
-        about: what it depends on: model, dtype, device, ...
+        machine: without anything about a server on it.
+        about: what the figures depend on: model, dtype, device, ...
         steps: of all budgets.
     """
 
@@ -79,7 +80,7 @@ class IdleMachine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
-    """Calibrate the engine, which is kept for later starts, and measure candidate budgets.
+    """Calibrate the engine, for later starts too, and measure candidate budgets.
 
     Args:
         workload: fits into the model's context.
@@ -104,7 +105,7 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
         max_model_len=parts.max_model_len,
         kv_cache_tokens=parts.kv.num_blocks * parts.kv.block_size,
     )
-    # Whatever is refused would say nothing of the load.
+    # Refused requests would not count in the load.
     taking_all = msgspec.structs.replace(config.scheduler, shed_load=False)
     server = MeasuredServer(
         machine=machine,
@@ -127,7 +128,7 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
 def _measure_budgets(
     calibration: Calibration, load: TypicalLoad, most: int
 ) -> dict[int, list[MeasuredStep]]:
-    """Steps by their token budget, up to `most` and to the first that takes too long."""
+    """Measure steps by token budget, up to `most` or the first that takes too long."""
     measured: dict[int, list[MeasuredStep]] = {}
     for budget in BUDGETS:
         if not load.num_streams < budget <= most:

@@ -1,4 +1,4 @@
-"""What tuning found, as plots: SVG for the page."""
+"""Plots of a tuning's results, in SVG for the page."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from legato.lab.tune.search import Tried
 
 
 def tune_plots(report: TuneReport) -> list[str]:
-    """SVG elements: the Pareto front, and step time by budget where it was measured."""
+    """Return the Pareto front, and step time by budget if it was measured, as SVG elements."""
     figures = [_front(report)]
     if report.budgets:
         figures.append(_budgets(report))
@@ -20,7 +20,7 @@ def tune_plots(report: TuneReport) -> list[str]:
 
 
 def _front(report: TuneReport) -> Figure:
-    """Throughput against both tails."""
+    """Plot throughput against both tails."""
     figure, [itl, ttft] = new_figure(
         "Throughput against latency; dotted: the SLOs", num_rows=2, row_inches=2.8
     )

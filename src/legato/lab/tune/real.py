@@ -50,7 +50,7 @@ def run_real(
 def record_real(
     config: EngineConfig, workload: Workload, prompts: RandomPrompts, name: str
 ) -> tuple[RealRun, Recording]:
-    """The same, and what the engine did while the workload was sent; raises as `run_real`."""
+    """Run the workload as `run_real`, and return what the engine recorded meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"
         run = run_real(config, workload, prompts, name, ["--trace", str(trace)])

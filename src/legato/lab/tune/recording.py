@@ -1,4 +1,4 @@
-"""What a trace of the engine tells of the machine: steps, and what passes outside of them."""
+"""Measures a machine from an engine's trace: its steps, and the time outside of them."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from legato.simulation.clients import Delays
 from legato.simulation.record import RequestRecord
 
 _IDLE_S = 0.05
-"""A longer time between two steps is one in which there was nothing to do."""
+"""A longer pause between two steps means that the engine had no work."""
 
 
 class Recording(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Recording(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, lines: Iterable[TraceLine], since_s: float = 0.0) -> "Recording":
-        """What happened from `since_s` on, on the clock of the trace."""
+        """Take the records from `since_s` on, on the clock of the trace."""
         steps, arrivals = [], []
         for line in lines:
             if isinstance(line, StepRecord) and line.planned_s >= since_s:
@@ -36,7 +36,7 @@ class Recording(msgspec.Struct, frozen=True):
         return cls(steps, sorted(arrivals, key=lambda arrival: arrival.arrived_s))
 
     def measured_steps(self) -> list[MeasuredStep]:
-        """Shapes and seconds of all steps that were computed at the first attempt."""
+        """Return shapes and seconds of all steps that succeeded at the first attempt."""
         return [
             (StepShape.of_chunks(step.chunks), step.seconds)
             for step in self.steps
@@ -44,7 +44,7 @@ class Recording(msgspec.Struct, frozen=True):
         ]
 
     def delays(self, records: Sequence[RequestRecord], start_s: float) -> Delays:
-        """What passed outside of steps.
+        """Fit the time outside of steps.
 
         Args:
             records: of the clients that sent all of the requests.
@@ -65,11 +65,11 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 _Points = list[tuple[float, float]]
-"""What seconds may depend on, and the seconds."""
+"""An amount that a time may depend on, and the time in seconds."""
 
 
 def _turnarounds(steps: Sequence[StepRecord]) -> _Points:
-    """Tokens of a step, and the seconds between it and the next."""
+    """Return each step's sampled rows, and the seconds until the next step."""
     points = []
     for step, following in pairwise(steps):
         seconds = following.ended_s - following.seconds - step.ended_s
@@ -85,15 +85,15 @@ def _num_sampled(step: StepRecord) -> int:
 def _journeys(
     recording: Recording, records: Sequence[RequestRecord], start_s: float
 ) -> tuple[_Points, _Points]:
-    """Prompt tokens and the seconds to the scheduler; tokens before it and those to the client."""
+    """Return intake times by prompt tokens, and delivery times by tokens delivered before."""
     made = _made_tokens(recording.steps)
-    arrivals: dict[int, deque[RequestArrived]] = defaultdict(deque)  # key prompt length
+    arrivals: dict[int, deque[RequestArrived]] = defaultdict(deque)  # key: prompt length
     for arrival in recording.arrivals:
         arrivals[arrival.num_prompt_tokens].append(arrival)
     intake: _Points = []
     delivery: _Points = []
     for record in records:
-        # The API has names of its own for requests; those of one length come in order.
+        # Clients and engine use different ids, but requests of one length come in the same order.
         same_length = arrivals[record.request.num_prompt_tokens]
         if not same_length:
             continue
@@ -108,7 +108,7 @@ def _journeys(
 
 
 def _made_tokens(steps: Iterable[StepRecord]) -> dict[str, list[tuple[float, int]]]:
-    """When each token was made, and how many of its step go before it; key request id."""
+    """Return when each token was sampled, and how many of its step precede it; key request id."""
     made: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for step in steps:
         num_before = 0
@@ -121,7 +121,7 @@ def _made_tokens(steps: Iterable[StepRecord]) -> dict[str, list[tuple[float, int
 
 
 def _line(points: _Points) -> tuple[float, float]:
-    """Constant and slope of least squares, neither below 0."""
+    """Return constant and slope of the least-squares line, neither below 0."""
     if not points:
         return 0.0, 0.0
     amounts, seconds = np.array(points).T

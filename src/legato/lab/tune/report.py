@@ -1,4 +1,4 @@
-"""What tuning found, as one value: written as JSON, shown by `legato.lab.tune.show`."""
+"""The result of a tuning, written as JSON; `tables.py` and `plots.py` show it."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ class Finalist(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         flags: of `legato serve`.
         predicted: for the part of the workload that was run.
-        measured: None where nothing was run.
+        measured: None if it was not run.
         measured_score: as `Figures.score`.
     """
 
@@ -39,17 +39,17 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one tuning.
 
     Attributes:
-        settings: that it was run with; key a flag's name.
+        settings: of the run; key a flag's name.
         notes: what the workload lacks.
         slo: of requests that name no class.
-        load, budgets: None and empty where the machine was not measured anew.
-        machine_s: on the real engine, for all that was measured and verified.
-        search_s: in simulation.
-        space_size: different candidates that there are.
-        tried: those simulated on the whole workload, the best first.
-        front: those of them that nothing beats in throughput, ITL and TTFT.
+        load, budgets: None and empty if the machine was not measured anew.
+        machine_s: time on the real engine, for all measurements and verification.
+        search_s: time in simulation.
+        space_size: number of different candidates.
+        tried: candidates simulated on the whole workload, the best first.
+        front: those on the Pareto front of throughput, ITL and TTFT.
         finalists: the recommended one first.
-        splits: of several machines; empty where there is one.
+        splits: of several machines; empty if there is only one.
         leads: of the first finalist over each of the others, as measured.
     """
 
@@ -70,6 +70,6 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_tune_report(path: Path, report: TuneReport) -> None:
-    """Write a report as JSON, and the folder where it is missing."""
+    """Write a report as JSON; create the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(report))

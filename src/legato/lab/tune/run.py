@@ -30,25 +30,26 @@ from legato.simulation.summary import Slos, summarize
 from legato.simulation.workload import RandomPrompts, Workload, within
 
 _NUM_RUNS = 8
-"""Simulations of a finalist."""
+"""Number of simulations of a finalist."""
 
 
 class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What to tune.
+    """The settings of a tuning.
 
     Attributes:
         engine: its settings that are not searched; its promises are the SLOs to keep.
         given: settings of the scheduler that were given; key a field of `SchedulerConfig`.
         num_trials: candidates to simulate.
-        num_finalists: candidates to run on the machine; with 0 nothing is.
-        record_s, verify_s: of the workload, to learn the machine from and to run finalists with.
-        machine: a profile to take the machine from, by its name or file, instead of measuring it.
-        acceptance: how often drafts are right; None drafts nothing in simulation, and searches no
-            `speculative`.
+        num_finalists: candidates to run on the machine; 0 runs none.
+        record_s, verify_s: parts of the workload for measuring the machine and for running
+            finalists.
+        machine: the name or file of a profile, used instead of measuring the machine.
+        acceptance: how often drafts are accepted; None drafts nothing in simulation, and searches
+            no `speculative`.
         vocab_size: prompts are random tokens below this.
-        fleet: machines that share the workload; of one of them, the settings are searched for its
+        fleet: machines that share the workload; the search finds settings for one of them with its
             part of the requests.
-        output: the folder that the machine is kept in.
+        output: the folder for the machine's profile.
     """
 
     engine: EngineConfig
@@ -67,7 +68,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tuned_context(config: TuneConfig) -> int:
-    """Longest prompt plus output in tokens that a workload may have.
+    """Return the longest prompt plus output in tokens for a workload.
 
     Raises:
         ConfigError: the machine cannot be read, or there is no such model.
@@ -90,10 +91,10 @@ def tune(
     Args:
         workload: fits into `tuned_context`.
         settings: for the report; key a flag's name.
-        notes: likewise; what the workload lacks.
+        notes: for the report; what the workload lacks.
 
     Raises:
-        ConfigError: what is set contradicts itself, the model, the machine or the workload.
+        ConfigError: the settings contradict each other, the model, the machine or the workload.
         UnsupportedModelError: a checkpoint that cannot be run.
     """
     goal = config.engine.scheduler
@@ -114,7 +115,7 @@ def tune(
         acceptance=config.acceptance,
     )
     whole = problem
-    # A router spreads requests more evenly than that, but not otherwise.
+    # Every nth request: a router spreads requests more evenly, but in the same proportion.
     part = workload[:: config.fleet.num_replicas]
     problem = msgspec.structs.replace(problem, workload=part)
     space = Space.around(
@@ -183,7 +184,7 @@ def _compare_splits(
 
 
 def _finalists(config: TuneConfig, problem: Problem, found: SearchResult) -> list[Finalist]:
-    """The best candidates, at least one, with what is to be expected of them when they are run."""
+    """Return the best candidates, at least one, with predictions for their runs."""
     part = within(problem.workload, config.verify_s)
     problem = msgspec.structs.replace(problem, workload=part)
     return [
@@ -200,7 +201,7 @@ def _finalists(config: TuneConfig, problem: Problem, found: SearchResult) -> lis
 def _verify(
     config: TuneConfig, problem: Problem, finalists: Sequence[Finalist], tell: Tell
 ) -> tuple[list[Finalist], list[list[RequestRecord]]]:
-    """Run the finalists on the real engine; returns them and their records, the best first."""
+    """Run the finalists on the real engine; return them and their records, the best first."""
     part = within(problem.workload, config.verify_s)
     runs = []
     for finalist in finalists:
@@ -217,7 +218,7 @@ def _verify(
 
 
 def different(tried: Sequence[Tried], most: int) -> list[Tried]:
-    """The first candidates that came to different figures: others differ in what never mattered."""
+    """Return the first candidates with different figures: others differ only in unused settings."""
     kept: dict[tuple[float, float, float], Tried] = {}
     for one in tried:
         figures = one.figures

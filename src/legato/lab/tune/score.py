@@ -1,4 +1,4 @@
-"""How good a run is: goodput first, and between equals the tails."""
+"""Scores runs: by goodput, and between equals by the tails."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,15 +12,15 @@ _HEADROOM_SHARE = 0.01
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs of one candidate came to, on average.
+    """Mean figures over one candidate's runs.
 
     Attributes:
         goodput_per_s: requests a second that attained their SLO.
         attainment: fraction of all requests that did.
-        score: the goodput, and at most a hundredth of it for tails that stay far below their SLOs.
+        score: the goodput, and at most a hundredth more for tails far below their SLOs.
         score_error: standard error of the score's mean over runs; 0 of a single run.
-        saturated_tokens_per_s: prompt and output tokens when much more is asked than can be served;
-            None where that was not tried.
+        saturated_tokens_per_s: prompt and output tokens under a load beyond capacity; None if not
+            tried.
     """
 
     goodput_per_s: float
@@ -33,7 +33,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def mean(cls, summaries: Sequence[Summary], slos: Slos) -> "Figures":
-        """Of runs that differ in what is random."""
+        """Return the mean of runs that differ in their random numbers."""
         scores = [score(summary, slos) for summary in summaries]
         error = np.std(scores, ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else 0.0
         return cls(
@@ -47,17 +47,17 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def score(summary: Summary, slos: Slos) -> float:
-    """`Figures.score` of one run."""
+    """Return `Figures.score` of one run."""
     return summary.goodput_per_s * (1.0 + _HEADROOM_SHARE * _headroom(summary, slos))
 
 
 def attained(records: Sequence[RequestRecord], slos: Slos) -> np.ndarray:
-    """Which requests attained their SLO: bool [N]."""
+    """Return which requests attained their SLO: bool [N]."""
     return np.array([slos.are_met(record) for record in records], dtype=bool)
 
 
 def _headroom(summary: Summary, slos: Slos) -> float:
-    """How far below the SLOs of requests without a class the tails are, in [0, 1]."""
+    """Return how far the tails are below the SLOs of requests without a class, in [0, 1]."""
     limits_s = (slos.default.itl_s, slos.default.tpot_s, slos.default.ttft_s)
     tails = (summary.itl_s, summary.tpot_s, summary.ttft_s)
     used = [

@@ -2,7 +2,7 @@
 
 Optuna suggests candidates (a tree-structured Parzen estimator, Bergstra et al., NeurIPS 2011) and
 drops most after a part of the workload (successive halving, Li et al., arXiv:1810.05934). They come
-in batches, so that one seed gives the same search whatever the number of processes.
+in batches, so that one seed gives the same search with any number of processes.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ _REDUCTION = 3
 _BATCH = 12
 _NUM_RUNS = 8
 _NUM_CLOSE = 12
-"""Of the best candidates, simulated several times."""
+"""The number of best candidates that are simulated several times."""
 
 OnTrial = Callable[[int], None]
-"""Told how many candidates have been tried."""
+"""Called with the number of candidates tried so far."""
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes: tried: the best first; num_trials: also of candidates that were dropped."""
+    """Attributes: tried: the best first; num_trials: including dropped candidates."""
 
     tried: list[Tried]
     num_trials: int
@@ -52,10 +52,10 @@ def search(
     num_processes: int,
     on_trial: OnTrial,
 ) -> SearchResult:
-    """Try candidates, and those that come out best several times.
+    """Try candidates, and simulate the best of them several times.
 
     Raises:
-        ConfigError: the workload cannot be served on the machine at all.
+        ConfigError: the machine could never serve the workload.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -63,7 +63,7 @@ def search(
         sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
         pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION),
     )
-    known: dict[Candidate, Figures | None] = {}  # None where it was dropped
+    known: dict[Candidate, Figures | None] = {}  # None if dropped
     with simulators(num_processes) as pool:
         for first in range(0, num_trials, _BATCH):
             num_asked = min(_BATCH, num_trials - first)
@@ -81,7 +81,7 @@ def _try(
     known: dict[Candidate, Figures | None],
     pool: Executor,
 ) -> None:
-    """Simulate a batch on growing parts of the workload, as long as it is worth it."""
+    """Simulate a batch on growing parts of the workload, while it is worth it."""
     for rung, share in enumerate(_SHARES, start=1):
         run = partial(evaluate, problem, share=share, num_runs=1)
         results = dict(zip(left, pool.map(run, left.values()), strict=True))
@@ -105,7 +105,7 @@ def _goes_on(study: optuna.Study, trial: optuna.Trial) -> bool:
 def _suggest(
     study: optuna.Study, space: Space, num_trials: int, known: dict[Candidate, Figures | None]
 ) -> dict[optuna.Trial, Candidate]:
-    """New candidates, and they are known from here on; of one that was, a study learns nothing."""
+    """Suggest new candidates and mark them known; the study learns nothing from known ones."""
     suggested = {}
     for _ in range(num_trials):
         trial = study.ask()
@@ -119,7 +119,7 @@ def _suggest(
 
 
 def _compare(problem: Problem, whole: dict[Candidate, Figures], pool: Executor) -> list[Tried]:
-    """The best ones again with other random errors, and everybody's throughput."""
+    """Simulate the best candidates again with other random errors, and saturate all of them."""
     ranked = sorted(whole, key=lambda candidate: whole[candidate].score, reverse=True)
     close = ranked[:_NUM_CLOSE]
     again = pool.map(partial(evaluate, problem, share=1.0, num_runs=_NUM_RUNS), close)
@@ -134,7 +134,7 @@ def _compare(problem: Problem, whole: dict[Candidate, Figures], pool: Executor) 
         )
         for candidate in ranked
     ]
-    # Those simulated several times stay in front: one run's luck does not count.
+    # Candidates simulated several times stay in front: a single run may be luck.
     return [
         *sorted(tried[: len(close)], key=_place),
         *tried[len(close) :],
@@ -142,5 +142,5 @@ def _compare(problem: Problem, whole: dict[Candidate, Figures], pool: Executor) 
 
 
 def _place(one: Tried) -> tuple[float, tuple[object, ...]]:
-    """By score; of candidates that differ in what never mattered, smaller settings first."""
+    """Sort by score; of equal candidates, smaller settings first."""
     return -one.figures.score, msgspec.structs.astuple(one.candidate)

@@ -1,7 +1,7 @@
-"""Which split of several machines serves a workload: all do both, or some only compute prompts.
+"""Finds the best split of several machines: all do both, or some only compute prompts.
 
-Machines that only compute prompts have no streams to keep, and those that only generate have no
-prompts to place: each kind has settings of its own, which are searched one after the other.
+Machines that only compute prompts have no streams to protect, and machines that only decode have no
+prompts to place: each kind has its own settings, searched one after the other.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,23 +23,23 @@ from legato.simulation.summary import summarize
 from legato.simulation.workload import stretched
 
 LOADS = (0.5, 0.7, 1.0, 1.4, 2.0)
-"""Of the workload's own rate, at which splits are compared."""
+"""Multiples of the workload's own rate at which splits are compared."""
 
 _SEARCHED_LOAD = 1.4
-"""At which settings of a split are compared: where it matters what they are."""
+"""The load at which a split's settings are compared: high enough for them to matter."""
 
 _LEAST_BUDGET = 512
-"""Tokens of a step below which a machine that only computes prompts is not tried."""
+"""The smallest token budget to try on a machine that only computes prompts."""
 
 _SERVED = 0.99
-"""Share of requests that attain their SLO where a load is said to be served."""
+"""Share of requests that attain their SLO if a load counts as served."""
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines to be split.
+    """The machines to split.
 
     Attributes:
-        kv_token_bytes: of a token's keys and values; None leaves prefill and decode together.
+        kv_token_bytes: of a token's keys and values; None keeps prefill and decode together.
     """
 
     num_replicas: int = 1
@@ -48,18 +48,18 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def splits(self) -> list[Split]:
-        """All that there are of so many machines."""
+        """All splits of the machines."""
         num = self.num_replicas
         apart = [Split(prefill=num - k, decode=k) for k in range(1, num)]
         return [Split(both=num), *(apart if self.kv_token_bytes else [])]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the machines of a split.
+    """The settings of a split's machines.
 
     Attributes:
-        prefill: of those that only compute prompts; None where there are none.
-        others: of those that generate.
+        prefill: of machines that only compute prompts; None if there are none.
+        others: of machines that decode.
     """
 
     prefill: Candidate | None
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the workload. Attributes: `load`: of `LOADS`."""
+    """The result of a split at one load. Attributes: `load`: of `LOADS`."""
 
     split: str
     is_apart: bool
@@ -85,13 +85,13 @@ def compare_splits(
     num_processes: int,
     on_split: Callable[[int], None],
 ) -> list[SplitFigures]:
-    """Every split under every load.
+    """Simulate every split at every load.
 
     Args:
-        candidate: the settings of a machine that does both, from which those of machines that do
-            not are searched.
-        space: what these may be.
-        on_split: told how many are done.
+        candidate: the settings of a machine that does both; the search for the others starts from
+            them.
+        space: of the others' settings.
+        on_split: called with the number of splits done.
 
     Raises:
         ConfigError: all requests of the workload come at once, so that it has no rate.
@@ -111,7 +111,7 @@ def compare_splits(
 
 
 def prefill_candidates(candidate: Candidate, space: Space) -> list[Candidate]:
-    """Where no stream runs, steps are as long as their budget, and prompts in any order."""
+    """Vary budget and order: without streams, steps are as long as their budget."""
     steps = "fixed" if "fixed" in space.steps else candidate.steps
     return [
         msgspec.structs.replace(
@@ -128,7 +128,7 @@ def prefill_candidates(candidate: Candidate, space: Space) -> list[Candidate]:
 
 
 def decode_candidates(candidate: Candidate, space: Space) -> list[Candidate]:
-    """Where no prompts come, what counts is how many streams run."""
+    """Vary the number of streams: without prompts, only that matters."""
     return [
         msgspec.structs.replace(candidate, max_num_seqs=max_num_seqs)
         for max_num_seqs in space.max_num_seqs
@@ -141,7 +141,7 @@ def _search(
     space: Space,
     pool: Executor,
 ) -> Settings:
-    """The settings of highest goodput: of who generates first, then of who computes prompts."""
+    """Return the settings of highest goodput: first for decoding, then for computing prompts."""
     prefills = prefill_candidates(candidate, space)
 
     def best(choices: Sequence[Settings]) -> Settings:
@@ -157,7 +157,7 @@ def _search(
 
 
 def served_load(figures: Sequence[SplitFigures], split: str) -> float:
-    """The largest load up to which a split keeps its promises; 0 where there is none."""
+    """Return the largest load up to which a split keeps its promises; 0 if there is none."""
     served = 0.0
     for one in sorted((f for f in figures if f.split == split), key=lambda f: f.load):
         if one.figures.attainment < _SERVED:
@@ -167,7 +167,7 @@ def served_load(figures: Sequence[SplitFigures], split: str) -> float:
 
 
 def best_split(figures: Sequence[SplitFigures]) -> str:
-    """Serves the largest load; of equals, has the highest goodput over all loads."""
+    """Return the split that serves the largest load; of equals, with the highest total goodput."""
 
     def place(split: str) -> tuple[float, float]:
         goodput = sum(f.figures.goodput_per_s for f in figures if f.split == split)
@@ -177,7 +177,7 @@ def best_split(figures: Sequence[SplitFigures]) -> str:
 
 
 def verdict(figures: Sequence[SplitFigures]) -> str:
-    """At which loads prefill and decode apart are better than chunked prefill alone."""
+    """Say at which loads separate prefill and decode beat chunked prefill alone."""
     if not any(f.is_apart for f in figures):
         return "Prefill and decode apart were not tried: nobody told what a token's blocks take."
     better: list[str] = []

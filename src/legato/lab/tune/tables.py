@@ -1,4 +1,4 @@
-"""What tuning found, as tables for the terminal and for the page."""
+"""Tables of a tuning's results, for the terminal and the page."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ _MOST_SHOWN = 12
 
 
 def tune_tables(report: TuneReport) -> list[Table]:
-    """What the workload lacks, finalists, Pareto front, splits, step time by budget.
+    """Return workload notes, finalists, Pareto front, splits, step time by budget.
 
-    Without empty ones.
+    Empty tables are left out.
     """
     notes = notes_table([("", report.notes)])
     found = [notes] if notes.rows else []
@@ -32,7 +32,7 @@ def tune_tables(report: TuneReport) -> list[Table]:
 
 
 def describe(candidate: Candidate) -> str:
-    """In one line."""
+    """Describe a candidate in one line."""
     told = [
         f"slo x {candidate.pace:g}" if candidate.steps == "slo" else candidate.steps,
         f"{candidate.max_num_batched_tokens} tokens",
@@ -47,7 +47,7 @@ def describe(candidate: Candidate) -> str:
 
 
 def certainty(report: TuneReport) -> str:
-    """How sure it is that the first finalist is the best."""
+    """Describe how certain it is that the first finalist is the best."""
     if not report.leads:
         return "Nothing was run on the machine: this is what simulation says."
     if all(lead.is_sure for lead in report.leads):
@@ -61,7 +61,7 @@ def certainty(report: TuneReport) -> str:
 
 
 def _splits(figures: Sequence[SplitFigures]) -> Table:
-    """Shares of requests that attained their SLO, a row a split, a column a load."""
+    """Return shares of requests that attained their SLO, a row a split, a column a load."""
     attained = {(f.split, f.load): f"{f.figures.attainment:.1%}" for f in figures}
     return Table(
         "Splits: SLO attained, by load relative to the workload's",
@@ -74,7 +74,7 @@ def _splits(figures: Sequence[SplitFigures]) -> Table:
 
 
 def _split_settings(figures: Sequence[SplitFigures]) -> Table:
-    """What the machines of each split are set to, a row a split."""
+    """Return the settings of each split's machines, a row a split."""
     settings = {f.split: f.settings for f in figures}
     return Table(
         "Splits: settings",
@@ -87,7 +87,7 @@ def _split_settings(figures: Sequence[SplitFigures]) -> Table:
 
 
 def _finalists(finalists: Sequence[Finalist]) -> Table:
-    """Each figure as it was simulated, and below that as it was measured."""
+    """Return each figure as simulated and, below that, as measured."""
     predicted = [finalist.predicted for finalist in finalists]
     measured = [finalist.measured for finalist in finalists]
     rows = [

@@ -1,4 +1,4 @@
-"""One candidate, simulated."""
+"""Simulates one candidate."""
 
 import math
 
@@ -17,13 +17,13 @@ _SATURATION = 4.0
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tuned for.
+    """The workload and the machine to tune for.
 
     Attributes:
         goal: the scheduler's settings that are not searched, with the SLOs to keep.
-        slos: by which a request is judged.
-        enable_prefix_caching: whether prompts that share blocks are computed once.
-        acceptance: how often drafts are right; None drafts nothing.
+        slos: for judging requests.
+        enable_prefix_caching: whether prompts share cached blocks.
+        acceptance: how often drafts are accepted; None drafts nothing.
     """
 
     machine: Machine
@@ -39,17 +39,17 @@ def evaluate(problem: Problem, candidate: Candidate, share: float, num_runs: int
 
     Args:
         share: of the workload, from its beginning.
-        num_runs: that differ in how steps err.
+        num_runs: with different errors of steps.
     """
     duration_s = share * problem.workload[-1].arrival_s
     part = problem.workload if share >= 1.0 else within(problem.workload, duration_s)
-    # Requests that all come at once have no beginning to stop at.
+    # A workload whose requests all come at once cannot be cut by time.
     summaries = [_run(problem, candidate, part or problem.workload, run) for run in range(num_runs)]
     return Figures.mean(summaries, problem.slos)
 
 
 def saturate(problem: Problem, candidate: Candidate) -> float:
-    """Tokens a second when requests come several times as fast, in simulation."""
+    """Return tokens a second when requests come several times as fast, in simulation."""
     hurried, rate_per_s = problem.workload, mean_rate_per_s(problem.workload)
     if math.isfinite(rate_per_s):
         hurried = rescaled(hurried, _SATURATION * rate_per_s)

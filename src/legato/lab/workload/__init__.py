@@ -1,1 +1,1 @@
-"""What is asked of a server, and when."""
+"""Workloads: the requests for a server, and their arrivals."""

@@ -1,4 +1,4 @@
-"""Which workload to run, as a user chooses it."""
+"""The user's choice of a workload."""
 
 import math
 from functools import lru_cache
@@ -36,18 +36,17 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: a file, a key of `MIXES`, or quantiles.
-        start_at_s: leaves out what a file has before.
-        num_requests: how many of its requests, from there on; None takes a file's all, and 100 of
-            what is drawn.
-        sample: so many of these, drawn at random; they keep their order and their arrivals.
-        rate_per_s: None takes the file's own; requests that are drawn then all arrive at once.
+        start_at_s: skips a file's earlier requests.
+        num_requests: how many requests, from there on; None means all of a file, or 100 drawn ones.
+        sample: this many of them, drawn at random; they keep their order and their arrivals.
+        rate_per_s: None keeps a file's own; drawn requests then all arrive at once.
         time_scale: stretches a file's own arrivals; 2 halves their rate.
-        arrivals: the file's own pattern or a random one; None takes the file's, and a random one
-            where there is none.
-        duration_s: leaves out what arrives later.
-        max_model_len: longest prompt plus output in tokens; None takes any.
-        too_long: what becomes of longer ones; None refuses a file's and cuts those that are drawn.
-            It is asked of all that were chosen, before `duration_s` leaves any out.
+        arrivals: the file's own pattern or a random one; None means the file's, or a random one if
+            it has none.
+        duration_s: leaves later arrivals out.
+        max_model_len: longest prompt plus output in tokens; None allows any.
+        too_long: how to treat longer requests; None refuses a file's and cuts drawn ones. It
+            applies to all chosen requests, before `duration_s` leaves any out.
         reading: of a file.
     """
 
@@ -65,12 +64,12 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def load(self) -> Workload:
-        """The requests that were chosen, arriving as they were chosen to.
+        """Return the chosen requests, with their arrivals.
 
         Raises:
             ConfigError: there is no such file or mix, the file is malformed, requests are too long
-                and not to be cut or dropped, nothing is left, or what was chosen contradicts
-                itself.
+                and must not be cut or dropped, nothing is left, or the settings contradict each
+                other.
         """
         workload = self._arriving(self._chosen()[0])
         if self.duration_s is not None:
@@ -80,7 +79,7 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
         return workload
 
     def notes(self) -> WorkloadNotes:
-        """What is left out or shortened of the requests that were chosen; raises as `load`."""
+        """Return what was left out or shortened of the chosen requests; raises as `load`."""
         too_long = self._chosen()[1]
         if self._is_drawn:
             return WorkloadNotes(too_long=too_long)
@@ -93,15 +92,15 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def for_trials(self) -> "WorkloadChoice":
-        """The same for the trials of a capacity, which have numbers and lengths of their own."""
+        """Return the choice for the trials of a capacity search, which have their own lengths."""
         num_requests = _NUM_DRAWN_FOR_TRIALS if self._is_drawn else None
         return msgspec.structs.replace(self, num_requests=num_requests, duration_s=None)
 
     def trials(self) -> TrialSource:
-        """The requests that trials draw from, in which they arrive at random.
+        """Return the requests that trials draw from, with random arrivals.
 
         Raises:
-            ConfigError: as `load`, or they were chosen to arrive otherwise.
+            ConfigError: as `load`, or other arrivals were chosen.
         """
         if self.arrivals == "trace" or self.time_scale is not None:
             raise ConfigError("a capacity is that for Poisson arrivals, not for those of a trace")
@@ -112,7 +111,7 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
         return self.source in MIXES or are_quantiles(self.source)
 
     def _chosen(self) -> tuple[Workload, TooLong | None]:
-        """Those that fit, before they are given times: the rate is that of what is sent."""
+        """Return the requests that fit, before they get arrivals: the rate is of sent requests."""
         workload = self._sampled(self._drawn())
         if self.max_model_len is None:
             return workload, None
@@ -164,5 +163,5 @@ def _read(
     reading: Reading,
     most: int | None,
 ) -> WorkloadFile:
-    """As `read_file`. Each trial of a capacity asks again, and a file may have a million rows."""
+    """Cache `read_file`: each trial of a search reads again, and a file may have a million rows."""
     return read_file(path, reading, most)

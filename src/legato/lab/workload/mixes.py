@@ -1,4 +1,4 @@
-"""Synthetic workloads, for when there is no trace.
+"""Synthetic workloads, for use without a trace.
 
 Lengths are lognormal, as measured ones are: many short, few long.
 """
@@ -24,7 +24,7 @@ class _Lengths(msgspec.Struct, frozen=True):
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """One kind of request in a mix; `share` of them are of this kind."""
+    """One kind of request in a mix, with its share of the requests."""
 
     share: float
     prompt: _Lengths
@@ -51,11 +51,11 @@ MIXES: dict[str, tuple[_Kind, ...]] = {
         _Kind(0.9, _Lengths(64, 0.0, 64), _Lengths(128, 0.0, 128)),
     ),
 }
-"""Key the name by which `--workload` asks for it."""
+"""Key the name for `--workload`."""
 
 
 def draw_mix(name: str, num_requests: int, seed: int) -> Workload:
-    """Requests of a mix, all arriving at once; one seed always gives the same.
+    """Draw requests of a mix, all arriving at once; one seed always gives the same.
 
     Args:
         name: a key of `MIXES`.

@@ -1,4 +1,4 @@
-"""What a workload is not that its source would have been."""
+"""Notes on how a workload differs from its source."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from legato.lab.workload.too_long import TooLong
 
 
 class WorkloadNotes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Nothing, where all is as in the source.
+    """The differences of a workload from its source; empty if there are none.
 
     Attributes:
-        too_long: None where all requests fit into the model's context.
+        too_long: None if all requests fit into the model's context.
         num_bad_rows, first_bad_row, num_unanswered: as in `WorkloadFile`.
     """
 
@@ -19,7 +19,7 @@ class WorkloadNotes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_unanswered: int = 0
 
     def lines(self) -> list[str]:
-        """For people to read."""
+        """Return the notes for people."""
         told = []
         if self.num_bad_rows:
             told.append(f"{self.num_bad_rows} malformed rows skipped, first {self.first_bad_row}")

@@ -1,7 +1,7 @@
-"""Workloads of which only quantiles are known, such as "prompt p50=300 p99=4000, output p50=150".
+"""Workloads known only by quantiles, such as "prompt p50=300 p99=4000, output p50=150".
 
 Between two quantiles, and beyond the outermost, the logarithm of a length is linear in the standard
-normal variable, so that two quantiles make a lognormal distribution and one makes all the same.
+normal variable: two quantiles make a lognormal distribution, and one makes all lengths the same.
 """
 
 import math
@@ -24,12 +24,12 @@ Quantiles = list[tuple[float, int]]
 
 
 def are_quantiles(text: str) -> bool:
-    """Whether it is meant as such, be it right or wrong."""
+    """Whether a text is meant as quantiles, valid or not."""
     return text.lstrip().startswith(("prompt ", "output "))
 
 
 def draw_quantiles(text: str, num_requests: int, seed: int) -> Workload:
-    """Requests of such lengths, all arriving at once; one seed always gives the same.
+    """Draw requests of such lengths, all arriving at once; one seed always gives the same.
 
     Raises:
         ConfigError: the text has another form, or its quantiles do not ascend.
@@ -59,7 +59,7 @@ def _ascend(values: Sequence[float]) -> bool:
 
 
 def _draw(quantiles: Quantiles, normal: np.ndarray) -> list[int]:
-    """Lengths of at least a token, one for each standard normal number."""
+    """Draw lengths of at least a token, one for each standard normal number."""
     at = [float(ndtri(percent / 100.0)) for percent, _ in quantiles]
     logs = [math.log(tokens) for _, tokens in quantiles]
     if len(at) > 1:
@@ -71,6 +71,6 @@ def _draw(quantiles: Quantiles, normal: np.ndarray) -> list[int]:
 
 
 def _beyond(at: list[float], values: list[float], place: float) -> float:
-    """On the line through two points."""
+    """Return the value at a place on the line through two points."""
     slope = (values[1] - values[0]) / (at[1] - at[0])
     return values[0] + slope * (place - at[0])

@@ -1,4 +1,4 @@
-"""What becomes of requests that are longer than a model's context."""
+"""Fits a workload into a model's context."""
 
 from typing import Literal
 
@@ -11,14 +11,14 @@ TooLongAction = Literal["refuse", "cut", "drop"]
 
 
 class TooLong(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a workload that was made to fit, what is missing.
+    """The losses of a workload that was made to fit.
 
     Attributes:
         max_model_len: the context: prompt plus output in tokens.
         num_requests: before.
         num_cut: shortened, the prompt first.
         num_dropped: left out.
-        share_of_tokens: of all prompts' tokens, those that are missing.
+        share_of_tokens: missing share of all prompts' tokens.
     """
 
     max_model_len: int
@@ -38,13 +38,13 @@ class TooLong(msgspec.Struct, frozen=True, kw_only=True):
 def fit_into(
     workload: Workload, max_model_len: int, action: TooLongAction
 ) -> tuple[Workload, TooLong | None]:
-    """The workload as it fits into a context, and what it lost, if anything.
+    """Fit a workload into a context; return it and what it lost, if anything.
 
     Args:
         max_model_len: longest prompt plus output in tokens, at least 2.
 
     Raises:
-        ConfigError: it does not fit and is to be refused, or nothing of it fits.
+        ConfigError: it does not fit and must be refused, or no request fits.
     """
     lengths = list(map(_length, workload))
     num_too_long = sum(length > max_model_len for length in lengths)

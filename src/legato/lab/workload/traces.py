@@ -1,10 +1,10 @@
-"""Workload files. How a file begins says which format it is:
+"""Workload files. A file's beginning determines its format:
 
 - a table (CSV) with the columns of Azure's LLM inference traces, of BurstGPT or of Vidur's and
-  Sarathi's, or any others, where they are named;
+  Sarathi's, or any others that are named;
 - Mooncake's traces and Legato's own format: a JSON object a line;
 - ShareGPT's conversations: a JSON array;
-- recorded traffic, which `legato serve --trace` wrote.
+- recorded traffic, written by `legato serve --trace`.
 
 A file whose name ends with ".gz" is compressed.
 """
@@ -29,12 +29,12 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """How a file is to be read.
+    """How to read a file.
 
     Attributes:
-        columns: of a table; None takes those of a format that is known.
+        columns: of a table; None means those of a known format.
         skip_bad_rows: instead of refusing the file.
-        tokenizer: of which model, where a file has texts; None takes the default model's.
+        tokenizer: the model whose tokenizer measures a file's texts; None means the default model.
     """
 
     columns: Columns | None = None
@@ -43,14 +43,14 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_file(path: Path, reading: Reading, most: int | None = None) -> WorkloadFile:
-    """The requests of a file by arrival, the first of which is at 0.
+    """Read the requests of a file by arrival, the first at 0.
 
     Args:
-        most: how many of them are asked for at least; None asks for all.
+        most: enough requests; None reads all.
 
     Raises:
         ConfigError: the file cannot be read, holds no request, or a row of it is malformed.
-        UnsupportedModelError: the tokenizer is of a kind that Legato does not know.
+        UnsupportedModelError: Legato does not support the tokenizer.
     """
     text = _text(path)
     if text is None:
@@ -64,7 +64,7 @@ def read_file(path: Path, reading: Reading, most: int | None = None) -> Workload
 
 
 def read_workload(path: Path) -> Workload:
-    """As `read_file`, of a file that says itself how it is to be read."""
+    """Read a file, as `read_file`, without further settings."""
     return read_file(path, Reading()).requests
 
 
@@ -74,7 +74,7 @@ def write_workload(path: Path, workload: Workload) -> None:
 
 
 def _text(path: Path) -> str | None:
-    """What is in a file; None where that is recorded traffic, which may be far more."""
+    """Return a file's text; None for recorded traffic, which may be far larger."""
     try:
         with open_binary(path, "rb") as file:
             start = file.read(len(RECORDED))
@@ -104,7 +104,7 @@ def _rows(path: Path, text: str, reading: Reading) -> Rows:
 
 
 def _counter(model: str) -> CountTokens:
-    # Slow to import, and only this one format needs it.
+    # A slow import, needed only for this format.
     from legato.checkpoint.source import resolve_source
     from legato.text.tokenizer import load_tokenizer
 
@@ -120,7 +120,7 @@ def _counter(model: str) -> CountTokens:
 def _from_zero(requests: Workload) -> Workload:
     start_s = min(request.arrival_s for request in requests)
     moved = [
-        # To the microsecond, which is what is left of an absolute time in a float.
+        # To the microsecond: an absolute time in a float has no more digits.
         msgspec.structs.replace(request, arrival_s=round(request.arrival_s - start_s, 6))
         for request in requests
     ]

@@ -1,4 +1,4 @@
-"""What the trials of a capacity send: requests of one source, at random."""
+"""The requests of a capacity search's trials, drawn at random from one source."""
 
 import msgspec
 import numpy as np
@@ -7,15 +7,15 @@ from legato.core.errors import ConfigError
 from legato.simulation.workload import Workload, WorkloadRequest
 
 _NUM_GROUPS = 16
-"""Of prompts by their length: in a few hundred requests, each has outputs of all lengths."""
+"""Groups of prompts by length; in a few hundred requests, each has outputs of all lengths."""
 
 
 class TrialSource:
     """Draws the requests of trials.
 
-    A trial is like its source however short it is: by the lengths of prompts, and among similar
-    prompts of outputs, its requests are an even number of places apart (a systematic sample). No
-    request comes again before all have come, which they do where a trial needs more than there are.
+    Even a short trial resembles its source: ordered by prompt length, and among similar prompts by
+    output length, its requests are evenly spaced (a systematic sample). No request is repeated
+    before all have been used; a trial larger than its source repeats them.
 
     Raises:
         ConfigError: the source is empty.
@@ -29,15 +29,15 @@ class TrialSource:
         self._by_length = _sorted_by_length(requests)
 
     def draw(self, rate_per_s: float, num_requests: int, seed: int) -> Workload:
-        """Poisson arrivals from 0 on, given that so many come in `num_requests / rate_per_s`.
+        """Draw requests with Poisson arrivals within `num_requests / rate_per_s` seconds.
 
-        The seed says which requests come, in which order, and when. With as many requests, every
-        rate has the same, only stretched.
+        The seed decides the requests, their order and their arrivals. With the same number of
+        requests, every rate has the same arrivals, only stretched.
         """
         which_rng, gaps_rng = np.random.default_rng(seed).spawn(2)
         apart = len(self.requests) / num_requests
         places = ((np.arange(num_requests) + which_rng.random()) * apart).astype(np.int64)
-        times = np.arange(num_requests) - np.searchsorted(places, places)  # that each came before
+        times = np.arange(num_requests) - np.searchsorted(places, places)  # earlier uses of each
         order = which_rng.permutation(num_requests)
         passed = np.cumsum(gaps_rng.exponential(size=num_requests + 1))
         arrivals_s = passed[:-1] / passed[-1] * num_requests / rate_per_s
@@ -47,7 +47,7 @@ class TrialSource:
         ]
 
     def _request(self, place: int, num_times: int, arrival_s: float) -> WorkloadRequest:
-        """One that comes again shares nothing with its first coming, which a cache may hold."""
+        """Return a request. A repeated one shares no blocks with its first use, perhaps cached."""
         request = self.requests[self._by_length[place]]
         shift = num_times * self._num_hash_ids
         hash_ids = tuple(hash_id + shift for hash_id in request.hash_ids)
@@ -55,7 +55,10 @@ class TrialSource:
 
 
 def _sorted_by_length(requests: Workload) -> list[int]:
-    """Places, by prompts in groups, and by outputs within these, up and down in turn."""
+    """Sort places by groups of prompt length, and within these by output length.
+
+    The order of outputs alternates between groups.
+    """
     prompts = np.array([request.num_prompt_tokens for request in requests])
     outputs = np.array([request.num_output_tokens for request in requests])
     ranks = np.argsort(np.argsort(prompts, kind="stable"))

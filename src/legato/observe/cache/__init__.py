@@ -1,1 +1,1 @@
-"""What is cached, told to others."""
+"""Reports the cache's contents to routers."""

@@ -1,17 +1,17 @@
-"""Events in portions that all who read them take."""
+"""Splits events into batches that every subscriber accepts."""
 
 from collections.abc import Iterable, Iterator
 
 from legato.core.kv_events import BlockStored, KVEvent
 
 _MAX_EVENTS = 1024
-"""Of a batch: vllm-router refuses one with four times as many, and with it all that it knew."""
+"""Most events of a batch: vllm-router rejects four times as many, and forgets all it knew."""
 _MAX_TOKENS = 2**20
-"""After which a batch ends: as MessagePack, at most 7 MB with the blocks' hashes; it takes 16."""
+"""A batch ends here: as MessagePack, at most 7 MB with the blocks' hashes; the router takes 16."""
 
 
 def batches(events: Iterable[KVEvent]) -> Iterator[list[KVEvent]]:
-    """In their order, none of them empty."""
+    """Split events into non-empty batches, in order."""
     batch: list[KVEvent] = []
     num_tokens = 0
     for event in events:

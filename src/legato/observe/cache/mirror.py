@@ -1,4 +1,4 @@
-"""What is cached, as far as events told it: kept where asking for it holds up no step."""
+"""Mirrors the cache's contents from its events, so that reading them delays no step."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, get_args
@@ -16,7 +16,7 @@ _MEDIA: tuple[Medium, ...] = get_args(Medium)
 
 
 class _Block(NamedTuple):
-    """Attributes: `depth`: blocks before it in its prompt."""
+    """Attributes: `depth`: number of blocks before it in its prompt."""
 
     depth: int
     parent: BlockHash | None
@@ -30,7 +30,7 @@ class CacheMirror:
         self._blocks: dict[tuple[Medium, BlockHash], _Block] = {}
 
     def note(self, event: KVEvent) -> None:
-        """Args: event: the next one."""
+        """Apply the next event."""
         match event:
             case BlockStored():
                 self._store(event)
@@ -41,7 +41,7 @@ class CacheMirror:
                 self._blocks.clear()
 
     def told_anew(self) -> Iterator[KVEvent]:
-        """All that is cached, each block behind the one before it."""
+        """Yield events that describe the whole cache, each block after its parent."""
         yield AllBlocksCleared()
         for (medium, name), block in sorted(self._blocks.items(), key=lambda item: item[1].depth):
             yield BlockStored(

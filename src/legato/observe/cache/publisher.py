@@ -1,10 +1,10 @@
-"""Publishes events of the cache over ZeroMQ, in vLLM's words, for routers that know these.
+"""Publishes events of the cache over ZeroMQ, in vLLM's format, for routers that read it.
 
-A message is a topic, the number of its batch as 8 bytes, and the batch as MessagePack. Whoever
-subscribes is told all that is cached, and then what becomes of it. Whoever finds a number left out
-asks for it at the replay endpoint; where it is not kept any more, all is told anew.
+A message is a topic, the batch's number as 8 bytes, and the batch as MessagePack. A new subscriber
+gets the whole cache, then its changes. A subscriber that misses a number asks the replay endpoint
+for it; if that batch is no longer kept, the whole cache is published again.
 
-Imported where it is asked for, since ZeroMQ is an optional package.
+Import this module only when needed: ZeroMQ is an optional package.
 """
 
 import contextlib
@@ -30,20 +30,20 @@ _NUMBER_BYTES = 8
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _TELL_ANEW_EVERY_S = 1.0
 _WAKE = "inproc://wake"
-_SUBSCRIBED = 1  # first byte of what a subscriber sends
+_SUBSCRIBED = 1  # first byte of a subscription message
 _MAX_REQUEST_BYTES = 1024
 
 
 class CachePublisher:
-    """A thread with the sockets; `publish` only hands over to it.
+    """Owns a thread with the sockets; `publish` only hands events to it.
 
     Args:
         endpoint: where to publish, such as tcp://127.0.0.1:5557; port * takes a free one.
-        replay_endpoint: where to be asked for what was missed; None nowhere.
+        replay_endpoint: where subscribers ask for missed batches; None for no such endpoint.
         topic: of all messages.
 
     Attributes:
-        endpoint, replay_endpoint: as they were bound.
+        endpoint, replay_endpoint: the addresses after binding.
 
     Raises:
         ConfigError: an endpoint cannot be used.
@@ -60,7 +60,7 @@ class CachePublisher:
         self._context = zmq.Context()
         try:
             self._subscribers = self._bound(zmq.XPUB, endpoint)
-            # Otherwise a second subscriber to the same topic would not be told of.
+            # Without it, ZeroMQ hides a second subscription to the same topic.
             self._subscribers.setsockopt(zmq.XPUB_VERBOSE, 1)
             self._replay = (
                 None if replay_endpoint is None else self._bound(zmq.ROUTER, replay_endpoint)
@@ -78,11 +78,11 @@ class CachePublisher:
         self._thread.start()
 
     def publish(self, events: Sequence[KVEvent]) -> None:
-        """Tell events that go together; called by the thread that made this one, until `close`."""
+        """Publish events that belong together. Only the thread that made this may call it."""
         self._hand_over(events)
 
     def close(self) -> None:
-        """Publish what waits, and end; what is published later is dropped."""
+        """Publish the waiting events and end; later events are dropped."""
         self._hand_over(None)
         self._thread.join()
         self._wake.close(linger=0)
@@ -92,13 +92,13 @@ class CachePublisher:
         if self._wake.closed:
             return
         self._waiting.put(events)
-        with contextlib.suppress(zmq.Again):  # it is awake, then
+        with contextlib.suppress(zmq.Again):  # the thread is already awake
             self._wake.send(b"", zmq.DONTWAIT)
 
     def _bound(self, kind: int, endpoint: str) -> "zmq.Socket[bytes]":
         bound = self._context.socket(kind)
         bound.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_BYTES)
-        bound.setsockopt(zmq.SNDHWM, 2 * MAX_BATCHES)  # so that a replay fits
+        bound.setsockopt(zmq.SNDHWM, 2 * MAX_BATCHES)  # room for a replay
         bound.setsockopt(zmq.LINGER, 0)
         try:
             bound.bind(endpoint)
@@ -129,7 +129,7 @@ class CachePublisher:
 
     @property
     def _wait_ms(self) -> float | None:
-        """How long until all is to be told again; None for ever."""
+        """Milliseconds until the whole cache is due again; None if it is not due."""
         if not self._is_to_tell_anew:
             return None
         return max(0.0, self._told_anew_s + _TELL_ANEW_EVERY_S - time.monotonic()) * 1000
@@ -139,7 +139,7 @@ class CachePublisher:
             self._is_to_tell_anew = True
 
     def _publish_waiting(self) -> bool:
-        """Whether there is more to come."""
+        """Publish waiting events; return False once the publisher is closed."""
         while not self._waiting.empty():
             events = self._waiting.get()
             if events is None:
@@ -162,7 +162,7 @@ class CachePublisher:
             self._subscribers.send_multipart(self._message(number, payload))
 
     def _answer(self, request: list[bytes]) -> None:
-        """Send what was asked for, and an end; what is no request is passed over."""
+        """Send the requested batches and an end marker; ignore malformed requests."""
         assert self._replay is not None
         client, *delimiter, number = request
         if len(number) != _NUMBER_BYTES or any(delimiter):

@@ -1,4 +1,4 @@
-"""The latest batches, for those who have missed some."""
+"""Keeps the latest batches, for subscribers that missed some."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ _MAX_BYTES = 64 * 2**20
 
 
 class ReplayBuffer:
-    """Batches by their numbers, which follow one another; the oldest go first.
+    """The latest batches, numbered consecutively; the oldest are dropped first.
 
     Attributes:
-        next_number: of the next batch; the first one's is 0.
+        next_number: number of the next batch, from 0.
     """
 
     def __init__(self, max_batches: int = MAX_BATCHES, max_bytes: int = _MAX_BYTES) -> None:
@@ -23,11 +23,11 @@ class ReplayBuffer:
 
     @property
     def first_number(self) -> int:
-        """Of the oldest batch that is kept, or where none is, of the next."""
+        """Number of the oldest kept batch; of the next batch if none is kept."""
         return self.next_number - len(self._kept)
 
     def add(self, payload: bytes) -> int:
-        """Keep a batch; returns its number."""
+        """Keep a batch; return its number."""
         self._kept.append(payload)
         self._num_bytes += len(payload)
         while len(self._kept) > self._max_batches or self._num_bytes > self._max_bytes:
@@ -36,7 +36,7 @@ class ReplayBuffer:
         return self.next_number - 1
 
     def since(self, number: int) -> Iterator[tuple[int, bytes]]:
-        """Those from `number` on that are kept, each with its own."""
+        """Yield the kept batches from `number` on, each after its own number."""
         for kept, payload in enumerate(self._kept, self.first_number):
             if kept >= number:
                 yield kept, payload

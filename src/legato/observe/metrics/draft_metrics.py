@@ -1,4 +1,4 @@
-"""Metrics of drafts: how many steps held, how many were right, and why there were no more."""
+"""Metrics of drafts: how many were verified, how many were right, and why there were no more."""
 
 from collections import Counter
 from typing import get_args
@@ -7,11 +7,11 @@ from legato.core.step_record import ChunkRecord, DrafterName, DraftsEndedBy, Ste
 from legato.observe.metrics.registry import MetricRegistry
 
 _NUM_POSITIONS = 16
-"""Places behind a stream's next token that are told apart."""
+"""Positions in a draft that are counted separately."""
 
 
 class DraftMetrics:
-    """Counts what steps held. What vLLM calls a draft are a stream's draft tokens of one step."""
+    """Counts drafts. As in vLLM, a draft is all draft tokens of one stream in one step."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         section = registry.section("Drafts")
@@ -46,7 +46,7 @@ class DraftMetrics:
             "step brings a stream.",
             own=True,
         ).of()
-        # Made at once, so that all are shown from 0 on.
+        # Created at once, so that all appear from 0 on.
         self._drafts = {name: drafts.of(name) for name in drafters}
         self._draft_tokens = {name: draft_tokens.of(name) for name in drafters}
         self._accepted = {name: accepted.of(name) for name in drafters}
@@ -54,7 +54,7 @@ class DraftMetrics:
         self._ended = {reason: ended.of(reason) for reason in get_args(DraftsEndedBy)}
 
     def observe(self, step: StepRecord) -> None:
-        """A step has run."""
+        """Count the drafts of a step that has run."""
         if step.drafts_ended_by is not None:
             self._ended[step.drafts_ended_by].inc()
         streams = [chunk for chunk in step.chunks if chunk.kind != "prefill"]

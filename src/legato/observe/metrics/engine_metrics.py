@@ -1,5 +1,7 @@
-"""Metrics of the engine: its steps, each of which is seen however seldom somebody scrapes, and its
-own counters, as of the latest step."""
+"""Metrics of the engine: its steps, and its own counters as of the latest step.
+
+Every step is observed, however rare scrapes are.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import get_args
@@ -22,7 +24,7 @@ _STEP_TOKENS = (
 
 
 class StepMetrics:
-    """Histograms of steps, the chunk that prompts get now, and drafts."""
+    """Histograms of steps, the size of prompt chunks, and drafts."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         steps = registry.section("Steps")
@@ -61,7 +63,7 @@ class StepMetrics:
         self._drafts = DraftMetrics(registry)
 
     def observe(self, step: StepRecord) -> None:
-        """A step has run."""
+        """Record a step that has run."""
         num_prefill, num_decode = step.num_prefill_tokens, step.num_decode_tokens
         self._tokens.observe(num_prefill + num_decode)
         self._prefill_tokens.observe(num_prefill)
@@ -84,13 +86,13 @@ def declare_engine_metrics(
     num_stuck: Callable[[], Mapping[str, int]],
     cache: CacheInfo,
 ) -> None:
-    """Those that are read from the engine's own numbers, when somebody scrapes.
+    """Declare metrics that are read from the engine's counters at each scrape.
 
     Args:
-        stats: the latest; those of a new engine begin anew.
-        num_restarts: how many engine processes have died.
-        num_stuck: processes that were killed because they neither answered nor computed; key what
-            they were.
+        stats: returns the latest counters; a new engine's start from 0.
+        num_restarts: returns how many engine processes have died.
+        num_stuck: returns how many processes were killed because they neither answered nor
+            computed; key the kind of process.
     """
     promises = registry.section("Promises")
     promises.read_gauge(

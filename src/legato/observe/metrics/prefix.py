@@ -1,6 +1,6 @@
-"""What metrics' names begin with: apart from the rest, whose imports take a while."""
+"""The prefix of metrics' names, in a module of its own: the others take a while to import."""
 
 from typing import Literal
 
 MetricsPrefix = Literal["legato", "vllm"]
-"""Of metrics that vLLM has, too; Legato's own begin with "legato" whatever it is."""
+"""Prefix of metrics that vLLM has too; Legato's own always begin with "legato"."""

@@ -1,4 +1,4 @@
-"""Processor time, memory and files of processes, as Prometheus' clients have them in common."""
+"""Processor time, memory and files of processes, as Prometheus clients commonly report them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,10 +15,10 @@ _SECTION = "Processes"
 
 
 class ProcessMetrics(Collector):
-    """`process_*` of several processes, each by its name. There are none but on Linux.
+    """`process_*` of several processes, labelled by name; only on Linux.
 
     Args:
-        pids: asked once a scrape; key the process's name.
+        pids: called once a scrape; key the process's name.
     """
 
     def __init__(self, registry: MetricRegistry, pids: Callable[[], Mapping[str, int]]) -> None:

@@ -1,7 +1,7 @@
-"""How a metric is declared: once, with all that is told of it anywhere.
+"""Declares each metric once, with everything that is shown about it.
 
-A declaration has the metric's name, kind, labels and help text, and the section of docs/metrics.md
-that lists it: `python -m observability` writes the tables there.
+A declaration has the metric's name, kind, labels and help text, and the section of
+docs/reference/metrics.md that lists it: `python -m observability` writes the tables there.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,18 +18,18 @@ MODEL_LABEL = "model_name"
 
 Kind = Literal["counter", "gauge", "histogram"]
 Rows = Mapping[tuple[str, ...], float]
-"""Values of labels, and of the metric."""
+"""Key values of labels, value the metric's value."""
 _Metric = TypeVar("_Metric", bound=MetricWrapperBase)
 
 
 class Declaration(NamedTuple):
-    """What the reference says of a metric.
+    """A metric's entry in the reference.
 
     Attributes:
-        name: with the prefix, and without the "_total" that Prometheus appends to a counter's.
-        labels: but for the model's name, which all have.
+        name: with the prefix, but without the "_total" that Prometheus appends to a counter's.
+        labels: without the model's name, which all metrics have.
         text: Markdown.
-        is_own: whether vLLM has none such.
+        is_own: whether vLLM lacks this metric.
     """
 
     section: str
@@ -41,13 +41,13 @@ class Declaration(NamedTuple):
 
 
 def count_of(counter: Counter) -> int:
-    """What it has counted so far."""
+    """Return a counter's current value."""
     samples = (sample for metric in counter.collect() for sample in metric.samples)
     return int(next(sample.value for sample in samples if sample.name.endswith("_total")))
 
 
 class Labelled(Generic[_Metric]):
-    """A metric with further labels, whose values `of` takes in their order."""
+    """A metric with further labels; `of` takes their values in order."""
 
     def __init__(self, metric: _Metric, model_name: str) -> None:
         self._metric = metric
@@ -57,17 +57,17 @@ class Labelled(Generic[_Metric]):
         return self._metric.labels(self._model_name, *values)
 
     def clear(self) -> None:
-        """Forget all values."""
+        """Forget all label values."""
         self._metric.clear()
 
 
 class MetricRegistry:
-    """Metrics, the first label of each of which is the model's name.
+    """All metrics; the first label of each is the model's name.
 
     Attributes:
-        prefix: of the names of those that vLLM has, too.
+        prefix: of metrics that vLLM has too.
         declared: all metrics, in the order of their declarations.
-        collectors: what Prometheus' client renders.
+        collectors: rendered by Prometheus' client.
     """
 
     def __init__(self, model_name: str, prefix: MetricsPrefix = "legato") -> None:
@@ -77,16 +77,16 @@ class MetricRegistry:
         self.collectors = CollectorRegistry()
 
     def section(self, title: str) -> "Section":
-        """Where to declare the metrics of a section of the reference."""
+        """Return a section of the reference, to declare its metrics."""
         return Section(self, title)
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.collectors)
 
 
 class Section:
-    """Declares metrics: `own` ones, or else some with vLLM's name and meaning."""
+    """Declares metrics, either `own` ones or ones with vLLM's name and meaning."""
 
     def __init__(self, registry: MetricRegistry, title: str) -> None:
         self._registry = registry
@@ -103,14 +103,14 @@ class Section:
     def histogram(
         self, name: str, text: str, buckets: Sequence[float], *labels: str, own: bool = False
     ) -> Labelled[Histogram]:
-        """Args: buckets: upper bounds, each of which belongs to its bucket."""
+        """Args: buckets: inclusive upper bounds."""
         told = self._declare("histogram", name, text, labels, own)
         return self._labelled(Histogram(*told, buckets=buckets, registry=self._registry.collectors))
 
     def read_counter(
         self, name: str, text: str, read: Callable[[], float], *, own: bool = False
     ) -> None:
-        """Args: read: asked for the value once a scrape."""
+        """Args: read: returns the value; called once a scrape."""
         self.read_counters(name, text, read=lambda: {(): read()}, own=own)
 
     def read_gauge(
@@ -128,7 +128,7 @@ class Section:
     def read_counters(
         self, name: str, text: str, *labels: str, read: Callable[[], Rows], own: bool = False
     ) -> None:
-        """Args: read: asked once a scrape for the values; key those of the labels."""
+        """Args: read: returns values by label values; called once a scrape."""
         self._read_all(CounterMetricFamily, self._declare("counter", name, text, labels, own), read)
 
     def read_gauges(
@@ -142,7 +142,7 @@ class Section:
     ) -> None:
         """Args:
         read: as for `read_counters`.
-        for_routers: shows it by vLLM's name, too, whatever the prefix: routers know no other.
+        for_routers: show it under vLLM's name too, with any prefix: routers know no other name.
         """
         told = self._declare("gauge", name, text, labels, own)
         self._read_all(GaugeMetricFamily, told, read)
@@ -152,7 +152,7 @@ class Section:
     def _declare(
         self, kind: Kind, name: str, text: str, labels: tuple[str, ...], own: bool
     ) -> tuple[str, str, tuple[str, ...]]:
-        """The arguments with which Prometheus' client makes it."""
+        """Record a declaration; return the arguments for Prometheus' client."""
         full_name = f"{'legato' if own else self._registry.prefix}:{name}"
         self._registry.declared.append(
             Declaration(self._title, kind, full_name, labels, text, is_own=own)
@@ -180,7 +180,7 @@ class Section:
 
 
 class _OneMetric(Collector):
-    """A metric that is made when it is asked for."""
+    """A metric that is built at each scrape."""
 
     def __init__(self, make: Callable[[], Metric]) -> None:
         self._make = make

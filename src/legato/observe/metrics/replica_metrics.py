@@ -1,4 +1,4 @@
-"""Metrics of each replica of a fleet; a server of one engine has none of them."""
+"""Metrics of each replica of a fleet; a server of one engine has none."""
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -12,7 +12,7 @@ _LABEL = "replica"
 def declare_replica_metrics(
     registry: MetricRegistry, replicas: Callable[[], Mapping[str, ReplicaStats]]
 ) -> None:
-    """Args: replicas: asked once a scrape for each metric; key the replica's id."""
+    """Args: replicas: called once a scrape for each metric; key the replica's id."""
     section = registry.section("Replicas")
     for name, text, attribute in (
         ("replica_requests_running", "Requests of a replica that have blocks.", "num_running"),

@@ -8,9 +8,9 @@ from legato.observe.metrics.registry import MetricRegistry, count_of
 
 INVALID = "invalid"
 REFUSALS = (INVALID, *RefusalReason)
-"""Why a request is refused: it can never be served as asked, or for what the scheduler says."""
+"""Reasons to refuse a request: it can never be served, or the scheduler's reasons."""
 
-# Bounds of buckets: vLLM's, and finer ones where SLOs lie.
+# Bounds of buckets: vLLM's, with finer ones near typical SLOs.
 # fmt: off
 _PER_TOKEN_S = (
     0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15,
@@ -27,10 +27,10 @@ _TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 
 class RequestMetrics:
-    """What `JobRecorder` measures.
+    """The metrics that `JobRecorder` records.
 
     Args:
-        classes: of service, whose promises are bounds of buckets; key the name.
+        classes: of service; their promises become bounds of buckets; key the name.
     """
 
     def __init__(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
@@ -47,7 +47,7 @@ class RequestMetrics:
         self._declare_sizes(registry)
 
     def num_refused(self) -> dict[str, int]:
-        """Completions refused; key one of `REFUSALS`."""
+        """Return how many completions were refused; key one of `REFUSALS`."""
         return {reason: count_of(counter) for reason, counter in self.refused.items()}
 
     def _declare_latencies(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
@@ -140,9 +140,9 @@ class RequestMetrics:
 def _with_bounds(
     buckets: tuple[float, ...], promises_s: Iterable[float | None]
 ) -> tuple[float, ...]:
-    """The same with a bound at each promise, so that the share within it is exact.
+    """Add a bound at each promise, so that the share within it is exact.
 
     Args:
-        promises_s: in seconds; None promises nothing.
+        promises_s: in seconds; None for no promise.
     """
     return tuple(sorted({*buckets, *(s for s in promises_s if s is not None)}))

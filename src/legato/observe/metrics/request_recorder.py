@@ -15,11 +15,11 @@ class JobRecorder:
 
     Args:
         prompt_lens: tokens of each prompt.
-        n: completions of each; the ith of prompt p has the index p * n + i.
-        max_tokens: as asked for.
-        slo_class: as asked for; where there is none such, the request is never served.
+        n: completions of each prompt; completion i of prompt p has the index p * n + i.
+        max_tokens: as requested.
+        slo_class: as requested; a request with an unknown class is never served.
         arrival_s: when the HTTP request came.
-        tenant: whose it is.
+        tenant: of the request.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class JobRecorder:
         finish_reason: FinishReason | None,
         received_s: float,
     ) -> None:
-        """Something has come of a completion, perhaps its end.
+        """Record an output of a completion, which may be its last.
 
         Args:
-            num_tokens, finish_reason: as the client sees them: a stop string may have ended the
+            num_tokens, finish_reason: as the client sees them; a stop string may have ended the
                 completion within the output.
         """
         if num_tokens:
@@ -67,12 +67,12 @@ class JobRecorder:
             self._end(index, finish_reason, received_s)
 
     def refuse(self, reason: str, now_s: float) -> None:
-        """What still runs is refused, for one of `REFUSALS`."""
+        """Record that all running completions were refused, for one of `REFUSALS`."""
         self._metrics.refused[reason].inc(len(self._running))
         self.end(FinishReason.REFUSED, now_s)
 
     def end(self, reason: FinishReason, now_s: float) -> None:
-        """What still runs ends here; nothing happens where nothing does."""
+        """End all running completions. Calling it again has no effect."""
         for index in tuple(self._running):
             self._end(index, reason, now_s)
 
@@ -86,7 +86,7 @@ class JobRecorder:
 
 
 class _CompletionRecorder:
-    """Measures one completion. Attributes: `num_tokens`: that have come."""
+    """Measures one completion. Attributes: `num_tokens`: tokens received."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _CompletionRecorder:
         self._tenant = tenant
         self._slo = RequestSlo(metrics.slos, slo_class)
         self._class = slo_class
-        self._itl_s: Histogram | None = None  # of its class, which may be none that there is
+        self._itl_s: Histogram | None = None  # of its class, which may be unknown
         self._num_prompt_tokens = num_prompt_tokens
         self._arrival_s = arrival_s
         self._scheduled_s = arrival_s
@@ -121,7 +121,7 @@ class _CompletionRecorder:
         self._metrics.generation_tokens.inc(num_tokens)
 
     def end(self, reason: FinishReason, now_s: float) -> None:
-        """It is over, for whatever reason; called once."""
+        """Record the completion's end; called once."""
         self._metrics.ended[reason].inc()
         if self.num_tokens:
             self._note_times(now_s)
@@ -131,7 +131,7 @@ class _CompletionRecorder:
         self._slo.end(reason)
 
     def _begin(self, output: RequestOutput, received_s: float) -> None:
-        """Its first token is there."""
+        """Record the completion's first token."""
         assert output.scheduled_s is not None
         metrics = self._metrics
         self._itl_s = metrics.itl_s.of(self._class)

@@ -1,4 +1,4 @@
-"""All Prometheus metrics of a server; docs/metrics.md is their reference."""
+"""All Prometheus metrics of a server; docs/reference/metrics.md is their reference."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,14 +15,14 @@ from legato.observe.metrics.tenant_metrics import TenantMetrics
 
 
 class ServerMetrics:
-    """Everything that ``/metrics`` shows, in a registry of its own.
+    """All metrics that ``/metrics`` shows, in a registry of its own.
 
-    Names and meanings are vLLM's, but for the prefix.
+    Names and meanings are vLLM's, except for the prefix.
 
     Args:
         model_name: label of every metric.
-        prefix: of those that vLLM has, too.
-        stats, num_restarts: of the engine; asked once a scrape.
+        prefix: of metrics that vLLM has too.
+        stats, num_restarts: of the engine; called once a scrape.
         classes: of service; key the name.
         kept: as in `SloMetrics`.
         num_stuck: as in `declare_engine_metrics`.
@@ -30,8 +30,8 @@ class ServerMetrics:
         pids: as in `ProcessMetrics`.
 
     Attributes:
-        requests, slos, tenants: what `JobRecorder` counts.
-        steps: to be told of each step.
+        requests, slos, tenants: what `JobRecorder` records.
+        steps: must observe each step.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class ServerMetrics:
 
     @property
     def declared(self) -> list[Declaration]:
-        """All of them, in the order of the reference."""
+        """All metrics, in the order of the reference."""
         return self._registry.declared
 
     def count_error(self, status: int) -> None:
-        """Count an HTTP request that was answered with `status`."""
+        """Count an HTTP request that was answered with `status`, an error."""
         self.requests.errors.of(str(status)).inc()
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return self._registry.render()

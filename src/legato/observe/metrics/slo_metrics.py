@@ -1,4 +1,4 @@
-"""Whether promises were kept, class by class."""
+"""Metrics of promises kept and missed, by service class."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,11 +12,11 @@ _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class SloMetrics:
-    """Counts what became of the promises, and shows them.
+    """Counts kept and missed promises of each class.
 
     Args:
         classes: key the class's name.
-        kept: what is made of promises on gaps; key the class's name; asked once a scrape.
+        kept: returns the promises on gaps, by class's name; called once a scrape.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class SloMetrics:
         self.promise(classes)
 
     def promise(self, classes: Mapping[str, SloClass]) -> None:
-        """Go by these promises from now on; counts go on."""
+        """Replace the promises; the counters continue."""
         self._promises = {name: _promises(slo) for name, slo in classes.items()}
         self._quantiles = {name: slo.itl_quantile for name, slo in classes.items()}
-        # Key class, promise, whether it was kept; made at once, so that all are shown from 0 on.
+        # Key class, promise, whether it was kept; created at once, so that all appear from 0 on.
         self._checks = {
             (name, kind, is_kept): self._all_checks.of(name, kind, "in_time" if is_kept else "late")
             for name, promises in self._promises.items()
@@ -93,11 +93,11 @@ class SloMetrics:
                 self._seconds.of(name, kind).set(promised_s)
 
     def itl_quantile(self, slo_class: str) -> float:
-        """Share of a request's gaps that are in time where it attains its class's ITL SLO."""
+        """Return the share of a request's gaps that its class's ITL SLO wants in time."""
         return self._quantiles[slo_class]
 
     def check(self, slo_class: str, kind: str, seconds: float) -> bool:
-        """Whether a latency is within what its class promises, if it does; counted if so.
+        """Whether a latency keeps its class's promise; counted if the class has one.
 
         Args:
             kind: "ttft", "itl" or "tpot".
@@ -110,28 +110,28 @@ class SloMetrics:
         return is_kept
 
     def is_over(self, slo_class: str, kind: str, seconds: float) -> bool:
-        """Whether so much time is more than what is promised; not counted."""
+        """Whether a latency exceeds its class's promise; not counted."""
         promised_s = self._promises.get(slo_class, {}).get(kind)
         return promised_s is not None and seconds > promised_s
 
     def num_verdicts(self) -> dict[str, int]:
-        """Requests of all classes, by what became of their promises; key as in `count`."""
+        """Return the number of requests for each verdict, over all classes; key as in `count`."""
         sums: Counter[str] = Counter()
         for (_, verdict), counter in self._requests.items():
             sums[verdict] += count_of(counter)
         return dict(sums)
 
     def count(self, slo_class: str, verdict: str) -> None:
-        """A request is over: "attained", "missed", "refused" or "waived"."""
+        """Count a finished request: "attained", "missed", "refused" or "waived"."""
         if self._promises.get(slo_class):
             self._requests[slo_class, verdict].inc()
 
 
 class RequestSlo:
-    """What becomes of the promises to one request.
+    """Tracks whether one request attains its SLO.
 
-    A request attains its SLO if it finishes, its TTFT and TPOT are in time, and so are as many of
-    its gaps as the ITL SLO is for, as in `legato bench`.
+    It does if it finishes, its TTFT and TPOT are in time, and so is the share of its gaps for which
+    the ITL SLO is promised, as in `legato bench`.
     """
 
     def __init__(self, metrics: SloMetrics, slo_class: str) -> None:
@@ -143,7 +143,7 @@ class RequestSlo:
         self._num_late_gaps = 0
 
     def waive(self) -> None:
-        """It is served without a promise, as its client had allowed."""
+        """Record that the request is served without a promise, as its client had allowed."""
         self._is_waived = True
 
     def first_token(self, ttft_s: float) -> None:
@@ -151,12 +151,12 @@ class RequestSlo:
             self._is_late = not self._metrics.check(self._class, "ttft", ttft_s)
 
     def no_first_token(self, waited_s: float) -> None:
-        """Its client went away, or it failed, after so long; counts only where that is too long."""
+        """Record a wait that ended without a token; it counts only if it is too long."""
         if self._metrics.is_over(self._class, "ttft", waited_s):
             self.first_token(waited_s)
 
     def token(self, gap_s: float) -> None:
-        """Its next token has come so long after the last, perhaps with others: one gap."""
+        """Record the gap before the next token, or before several tokens that came at once."""
         if not self._is_waived:
             self._num_gaps += 1
             self._num_late_gaps += not self._metrics.check(self._class, "itl", gap_s)
@@ -166,7 +166,7 @@ class RequestSlo:
             self._is_late |= not self._metrics.check(self._class, "tpot", tpot_s)
 
     def end(self, reason: FinishReason) -> None:
-        """It is over; whose client went away is not counted."""
+        """Record the request's end; a request aborted by its client is not counted."""
         if self._is_waived:
             self._metrics.count(self._class, "waived")
         elif reason is FinishReason.REFUSED:
@@ -180,6 +180,6 @@ class RequestSlo:
 
 
 def _promises(slo: SloClass) -> dict[str, float]:
-    """Key "ttft", "itl" or "tpot"; value seconds."""
+    """Return the promises of a class: key "ttft", "itl" or "tpot"; value seconds."""
     given = {"ttft": slo.ttft_s, "itl": slo.itl_s, "tpot": slo.tpot_s}
     return {kind: seconds for kind, seconds in given.items() if seconds is not None}

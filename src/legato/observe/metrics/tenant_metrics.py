@@ -1,4 +1,4 @@
-"""Metrics by tenant: of the first few that came, and of all others together."""
+"""Metrics by tenant: each of the first few tenants, and all others together."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -11,10 +11,10 @@ _LABEL = "tenant"
 
 
 class TenantMetrics:
-    """What each tenant has of the engine, and how long it waits.
+    """Each tenant's use of the engine, and its waits.
 
     Args:
-        stats: the engine's latest, which say who is shown by name.
+        stats: returns the engine's latest, which say which tenants are shown by name.
     """
 
     def __init__(self, registry: MetricRegistry, stats: Callable[[], EngineStats]) -> None:
@@ -60,6 +60,6 @@ class TenantMetrics:
         return lambda: {(tenant.name,): number(tenant) for tenant in self._stats().tenants}
 
     def first_token(self, tenant: str, ttft_s: float) -> None:
-        """A completion of a tenant has begun."""
+        """Record the first token of a tenant's completion."""
         is_shown = any(shown.name == tenant for shown in self._stats().tenants)
         self._ttft_s.of(tenant if is_shown else OTHER_TENANTS).observe(ttft_s)

@@ -1,1 +1,1 @@
-"""Records on their way to files, spans and explanations."""
+"""Writes records to trace files and spans, and explains them."""

@@ -1,8 +1,8 @@
-"""Where requests' time went: a partition of it, so that the parts add up to the whole.
+"""Divides a request's time among causes, so that the parts add up to the whole.
 
-The request's life is cut into tiles, each with the shares that causes have in it. What a step holds
-of several causes is shared among them by tokens, but drafts have what they are expected to take.
-docs/tracing.md defines each cause.
+A request's life is cut into tiles, each with the shares of its causes. A step with several causes
+is shared among them by tokens, except that drafts get the time they are expected to take.
+docs/guides/trace.md defines each cause.
 """
 
 import sys
@@ -45,11 +45,11 @@ Cause = Literal[
 _DRAFTS: Collection[Cause] = ("own_drafts", "others_drafts")
 
 Shares = Mapping[Cause, float]
-"""Key cause, value its share; they sum to 1."""
+"""Key cause, value its share; the shares sum to 1."""
 
 
 class Tile(NamedTuple):
-    """The time [start_s, end_s); `step` is what ran, if a step did."""
+    """The time [start_s, end_s); `step` ran in it, unless None."""
 
     start_s: float
     end_s: float
@@ -58,13 +58,13 @@ class Tile(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The time until a token, since its request came or since the token before.
+    """The time from a request's arrival, or from one token, to the next token.
 
     Attributes:
         parts: key cause, value seconds; they sum to `end_s - start_s`.
-        others, others_drafts: prompt tokens, and drafts, that its steps computed for others; key
-            request id.
-        drafts_ended_by: of its steps, by why they held no more drafts.
+        others, others_drafts: prompt tokens and drafts of other requests in its steps; key request
+            id.
+        drafts_ended_by: why its steps held no more drafts; key the reason, value steps.
     """
 
     start_s: float
@@ -80,15 +80,15 @@ class Span(NamedTuple):
 
 
 class Attribution:
-    """A request's tiles, and when its tokens came and were written.
+    """A request's tiles, and the times when its tokens were sampled and written.
 
-    Several tokens come at once where drafts were right: a delivery is what one step brought.
+    Several tokens come at once if drafts were right: a delivery is the tokens of one step.
 
     Attributes:
-        came_s: when the engine had each of its tokens.
-        told_s: when each was written to the client; where that is not known, when the front end had
-            it, or else the engine.
-        firsts: the place of each delivery's first token among them.
+        came_s: when the engine had each token.
+        told_s: when each token was written to the client; if unknown, when the front end got it,
+            or else the engine.
+        firsts: index of each delivery's first token.
     """
 
     def __init__(self, story: RequestStory) -> None:
@@ -110,27 +110,26 @@ class Attribution:
 
     @property
     def begins_s(self) -> float | None:
-        """When the request came, as far as is known."""
+        """When the request came; None if unknown."""
         return self._tiles[0].start_s if self._tiles else None
 
     def first_token(self) -> Span | None:
-        """From the request's arrival to its first token; None where there is none, or its arrival
-        is not in the trace."""
+        """Return the span from arrival to the first token; None if the trace lacks either."""
         if not self.told_s or self._story.arrived is None:
             return None
         return self._span(self._tiles[0].start_s, 0)
 
     def gaps(self) -> list[float]:
-        """Seconds from each delivery to the next."""
+        """Return the seconds from each delivery to the next."""
         told_s = [self.told_s[first] for first in self.firsts]
         return [after - before for before, after in pairwise(told_s)]
 
     def gap(self, index: int) -> Span:
-        """From delivery `index` to the next."""
+        """Return the span from delivery `index` to the next."""
         return self._span(self.told_s[self.firsts[index]], self.firsts[index + 1])
 
     def _span(self, start_s: float, token: int) -> Span:
-        """From `start_s` until a token was told."""
+        """Return the span from `start_s` to the writing of a token."""
         came_s, told_s = self.came_s[token], self.told_s[token]
         parts: defaultdict[Cause, float] = defaultdict(float)
         steps: list[ObservedStep] = []
@@ -158,15 +157,15 @@ class Attribution:
 
 
 class Waits(NamedTuple):
-    """What one request waited for.
+    """The waits of one request.
 
     Attributes:
-        name: by which `read_story` finds it, the engine's where the trace has no answer.
-        slo_class, num_prompt_tokens: None where it came before the trace began.
-        num_output_tokens: that are in the trace.
-        drafted: how it came by them.
-        first: until its first token; None where there is none, or its arrival is not in the trace.
-        longest: between two deliveries; None where there are no two.
+        name: by which `read_story` finds it; the engine's id if the trace has no answer.
+        slo_class, num_prompt_tokens: None if it came before the trace began.
+        num_output_tokens: in the trace.
+        drafted: how many of them were drafted.
+        first: until its first token; None if the trace lacks the token or the arrival.
+        longest: between two deliveries; None if there are fewer than two.
     """
 
     name: str
@@ -180,7 +179,7 @@ class Waits(NamedTuple):
 
 
 def read_waits(path: Path) -> Iterator[Waits]:
-    """Those of each request in a trace of lines of JSON; raises as `read_stories`."""
+    """Yield the waits of each request in a trace of lines of JSON; raises as `read_stories`."""
     return map(waits_of, read_stories(path))
 
 
@@ -202,7 +201,7 @@ def waits_of(story: RequestStory) -> Waits:
 
 
 def total_parts(spans: Iterable[Span | None]) -> Counter[Cause]:
-    """Seconds of all of them; key cause."""
+    """Sum the parts of all spans; key cause, value seconds."""
     total: Counter[Cause] = Counter()
     for span in spans:
         if span is not None:
@@ -211,13 +210,13 @@ def total_parts(spans: Iterable[Span | None]) -> Counter[Cause]:
 
 
 def _sent_s(story: RequestStory) -> list[float]:
-    """When its tokens were written to the client; empty where that is not known."""
+    """Return when its tokens were written to the client; empty if unknown."""
     answer = story.answer
     return answer.sent_s.get(story.choice, []) if answer is not None and answer.is_streamed else []
 
 
 def _most_tokens(story: RequestStory, sent_s: list[float]) -> int:
-    """Tokens that count: none that a step brought behind the end, which drafts may go beyond."""
+    """Return how many tokens count: drafts may go beyond a request's end, and are then dropped."""
     most = sys.maxsize if story.ended is None else story.ended.num_output_tokens
     if sent_s and story.answer is not None and story.choice in story.answer.finish_reasons:
         most = min(most, len(sent_s))
@@ -225,7 +224,7 @@ def _most_tokens(story: RequestStory, sent_s: list[float]) -> int:
 
 
 def _tiles(story: RequestStory) -> list[Tile]:
-    """From the request's arrival to the end of the last step that the engine held it in."""
+    """Return tiles from the request's arrival to the end of its last step in the engine."""
     tiles: list[Tile] = []
     answer, arrived = story.answer, story.arrived
     if arrived is not None:
@@ -244,7 +243,7 @@ def _tiles(story: RequestStory) -> list[Tile]:
         begins_s = record.planned_s
         if tiles:
             before_s = tiles[-1].end_s
-            begins_s = max(begins_s, before_s)  # it may be planned while the one before it runs
+            begins_s = max(begins_s, before_s)  # it may be planned while the previous step runs
             is_next = next_id is None or record.step_id == next_id
             cause: Cause = "between_steps" if is_next else "unrecorded"
             tiles += _gap(story.fetched, before_s, begins_s, cause)
@@ -256,7 +255,7 @@ def _tiles(story: RequestStory) -> list[Tile]:
 def _gap(
     fetched: BlocksFetched | None, start_s: float, end_s: float, cause: Cause
 ) -> Iterator[Tile]:
-    """The time between two steps, of which a part may be spent on waiting for blocks."""
+    """Yield the time between two steps, with the time spent waiting for blocks."""
     if fetched is None:
         begun_s = ended_s = start_s
     else:
@@ -268,19 +267,19 @@ def _gap(
 
 
 class _State:
-    """What a request is doing, step by step."""
+    """A request's state, step by step."""
 
     def __init__(self, story: RequestStory) -> None:
         self._story = story
-        self._is_running = story.arrived is None  # the trace began under it
+        self._is_running = story.arrived is None  # it came before the trace began
         self._was_preempted = False
-        self._num_computed = 0  # tokens, at most so far: those below were computed before
+        self._num_computed = 0  # most tokens so far: tokens below are computed again
 
     def shares_in(self, step: ObservedStep) -> Shares:
         request_id, record = self._story.request_id, step.record
         arrived = self._story.arrived
         if arrived is not None and record.planned_s < arrived.taken_s:
-            return {"inbox": 1.0}  # it was in flight when the request came
+            return {"inbox": 1.0}  # the step was in flight when the request came
         if request_id in record.admitted:
             self._is_running = True
         if request_id in record.preempted:
@@ -337,7 +336,7 @@ class _State:
 
 
 def _tokens(step: ObservedStep) -> "Counter[Cause]":
-    """Of a step, as they are to a request without a chunk in it."""
+    """Return a step's tokens, as a request without a chunk in it counts them."""
     return Counter(
         {
             "others_prefill": step.num_prefill,
@@ -348,7 +347,7 @@ def _tokens(step: ObservedStep) -> "Counter[Cause]":
 
 
 def _of_others(steps: Iterable[ObservedStep], request_id: str) -> tuple[Counter[str], Counter[str]]:
-    """Prompt tokens and drafts of others in these steps; key request id."""
+    """Return the prompt tokens and drafts of other requests in these steps; key request id."""
     prompts: Counter[str] = Counter()
     drafts: Counter[str] = Counter()
     for step in steps:
@@ -363,7 +362,7 @@ def _of_others(steps: Iterable[ObservedStep], request_id: str) -> tuple[Counter[
 
 
 def _shares(tokens: "Counter[Cause]", step: StepRecord) -> Shares:
-    """Drafts have what they are expected to take, where that is known; the rest goes by tokens."""
+    """Return shares: drafts get their expected time if known, and tokens share the rest equally."""
     num_tokens, num_drafts = tokens.total(), sum(tokens[cause] for cause in _DRAFTS)
     of_drafts = step.drafts_share
     if of_drafts is None or not num_drafts:

@@ -1,4 +1,4 @@
-"""What drafts a request's steps held, and what these brought."""
+"""Counts a request's drafts, and how many of them were right."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from legato.observe.traces.request_story import RequestStory
 
 
 class Drafted(NamedTuple):
-    """What a running stream's steps did with drafts.
+    """Drafts in the steps of a running stream.
 
     Attributes:
-        num_steps: that held its next token, with or without drafts of those behind it.
-        num_drafts, num_accepted: of these drafts, and those that were right; key who drafted.
+        num_steps: steps with its next token, with or without drafts after it.
+        num_drafts, num_accepted: drafts, and right drafts; key the drafter.
     """
 
     num_steps: int
@@ -22,12 +22,12 @@ class Drafted(NamedTuple):
 
     @property
     def tokens_a_step(self) -> float | None:
-        """Tokens that each of its steps brought, on average; None where there were none."""
+        """Tokens that a step sampled for it, on average; None without any step."""
         return 1.0 + self.num_accepted.total() / self.num_steps if self.num_steps else None
 
 
 def drafted(story: RequestStory) -> Drafted:
-    """As far as the trace goes."""
+    """Count a request's drafts, as far as the trace goes."""
     streaming = [chunk for _, chunk in story.own_chunks() if chunk.kind != "prefill"]
     found = Drafted(len(streaming), Counter(), Counter())
     for chunk in streaming:
@@ -38,7 +38,7 @@ def drafted(story: RequestStory) -> Drafted:
 
 
 def drafted_by_all(requests: Iterable[Drafted]) -> Drafted:
-    """Of several together."""
+    """Add up the drafts of several requests."""
     found = Drafted(0, Counter(), Counter())
     for one in requests:
         found = Drafted(

@@ -1,4 +1,4 @@
-"""Hands records of what the engine does to whoever listens."""
+"""Publishes the engine's records to subscribers."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,10 @@ _Record = TypeVar("_Record")
 
 
 class Subscription(Generic[_Record]):
-    """The records published since it was made. As a context manager, closes at its end.
+    """Receives records from now on. As a context manager, it closes at its end.
 
     Attributes:
-        num_dropped: records that were lost because too many waited to be taken.
+        num_dropped: records dropped because too many waited.
     """
 
     def __init__(
@@ -38,25 +38,25 @@ class Subscription(Generic[_Record]):
         self._arrived.set()
 
     async def take(self) -> list[_Record]:
-        """All records that wait, at least one; none only where it was closed and none is left."""
+        """Wait for records and return all; empty only once it is closed and none is left."""
         await self._arrived.wait()
         return self.take_now()
 
     def take_now(self) -> list[_Record]:
-        """All records that wait, perhaps none."""
+        """Return all waiting records, perhaps none."""
         records, self._waiting = self._waiting, []
         if not self._closed.is_set():
             self._arrived.clear()
         return records
 
     async def gather(self, seconds: float) -> None:
-        """Let records come together for so long, or until it is closed."""
+        """Wait for so many seconds, or until it is closed, so that records accumulate."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closed.wait()
 
     def close(self) -> None:
-        """Take no more records; those that wait may still be taken."""
+        """Stop receiving records; waiting records may still be taken."""
         if not self._closed.is_set():
             self._closed.set()
             self._on_close(self)
@@ -64,10 +64,10 @@ class Subscription(Generic[_Record]):
 
 
 class RecordFeed(Generic[_Record]):
-    """Where records come together.
+    """Publishes records to all subscriptions.
 
     Args:
-        on_demand: called with whether anybody listens, whenever that changes.
+        on_demand: called with whether there are subscriptions, at each change.
     """
 
     def __init__(self, on_demand: Callable[[bool], None]) -> None:
@@ -76,11 +76,11 @@ class RecordFeed(Generic[_Record]):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there are subscriptions."""
         return bool(self._subscriptions)
 
     def subscribe(self, max_records: int = 8192) -> Subscription[_Record]:
-        """Args: max_records: that may wait to be taken; what comes then is dropped and counted."""
+        """Args: max_records: most that may wait; records beyond are dropped and counted."""
         subscription = Subscription(max_records, self._leave)
         self._subscriptions.append(subscription)
         if len(self._subscriptions) == 1:

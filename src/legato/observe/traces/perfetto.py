@@ -1,7 +1,7 @@
-"""Records as Chrome trace events, which the Perfetto UI opens: steps above, a track a request.
+"""Writes records as Chrome trace events for the Perfetto UI: steps on top, a track a request.
 
-The file is the format's JSON array, which may lack its end, so that a writer that was killed leaves
-something to look at. Times are microseconds.
+The file is the format's JSON array, whose end may be missing, so that a killed writer leaves a
+readable file. Times are microseconds.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -29,11 +29,11 @@ Event = dict[str, Any]
 """Key a field of the trace event format."""
 
 _Placed = tuple[int, float, ChunkRecord]
-"""A chunk, behind its step's id and the start of its slice in seconds."""
+"""A chunk, after its step's id and the start of its slice in seconds."""
 
 
 class PerfettoEvents:
-    """Turns records into events, in the order in which they come.
+    """Turns records into events, in order of arrival.
 
     Arrows lead from each chunk of a request to its next one, but not between the tokens of a stream
     that advances in every step.
@@ -48,7 +48,7 @@ class PerfettoEvents:
         self._now_s: dict[str, float] = {}  # of the latest step; key replica id
 
     def begin(self, header: TraceHeader) -> Iterator[Event]:
-        """What names the groups."""
+        """Yield the events that name the groups."""
         for pid, name in ((_STEPS, "engine"), (_REQUESTS, "requests")):
             yield _name("process_name", pid, 0, name=name)
             yield _name("process_sort_index", pid, 0, sort_index=pid)
@@ -76,7 +76,7 @@ class PerfettoEvents:
 
     def _step(self, step: StepRecord) -> Iterator[Event]:
         group = yield from self._group(step.replica_id)
-        # Slices of a track must not overlap, and a step may be planned while another runs.
+        # Slices of a track must not overlap, but a step may be planned while another runs.
         before_s = self._now_s.get(step.replica_id, step.planned_s)
         times_s = max(step.planned_s, before_s), step.ended_s
         self._now_s[step.replica_id] = step.ended_s
@@ -141,7 +141,7 @@ class PerfettoEvents:
             return
         self._num_arrows += 1
         arrow = {"name": "next chunk", "cat": "chunk", "id": self._num_arrows, "pid": _REQUESTS}
-        # Each end lies inside of its chunk.
+        # Each end must be inside its chunk.
         yield {**arrow, "ph": "s", "tid": track, "ts": _us(start_s)}
         yield {**arrow, "ph": "f", "bp": "e", "tid": track, "ts": _us(end_s)}
 
@@ -177,7 +177,7 @@ class PerfettoEvents:
         since_s = self._waiting_since_s.pop(fetched.request_id, None)
         if since_s is not None:
             yield _slice("waiting", (since_s, fetched.begun_s), _REQUESTS, track, {})
-        if fetched.request_id in self._last_chunk:  # what came first is computed upon already
+        if fetched.request_id in self._last_chunk:  # the first blocks are already in use
             yield _instant("blocks fetched", fetched.ended_s, _REQUESTS, track, args)
         else:
             times_s = fetched.begun_s, fetched.ended_s
@@ -209,7 +209,7 @@ class PerfettoEvents:
                 yield _instant("last token written", sent_s[-1], _REQUESTS, track, args)
 
     def _group(self, replica_id: str) -> Generator[Event, None, int]:
-        """Where the steps of a replica are; yields its name where it is new."""
+        """Return the process id of a replica's steps; yields its name if it is new."""
         group = self._groups.get(replica_id)
         if group is None:
             group = self._groups[replica_id] = _REQUESTS + len(self._groups)
@@ -219,7 +219,7 @@ class PerfettoEvents:
         return group
 
     def _track(self, request_id: str) -> Generator[Event, None, int]:
-        """The request's track; yields its name where it is new."""
+        """Return the request's track; yields its name if it is new."""
         track = self._tracks.get(request_id)
         if track is None:
             track = self._tracks[request_id] = len(self._tracks) + 1
@@ -229,7 +229,7 @@ class PerfettoEvents:
 
 
 class PerfettoTrace:
-    """Writes a trace, as `JsonlTrace` does."""
+    """Writes a trace, like `JsonlTrace`."""
 
     def __init__(self, path: Path, header: TraceHeader) -> None:
         self.num_bytes = 0

@@ -1,4 +1,4 @@
-"""All that a trace holds of one request."""
+"""Collects a trace's records of one request."""
 
 import re
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 
 
 class ObservedStep:
-    """A step, with what each of the many requests that saw it asks of it.
+    """A step, with values that are computed once for all requests in it.
 
     Attributes:
         chunks: key request id.
-        num_prefill, num_decode, num_drafts: tokens; a stream's drafts are not among the second.
+        num_prefill, num_decode, num_drafts: tokens; `num_decode` does not include drafts.
     """
 
     __slots__ = ("chunks", "num_decode", "num_drafts", "num_prefill", "record")
@@ -44,11 +44,11 @@ class RequestStory(msgspec.Struct, kw_only=True):
 
     Attributes:
         request_id: the engine's.
-        choice: its index in the answer.
-        replica_ids: of a fleet, where it was, in that order: more than one where a replica refused
+        choice: index of the completion in the answer.
+        replica_ids: replicas of a fleet that had it, in order: more than one if a replica refused
             it or died.
-        steps: all that ran while the engine held it, its own and others'.
-        num_dropped: records that are missing meanwhile.
+        steps: all steps that ran while the engine held it, with or without its chunks.
+        num_dropped: records missing in the meantime.
     """
 
     request_id: str
@@ -63,8 +63,10 @@ class RequestStory(msgspec.Struct, kw_only=True):
     num_dropped: int = 0
 
     def see(self, step: ObservedStep) -> None:
-        """A step ran while it was in the engine; not so before the first sign of it, nor in another
-        replica's."""
+        """Add a step that ran while the engine held the request.
+
+        Steps before its first record and steps of other replicas are ignored.
+        """
         replica_id = step.record.replica_id
         is_known = self.arrived is not None or bool(self.steps)
         if not is_known and self.request_id in step.chunks:
@@ -74,19 +76,19 @@ class RequestStory(msgspec.Struct, kw_only=True):
             self.steps.append(step)
 
     def be_at(self, replica_id: str) -> None:
-        """It has come to a replica."""
+        """Record that the request is at a replica."""
         if not self.replica_ids or self.replica_ids[-1] != replica_id:
             self.replica_ids.append(replica_id)
 
     def own_chunks(self) -> Iterator[tuple[StepRecord, ChunkRecord]]:
-        """Its chunks that were computed, with their steps."""
+        """Yield its computed chunks with their steps."""
         for step in self.steps:
             chunk = step.chunks.get(self.request_id)
             if chunk is not None and self.request_id not in step.record.failed:
                 yield step.record, chunk
 
     def goes_by(self, asked: str, choice: int) -> bool:
-        """Whether that is its id: the engine's, `X-Request-Id`, or the id of the answer."""
+        """Whether `asked` is its id: the engine's, `X-Request-Id`, or the answer's id."""
         if asked == self.request_id:
             return True
         name = asked
@@ -99,15 +101,15 @@ class RequestStory(msgspec.Struct, kw_only=True):
 
 
 def read_story(path: Path, asked: str, choice: int = 0) -> RequestStory:
-    """What a trace of lines of JSON tells of a request.
+    """Return a trace's records of one request.
 
     Args:
-        asked: the engine's id, `X-Request-Id`, or the id of the answer; of requests with the same,
-            it is the last that ended.
-        choice: which of the answer's completions; an engine's id needs none.
+        asked: the engine's id, `X-Request-Id`, or the answer's id; if several requests have it, the
+            last that ended is returned.
+        choice: index of the completion in the answer; not needed with an engine's id.
 
     Raises:
-        ConfigError: it cannot be read, or has no such request.
+        ConfigError: the trace cannot be read, or has no such request.
     """
     found = None
     for story in read_stories(path):
@@ -119,13 +121,12 @@ def read_story(path: Path, asked: str, choice: int = 0) -> RequestStory:
 
 
 def read_stories(path: Path) -> Iterator[RequestStory]:
-    """What a trace of lines of JSON tells of each request, in the order of their ends.
+    """Yield each request of a trace of lines of JSON, in the order of their ends.
 
-    The file is read once, and steps are kept only as long as a story has them, so that it may be
-    large.
+    The file is read once, and a step is kept only while a story has it, so the file may be large.
 
     Raises:
-        ConfigError: it cannot be read; from the iterator, too.
+        ConfigError: the trace cannot be read; also raised by the iterator.
     """
     header, lines = read_trace(path)
     stories = _Stories(has_answers=header.unix_s is not None)
@@ -135,7 +136,7 @@ def read_stories(path: Path) -> Iterator[RequestStory]:
 
 
 class _Stories:
-    """Those of which more is to come.
+    """Stories that are not complete yet.
 
     Args:
         has_answers: whether the requests came by HTTP, so that an answer ends a story.
@@ -144,12 +145,12 @@ class _Stories:
     def __init__(self, *, has_answers: bool) -> None:
         self._has_answers = has_answers
         self._running: dict[str, RequestStory] = {}
-        self._unanswered: dict[str, RequestStory] = {}  # those that have left the engine
-        # Key id of one that steps in flight may yet hold; value its end, and its replica.
+        self._unanswered: dict[str, RequestStory] = {}  # requests that have left the engine
+        # Key id of a request that steps in flight may still hold; value its end and its replica.
         self._ended: dict[str, tuple[float, str]] = {}
 
     def take(self, line: TraceLine) -> Iterator[RequestStory]:
-        """The stories that a line completes."""
+        """Yield the stories that a line completes."""
         match line:
             case RequestArrived():
                 story = self._again(line.request_id)
@@ -172,7 +173,7 @@ class _Stories:
                     story.num_dropped += line.num_records
 
     def unfinished(self) -> Iterator[RequestStory]:
-        """Those that the trace did not see to their ends."""
+        """Yield the stories without an end in the trace."""
         yield from self._unanswered.values()
         yield from self._running.values()
 
@@ -183,7 +184,7 @@ class _Stories:
         return story
 
     def _again(self, request_id: str) -> RequestStory:
-        """That of a request which has come, perhaps after another replica had refused it."""
+        """Return the story of an arriving request; another replica may have refused it before."""
         refused = self._unanswered.pop(request_id, None)
         if refused is not None:
             self._running[request_id] = refused
@@ -198,7 +199,7 @@ class _Stories:
         }
         for request_id in step.chunks:
             if request_id not in self._ended:
-                self._of(request_id)  # the trace began under it, if it is new
+                self._of(request_id)  # a new story if the request came before the trace began
         for story in self._running.values():
             story.see(step)
 

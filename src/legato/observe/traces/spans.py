@@ -1,7 +1,7 @@
-"""An OpenTelemetry span for each HTTP request, exported over OTLP/HTTP.
+"""Exports an OpenTelemetry span for each HTTP request, over OTLP/HTTP.
 
-Names follow the semantic conventions for generative AI, and where these have none, vLLM's; for
-drafts, neither has any.
+Names follow the semantic conventions for generative AI, or else vLLM's; neither has names for
+drafts.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _GATHER_S = 0.1
 _EXPORT_EVERY_MS = 1000
 _MAX_ENDED = 4096
-"""Requests that have left the engine and whose answers may still come."""
+"""Ended requests kept until their answers' records come."""
 
 
 def check_spans_can_be_made() -> None:
-    """Raises `ConfigError` where the packages for it are not installed."""
+    """Raise `ConfigError` if the packages for spans are not installed."""
     for package in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
         try:
             is_missing = importlib.util.find_spec(package) is None
@@ -47,7 +47,7 @@ def check_spans_can_be_made() -> None:
 
 
 class Progress:
-    """How far a request has come in the engine; times are None until they are known."""
+    """How far a request has come in the engine; times are None until known."""
 
     def __init__(self, arrived_s: float) -> None:
         self.arrived_s = arrived_s
@@ -64,7 +64,7 @@ class Progress:
 
 
 class Progresses:
-    """Of the requests whose answers have not come to their end."""
+    """The progress of requests whose answers have not ended."""
 
     def __init__(self) -> None:
         self._progress: dict[str, Progress] = {}  # key request id
@@ -86,7 +86,7 @@ class Progresses:
                 self._note_end(record)
 
     def take(self, answer: AnswerRecord) -> list[Progress]:
-        """Those of the answer's completions, which are forgotten."""
+        """Return the progress of the answer's completions, and forget it."""
         found = (self._progress.pop(request_id, None) for request_id in answer.request_ids.values())
         return [progress for progress in found if progress is not None]
 
@@ -101,7 +101,7 @@ class Progresses:
                 progress.num_cached_tokens = num_cached_tokens
         for chunk in step.chunks:
             progress = self._progress.get(chunk.request_id)
-            # A step that was in flight at a request's end may hold it, and brings nothing.
+            # A step in flight at a request's end may still hold it; its tokens do not count.
             if progress is not None and chunk.num_samples and step.ended_s <= progress.ended_s:
                 progress.last_token_s = step.ended_s
                 progress.num_draft_tokens += chunk.num_drafts
@@ -127,12 +127,12 @@ _OPERATIONS = {
     "responses": ("chat", "resp_"),
     "text_completion": ("text_completion", "cmpl-"),
 }
-"""Key the operation of an `AnswerRecord`; value its name by OpenTelemetry's conventions, which know
-but one of conversations, and what the answer's id begins with."""
+"""Key the operation of an `AnswerRecord`; value its OpenTelemetry name, of which there is one for
+all conversations, and the prefix of the answer's id."""
 
 
 def span_attributes(answer: AnswerRecord, progress: list[Progress], model_name: str) -> Attributes:
-    """What a span says of a request; latencies are seconds, of its earliest completion."""
+    """Return a span's attributes; latencies are in seconds, of the earliest completion."""
     reasons = [answer.finish_reasons[choice] for choice in sorted(answer.finish_reasons)]
     operation, prefix = _OPERATIONS[answer.operation]
     attributes: Attributes = {
@@ -190,7 +190,7 @@ def _latencies(answer: AnswerRecord, progress: list[Progress]) -> Attributes:
 
 
 def span_events(progress: list[Progress]) -> Iterator[tuple[str, float]]:
-    """Names and times of what happened on the way."""
+    """Yield names and times of a request's events."""
     for completion in progress:
         if completion.grammar_s is not None:
             yield "grammar ready", completion.grammar_s
@@ -205,12 +205,12 @@ def span_events(progress: list[Progress]) -> Iterator[tuple[str, float]]:
 
 
 class SpanExport:
-    """Makes spans of what a feed publishes, and exports them in the background, until `stop`.
+    """Makes spans from a feed's records and exports them in the background, until `stop`.
 
-    A collector that is slow or gone loses spans; the server does not wait for it.
+    A slow or lost collector loses spans; the server does not wait for it.
 
     Args:
-        exporter: None exports to `endpoint`, the whole URL.
+        exporter: None exports to `endpoint`, which is a complete URL.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class SpanExport:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Export what has come."""
+        """Export all spans made so far, and end."""
         self._subscription.close()
         await self._task
         await asyncio.to_thread(self._provider.shutdown)

@@ -1,7 +1,7 @@
-"""A trace as lines of JSON, one record a line: lossless, and readable however its writer ended.
+"""Traces as lines of JSON, one record a line: lossless, and readable even if the writer was killed.
 
-The first line is a `TraceHeader`; the rest are in the order in which they came to be known. A file
-whose name ends with ".gz" is compressed.
+The first line is a `TraceHeader`; the records follow in the order in which they became known. A
+file with a name that ends with ".gz" is compressed.
 """
 
 import gzip
@@ -21,13 +21,13 @@ VERSION = 2
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_field="kind"):
-    """What the records are of.
+    """The first line of a trace.
 
     Attributes:
         version: of the format.
-        legato_version: that wrote it.
+        legato_version: of the writer.
         started_s: on the records' clock.
-        unix_s: what to add to the records' times to have Unix time; None on a virtual clock.
+        unix_s: offset from the records' times to Unix time; None on a virtual clock.
         settings: of the engine; key a flag's name, value as printed.
     """
 
@@ -39,13 +39,13 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
 
     @classmethod
     def now(cls, settings: dict[str, str]) -> "TraceHeader":
-        """Of a trace that begins now, on the clock of `time.monotonic`."""
+        """Make the header of a trace that begins now, on the clock of `time.monotonic`."""
         now_s = time.monotonic()
         return cls(started_s=now_s, unix_s=time.time() - now_s, settings=settings)
 
 
 class RecordsDropped(msgspec.Struct, frozen=True, kw_only=True, tag="dropped", tag_field="kind"):
-    """So many records are missing here, because they could not be written in time."""
+    """`num_records` records are missing here, because they could not be written in time."""
 
     num_records: int
 
@@ -58,13 +58,13 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 class JsonlTrace:
-    """Writes a trace; what `write` was given is in the file when it returns, in whole lines.
+    """Writes a trace; after each `write`, the file has all its lines, complete.
 
     Attributes:
         num_bytes: written so far, before compression.
 
     Raises:
-        OSError: the file cannot be written to; from any method.
+        OSError: the file cannot be written to; raised by any method.
     """
 
     def __init__(self, path: Path, header: TraceHeader) -> None:
@@ -85,12 +85,12 @@ class JsonlTrace:
 
 
 def read_trace(path: Path) -> tuple[TraceHeader, Iterator[TraceLine]]:
-    """The header of a trace, and its lines, read one by one.
+    """Return the header of a trace and an iterator over its lines.
 
-    A last line that was not written to its end is left out.
+    An incomplete last line is skipped.
 
     Raises:
-        ConfigError: this is no trace, or cannot be read; from the iterator, too.
+        ConfigError: this is no trace, or it cannot be read; also raised by the iterator.
     """
     lines = _lines(path)
     header = next(lines, None)
@@ -108,7 +108,7 @@ def _lines(path: Path) -> Iterator[_Line]:
                 if line.endswith(b"\n"):
                     yield _parsed(path, number, line)
     except EOFError:
-        return  # compressed, and its writer was killed
+        return  # compressed, by a writer that was killed
     except (OSError, zlib.error) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
 
@@ -121,7 +121,7 @@ def _parsed(path: Path, number: int, line: bytes) -> _Line:
 
 
 def open_binary(path: Path, mode: str) -> IO[bytes]:
-    """A file, compressed if its name ends with ".gz"."""
+    """Open a file, compressed if its name ends with ".gz"."""
     if path.suffix == ".gz":
         return cast("IO[bytes]", gzip.open(path, mode, compresslevel=1))
     return cast("IO[bytes]", path.open(mode))

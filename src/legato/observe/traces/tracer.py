@@ -1,4 +1,4 @@
-"""Writes a trace into a file whose name says its format: what a feed publishes, or given lines."""
+"""Writes a feed's records to a trace file, in the format of the file's name."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ TraceFormat = Literal["jsonl", "perfetto"]
 _FORMATS: dict[str, TraceFormat] = {".jsonl": "jsonl", ".json": "perfetto"}  # key suffix
 
 _GATHER_S = 0.1
-"""Records are written together: a thread that wakes for each step takes the steps' time."""
+"""Records are written in batches: a thread that wakes for each step would slow the steps."""
 
 
 class TraceWriter(Protocol):
-    """As `JsonlTrace` describes."""
+    """See `JsonlTrace`."""
 
     num_bytes: int
 
@@ -34,10 +34,10 @@ class TraceWriter(Protocol):
 
 
 def trace_format(path: Path) -> TraceFormat:
-    """What a file of this name is written in.
+    """Return the format of a file with this name.
 
     Raises:
-        ConfigError: no format has such names.
+        ConfigError: no format has such a name.
     """
     name = path.name.removesuffix(".gz")
     for suffix, found in _FORMATS.items():
@@ -50,7 +50,7 @@ def trace_format(path: Path) -> TraceFormat:
 
 
 def trace_writer(path: Path, header: TraceHeader) -> TraceWriter:
-    """Begin a trace.
+    """Start a trace in the format of its file's name.
 
     Raises:
         ConfigError: as `trace_format`.
@@ -61,18 +61,18 @@ def trace_writer(path: Path, header: TraceHeader) -> TraceWriter:
 
 
 class Tracer:
-    """One trace, from its making until `stop`, an error, or `max_bytes` written.
+    """One trace, written until `stop`, an error, or `max_bytes` bytes.
 
     Args:
-        path: is overwritten; its name tells the format, as in `trace_writer`.
+        path: overwritten; its name selects the format, as in `trace_format`.
         settings: as in `TraceHeader`.
         max_bytes: before compression.
 
     Attributes:
-        error: why the trace ended before its time; None while all is well.
+        error: why the trace ended early; None if it did not.
 
     Raises:
-        ConfigError: no format has such names.
+        ConfigError: no format has such a name.
         OSError: the file cannot be written.
     """
 
@@ -87,7 +87,7 @@ class Tracer:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Write what has come, and close the file."""
+        """Write all records received so far, and close the file."""
         self._subscription.close()
         await self._task
 
@@ -105,7 +105,7 @@ class Tracer:
                 await self._subscription.gather(_GATHER_S)
         except OSError as error:
             self._fail(f"the trace could not be written: {error}")
-        with contextlib.suppress(OSError):  # of what could not be written, which was told
+        with contextlib.suppress(OSError):  # a write error that has been reported
             await asyncio.to_thread(self._writer.close)
 
     def _check_size(self, writer: TraceWriter) -> None:

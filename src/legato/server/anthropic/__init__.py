@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: what its clients send and read, over the same generation."""
+"""Anthropic's Messages API: its requests and answers, over the same generation as OpenAI's."""

@@ -1,4 +1,4 @@
-"""From the deltas of a message to the blocks of its content, and the events of both."""
+"""Turns the deltas of a message into content blocks and their events."""
 
 from typing import Any
 
@@ -22,19 +22,19 @@ from legato.server.http.bodies import TypedEvent
 
 
 class Blocks:
-    """Puts a message's content together: a block after the other, each as its deltas come.
+    """Builds a message's content block by block, from its deltas.
 
     Attributes:
-        done: the blocks that are complete.
+        done: the complete blocks.
     """
 
     def __init__(self) -> None:
         self.done: list[Content] = []
-        self._open: Content | None = None  # as it began
-        self._texts: list[str] = []  # of the open block
+        self._open: Content | None = None  # the open block, without its text
+        self._texts: list[str] = []  # pieces of the open block's text
 
     def take(self, delta: MessageDelta) -> list[TypedEvent]:
-        """The events of what is new."""
+        """Return the events that a delta causes."""
         events: list[TypedEvent] = []
         if delta.reasoning:
             if not isinstance(self._open, ThinkingContent):
@@ -53,7 +53,7 @@ class Blocks:
         return events
 
     def close(self) -> list[TypedEvent]:
-        """No more comes."""
+        """End the open block and return its events."""
         events: list[TypedEvent] = []
         self._end(events)
         return events
@@ -87,7 +87,10 @@ def _filled(block: Content, text: str) -> Content:
 
 
 def _as_object(text: str) -> dict[str, Any]:
-    """A call's arguments; what no grammar held to be an object may be none, and is shown then."""
+    """Parse a call's arguments; return text that is no object under "invalid".
+
+    Without a grammar, a model may write any text.
+    """
     try:
         return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
     except msgspec.DecodeError:

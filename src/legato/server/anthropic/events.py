@@ -1,4 +1,4 @@
-"""A message, and the events that tell how it comes about, as Anthropic's clients know them."""
+"""Anthropic's message, and the events of a streamed one."""
 
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ class TextContent(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class ThinkingContent(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
-    """Attributes: `signature` is empty: whoever has a message may change it."""
+    """Attributes: `signature` is empty, since clients may change a message."""
 
     thinking: str
     signature: str = ""
@@ -30,7 +30,7 @@ Content = TextContent | ThinkingContent | ToolUseContent
 
 
 class MessageUsage(msgspec.Struct, frozen=True):
-    """Attributes: `input_tokens` are those of the prompt that were not in the cache."""
+    """Attributes: `input_tokens` counts the prompt's tokens that were not in the cache."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -54,7 +54,7 @@ class MessageStart(TypedEvent, frozen=True, tag="message_start"):
 
 
 class Ping(TypedEvent, frozen=True, tag="ping"):
-    """Says nothing."""
+    """Carries no data."""
 
 
 class BlockStart(TypedEvent, frozen=True, tag="content_block_start"):
@@ -92,11 +92,11 @@ class MessageChange(msgspec.Struct, frozen=True):
 
 
 class MessageDelta(TypedEvent, frozen=True, tag="message_delta"):
-    """Attributes: `usage` is that of the whole message."""
+    """Attributes: `usage` is the whole message's."""
 
     delta: MessageChange
     usage: MessageUsage
 
 
 class MessageStop(TypedEvent, frozen=True, tag="message_stop"):
-    """The last one."""
+    """The last event."""

@@ -1,4 +1,4 @@
-"""POST /v1/messages: how it answers. What it takes: `requests/anthropic.py`."""
+"""POST /v1/messages: its answers. Its requests are in `requests/anthropic.py`."""
 
 from http import HTTPStatus
 
@@ -36,7 +36,7 @@ router = APIRouter(tags=["Anthropic"])
 
 
 class MessagesFormat:
-    """Words the answer to one request."""
+    """Formats the answer to one request."""
 
     def __init__(self, asked: Generation, job: Job, *, model: str) -> None:
         self._arrival = job.arrival
@@ -75,7 +75,7 @@ class MessagesFormat:
         return [encode_json(self._answer())]
 
     def _answer(self) -> MessageAnswer:
-        """The message as far as its blocks are complete."""
+        """The message so far, with its complete blocks."""
         return MessageAnswer(
             id=f"msg_{self._arrival.answer_id}",
             model=self._model,
@@ -117,7 +117,7 @@ class MessagesFormat:
     ),
 )
 async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Answer a turn of a conversation."""
+    """Answer the next turn of a conversation."""
     asked, prompts = await context.text.generation("messages", body, arrival.tenant)
     job = Job.of(
         asked,
@@ -135,5 +135,5 @@ async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalD
     responses=responses(TokenCount, errors=(HTTPStatus.NOT_FOUND,), error_body=AnthropicErrorBody),
 )
 async def count_tokens(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """How many tokens the prompt of a conversation has."""
+    """Count the tokens of a conversation's prompt."""
     return pieces_response(await context.text.answer("count_tokens", body, arrival.tenant))

@@ -1,1 +1,1 @@
-"""One HTTP request's generation, in whichever format it was asked for."""
+"""Runs one HTTP request's generation, in the format of its endpoint."""

@@ -1,4 +1,4 @@
-"""From the deltas of a job to the answer to its HTTP request: one JSON object, or a stream."""
+"""Turns the deltas of a job into its HTTP answer: one JSON object, or a stream."""
 
 from fastapi.responses import Response
 
@@ -14,10 +14,10 @@ from legato.server.http.paced import PacedResponse
 
 
 async def respond(context: Context, job: Job, answer_format: AnswerFormat) -> Response:
-    """Answer as the request asks.
+    """Run a job and answer its request, streamed or whole.
 
     Raises:
-        Exception: as `running`, where the answer is not streamed.
+        Exception: as `running`, if the answer is not streamed.
     """
     recorder = AnswerRecorder(context.engine.activity.records, job)
     if job.is_streamed:

@@ -1,4 +1,4 @@
-"""What the answers of all endpoints have in common, before each words them."""
+"""The interfaces and the usage object common to the answers of all endpoints."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -23,30 +23,30 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class WholeAnswer(Protocol):
-    """An answer in one piece."""
+    """An answer in one JSON object."""
 
     def take(self, choice: int, delta: CompletionDelta) -> object:
-        """A delta has come."""
+        """Add a delta."""
 
     def pieces(self) -> Iterable[bytes]:
-        """The answer in JSON, once all have come; a piece is made when it is read."""
+        """Return the answer's JSON after the last delta; each piece is made when it is read."""
 
 
 class EventWriter(Protocol):
-    """An answer in server-sent events."""
+    """Formats an answer as server-sent events."""
 
     def delta(self, choice: int, delta: CompletionDelta) -> bytes:
-        """The events that word one delta; with the first delta, those that begin the stream."""
+        """Return the events of one delta; with the first delta, the stream's first events too."""
 
     def end(self) -> Iterable[bytes]:
-        """The pieces that follow the last delta; each is made when it is read."""
+        """Return the pieces after the last delta; each is made when it is read."""
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
-        """The same for a stream that has begun and is ended by an error."""
+        """Return the last pieces of a stream that an error ends."""
 
 
 class AnswerFormat(Protocol):
-    """How one endpoint words the answer to one request: whole or in events, whichever is asked."""
+    """How one endpoint formats an answer, whole or as events."""
 
     def whole(self) -> WholeAnswer: ...
 
@@ -54,11 +54,11 @@ class AnswerFormat(Protocol):
 
 
 class UsageCounter:
-    """Counts what the deltas of one request bring; its prompts count once each."""
+    """Counts the tokens of one request. Each prompt counts once, for any `n`."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self._num_prompt_tokens = sum(map(len, prompts))
-        self._num_cached_tokens: dict[int, int] = {}  # key choice, the first of its prompt
+        self._num_cached_tokens: dict[int, int] = {}  # key: index of a prompt's first choice
         self._num_output_tokens = 0
 
     def add(self, choice: int, delta: CompletionDelta) -> None:

@@ -1,4 +1,4 @@
-"""Notes how an answer went, for whoever traces it."""
+"""Records one answer for the tracer."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from legato.server.generation.job import Job
 
 
 class AnswerRecorder:
-    """Notes how an answer went, while somebody listens to records; publishes that at its end."""
+    """Records one answer, if the record feed has a subscriber, and publishes it at the end."""
 
     def __init__(self, feed: RecordFeed[Record], job: Job) -> None:
         self._feed = feed
@@ -23,7 +23,7 @@ class AnswerRecorder:
         self._num_output_tokens = 0
 
     def take(self, choice: int, delta: CompletionDelta) -> None:
-        """A delta has come."""
+        """Record a delta from the engine."""
         if not self._feed.is_wanted:
             return
         self._request_ids[choice] = delta.output.request_id
@@ -32,12 +32,12 @@ class AnswerRecorder:
             self._finish_reasons[choice] = delta.finish_reason
 
     def sent(self, choice: int, delta: CompletionDelta) -> None:
-        """It has been written to the client's socket, or put with the others of its answer."""
+        """Record that a delta was written to the client, or added to a whole answer."""
         if self._feed.is_wanted:
             self._sent_s[choice] += [time.monotonic()] * len(delta.token_ids)
 
     def end(self, error: BaseException | None) -> None:
-        """The answer is over; `error` is why, where it did not come to its end."""
+        """Publish the record. `error` is what ended the answer early, if anything did."""
         if not self._feed.is_wanted:
             return
         if isinstance(error, asyncio.CancelledError):

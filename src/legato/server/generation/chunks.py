@@ -1,4 +1,4 @@
-"""Answers as chat and plain completions have them: choices, and chunks of the same shape."""
+"""Answers of the chat and completions endpoints: choices, and chunks of the same shape."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -19,20 +19,20 @@ UsageField = Usage | None | msgspec.UnsetType
 
 
 class ChunkFormat(Protocol):
-    """How one endpoint words its answers."""
+    """How one endpoint formats its answers and chunks."""
 
     def answer(self, completions: list[Completion], usage: Usage) -> msgspec.Struct:
-        """All completions, in the order of their choice index, for `json_pieces`."""
+        """Return the answer for `json_pieces`. Completions are in order of their choice index."""
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> msgspec.Struct:
-        """One piece of one completion."""
+        """Return the chunk of one delta."""
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The end of a stream that was to tell its usage."""
+        """Return the stream's last chunk, if the request asked for usage."""
 
 
 class InChunks:
-    """The `AnswerFormat` that a `ChunkFormat` makes for one job."""
+    """The `AnswerFormat` of a `ChunkFormat` and a job."""
 
     def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
         self._words = words
@@ -47,7 +47,7 @@ class InChunks:
 
 
 class _Choices:
-    """Puts completions together."""
+    """Collects the completions of a whole answer."""
 
     def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
         self._words = words
@@ -65,7 +65,7 @@ class _Choices:
 
 
 class _ChunkWriter:
-    """A chunk a delta, and [DONE]."""
+    """Writes one chunk per delta, then [DONE]."""
 
     def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
         self._words = words
@@ -93,7 +93,7 @@ class _ChunkWriter:
 
 
 def _shown(delta: CompletionDelta, asked: Generation) -> CompletionDelta:
-    """What a client gets to see of a delta: none of its output, where it wants its prompt alone."""
+    """Hide the output of a delta if the request asked only for its prompt."""
     if not asked.is_echo_only:
         return delta
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""The prompts of one HTTP request, and what is to become of them."""
+"""The prompts of one HTTP request, with their parameters."""
 
 import msgspec
 
@@ -16,8 +16,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         operation, is_streamed: as in `AnswerRecord`.
         prompts: token ids of each.
-        kv_transfer: what becomes of its only prompt's blocks between engines.
-        field_names: what the client calls what errors may blame; see `naming_fields`.
+        kv_transfer: how the blocks of its only prompt move between engines.
+        field_names: the client's names of fields that errors may blame; see `naming_fields`.
     """
 
     arrival: Arrival
@@ -40,10 +40,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         kv_transfer: KVTransfer | None = None,
         field_names: dict[str, str] | None = None,
     ) -> "Job":
-        """What was read of a body.
+        """Make a job of a parsed body.
 
         Raises:
-            InvalidRequestError: it claims another tenant than its key's.
+            InvalidRequestError: the body names another tenant than the API key.
         """
         return cls(
             arrival=arrival,

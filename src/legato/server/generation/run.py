@@ -1,4 +1,4 @@
-"""Runs a job, and notes how that went."""
+"""Runs a job and measures it."""
 
 import sys
 import time
@@ -18,18 +18,18 @@ from legato.server.generation.job import Job
 from legato.server.http.errors import shutting_down
 
 TakeChoice = Callable[[int, CompletionDelta], object]
-"""Is given the index of a completion among all of a job, and what is new of it: `Take`'s terms."""
+"""Called with the index of a completion within the job and its delta; may raise as `Take` may."""
 
 
 @asynccontextmanager
 async def running(
     context: Context, job: Job, answer: AnswerRecorder, take: TakeChoice
 ) -> AsyncGenerator[Submission]:
-    """Have all completions made, and measure them; leaving aborts what still runs.
+    """Run all completions of a job and measure them; leaving the block aborts the rest.
 
     Args:
-        answer: told of what comes and of the end; of what is sent, the caller tells it.
-        take: given each delta, as it comes.
+        answer: records each delta and the end. The caller records what it sends.
+        take: called with each delta as it comes.
 
     Raises:
         ApiError: the engine is gone because the server is shutting down.

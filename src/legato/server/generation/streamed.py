@@ -1,4 +1,4 @@
-"""An answer in server-sent events, each of which is written the moment its delta comes."""
+"""Streams an answer as server-sent events, each written when its delta comes."""
 
 import logging
 from collections import deque
@@ -22,15 +22,15 @@ from legato.server.http.paced import send_paced
 from legato.server.limits import MAX_UNREAD_BYTES
 
 _DELTA_BYTES, _SCORE_BYTES = 700, 120
-"""Of a delta that waits, and of each log probability in it."""
+"""Memory of one waiting delta, and of each log probability in it."""
 
 logger = logging.getLogger(__name__)
 
 
 class StreamedAnswer(EventResponse):
-    """Runs a job and writes what comes of it; errors before the first delta have their own status.
+    """Runs a job and streams its answer. An error before the first delta has its own status.
 
-    While the client is behind, deltas are kept for it. One too many ends the stream.
+    Deltas wait while the client reads too slowly. One too many ends the stream.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class StreamedAnswer(EventResponse):
         self._job = job
         self._recorder = recorder
         self._writer = writer
-        self._unread: deque[tuple[int, CompletionDelta]] = deque()  # key choice
+        self._unread: deque[tuple[int, CompletionDelta]] = deque()  # key: choice
         self._max_unread = most_unread(job.params, job.num_choices, context.max_unread_tokens)
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Raises as `running`, as long as nothing is sent."""
+        """Raises as `running`, if nothing was sent yet."""
         self._outlet = Outlet.of(scope)
         has_begun = False
         try:
@@ -77,7 +77,7 @@ class StreamedAnswer(EventResponse):
         self._unread.append((choice, delta))
 
     async def _write_all(self, submission: Submission) -> None:
-        """Return once everything is written; raises what ended the submission, if an error did."""
+        """Return once all deltas are written; raises the submission's error, if any."""
         self._write_unread()
         await submission.ended.wait()
         while self._unread:
@@ -95,7 +95,7 @@ class StreamedAnswer(EventResponse):
 
 
 def most_unread(params: SamplingParams, num_choices: int, max_unread_tokens: int) -> int:
-    """Deltas that may wait for the client of one stream, each of a token."""
+    """The number of deltas that may wait for one stream's client."""
     num_scores = 0 if params.logprobs is None else 1 + params.logprobs
     most_held = MAX_UNREAD_BYTES // (_DELTA_BYTES + _SCORE_BYTES * num_scores)
     return min(num_choices * max_unread_tokens, max(num_choices, most_held))

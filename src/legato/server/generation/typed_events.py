@@ -1,4 +1,4 @@
-"""Answers that are told in typed events, some of which stand before the first delta's."""
+"""Streams of typed events, some of them before the first delta's."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -11,23 +11,23 @@ from legato.server.http.json_pieces import json_pieces
 
 
 class EventTeller(Protocol):
-    """What one endpoint tells of an answer while it comes about."""
+    """Makes the typed events of one endpoint's stream."""
 
     def begun(self) -> Sequence[TypedEvent]:
-        """Before the first delta is taken."""
+        """Return the events before the first delta."""
 
     def take(self, choice: int, delta: CompletionDelta) -> Sequence[TypedEvent]:
-        """Of one delta."""
+        """Return the events of one delta."""
 
     def ended(self) -> Sequence[TypedEvent]:
-        """After the last one."""
+        """Return the events after the last delta."""
 
     def failed(self, error: ApiError) -> Sequence[TypedEvent]:
-        """Where no more comes."""
+        """Return the last events of a stream that an error ends."""
 
 
 class TypedEventWriter:
-    """The `EventWriter` of a teller.
+    """The `EventWriter` of an `EventTeller`.
 
     Args:
         encode: makes JSON of an event, in pieces.

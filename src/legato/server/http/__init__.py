@@ -1,1 +1,1 @@
-"""What every request goes through, whatever it asks for."""
+"""HTTP connections, middleware, bodies and errors, common to all endpoints."""

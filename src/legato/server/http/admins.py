@@ -1,4 +1,4 @@
-"""Who may administer a server: change its settings, and see the requests of all its clients."""
+"""Restricts changes of settings, and watching all clients' requests, to admins."""
 
 import ipaddress
 
@@ -17,10 +17,10 @@ _PROXY_PREFIX = "x-forwarded-"
 
 
 class Admins:
-    """Knows them by an admin key, or without any by a connection from this machine.
+    """Recognizes admins by their key or, if there are no admin keys, by a local connection.
 
-    What a proxy passes on is not from this machine, even if the proxy is on it. Its headers can
-    only take the right away: a client cannot send itself one that gives it.
+    A request that a proxy forwards does not count as local, even if the proxy is. Proxy headers can
+    only take the right away, so a client gains nothing by forging them.
     """
 
     def __init__(self, config: ServerConfig, names: HostNames) -> None:
@@ -29,7 +29,7 @@ class Admins:
         self._names = names
 
     def check(self, scope: Scope) -> None:
-        """Raises `ApiError` where a request is not an admin's."""
+        """Raises `ApiError` if a request is not an admin's."""
         headers = Headers(scope=scope)
         if self._keys:
             sent = sent_key(headers)
@@ -39,14 +39,14 @@ class Admins:
             raise from_this_machine_only()
 
     def _is_near(self, scope: Scope) -> bool:
-        """Whether the peer of the connection is on this machine."""
+        """Whether the connection comes from this machine."""
         peer = scope.get("client")
         return peer is not None and is_loopback(_unmapped(peer[0]))
 
     def _is_safe(self, headers: Headers) -> bool:
-        """Whether no page of somebody else's can have sent it, who owns the name (DNS rebinding).
+        """Whether no foreign web page can have sent the request by DNS rebinding.
 
-        A page does not have the key, where clients are asked for one.
+        If clients need a key, a page does not have it.
         """
         return self._asks_for_key or all(map(self._names.is_own, headers.getlist("Host")))
 
@@ -56,7 +56,7 @@ def _is_passed_on(headers: Headers) -> bool:
 
 
 def _unmapped(host: str) -> str:
-    """An IPv4 address as such, where a socket of both versions has it in IPv6."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address; any other host as it is."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -71,4 +71,4 @@ async def _check(request: Request) -> None:
 
 
 ADMINS_ONLY = Depends(_check)
-"""For the `dependencies` of a route."""
+"""Add it to the `dependencies` of a route."""

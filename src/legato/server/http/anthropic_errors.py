@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients expect them, below the paths of its API."""
+"""Errors in the format of Anthropic's API, for its paths."""
 
 from http import HTTPStatus
 
@@ -25,10 +25,10 @@ class AnthropicErrorDetail(msgspec.Struct, frozen=True):
 
 
 class AnthropicErrorBody(TypedEvent, frozen=True, tag="error"):
-    """An answer, or the last event of a stream.
+    """An error answer, or the last event of a stream.
 
     Attributes:
-        request_id: that of the header `request-id`.
+        request_id: as in the header `request-id`.
     """
 
     error: AnthropicErrorDetail
@@ -41,7 +41,7 @@ def is_anthropic(path: str) -> bool:
 
 
 def anthropic_error(error: ApiError, request_id: str) -> AnthropicErrorBody:
-    """The same in Anthropic's words."""
+    """Return an error in Anthropic's format."""
     kind = _TYPES.get(error.status, "invalid_request_error")
     detail = AnthropicErrorDetail(kind, error.detail.message)
     return AnthropicErrorBody(detail, request_id)

@@ -1,4 +1,4 @@
-"""The keys that clients may call with, and whose each is."""
+"""The API keys of clients, and their tenants."""
 
 import hashlib
 import hmac
@@ -9,14 +9,14 @@ from starlette.datastructures import Headers
 
 from legato.core.tenant import TENANT_PATTERN
 
-# A key of base64 ends with up to two of the characters that stand behind a name.
+# A base64 key ends with up to two "=", so a name needs something else after its "=".
 _NAMED = re.compile(rf"({TENANT_PATTERN.strip('^$')})=(?!=*$)(.+)", re.DOTALL)
 
 
 class ApiKeys:
-    """Keys as configured: KEY, or TENANT=KEY. Several may be one tenant's.
+    """API keys as configured: KEY, or TENANT=KEY. A tenant may have several.
 
-    It keeps no key itself.
+    It stores only their digests.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -26,18 +26,18 @@ class ApiKeys:
         return bool(self._tenants)
 
     def find(self, given: bytes) -> tuple[bool, str | None]:
-        """Whether it is a key, and the tenant that it names, if it does."""
+        """Return whether a key is valid, and its tenant, if it names one."""
         digest = _digest(given)
-        # All are compared, so that the time taken tells nothing of which came near.
+        # Compare all, so that the time taken reveals nothing about near misses.
         found = [tenant for key, tenant in self._tenants if hmac.compare_digest(digest, key)]
         return bool(found and given), found[0] if found else None
 
 
 def sent_key(headers: Headers) -> bytes:
-    """The key that a client sent, as OpenAI's clients do or as Anthropic's; empty where none is."""
+    """Return the key that a client sent in OpenAI's or Anthropic's header; empty if none."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    return key.encode("latin-1")  # the bytes as they were sent
+    return key.encode("latin-1")  # the bytes as sent
 
 
 def _split(text: str) -> tuple[str | None, str]:
@@ -50,5 +50,5 @@ def _bytes(key: str) -> bytes:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length whatever the key's, which the time of a comparison would tell."""
+    """Hash a key. All digests have one length, so comparing them does not reveal the key's."""
     return hashlib.sha256(key).digest()

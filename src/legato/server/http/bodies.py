@@ -1,4 +1,4 @@
-"""Bodies: JSON in, as it came or read strictly; JSON and events out."""
+"""Request bodies, raw or parsed strictly, and responses in JSON and events."""
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -21,12 +21,12 @@ from legato.server.limits import MAX_PLAIN_BODY_BYTES
 
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
-# Proxies must not collect what is read live.
+# Proxies must not buffer a live stream.
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class JsonRoute(APIRoute):
-    """Reads small bodies on the event loop, as strictly as others are read in their processes."""
+    """Parses small bodies on the event loop, as strictly as the text processes parse others."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -44,16 +44,16 @@ class _StrictJsonRequest(Request):
     async def json(self) -> Any:
         try:
             return parse_json(await self.body())
-        except InvalidRequestError as error:  # of which FastAPI would not tell
+        except InvalidRequestError as error:  # FastAPI would not report it
             raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
 async def _json_bytes(request: Request) -> bytearray:
-    """A body that is said to be JSON, which no web page can send to another origin unasked."""
+    """Return a body whose content type is JSON. No web page can send one across origins unasked."""
     content_type = Message()
     content_type["content-type"] = request.headers.get("content-type", "")
     kind, _, subtype = content_type.get_content_type().partition("/")
-    # `ReadBody` hands it on whole; `request.body()` would make a copy.
+    # `ReadBody` passes it on whole; `request.body()` would copy it.
     body: bytearray = (await request.receive())["body"]
     if not body or kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
         raise no_json_object()
@@ -61,28 +61,28 @@ async def _json_bytes(request: Request) -> bytearray:
 
 
 JsonBytes = Annotated[bytearray, Depends(_json_bytes)]
-"""The body, for a handler that has it read elsewhere; `takes` describes it."""
+"""The raw body, for handlers that send it to a text process; `takes` describes it."""
 
 
 def json_response(body: msgspec.Struct | bytes) -> Response:
-    """Args: body: what is to become JSON, or is it already."""
+    """Args: body: a struct to encode, or JSON."""
     data = body if isinstance(body, bytes) else encode_json(body)
     return Response(data, media_type=JSON)
 
 
 def event(data: bytes) -> bytes:
-    """`data` as an event; it must not contain line breaks, which JSON escapes."""
+    """Format `data` as an event. It must not contain line breaks; JSON escapes them."""
     return b"data: " + data + b"\n\n"
 
 
 class TypedEvent(msgspec.Struct, frozen=True, tag_field="type"):
-    """For clients that tell events by their types, which are their names, too."""
+    """An event whose name is its type."""
 
 
 def typed_event_pieces(
     events: Iterable[TypedEvent], encode: Callable[[TypedEvent], Iterable[bytes]] = json_pieces
 ) -> Iterator[bytes]:
-    """As a client reads them, in pieces.
+    """Format events, in pieces.
 
     Args:
         encode: makes JSON of an event, without line breaks.
@@ -101,9 +101,9 @@ def _name(kind: type[TypedEvent]) -> bytes:
 
 
 class StreamedResponse(Response):
-    """An answer whose body comes piece by piece, after its beginning.
+    """A response whose body is sent piece by piece.
 
-    It does not look for disconnects, as Starlette's would: `CancelOnDisconnect` does.
+    Unlike Starlette's, it does not watch for disconnects: `CancelOnDisconnect` does.
     """
 
     def __init__(self, headers: dict[str, str], media_type: str) -> None:
@@ -128,7 +128,7 @@ class EventResponse(StreamedResponse):
 
 
 class EventStream(EventResponse):
-    """Events of a generator, which is closed however the stream ends."""
+    """Sends the events of a generator, and always closes the generator."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__()
@@ -155,5 +155,5 @@ class _InPieces(StreamedResponse):
 
 
 def pieces_response(pieces: Sequence[bytes]) -> Response:
-    """JSON that comes in pieces, and is sent in them: one write of megabytes would hold up all."""
+    """Send JSON in pieces: one write of megabytes would block all other streams."""
     return _InPieces(pieces)

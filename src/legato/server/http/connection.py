@@ -1,7 +1,7 @@
-"""One HTTP connection, whose client can hold up no other.
+"""One HTTP connection, limited so that its client can block no other.
 
-uvicorn's own protocol waits for ever for headers, for a body and for a client that does not read,
-and takes headers of any size and any number of requests at once. Here each of these has a limit. A
+uvicorn's own protocol waits for ever for headers, for a body and for a client that does not read.
+It accepts headers of any size and any number of requests at once. Here each of these has a limit. A
 client that exceeds one is disconnected, after the answers to its earlier requests.
 
 A request is parsed once all before it on its connection are answered. Until then its bytes wait,
@@ -38,15 +38,15 @@ from legato.server.limits import MAX_PIPELINED_BYTES
 logger = logging.getLogger(__name__)
 
 _EMPTY_LINE = re.compile(rb"\A\r?\n|\n\r?\n")
-"""Every head ends with one, and so does every body in chunks."""
+"""The end of every head, and of every chunked body."""
 _MOST_PARSED_BYTES = 4096
-"""At a time, of what may hold a great many headers or chunks."""
+"""The most parsed in one call, where there may be a great many headers or chunks."""
 _TURN_S = 0.001
-"""How long a connection parses before others have their turn."""
+"""How long a connection may parse before others have their turn."""
 
 
 class _Awaited(enum.Enum):
-    """What is to come next from the client."""
+    """The part that the client must send next."""
 
     REQUEST = enum.auto()
     HEADERS = enum.auto()
@@ -57,8 +57,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits.
 
     Args:
-        limits: of connections, bytes and times.
-        turns: of all connections whose clients do not wait for answers.
+        limits: on connections, bytes and times.
+        turns: shared by all connections that have more to parse.
         count_error: called with the status of each refusal that no application sees.
         options: uvicorn's.
     """
@@ -80,17 +80,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._num_header_bytes = 0
-        self._num_withheld_bytes = 0  # taken in by the parser, which has made nothing of them yet
+        self._num_withheld_bytes = 0  # given to the parser, which has reported nothing of them yet
         self._num_body_bytes = 0  # since the read timer was set
         self._num_unsent_bytes = 0  # when the write timer was set
-        self._num_missing_bytes = 0  # of the body, where its length is known
+        self._num_missing_bytes = 0  # of the body, if its length is known
         self._refusal: ApiError | None = None
-        self._backlog = bytearray()  # received, and not parsed yet
+        self._backlog = bytearray()  # received and not parsed yet
         self._awaits_turn = False
         self._answering: RequestResponseCycle | None = None
         self._is_half_closed = False  # by the client
-        self._is_ending = False  # nothing more is taken from the client
-        self._last_words = b""  # for when the request before is answered
+        self._is_ending = False  # no more input is accepted
+        self._last_words = b""  # an error to send after the current answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -107,7 +107,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._backlog.clear()
         super().connection_lost(exc)
 
-    # What comes in
+    # Input
 
     def data_received(self, data: bytes) -> None:
         if self._is_ending:
@@ -119,7 +119,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._limited_flow.hold_reading()
 
     def _parse(self) -> None:
-        """Parse until a request waits for the one before it, or others should have their turn."""
+        """Parse until a request must wait for an earlier one, or the connection's turn is over."""
         self._awaits_turn = False
         if self.transport.is_closing():
             return
@@ -141,7 +141,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._end()
 
     def _num_parsable_bytes(self) -> int:
-        """Of the backlog's beginning, in which no more than one request ends."""
+        """Bytes at the start of the backlog to parse now; at most one request ends in them."""
         if self.transport.is_closing():
             return 0
         if self._awaited is _Awaited.BODY and self._num_missing_bytes:
@@ -164,7 +164,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # Here rather than where it is handled, which may wait for others' tokens to be written.
+        # Not in the handler, which may start late while other streams' tokens are written.
         self.scope["state"]["received_s"] = time.monotonic()
         self._num_header_bytes = 0
         self._await(_Awaited.HEADERS)
@@ -174,7 +174,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called for the trailers of a body too."""
+        """Also called for the trailers of a body."""
         self._count_header(len(name) + len(value))
         super().on_header(name, value)
 
@@ -198,12 +198,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # the parser goes on as if it should not
+            return  # the parser continues as if there were no upgrade
         super().on_message_complete()
         self._await(_Awaited.REQUEST)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether to keep the connection: its client may yet be there to hear its answers."""
+        """Whether to keep the connection: its client may still read answers."""
         self._is_half_closed = True
         if not self._backlog:
             self._end()
@@ -213,7 +213,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return True
 
     def send_400_response(self, _msg: str) -> None:
-        """Called where the parser, or a callback of it, raised."""
+        """Called when the parser or one of its callbacks raised."""
         self._refuse(self._refusal or malformed_http())
 
     def _count_header(self, num_bytes: int) -> None:
@@ -242,7 +242,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _on_read_timeout(self) -> None:
         limits = self._limits
         if self.transport.is_closing():
-            self.transport.abort()  # which, unlike closing, waits for no unsent bytes
+            self.transport.abort()  # unlike close(), does not wait for unsent bytes
         elif self._is_client_waiting:
             self._await(self._awaited)
         elif self._awaited is _Awaited.REQUEST:
@@ -261,7 +261,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_client_waiting(self) -> bool:
-        """Whether it is the server's turn, so that a pause of the client means nothing."""
+        """Whether the server must act next, so that the client's silence means nothing."""
         is_answering = self._awaited is _Awaited.REQUEST and self._answering is not None
         return is_answering or bool(self._backlog)
 
@@ -272,24 +272,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         logger.debug("refused a connection: %s", error)
         self._end(_raw_response(error))
 
-    # How it ends
+    # End of the connection
 
     def _end(self, last_words: bytes = b"") -> None:
-        """Take nothing more, and hang up once what was asked for is answered."""
+        """Accept no more input, and close after the current answer."""
         if self._is_ending:
             return
         self._is_ending = True
         self._last_words = last_words
         self._backlog.clear()
-        if self._answering is None or self._answering.more_body:  # which will never be complete
+        if self._answering is None or self._answering.more_body:  # its body will never be complete
             self._hang_up()
 
     def _hang_up(self) -> None:
         self.transport.write(self._last_words)
         self.transport.close()
-        self._await(_Awaited.REQUEST)  # where it has to be aborted
+        self._await(_Awaited.REQUEST)  # its timeout aborts a connection that does not close
 
-    # What goes out
+    # Output
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = self._answering
@@ -312,7 +312,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._await(_Awaited.REQUEST)
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is written to: the application waits from here."""
+        """Called when the client reads too slowly; the application waits until `resume_writing`."""
         super().pause_writing()
         self._watch_writing()
 
@@ -336,13 +336,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def _body_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """As the parser has found it to be right; 0 where the body has none, or comes in chunks."""
+    """Return the declared length, validated by the parser; 0 without a body or if it is chunked."""
     lengths = dict(headers)
     return 0 if b"transfer-encoding" in lengths else int(lengths.get(b"content-length", 0))
 
 
 def _raw_response(error: ApiError) -> bytes:
-    """An answer for a connection on which no request was understood."""
+    """Return an error response for a connection without a valid request."""
     headers = {
         "Content-Type": "application/json",
         "Content-Length": str(len(error.body)),

@@ -1,4 +1,4 @@
-"""Errors of requests for endpoints that there are not."""
+"""Errors for endpoints that do not exist."""
 
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -11,7 +11,7 @@ from legato.server.http.errors import ApiError, invalid_request
 
 
 def no_such_endpoint(scope: Scope, routes: Iterable[BaseRoute]) -> ApiError:
-    """Args: scope: of a request that none of the routes takes."""
+    """Args: scope: of a request that no route takes."""
     method, path = scope["method"], scope["path"]
     known = [route for route in routes if isinstance(route, Route)]
     allowed = {

@@ -1,4 +1,4 @@
-"""Errors as responses, those of FastAPI and Starlette among them."""
+"""Error responses, also for FastAPI's and Starlette's errors."""
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -11,7 +11,7 @@ from legato.server.http.json_pieces import encode_json
 
 
 class ErrorResponse(Response):
-    """An error in the words of the API whose path was asked for."""
+    """An error in the format of the API that its path belongs to."""
 
     def __init__(self, error: ApiError) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""OpenAI's error object, and which error becomes which status. The text processes use it too."""
+"""OpenAI's error object, and the status of each error. The text processes use it too."""
 
 import math
 import re
@@ -22,17 +22,17 @@ from legato.server.limits import READER_MEMORY_BYTES
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
-_RESTART_S = "5"  # after which another server may stand here
+_RESTART_S = "5"  # time for another server to start
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
-_TAG = re.compile("<.*>")  # by which a union was decided: no part of a path
+_TAG = re.compile("<.*>")  # a union's tag in pydantic's path, no field of the client's
 _MAX_CHARS = 1000
-"""Of what an error quotes: a client's own values come back to it, but not by the megabyte."""
+"""The most characters of an error: it may quote the client's values, but not megabytes of them."""
 _LIKENESS = 0.8
-"""Of a field to a slip of it: many fields that others have are somewhat like one of Legato's."""
+"""The least likeness for a hint: many fields of other servers resemble one of Legato's."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """Attributes: OpenAI's; `param` is the offending field, dotted where it is nested."""
+    """Attributes: OpenAI's; `param` is the offending field, dotted if nested."""
 
     message: str
     type: str
@@ -45,7 +45,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """A refusal as the client sees it."""
+    """An error to send to the client."""
 
     def __init__(
         self, status: int, detail: ErrorDetail, headers: Mapping[str, str] | None = None
@@ -80,7 +80,7 @@ def invalid_key() -> ApiError:
 
 
 def admin_key_required(*, is_other_sent: bool) -> ApiError:
-    """Args: is_other_sent: whether the client has sent a key that is no admin's."""
+    """Args: is_other_sent: whether the client sent a key that is not an admin's."""
     detail = ErrorDetail(
         "this needs an admin key (--admin-api-key); send 'Authorization: Bearer KEY'",
         "permission_error" if is_other_sent else "authentication_error",
@@ -107,7 +107,7 @@ def host_not_allowed(host: str) -> ApiError:
 
 
 def origin_not_allowed(origin: str | None) -> ApiError:
-    """Args: origin: None where a browser does not say which."""
+    """Args: origin: None if the browser does not say."""
     pages = "other sites" if origin is None else f"the origin {origin!r}"
     message = f"web pages of {pages} may not use this server; --allowed-origins lets them"
     detail = ErrorDetail(message, _INVALID, code="origin_not_allowed")
@@ -192,7 +192,7 @@ def out_of_memory() -> InvalidRequestError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of `error`; of one that nobody foresaw, nothing."""
+    """Return the error to send to the client. It reveals nothing of an unexpected error."""
     match error:
         case ApiError():
             return error
@@ -223,7 +223,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 @contextmanager
 def naming_fields(**names: str) -> Iterator[None]:
-    """Let errors blame the field that the client sent, where the engine calls it otherwise.
+    """Rename the field that an error blames from the engine's name to the client's.
 
     Args:
         names: key the engine's name, value the client's.
@@ -240,11 +240,11 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
 
 
 def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> InvalidRequestError:
-    """What a client is told of a body that does not fit.
+    """Return the error for a body that fails validation.
 
     Args:
         problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx".
-        known: fields that there are at the top.
+        known: fields at the top level, for hints.
     """
     problem = problems[0]
     cause = problem.get("ctx", {}).get("error")
@@ -265,13 +265,13 @@ def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> Invalid
 
 
 def _without_tags(path: Sequence[str | int]) -> list[str | int]:
-    """As the client sees it, who may have called a field like a tag: that would stand last."""
+    """Remove pydantic's tags. The last part stays: it may be a client's field named like a tag."""
     within, last = path[:-1], path[-1:]
     names = [part for part in within if not _TAG.fullmatch(str(part))]
     return [part for part in (*names, *last) if part != "body"]
 
 
 def _shortened(text: str) -> str:
-    """The beginning of a text, with escapes for lone surrogates, which JSON cannot carry."""
+    """Truncate a text, and escape lone surrogates, which JSON cannot carry."""
     short = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
     return short.encode(errors="backslashreplace").decode()

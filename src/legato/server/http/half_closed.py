@@ -1,8 +1,9 @@
-"""Whether a client that says no more is there to hear its answer.
+"""Detects whether a client that sends no more still reads its answer.
 
-One that closed its connection and one that shut its sending side send the same: an end. What
-differs is what becomes of bytes that are sent to them: the former's machine answers with a reset.
-So some are sent: those that every answer begins with, one at a time, until the answer has begun.
+A client that closes its connection and one that shuts only its sending side both send an end. They
+differ in how they treat further bytes: the machine of the former answers with a reset. So the watch
+sends the first bytes of the answer, which are always the same, one at a time, until the answer
+begins.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ _MAX_DELAY_S = 1.0
 class HalfClosedWatch:
     """Aborts a connection once its client turns out to be gone.
 
-    It looks at once, and then at growing intervals for as long as the connection is open. A proxy
-    in between that passes ends and bytes on may need a few of them.
+    It probes at once, then at growing intervals while the connection is open. A proxy in between
+    may need several probes, if it passes ends and bytes on.
 
     Args:
         answering: returns the request that is being answered; None between two of them.
@@ -37,7 +38,7 @@ class HalfClosedWatch:
         self._answering = answering
         self._delay_s = _FIRST_DELAY_S
         self._poll = select.poll()
-        self._poll.register(transport.get_extra_info("socket"), 0)  # errors and resets alone
+        self._poll.register(transport.get_extra_info("socket"), 0)  # errors and resets only
         self._look()
 
     def _look(self) -> None:
@@ -60,7 +61,7 @@ class HalfClosedWatch:
 
 
 class _Begun(asyncio.Transport):
-    """A connection to which an answer is written that has begun already."""
+    """A connection that has already sent the first bytes of an answer."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Answers to clients of HTTP/1.0, which know neither chunks nor interim answers."""
+"""Answers to HTTP/1.0 clients, which know neither chunks nor interim answers."""
 
 from typing import cast
 
@@ -7,7 +7,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 def without_chunks(cycle: RequestResponseCycle) -> Send:
-    """As `cycle.send`, but the connection's end is the end of an answer that tells no length."""
+    """Wrap `cycle.send`: the end of the connection ends an answer without a length."""
     cycle.waiting_for_100_continue = False
     is_open_ended = False
 
@@ -19,7 +19,7 @@ def without_chunks(cycle: RequestResponseCycle) -> Send:
             if is_open_ended:
                 cycle.chunked_encoding = False
         elif is_open_ended:
-            # A length that uvicorn finds to be kept, whatever comes.
+            # Pass uvicorn's length check with any length.
             cycle.expected_content_length = len(message.get("body", b""))
         await cast("Send", cycle.send)(message)
 

@@ -1,4 +1,4 @@
-"""JSON, read strictly: bounded, and without what is read one way here and another way elsewhere."""
+"""Strict, bounded JSON parsing; refuses bodies that parsers read differently."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from legato.core.errors import InvalidRequestError
 from legato.server.limits import MAX_JSON_VALUES
 
 _VALUE_MARKS = (b",", b"[", b"{")
-# One after the other, so that neither can go back over what it has passed.
+# Two passes, so that neither regex can backtrack.
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
 _PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
@@ -19,13 +19,13 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(body: bytes) -> Any:
-    """The value that `body` holds; a byte order mark in front of it is passed over.
+    """Parse a JSON body, with or without a byte order mark.
 
     Beside malformed JSON, it refuses NaN, lone surrogates in strings, a key that an object has
     twice, and more than `MAX_JSON_VALUES` values.
 
     Raises:
-        InvalidRequestError: it is not valid.
+        InvalidRequestError: the body is not valid.
     """
     body = body.removeprefix(BOM_UTF8)
     _check_num_values(body)
@@ -41,13 +41,13 @@ def parse_json(body: bytes) -> Any:
 
 
 def _has_lone_surrogate(body: bytes) -> bool:
-    """Whether a string has half of a character, which msgspec calls truncated data at times."""
+    """Whether a string has a lone surrogate, which msgspec may report as truncated data."""
     without_backslashes = body.replace(rb"\\", b"")
     return _SURROGATE.search(_PAIR.sub(b"", without_backslashes)) is not None
 
 
 def _check_num_values(body: bytes) -> None:
-    """Before any are made: each takes many times the two bytes that it may be written with."""
+    """Check before parsing: a value takes many times the two bytes of its JSON."""
     if _num_values(body) > MAX_JSON_VALUES:
         without_escapes = _ESCAPE.sub(b"", body)
         if _num_values(_STRING.sub(b"", without_escapes)) > MAX_JSON_VALUES:
@@ -55,7 +55,7 @@ def _check_num_values(body: bytes) -> None:
 
 
 def _num_values(body: bytes) -> int:
-    """At most this many values are in it; exact where no string has a mark in it."""
+    """An upper bound on the number of values; exact if no string contains a mark."""
     return 1 + sum(map(body.count, _VALUE_MARKS))
 
 
@@ -77,4 +77,4 @@ _CHECK_KEYS = json.JSONDecoder(
     parse_int=_nothing,
     parse_constant=_nothing,
 )
-"""Makes nothing of a body; msgspec, which makes all, takes the last of several values."""
+"""Finds repeated keys. msgspec parses the values, and would keep the last one of a key."""

@@ -1,4 +1,4 @@
-"""JSON in pieces: each takes little time to make, and is made when it is written."""
+"""JSON in pieces, each small and made when it is written."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -16,26 +16,26 @@ class _InPieces:
 
 
 def in_pieces(pieces: Iterable[bytes]) -> Any:
-    """Stands in a struct for the value whose JSON these pieces are.
+    """Return a struct's value whose JSON is these pieces.
 
     Args:
-        pieces: read once for each time that the struct is written.
+        pieces: iterated once for each time that the struct is written.
     """
     return _InPieces(pieces)
 
 
 def array(items: Iterable[bytes]) -> Any:
-    """A value that stands for an array. Args: items: in JSON; read as by `in_pieces`."""
+    """Return a value that stands for an array. Args: items: JSON, iterated as by `in_pieces`."""
     return _InPieces(_array_pieces(items))
 
 
 def listed(values: Iterable[object]) -> Any:
-    """A value that stands for an array. Args: values: each made when it is written."""
+    """Return a value that stands for an array. Args: values: each made when it is written."""
     return _InPieces(_list_pieces(values))
 
 
 def numbers(values: Sequence[int]) -> Iterator[bytes]:
-    """Items for `array`, many in each."""
+    """Return items for `array`, many numbers in each."""
     for start in range(0, len(values), _NUMBERS_PER_PIECE):
         yield encode_json(list(values[start : start + _NUMBERS_PER_PIECE]))[1:-1]
 
@@ -55,11 +55,11 @@ def _at_once(value: Any) -> msgspec.Raw:
 
 
 encode_json = msgspec.json.Encoder(enc_hook=_at_once).encode
-"""The JSON of a value, all of it at once."""
+"""Return the JSON of a value in one piece."""
 
 
 def json_pieces(value: object) -> Iterator[bytes]:
-    """The JSON of a value: structs field by field, lists item by item, and all else at once."""
+    """Yield the JSON of a value: structs by field, lists by item, other values whole."""
     if isinstance(value, _InPieces):
         yield from value.pieces
     elif isinstance(value, msgspec.Struct):
@@ -92,7 +92,7 @@ def _object_pieces(struct: msgspec.Struct) -> Iterator[bytes]:
 
 
 class Kept:
-    """Pieces that are made as they are first read, and kept for those who read them again."""
+    """Caches pieces as they are first read, so that they can be read again."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._made: list[bytes] = []

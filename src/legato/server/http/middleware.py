@@ -1,6 +1,6 @@
-"""What surrounds every request, as plain ASGI: it neither buffers streams nor hides disconnects.
+"""ASGI middleware around every request; it neither buffers streams nor hides disconnects.
 
-Each class wraps an application and is one itself; `create_app` says in which order.
+Each class wraps an application and is one itself; `create_app` sets their order.
 """
 
 import asyncio
@@ -27,27 +27,27 @@ from legato.server.http.errors import (
 
 REQUEST_ID = "X-Request-Id"
 _ANTHROPIC_REQUEST_ID = "request-id"
-# It comes back on every chunk of a stream.
+# The id is repeated in every chunk of a stream.
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
 WATCH_PATH = "/dashboard/events"
-"""Who asks for it only watches, and is not waited for."""
+"""Its clients only watch, so draining does not wait for them."""
 _FIRST_ERROR_STATUS = 400
-# A body that is too large is read to its end all the same, up to this many times the limit: a
-# client that is still sending would not see the answer.
+# A body over the limit is still read, up to this many times the limit: a client that is still
+# sending would not see the answer.
 _READ_ON = 8
-# All bodies that are being received may take this many times the limit of one; where they do, those
-# larger than this are refused.
+# All bodies being received may take this many times the limit of one. Above that, bodies larger
+# than `_SMALL_BODY_BYTES` are refused.
 _MAX_BODIES = 16
 _SMALL_BODY_BYTES = 64 * 2**10
 
 
 class RequestIds:
-    """Gives each request an id, the client's or a new one, returns it, and counts error answers.
+    """Gives each request an id, returns it in the answer, and counts error answers.
 
     A client's id is kept if it is 1 to 128 visible ASCII characters. Handlers find it in
-    `scope["state"]["request_id"]`. Beside it, in `scope["state"]["answer_id"]`, is an id that no
-    client can choose: the same where the client sent none.
+    `scope["state"]["request_id"]`. `scope["state"]["answer_id"]` is an id that no client can
+    choose; both are the same if the client sent none.
     """
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
@@ -74,11 +74,11 @@ class RequestIds:
 
 
 class Lifecycle:
-    """Whether the server takes new work: it serves, then drains, then is drained.
+    """Whether the server serves, drains or is drained.
 
     Attributes:
         started_s: when it began to serve, on the clock of `time.monotonic`.
-        is_draining: new work is refused while what runs may finish.
+        is_draining: new requests are refused while running ones finish.
         num_in_flight: requests being answered.
     """
 
@@ -96,7 +96,7 @@ class Lifecycle:
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
-        """Count a request for as long as it is being answered."""
+        """Count a request while it is being answered."""
         self.num_in_flight += 1
         try:
             yield
@@ -105,7 +105,7 @@ class Lifecycle:
 
 
 class RefuseWhileDraining:
-    """Takes no new work once the server is to stop, and counts what is under way."""
+    """Refuses new requests while the server drains, and counts those in flight."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -123,9 +123,9 @@ class RefuseWhileDraining:
 
 
 class RequireApiKey:
-    """Answers only those who have one of the keys, if there are any, but for open paths.
+    """Refuses requests without a valid key, if there are keys, except on open paths.
 
-    Handlers find the tenant that the key names, if it does, in `scope["state"]["tenant"]`.
+    Handlers find the key's tenant, if it names one, in `scope["state"]["tenant"]`.
     """
 
     def __init__(
@@ -146,12 +146,12 @@ class RequireApiKey:
 
 
 class ReadBody:
-    """Reads the whole body before the application runs, and refuses one that is too large."""
+    """Reads the whole body before the application runs; refuses one that is too large."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
-        self._num_held_bytes = 0  # of all bodies that are not complete yet
+        self._num_held_bytes = 0  # of all incomplete bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -170,15 +170,15 @@ class ReadBody:
         await self._app(scope, receive_body_first, send)
 
     def _check_length(self, headers: Headers) -> None:
-        """Raise `ApiError` for a body so long that the server would not even skip it."""
+        """Raise `ApiError` for a body too long to skip."""
         if int(headers.get("Content-Length", 0)) > _READ_ON * self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
 
     async def _read(self, receive: Receive) -> bytearray | None:
-        """The body, None where the client goes away before its end.
+        """Return the body; None if the client disconnects before its end.
 
         Raises:
-            ApiError: it is too large, or others fill the room for bodies.
+            ApiError: it is too large, or other bodies take all the room.
         """
         body = bytearray()
         num_bytes = 0
@@ -200,14 +200,14 @@ class ReadBody:
             self._num_held_bytes -= len(body)
         if num_bytes > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
-        return body  # as it is: each copy of megabytes holds up all for milliseconds
+        return body  # no copy: copying megabytes blocks the event loop for milliseconds
 
 
 class CancelOnDisconnect:
-    """Cancels the application when the client goes away, streaming or not.
+    """Cancels the application when the client disconnects, streaming or not.
 
-    Needs the body in one message, as `ReadBody` hands it on. The cancelled handler's `finally`
-    clauses are what aborts its requests.
+    It needs the body in one message, as `ReadBody` passes it on. The `finally` clauses of the
+    cancelled handler abort its requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -225,7 +225,7 @@ class CancelOnDisconnect:
         async def send_and_stop_watching(message: Message) -> None:
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                # The server calls the end of a response a disconnect, too.
+                # The server reports the end of a response as a disconnect, too.
                 watching.cancel()
 
         try:

@@ -1,6 +1,6 @@
-"""Which web pages may talk to the server: its own, and those of allowed origins.
+"""Checks which web pages may use the server: its own, and those of allowed origins.
 
-A browser sends what any page asks it to. It says for whom, in headers that no page can forge, and
+A browser sends requests for any page. It names the page in headers that no page can forge, and
 those are checked here. A client that is no browser sends none of them, and passes.
 """
 
@@ -23,14 +23,14 @@ _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
 class HostNames:
-    """What the server may be called by a `Host`.
+    """The names in a `Host` header that the server accepts.
 
-    An address always will do, because nobody looked it up; and so will the names of the loopback
-    interface, `--host` and each `--allowed-host`. Where other machines can connect, names will do
+    It accepts any address, since an address needs no DNS, and the names of the loopback interface,
+    of `--host` and of each `--allowed-host`. If other machines can connect, it also accepts names
     that no stranger can own: this machine's, and any without a dot.
 
-    Behind a key, any host will do unless some are allowed: a page that does not have the key learns
-    nothing, whatever it calls the server.
+    If clients need a key, it accepts any host unless some are allowed: a page without the key
+    learns nothing, whatever it calls the server.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -48,7 +48,7 @@ class HostNames:
         return self._is_any_known or self.is_own(host)
 
     def is_own(self, host: str) -> bool:
-        """Whether it is one of the names that are known, where any other will do, too."""
+        """Whether a host is one of the server's own names, regardless of other accepted ones."""
         match = _HOST.fullmatch(host.lower())
         if match is None:
             return False
@@ -60,8 +60,8 @@ class HostNames:
 class CheckHost:
     """Refuses requests to a name that is not the server's.
 
-    Who owns a name can let it point at this machine (DNS rebinding). A browser then takes the pages
-    that it had under that name for the server's own.
+    The owner of a name can point it at this machine (DNS rebinding). A browser then takes pages
+    loaded from that name for the server's own.
     """
 
     def __init__(self, app: ASGIApp, names: HostNames) -> None:
@@ -77,9 +77,9 @@ class CheckHost:
 
 
 class CheckOrigin:
-    """Refuses what pages of other origins ask for, unless theirs is allowed; a link may lead here.
+    """Refuses requests from pages of other origins, unless allowed or following a link.
 
-    That a browser does not show them the answer is not enough: the request would be served (CSRF).
+    The browser hiding the answer from the page is not enough: the request would be served (CSRF).
     """
 
     def __init__(self, app: ASGIApp, allowed_origins: tuple[str, ...]) -> None:
@@ -97,17 +97,17 @@ class CheckOrigin:
 
 
 def _is_own(headers: Headers) -> bool:
-    """Whether the server's own page asks, or no page."""
+    """Whether the request comes from the server's own page, or from no page."""
     site = headers.get("Sec-Fetch-Site")
-    if site is not None:  # which holds behind a proxy that changes the host, too
+    if site is not None:  # also right behind a proxy that changes the host
         return site in {"same-origin", "none"}
     origin, host = headers.get("Origin"), headers.get("Host")
-    # Of either scheme: a proxy may speak TLS for the server.
+    # Either scheme: a proxy may speak TLS for the server.
     return origin is None or origin in {f"http://{host}", f"https://{host}"}
 
 
 def _is_link(method: str, headers: Headers) -> bool:
-    """Whether a browser's whole window goes here, whose page is not shown to the one before."""
+    """Whether a browser navigates here; the page with the link does not see the answer."""
     return method in _SAFE_METHODS and headers.get("Sec-Fetch-Dest") == "document"
 
 

@@ -1,7 +1,7 @@
-"""The way past ASGI for what is written token by token: to the connection, without a wait.
+"""Writes tokens to the connection directly, past ASGI's `send`.
 
-`send` is a coroutine behind those of all middleware, called in a task of the stream's own: for each
-token that is a task to wake and a chain to go through. An answer still begins and ends with it.
+`send` passes through all middleware, in a task of the stream's own: each token would wake a task
+and walk that chain. An answer still begins and ends with `send`.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _EXTENSION = "legato.outlet"
 _MOST_WAITING_BYTES = 64 * 2**10
-"""What is written beside this, where a client does not keep up, waits with its stream."""
+"""The most bytes that wait in an `AsgiOutlet`; more wait with their stream."""
 
 
 class NotifyingFlow(FlowControl):
-    """uvicorn's flow control, which tells when the client reads again, and can hold reading.
+    """uvicorn's flow control, which reports when the client reads again, and can hold reading.
 
     Attributes:
         on_writable: called when the client reads again.
@@ -29,7 +29,7 @@ class NotifyingFlow(FlowControl):
     _is_held = False
 
     def hold_reading(self) -> None:
-        """Read no further until `release_reading`, though the application asks for more."""
+        """Stop reading until `release_reading`, even if the application asks for more."""
         self._is_held = True
         self._transport.pause_reading()
 
@@ -52,11 +52,11 @@ class NotifyingFlow(FlowControl):
 
 
 class Outlet(ABC):
-    """Where the body of one answer goes, between its beginning and its end."""
+    """Writes the body of one answer, between its beginning and its end."""
 
     @classmethod
     def of(cls, scope: Scope) -> "Outlet":
-        """That of a request's answer."""
+        """Return the outlet of a request's answer."""
         outlet: Outlet = scope["extensions"][_EXTENSION]
         return outlet
 
@@ -66,26 +66,26 @@ class Outlet(ABC):
     @property
     @abstractmethod
     def is_writable(self) -> bool:
-        """Whether the answer has begun, and its client keeps up with it."""
+        """Whether the answer has begun and the client keeps up."""
 
     @abstractmethod
     def write(self, data: bytes) -> None:
-        """Write a piece of the body; what a client that has gone would get is dropped."""
+        """Write a piece of the body; it is dropped if the client is gone."""
 
     @abstractmethod
     def watched(self, on_writable: Callable[[], object]) -> AbstractContextManager[None]:
-        """Have this called whenever the client has caught up."""
+        """Call this whenever the client has caught up."""
 
     @abstractmethod
     async def caught_up(self) -> None:
-        """Wait until the client has caught up, or gone."""
+        """Wait until the client has caught up or disconnected."""
 
 
 class ConnectionOutlet(Outlet):
-    """To a connection of this server's.
+    """Writes to one of this server's own connections.
 
     Args:
-        cycle: what is being answered, on a connection with a `NotifyingFlow`.
+        cycle: the request being answered, on a connection with a `NotifyingFlow`.
     """
 
     def __init__(self, cycle: RequestResponseCycle, flow: NotifyingFlow) -> None:
@@ -117,11 +117,12 @@ class ConnectionOutlet(Outlet):
 
 
 class AsgiOutlet(Outlet):
-    """By ASGI alone, where the connection is another server's: what comes while a piece is sent
-    goes together in the next.
+    """Writes with ASGI's `send`, for another server's connections.
+
+    Pieces written during a `send` go together into the next.
 
     Args:
-        send: ASGI's, in whose place `send` is to be used.
+        send: ASGI's; the application must use this outlet's `send` in its place.
     """
 
     def __init__(self, send: Send) -> None:
@@ -132,7 +133,7 @@ class AsgiOutlet(Outlet):
         self._on_writable: Callable[[], object] = _nothing
 
     async def send(self, message: Message) -> None:
-        """Send what was written, and then this."""
+        """Send what was written so far, then this message."""
         if self._sending is not None:
             await self._sending
         await self._send(message)

@@ -1,4 +1,4 @@
-"""Answers of any size, made a little at a time, in turns with all else that waits."""
+"""Answers of any size, made in small slices so that others get their turns."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -13,10 +13,10 @@ _SLICE_BYTES = 2**16
 
 
 class PacedResponse(StreamedResponse):
-    """JSON that is made while it is sent, no faster than its client reads.
+    """JSON made while it is sent, no faster than its client reads.
 
     Args:
-        turns: of all answers that are being made.
+        turns: shared by all answers in progress.
     """
 
     def __init__(self, pieces: Iterable[bytes], turns: Turns) -> None:
@@ -36,7 +36,7 @@ class PacedResponse(StreamedResponse):
 
 
 async def send_paced(send: Send, pieces: Iterable[bytes], turns: Turns) -> None:
-    """Send what is left of a body, which is made meanwhile. Args: as of `PacedResponse`."""
+    """Send the rest of a body while it is made. Args: as of `PacedResponse`."""
     unread = iter(pieces)
     while True:
         data, is_all = _slice(unread)
@@ -47,7 +47,7 @@ async def send_paced(send: Send, pieces: Iterable[bytes], turns: Turns) -> None:
 
 
 def _slice(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
-    """As much as can be made before others should have their turn, and whether that is all."""
+    """Return the pieces made in one turn, joined, and whether they are the last."""
     ends_s = time.monotonic() + _SLICE_S
     made = bytearray()
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Bytes to requests, none of which becomes anything but HTTP/1."""
+"""Parses HTTP/1 requests; none is upgraded to another protocol."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -15,10 +15,10 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 def head_refusal(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> ApiError | None:
-    """Why a request's end, or its host, is not what a proxy may take it for; None if it is.
+    """Return an error if a proxy could read the request's end or host differently; else None.
 
     httptools refuses the rest: other lengths, two lengths or a length beside chunks, folded lines.
-    It takes any codings before `chunked`, whose bytes would be read as if there were none.
+    It accepts any codings before `chunked`, and would return their encoded bytes as the body.
 
     Args:
         headers: names in lower case, and values.
@@ -34,14 +34,14 @@ def head_refusal(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> A
 
 
 class RequestParser(httptools.HttpRequestParser):
-    """httptools' parser, to which `Upgrade` is a header like any other (RFC 9110, section 7.8).
+    """httptools' parser, which treats `Upgrade` like any other header (RFC 9110, section 7.8).
 
-    The original ends a request that asks for an upgrade, or that is a CONNECT, behind its headers,
-    with an `on_message_complete` that the protocol is to ignore while `should_upgrade`. Another
-    comes behind its body.
+    The original ends a request with `Upgrade`, or a CONNECT, after its headers, with an
+    `on_message_complete` that the protocol must ignore while `should_upgrade`. This parser calls it
+    again after the body.
 
     Args:
-        protocol: whose callbacks are called, and whose `headers` are those of the request.
+        protocol: gets the callbacks; its `headers` are the request's.
     """
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
@@ -59,7 +59,7 @@ class RequestParser(httptools.HttpRequestParser):
                 self._go_on()
 
     def _go_on(self) -> None:
-        """Begin anew, as if nothing but the head had come yet, and that without an upgrade."""
+        """Restart the parser as if a head without an upgrade had just been parsed."""
         framing = [(name, value) for name, value in self._protocol.headers if name in _FRAMING]
         lines = [b"POST / HTTP/1.1", *(name + b": " + value for name, value in framing)]
         callbacks = _AllButTheHead(self._protocol)
@@ -69,16 +69,15 @@ class RequestParser(httptools.HttpRequestParser):
 
     def _begin(self, callbacks: object) -> None:
         super().__init__(callbacks)
-        # As uvicorn has it: a request of which the client said that it is the last is answered,
-        # whatever follows.
+        # As in uvicorn: answer a request with "Connection: close" even if more bytes follow.
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
 
 class _AllButTheHead:
-    """A protocol's callbacks, which hear nothing of a head until it is over.
+    """Passes a protocol's callbacks on, but none for the head.
 
     Attributes:
-        is_head: whether it is being parsed.
+        is_head: whether the head is being parsed.
     """
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:

@@ -1,4 +1,4 @@
-"""Turns of connections that have more to do than others: one in each turn of the event loop."""
+"""Turns for long work: one per iteration of the event loop."""
 
 import asyncio
 from collections import deque
@@ -6,22 +6,22 @@ from collections.abc import Callable
 
 
 class Turns:
-    """Calls back one after the other, first come, first served, between whatever else is ready.
+    """Calls waiting callbacks in order, one per iteration of the event loop.
 
-    However many there are, they hold up the event loop for no longer than one of them takes.
+    However many wait, they block the event loop for no longer than one of them takes.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], object]] = deque()
 
     def wait(self, go_on: Callable[[], object]) -> None:
-        """Have this called in its turn, once."""
+        """Call this once, in its turn."""
         self._waiting.append(go_on)
         if len(self._waiting) == 1:
             self._schedule()
 
     async def turn(self) -> None:
-        """Wait for one."""
+        """Wait for a turn."""
         begun = asyncio.Event()
         self.wait(begun.set)
         await begun.wait()

@@ -1,1 +1,1 @@
-"""OpenAI's endpoints, with vLLM's extensions: what they take and how they answer."""
+"""OpenAI's endpoints, with vLLM's extensions: requests and answers."""

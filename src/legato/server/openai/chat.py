@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: how it answers. What it takes: `requests/chat.py`."""
+"""POST /v1/chat/completions: its answers. Its requests are in `requests/chat.py`."""
 
 import time
 from collections.abc import Sequence
@@ -65,11 +65,11 @@ class ChatAnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The last two are vLLM's.
+    """One choice; the last two fields are vLLM's.
 
     Attributes:
         stop_reason: the stop string or token id that ended the text.
-        token_ids: where `return_token_ids` asks for them.
+        token_ids: present with `return_token_ids`.
     """
 
     index: int
@@ -107,7 +107,7 @@ class ChatToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """Attributes: `role` is on the first delta of a message; the rest as of `ChatAnswerMessage`."""
+    """Attributes: `role` is on a message's first delta; the rest as of `ChatAnswerMessage`."""
 
     content: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET
@@ -139,10 +139,10 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatFormat:
-    """Words the answers to one request.
+    """Formats the answers to one request.
 
     Args:
-        prompt: its token ids, which `return_token_ids` may ask for.
+        prompt: its token ids, for `return_token_ids`.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ChatFormat:
         self._id = answer_id
         self._created = created
         self._model = model
-        self._readers: dict[int, MessageReader] = {}  # key choice, of those begun
+        self._readers: dict[int, MessageReader] = {}  # key: choice, once begun
 
     def answer(self, completions: list[Completion], usage: Usage) -> ChatAnswer:
         scored = completions[0].prompt_scores

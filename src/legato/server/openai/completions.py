@@ -1,4 +1,4 @@
-"""POST /v1/completions: how it answers. What it takes: `requests/completion.py`."""
+"""POST /v1/completions: its answers. Its requests are in `requests/completion.py`."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,10 +36,10 @@ router = APIRouter(tags=["OpenAI"])
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """All but the first four are vLLM's.
+    """One choice; all fields but the first four are vLLM's.
 
     Attributes:
-        prompt_token_ids: where `return_token_ids` asks for them; of a stream, in the first chunk.
+        prompt_token_ids: present with `return_token_ids`; of a stream, in the first chunk.
         token_ids: likewise, of this piece.
     """
 
@@ -66,12 +66,12 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ShownPrompt(NamedTuple):
-    """What all completions of one prompt show of it, in JSON.
+    """A prompt in JSON, shared by all its completions.
 
     Attributes:
         token_ids: items of `prompt_token_ids`.
         scores: items of `prompt_logprobs`.
-        columns: of `logprobs`, before those of the completion.
+        columns: items of `logprobs`, before those of the completion.
         writer: of those columns.
     """
 
@@ -82,7 +82,7 @@ class _ShownPrompt(NamedTuple):
 
 
 class CompletionFormat:
-    """Words the answers to one request."""
+    """Formats the answers to one request."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class CompletionFormat:
         self._created = created
         self._model = model
         self._logprobs = LogprobsWriter(vocabulary)
-        self._writers: dict[int, CompletionLogprobsWriter] = {}  # key choice, of those begun
-        self._prompt_ids: dict[int, Raw] = {}  # key prompt, value JSON; of those begun
+        self._writers: dict[int, CompletionLogprobsWriter] = {}  # key: choice, once begun
+        self._prompt_ids: dict[int, Raw] = {}  # key: prompt, once begun; value: JSON
 
     def answer(self, completions: list[Completion], usage: Usage) -> CompletionAnswer:
         return msgspec.structs.replace(
@@ -135,7 +135,7 @@ class CompletionFormat:
         num_per_prompt = self._job.params.n
         for index, prompt in enumerate(self._job.prompts):
             several = completions[index * num_per_prompt : (index + 1) * num_per_prompt]
-            # The scores come with the first completion, and each shows them.
+            # The first completion has the prompt's scores, and each choice shows them.
             shown = self._shown_prompt(prompt, several[0].prompt_scores or ())
             yield from (self._choice(completion, shown) for completion in several)
 
@@ -182,7 +182,7 @@ class CompletionFormat:
         )
 
     def _whole_prompt(self, choice: int) -> Any:
-        """The token ids of its prompt, where they are to be told."""
+        """Return the prompt's token ids, if the request asked for them."""
         if not self._asked.returns_token_ids:
             return UNSET
         index = choice // self._job.params.n
@@ -214,7 +214,7 @@ class CompletionFormat:
     ),
 )
 async def create_completion(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Complete one prompt or several."""
+    """Complete one or several prompts."""
     asked, prompts = await context.text.generation("completions", body, arrival.tenant)
     tickets = context.engine.tickets
     transfer = tickets.transfer(asked.kv_transfer_params)

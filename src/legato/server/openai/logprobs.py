@@ -1,6 +1,6 @@
-"""Log probabilities in the three shapes that clients know: chat's, completions' and vLLM's.
+"""Log probabilities in three formats: chat's, completions' and vLLM's.
 
-A long prompt's are megabytes: each position becomes JSON when it is written, and not before.
+A long prompt's are megabytes: each position becomes JSON only when it is written.
 """
 
 import copy
@@ -20,7 +20,7 @@ _LOWEST = -9999.0
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """Attributes: `bytes` are the token's own, where `token` alone is no whole character."""
+    """Attributes: `bytes` are the token's own, needed if `token` is no whole character."""
 
     token: str
     logprob: float
@@ -35,13 +35,13 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """OpenAI's shape in chat completions."""
+    """OpenAI's format in chat completions."""
 
     content: list[TokenLogprob]
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """OpenAI's shape in plain completions: parallel lists, one entry a token.
+    """OpenAI's format in completions: parallel lists, one entry a token.
 
     Attributes:
         token_logprobs: None for the first token of a prompt, which nothing predicts.
@@ -61,23 +61,23 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     decoded_token: str
 
 
-# vLLM's shape for prompts: None for the first token; key the token id as a string.
+# vLLM's format for prompts: None for the first token; key the token id as a string.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class LogprobsWriter:
     """Writes the log probabilities of one request's answer in JSON, token by token.
 
-    Its tokens come again and again: the JSON of each one's text and bytes is made once.
+    It caches the JSON of each token's text and bytes, since tokens recur.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._texts: dict[int, bytes] = {}  # key token id
-        self._bytes: dict[int, bytes] = {}  # likewise
+        self._texts: dict[int, bytes] = {}  # key: token id
+        self._bytes: dict[int, bytes] = {}  # key: token id
 
     def text(self, token_id: int) -> bytes:
-        """A token's text."""
+        """Return a token's text."""
         text = self._texts.get(token_id)
         if text is None:
             data = self.vocabulary.token_bytes(token_id)
@@ -85,15 +85,15 @@ class LogprobsWriter:
         return text
 
     def chat(self, entries: Iterable[TokenLogprobs] | None) -> ChatLogprobs | None:
-        """An entry for each token, with as many alternatives as were asked for."""
+        """Return an entry for each token, with as many alternatives as the request asked for."""
         return None if entries is None else ChatLogprobs(array(map(self._chat_entry, entries)))
 
     def chat_entries(self, entries: Iterable[TokenLogprobs]) -> list[Any]:
-        """The same as JSON; each piece stands for a `TokenLogprob`."""
+        """Return the entries as JSON; each stands for a `TokenLogprob`."""
         return [msgspec.Raw(self._chat_entry(entry)) for entry in entries]
 
     def prompt(self, scored: Sequence[TokenScores]) -> Iterator[bytes]:
-        """The items of a `PromptLogprobs`. Args: scored: the tokens from the second on."""
+        """Yield the items of a `PromptLogprobs`. Args: scored: the tokens from the second on."""
         yield b"null"
         yield from map(self._prompt_entry, entries_of(scored))
 
@@ -121,7 +121,7 @@ class LogprobsWriter:
 
 
 class Columns(NamedTuple):
-    """The items of the lists of a `CompletionLogprobs`, in JSON."""
+    """The items of a `CompletionLogprobs`' lists, in JSON."""
 
     tokens: Iterable[bytes]
     token_logprobs: Iterable[bytes]
@@ -129,12 +129,12 @@ class Columns(NamedTuple):
     text_offset: Iterable[bytes]
 
     def each(self, change: Callable[[Iterable[bytes]], Iterable[bytes]]) -> "Columns":
-        """With each list's items changed so."""
+        """Apply a change to each list's items."""
         return Columns(*[change(items) for items in self])
 
     @classmethod
     def joined(cls, *parts: "Columns") -> CompletionLogprobs:
-        """Items of the first part, and then of the next."""
+        """Join the lists of several parts, in order."""
         return CompletionLogprobs(
             *(array(chain.from_iterable(lists)) for lists in zip(*parts, strict=True))
         )
@@ -155,7 +155,7 @@ class CompletionLogprobsWriter:
         self._detokenizer = Detokenizer(writer.vocabulary, skip_special_tokens=skip_special_tokens)
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Of the next tokens; what comes of it is to be written once."""
+        """Return the entries of the next tokens; the result must be written exactly once."""
         return Columns.joined(self._columns(entries))
 
     def _columns(self, entries: Sequence[TokenLogprobs]) -> Columns:
@@ -167,11 +167,11 @@ class CompletionLogprobsWriter:
         )
 
     def columns_of_one(self, entries: Sequence[TokenLogprobs]) -> Columns:
-        """Of one of several texts that follow what was read before."""
+        """Return the entries of one of several texts that follow the same prompt."""
         return self._columns(entries)._replace(text_offset=self._offsets_of_one(entries))
 
     def prompt_columns(self, token_ids: Sequence[int], scored: Sequence[TokenScores]) -> Columns:
-        """Of a prompt, whose first token nothing predicts. Args: scored: those after it."""
+        """Return a prompt's entries. Args: scored: its tokens from the second on."""
         null = [b"null"]
         return Columns(
             map(self._writer.text, token_ids),
@@ -186,18 +186,18 @@ class CompletionLogprobsWriter:
         yield from (own._advance(entry.token_id) for entry in entries)
 
     def _top(self, entry: TokenLogprobs) -> bytes:
-        # Worst first: where tokens share a text, the best and the token itself are to be seen.
+        # Worst first: if tokens share a text, the last one stays: the best, or the sampled token.
         pairs = [*reversed(entry.top[: self._num_top]), (entry.token_id, entry.logprob)]
         texts = {self._writer.text(token_id): number(logprob) for token_id, logprob in pairs}
         return b"{%b}" % b",".join([b"%b:%b" % pair for pair in texts.items()])
 
     def _advance(self, token_id: int) -> bytes:
-        """Offset of a token; the next one's is after it."""
+        """Return the next token's offset, and move past it."""
         offset = self._offset
         self._offset += len(self._detokenizer.push(token_id))
         return b"%d" % offset
 
 
 def number(logprob: float) -> bytes:
-    """A log probability in JSON."""
+    """Write a log probability in JSON."""
     return encode_json(max(logprob, _LOWEST))

@@ -18,7 +18,7 @@ _STARTED = int(time.time())
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What OpenAI's clients look for, and beside it what Anthropic's do.
+    """A model, with the fields of OpenAI, vLLM and Anthropic.
 
     Attributes:
         root, parent, max_model_len: vLLM's, the last in tokens.
@@ -53,7 +53,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.get("/v1/models", responses=responses(ModelList))
 async def list_models(context: ContextDep) -> Response:
-    """The one model of this server, by each of its names."""
+    """List this server's one model, by each of its names."""
     names = context.engine.info.served_model_names
     cards = [_card(context, name) for name in names]
     return json_response(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
@@ -63,7 +63,7 @@ async def list_models(context: ContextDep) -> Response:
     "/v1/models/{model:path}", responses=responses(ModelCard, errors=(HTTPStatus.NOT_FOUND,))
 )
 async def retrieve_model(model: str, context: ContextDep) -> Response:
-    """The model of this name."""
+    """Return the model of this name."""
     context.check_model(model)
     return json_response(_card(context, model))
 

@@ -1,4 +1,4 @@
-"""Texts to tokens and back, as in vLLM; `requests/tokenization.py` is what is answered."""
+"""Tokenization endpoints, as in vLLM; their answers are in `requests/tokenization.py`."""
 
 from http import HTTPStatus
 
@@ -31,7 +31,7 @@ info_router = APIRouter(tags=["tokenization"])
     responses=responses(TokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)),
 )
 async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """The token ids of a prompt or a conversation."""
+    """Return the token ids of a prompt or a conversation."""
     return pieces_response(await context.text.answer("tokenize", body, arrival.tenant))
 
 
@@ -41,7 +41,7 @@ async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) ->
     responses=responses(DetokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)),
 )
 async def detokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """The text of token ids, special tokens included."""
+    """Return the text of token ids, including special tokens."""
     return pieces_response(await context.text.answer("detokenize", body, arrival.tenant))
 
 
@@ -51,7 +51,7 @@ async def detokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) 
     responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
 )
 async def render_chat(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """The token ids that such a request to /v1/chat/completions begins with."""
+    """Return the prompt's token ids of a request to /v1/chat/completions."""
     return pieces_response(await context.text.answer("render_chat", body, arrival.tenant))
 
 
@@ -61,7 +61,7 @@ async def render_chat(body: JsonBytes, context: ContextDep, arrival: ArrivalDep)
     responses=responses(RenderedPrompt, is_list=True, errors=(HTTPStatus.NOT_FOUND,)),
 )
 async def render_completions(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """The token ids of each prompt of such a request to /v1/completions."""
+    """Return the token ids of each prompt of a request to /v1/completions."""
     return pieces_response(await context.text.answer("render_completions", body, arrival.tenant))
 
 
@@ -73,7 +73,7 @@ async def render_completions(body: JsonBytes, context: ContextDep, arrival: Arri
     ),
 )
 async def render_messages(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """The token ids that such a request to /v1/messages begins with."""
+    """Return the prompt's token ids of a request to /v1/messages."""
     return pieces_response(await context.text.answer("render_messages", body, arrival.tenant))
 
 
@@ -83,11 +83,11 @@ async def render_messages(body: JsonBytes, context: ContextDep, arrival: Arrival
     responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
 )
 async def render_response(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """The token ids that such a request to /v1/responses begins with, if it needs no stored one."""
+    """Return the prompt's token ids of a request to /v1/responses that needs no stored response."""
     return pieces_response(await context.text.answer("render_responses", body, arrival.tenant))
 
 
 @info_router.get("/tokenizer_info", responses=responses())
 async def tokenizer_info(context: ContextDep, arrival: ArrivalDep) -> Response:
-    """How the tokenizer is set up, as in its tokenizer_config.json."""
+    """Return the tokenizer's configuration, as in its tokenizer_config.json."""
     return pieces_response(await context.text.answer("tokenizer_info", bytearray(), arrival.tenant))

@@ -1,1 +1,1 @@
-"""What supervisors, monitoring and operators ask of a server."""
+"""Endpoints for supervisors, monitoring and operators."""

@@ -1,4 +1,4 @@
-"""Pages for browsers: static files, which say nothing of the server."""
+"""Static files for browsers; they reveal nothing about the server."""
 
 from importlib.resources.abc import Traversable
 from pathlib import PurePath
@@ -14,7 +14,7 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 _HEADERS = {
-    # Nothing from elsewhere, nothing inline but pictures, and no other page may frame the controls.
+    # No external resources, nothing inline but pictures, and no framing by other pages.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -25,7 +25,7 @@ _HEADERS = {
 
 
 class Asset(msgspec.Struct, frozen=True):
-    """A file as it is served."""
+    """A static file."""
 
     content: bytes
     media_type: str
@@ -36,7 +36,7 @@ def asset(file: Traversable) -> Asset:
 
 
 def pages_router(assets: dict[str, Asset]) -> APIRouter:
-    """Serves the files, which are not part of the API that clients program against.
+    """Serve static files, outside the documented API.
 
     Args:
         assets: key the path of the URL.

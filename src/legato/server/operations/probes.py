@@ -1,4 +1,4 @@
-"""What supervisors and monitoring ask: /health, /version and /metrics."""
+"""Endpoints for supervisors and monitoring: /health, /version and /metrics."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """Attributes:
     status: "ok", or "degraded" for a `reason`.
     promises: on the gaps between tokens, and what was delivered; key the class.
-    margin: share of its prediction that a step is allowed to take longer, to keep them.
+    margin: share of a step's predicted time that is added to keep the promises.
     wrong_kernels: native kernels that compute wrong numbers on this machine, and are not used; key
         the set of instructions.
     """
@@ -36,12 +36,12 @@ router = APIRouter(tags=["probes"])
 
 @router.get("/health", responses=responses(Health))
 async def health(context: ContextDep) -> Response:
-    """200 while new requests are taken, else 503 and why.
+    """Return 200 while new requests are accepted, else 503 and the reason.
 
-    The body says "degraded" and why where the latest step was bound to break an SLO, or a process
-    does not answer and is about to be replaced. Where gaps between tokens are promised, it says
-    what was delivered in the last minute. Kernels that compute wrong numbers on this machine, and
-    are therefore not used, are named.
+    The body says "degraded" and the reason if the latest step was bound to break an SLO, or a
+    process does not answer and is about to be replaced. If there are promises on gaps between
+    tokens, the body has what was delivered in the last minute. It names kernels that compute wrong
+    numbers on this machine, and are therefore not used.
     """
     if context.lifecycle.is_draining:
         raise shutting_down()
@@ -57,13 +57,13 @@ async def health(context: ContextDep) -> Response:
 
 @router.get("/version", responses=responses())
 async def version() -> dict[str, str]:
-    """Legato's version."""
+    """Return Legato's version."""
     return {"version": __version__}
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=responses())
 async def metrics(context: ContextDep) -> Response:
-    """Prometheus metrics."""
-    # Apart from the event loop: there are hundreds of lines, and streams would wait for them.
+    """Return Prometheus metrics."""
+    # In a thread: rendering hundreds of lines would delay the streams.
     text = await asyncio.to_thread(context.metrics.render)
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""What routers ask a server before they send it requests, in vLLM's words and in SGLang's."""
+"""Endpoints that vLLM's and SGLang's routers call before they send requests."""
 
 import uuid
 
@@ -20,8 +20,8 @@ _INSTANCE = uuid.uuid4().hex
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes:
     model_id, served_model_name: the model's name in the API.
-    model_path: what it was loaded by.
-    instance_id: another one after each start of the server.
+    model_path: the name or path that it was loaded by.
+    instance_id: changes with each start of the server.
     kv_block_size: tokens of a cached block.
     """
 
@@ -37,7 +37,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes: `model_path`: what the model was loaded by."""
+    """Attributes: `model_path`: the name or path that the model was loaded by."""
 
     model_path: str
     served_model_name: str
@@ -49,7 +49,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 @router.get("/server_info", responses=responses(ServerInfo))
 @router.get("/get_server_info", responses=responses(ServerInfo))
 async def server_info(context: ContextDep) -> Response:
-    """What is served, and in blocks of how many tokens it is cached."""
+    """Return the model and the block size of its cache."""
     info = context.engine.info
     return json_response(
         ServerInfo(
@@ -65,7 +65,7 @@ async def server_info(context: ContextDep) -> Response:
 @router.get("/model_info", responses=responses(ModelInfo))
 @router.get("/get_model_info", responses=responses(ModelInfo))
 async def model_info(context: ContextDep) -> Response:
-    """The model that is served."""
+    """Return the served model."""
     info = context.engine.info
     return json_response(
         ModelInfo(
@@ -79,6 +79,6 @@ async def model_info(context: ContextDep) -> Response:
 
 @router.get("/kv_event_sources", responses=responses())
 async def kv_event_sources(context: ContextDep) -> Response:
-    """Where events of the cache are published, under "0", the engine's rank; or nothing."""
+    """Return where cache events are published, under "0", the engine's rank; or nothing."""
     source = context.kv_event_source
     return json_response(encode_json({} if source is None else {"0": source}))

@@ -1,4 +1,4 @@
-"""GET and PATCH /settings: how steps are planned, and what is promised, while requests run."""
+"""GET and PATCH /settings: the scheduler's settings and promises, while requests run."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ router = APIRouter(route_class=JsonRoute, tags=["settings"])
 
 
 def _within(type_: Any) -> Any:
-    """The range of a setting's type, as the API declares it."""
+    """Return a pydantic field with the range of a setting's type."""
     (meta,) = type_.__metadata__
     return Field(ge=meta.ge, le=meta.le)
 
@@ -33,7 +33,7 @@ QuantileOfGaps = Annotated[float, _within(Quantile)]
 
 
 class SettingsPatch(BaseModel):
-    """Fields of `SchedulerConfig`; a JSON merge patch (RFC 7396): null sets the default again."""
+    """Fields of `SchedulerConfig`; a JSON merge patch (RFC 7396): null restores the default."""
 
     model_config = RequestModel.model_config
 
@@ -48,11 +48,11 @@ class SettingsPatch(BaseModel):
     speculative: Speculative | None = None
 
     def apply(self, config: SchedulerConfig) -> SchedulerConfig:
-        """Raises `ConfigError` where the settings contradict each other."""
+        """Raises `ConfigError` if the settings contradict each other."""
         defaults = SchedulerConfig()
         changes: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set}
         if "itl_slo_s" in changes and self.itl_slo_s is None:
-            changes.setdefault("itl_slo_quantile", None)  # it is of that
+            changes.setdefault("itl_slo_quantile", None)  # meaningless without its SLO
         return msgspec.structs.replace(
             config,
             **{
@@ -63,7 +63,7 @@ class SettingsPatch(BaseModel):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """As in `SchedulerConfig`."""
+    """Fields as in `SchedulerConfig`."""
 
     policy: Policy
     max_num_batched_tokens: int | None
@@ -84,7 +84,7 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in effect.
 
     Attributes:
-        asked: what was set, at the start or since; null is "auto".
+        asked: as set, at the start or since; null is "auto".
         resolved: the same, with every "auto" replaced.
         most_batched_tokens: the largest `max_num_batched_tokens` that may be set.
     """
@@ -95,7 +95,7 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(engine: Engine) -> SettingsAnswer:
-    """What the engine goes by now."""
+    """Return the engine's current settings."""
     config = engine.scheduler_config
     return SettingsAnswer(
         asked=Settings.of(config),
@@ -106,13 +106,13 @@ def describe(engine: Engine) -> SettingsAnswer:
 
 @router.get("/settings", responses=responses(SettingsAnswer))
 async def get_settings(context: ContextDep) -> Response:
-    """The settings that steps are planned by."""
+    """Return the scheduler's settings."""
     return json_response(describe(context.engine))
 
 
 @router.patch("/settings", responses=responses(SettingsAnswer), dependencies=[ADMINS_ONLY])
 async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
-    """Change settings from the next step on; requests that run go on. For admins only."""
+    """Change settings from the next step on; running requests continue. For admins only."""
     try:
         context.engine.reconfigure(body.apply(context.engine.scheduler_config))
     except ConfigError as error:

@@ -28,7 +28,7 @@ _MEDIA_TYPES: dict[TraceFormat, str] = {
 
 
 class TraceRequest(RequestModel):
-    """Attributes: `format`: lines of JSON, or what the Perfetto UI opens."""
+    """Attributes: `format`: JSON lines, or the Perfetto UI's format."""
 
     format: TraceFormat = "jsonl"
 
@@ -38,7 +38,7 @@ class TraceStarted(msgspec.Struct, frozen=True):
 
 
 class LiveTrace:
-    """At most one trace at a time, in a file that clients neither name nor see."""
+    """Records at most one trace at a time, in a file that clients neither name nor see."""
 
     def __init__(self, engine: Engine, max_bytes: int) -> None:
         self._engine = engine
@@ -46,7 +46,7 @@ class LiveTrace:
         self._running: tuple[Tracer, TraceFormat, tempfile.TemporaryDirectory[str]] | None = None
 
     def start(self, trace_format: TraceFormat) -> None:
-        """Raises `ApiError` where one is running."""
+        """Raises `ApiError` if a trace is running."""
         if self._running is not None:
             raise trace_conflict("a trace is being recorded already; POST /trace/stop ends it")
         directory = tempfile.TemporaryDirectory(prefix="legato-trace-")
@@ -59,7 +59,7 @@ class LiveTrace:
         self._running = tracer, trace_format, directory
 
     async def stop(self) -> Response:
-        """The trace; raises `ApiError` where none is running."""
+        """Return the trace; raises `ApiError` if none is running."""
         if self._running is None:
             raise trace_conflict("no trace is being recorded; POST /trace/start begins one")
         (tracer, trace_format, directory), self._running = self._running, None
@@ -87,7 +87,7 @@ LiveTraceDep = Annotated[LiveTrace, Depends(_live_trace)]
     dependencies=[ADMINS_ONLY],
 )
 async def start_trace(body: TraceRequest, live_trace: LiveTraceDep) -> Response:
-    """Begin to record what each step holds, and how each request goes. For admins only."""
+    """Start recording steps and requests. For admins only."""
     live_trace.start(body.format)
     return json_response(TraceStarted(body.format))
 
@@ -99,5 +99,5 @@ async def start_trace(body: TraceRequest, live_trace: LiveTraceDep) -> Response:
     dependencies=[ADMINS_ONLY],
 )
 async def stop_trace(live_trace: LiveTraceDep) -> Response:
-    """End the trace, and return what was recorded since it was started. For admins only."""
+    """End the trace, and return it. For admins only."""
     return await live_trace.stop()

@@ -1,1 +1,1 @@
-"""What clients ask for: bodies read strictly and within bounds, and prompts made of them."""
+"""Parses request bodies, strictly and within bounds, and makes prompts of them."""

@@ -1,8 +1,8 @@
-"""How large an answer may become, known before anything of it is computed.
+"""Estimates the largest possible size of an answer before its first token.
 
-It is an estimate: what a number and a token's text take in JSON is that of tokens as they usually
-are, and a token may be a hundred spaces. An answer is made while it is written, so that one which
-becomes larger holds up no other request and takes no more memory.
+The estimate takes numbers and tokens to have their usual size in JSON; but a token may be a hundred
+spaces. An answer is made while it is written, so one that becomes larger blocks no other request
+and takes no more memory.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from legato.server.limits import MAX_WHOLE_ANSWER_BYTES
 
 _TEXT_BYTES, _ID_BYTES = 8, 7
 _CHAT_SCORE_BYTES, _PROMPT_SCORE_BYTES, _COLUMN_SCORE_BYTES = 110, 90, 35
-"""Of one token's log probability, as chat, `prompt_logprobs` and plain completions show it."""
+"""JSON of one token's log probability in chat, `prompt_logprobs` and completions."""
 _COLUMN_BYTES = 40
-"""Of a position in the lists of plain completions, beside its most likely tokens."""
+"""JSON of one position in the lists of completions, without its most likely tokens."""
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer shows.
+    """The parts of an answer that decide its size.
 
     Attributes:
-        is_chat: it shows its prompt once, and plain completions show it beside each completion.
+        is_chat: a chat shows its prompt once; completions show it beside each choice.
         returns_token_ids: of the prompt, too.
-        shows_prompt_logprobs: those that are asked for by that name.
-        echoes: the prompt stands before each text.
+        shows_prompt_logprobs: whether the request has `prompt_logprobs`.
+        echoes: the prompt precedes each text.
     """
 
     is_chat: bool
@@ -38,7 +38,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     def num_bytes(
         self, params: SamplingParams, prompt_lens: Sequence[int], max_model_len: int
     ) -> tuple[int, int]:
-        """Of all that is shown of prompts, and of all outputs."""
+        """Return the bytes of all prompts shown, and of all outputs."""
         shown = 1 if self.is_chat else params.n
         num_outputs = 0
         for prompt_len in prompt_lens:
@@ -72,7 +72,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
 def check_answer_size(
     form: AnswerForm, params: SamplingParams, prompt_lens: Sequence[int], max_model_len: int
 ) -> None:
-    """Raises `InvalidRequestError` where the answer may exceed `MAX_WHOLE_ANSWER_BYTES`."""
+    """Raises `InvalidRequestError` if the answer may exceed `MAX_WHOLE_ANSWER_BYTES`."""
     of_prompts, of_outputs = form.num_bytes(params, prompt_lens, max_model_len)
     num_bytes = of_prompts + of_outputs
     if num_bytes <= MAX_WHOLE_ANSWER_BYTES:

@@ -1,4 +1,4 @@
-"""What POST /v1/messages and /v1/messages/count_tokens take, and the chat that it is."""
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens, converted to chats."""
 
 import json
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class ThinkingBlock(LenientModel):
 
 
 class RedactedThinkingBlock(LenientModel):
-    """Nobody here can read it, and it is left out."""
+    """Encrypted, so it is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
 
@@ -96,7 +96,7 @@ class AnthropicTool(RequestModel):
     strict: bool | None = None
     defer_loading: Annotated[bool, only(False)] | None = None
     allowed_callers: Annotated[list[str], only(["direct"]), AtMost(1)] | None = None
-    # Hints.
+    # Hints; they change nothing.
     cache_control: dict[str, Any] | None = None
     eager_input_streaming: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
@@ -108,7 +108,7 @@ class AnthropicToolChoice(RequestModel):
     disable_parallel_tool_use: bool = False
 
     def chat(self) -> Any:
-        """The `tool_choice` of a chat."""
+        """Return the `tool_choice` of a chat."""
         if self.type == "tool":
             return named_tool(self.name)
         return "required" if self.type == "any" else self.type
@@ -127,7 +127,7 @@ class OutputFormat(RequestModel):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
     def chat(self) -> dict[str, Any]:
-        """The `response_format` of a chat."""
+        """Return the `response_format` of a chat."""
         schema = {"name": "output", "schema": self.schema_, "strict": True}
         return {"type": self.type, "json_schema": schema}
 
@@ -142,7 +142,7 @@ class AnthropicMetadata(RequestModel):
 
 
 class CountTokensRequest(ModelRequest):
-    """A conversation, as a prompt is made of it."""
+    """A conversation whose prompt is counted."""
 
     messages: Annotated[
         list[AnthropicMessage], Field(min_length=1, fail_fast=True), AtMost(MAX_MESSAGES)
@@ -154,17 +154,17 @@ class CountTokensRequest(ModelRequest):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    # Hints, and values that ask for nothing.
+    # Hints, and values that change nothing.
     cache_control: dict[str, Any] | None = None
     speed: Annotated[str, only("standard")] | None = None
 
     def chat(self) -> ChatBody:
-        """The chat that this is."""
+        """Convert the request to a chat."""
         messages = list(self._chat_messages())
         fields = {"messages": [message for _, message in messages], **self._tool_fields()}
         last = messages[-1][1] if messages else {}
         if last.get("role") == "assistant" and "tool_calls" not in last:
-            # What the assistant is to begin with.
+            # The beginning of the assistant's answer.
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
         if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
             switch = self.thinking.type == "enabled"
@@ -176,7 +176,7 @@ class CountTokensRequest(ModelRequest):
         return ChatBody(fields, [place for place, _ in messages], _NAMES)
 
     def _chat_messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each with what the client calls it."""
+        """Yield the chat's messages, each with the client's name for it."""
         if self.system:
             yield "system", {"role": "system", "content": _text(self.system)}
         for i, message in enumerate(self.messages):
@@ -233,7 +233,7 @@ _NAMES = {
     "tools.*.function": "tools.*",
     "tools.*.function.parameters": "tools.*.input_schema",
 }
-"""Key the path of a chat's field, value what it is here; `*` stands for an index."""
+"""Key the path of a chat's field, value its path in this API; `*` stands for an index."""
 
 
 def _assistant_message(blocks: list[Any]) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _assistant_message(blocks: list[Any]) -> dict[str, Any]:
 
 
 def _said(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
-    """The results of tools, each a message of its own, and the texts between them."""
+    """Yield the message's tool results and the texts between them, each as a chat message."""
     texts: list[TextBlock] = []
     for block in message.content:
         if isinstance(block, TextBlock):

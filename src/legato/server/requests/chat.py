@@ -1,4 +1,4 @@
-"""What POST /v1/chat/completions takes."""
+"""The body of POST /v1/chat/completions."""
 
 from typing import Annotated, Literal
 
@@ -64,7 +64,7 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
 
     @property
     def described_tools(self) -> list[tuple[str, Tool]]:
-        """All tools, each behind where it is described."""
+        """Return all tools, each with the path of its description."""
         if self.functions:
             return [
                 (f"functions.{i}", Tool(type="function", function=function))
@@ -74,7 +74,7 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
 
     @property
     def tool_use(self) -> ToolUse:
-        """Raises InvalidRequestError: a choice names what is no tool."""
+        """Raises InvalidRequestError: the choice names a function that is not among the tools."""
         is_legacy = bool(self.functions)
         return tool_use(
             [tool for _, tool in self.described_tools],
@@ -85,7 +85,7 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
 
     @property
     def output_limit(self) -> int | None:
-        """Most tokens to generate; None takes the room that is left."""
+        """Most tokens to generate; None means all that fit in the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property

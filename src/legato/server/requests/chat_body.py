@@ -1,4 +1,4 @@
-"""A request of another API as the chat that it is, and what its client calls that chat's fields."""
+"""Another API's request as a chat, with the client's names of the chat's fields."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ _MESSAGE = re.compile(r"messages\.(\d+)\b.*")
 
 
 class ChatBody(NamedTuple):
-    """Fields of a `ChatRequest`; None is as good as not there.
+    """Fields of a `ChatRequest`; None counts as absent.
 
     Attributes:
-        places: what the client calls each of the messages.
-        names: what it calls the other fields; key and value are paths, with `*` for an index.
+        places: the client's name of each message.
+        names: the client's names of other fields; key and value are paths, with `*` for an index.
     """
 
     fields: dict[str, Any]
@@ -25,7 +25,7 @@ class ChatBody(NamedTuple):
 
     @contextmanager
     def naming_fields(self) -> Iterator[None]:
-        """Let errors blame what the client sent."""
+        """Rename the field that an error blames to the client's name."""
         try:
             yield
         except InvalidRequestError as error:
@@ -38,7 +38,7 @@ class ChatBody(NamedTuple):
             raise InvalidRequestError(message, param=param, code=error.code) from None
 
     def _named(self, param: str) -> str:
-        """The client's name of what it has a name of, and of what is in that."""
+        """Return the client's name of a field, or of the innermost field around it that has one."""
         if found := _MESSAGE.fullmatch(param):
             return self.places[int(found[1])]
         indices = iter(_INDEX.findall(param))

@@ -1,4 +1,4 @@
-"""From a conversation to its prompt, and to how the model will write what follows."""
+"""Makes a conversation's prompt, and finds the syntax of the model's answer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,9 +28,9 @@ class ChatPrompts:
 
     Args:
         trusts_templates: whether templates in requests are run.
-        special_tokens: what becomes of those in the text of messages.
-        check_fits: is given a number of characters and the field that they come from; raises what
-            refuses too many.
+        special_tokens: how to treat special tokens in the text of messages.
+        check_fits: called with a number of characters and the field that they come from; raises
+            if they are too many.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ChatPrompts:
         """Render and tokenize a conversation.
 
         Args:
-            tools: that the model is told of; those in `options` are not looked at.
+            tools: shown to the model; those in `options` are ignored.
             effort: `reasoning_effort`.
             is_cut: whether it may be longer than the context.
 

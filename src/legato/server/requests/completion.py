@@ -1,4 +1,4 @@
-"""What POST /v1/completions takes."""
+"""The body of POST /v1/completions."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ Prompt = str | list[int]
 
 
 def _as_prompts(value: Any) -> list[Prompt]:
-    """Any of the four forms of a prompt as a list of prompts."""
+    """Return a list of prompts, from any of the four forms of `prompt`."""
     if isinstance(value, str) or _is_token_ids(value):
         return [value]
     if isinstance(value, list) and all(isinstance(v, str) or _is_token_ids(v) for v in value):
@@ -37,12 +37,12 @@ _PROMPT = {"anyOf": [{"type": "string"}, _PROMPTS, _TOKEN_IDS]}
 
 
 def _unless_false(value: Any) -> Any:
-    """`false` asks for none, as it does in chat."""
+    """Read `false` as none, as in chat."""
     return None if value is False else value
 
 
 class CompletionRequest(GenerationRequest):
-    """Attributes: `prompt` is a list of prompts, whichever way it was sent."""
+    """Attributes: `prompt` is a list of prompts, however it was sent."""
 
     prompt: Annotated[
         list[Prompt], Field(fail_fast=True), BeforeValidator(_as_prompts), WithJsonSchema(_PROMPT)
@@ -73,5 +73,5 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def is_echo_only(self) -> bool:
-        """Whether the prompt alone is wanted back, scored perhaps."""
+        """Whether the answer has only the prompt, perhaps with scores."""
         return self.max_tokens == 0

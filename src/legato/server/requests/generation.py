@@ -1,4 +1,4 @@
-"""What requests for chat and for plain completions have in common."""
+"""The common fields of chat and completion requests."""
 
 import re
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def _listed(value: Any) -> Any:
 
 
 def _integer_keys(value: Any) -> Any:
-    """JSON has no integer keys, so token ids come as strings."""
+    """Convert token ids in keys to integers: JSON has only string keys."""
     if not isinstance(value, dict):
         return value
     for key in value:
@@ -111,7 +111,7 @@ class StreamOptions(RequestModel):
 
 
 class KVTransferRequest(RequestModel):
-    """vLLM's, as its routers send them: what they leave null is told, or decided, by engines."""
+    """vLLM's parameters, as its routers send them; engines fill in null fields."""
 
     do_remote_prefill: bool = False
     do_remote_decode: bool = False
@@ -125,7 +125,7 @@ class KVTransferRequest(RequestModel):
 
 
 class GenerationOptions(ModelRequest):
-    """What a request for generation may say in whichever API.
+    """Options of a generation request in any API.
 
     Fields named as in `SamplingParams` and `ServiceParams` mean the same. Those of `SamplingParams`
     that are unset are the model's defaults.
@@ -160,13 +160,13 @@ class GenerationOptions(ModelRequest):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
 
     def shared_options(self) -> dict[str, Any]:
-        """Those that were sent of the fields that all APIs have, as a body has them."""
+        """Return the options that the client sent, as JSON values."""
         names = self.model_fields_set & GenerationOptions.model_fields.keys()
         return self.model_dump(mode="json", include=names)
 
 
 class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
-    """A request to OpenAI's endpoints for completions."""
+    """A request to OpenAI's completion endpoints."""
 
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
@@ -178,7 +178,7 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
 
     @property
     def kv_transfer(self) -> KVTransferParams | None:
-        """What is asked about the prompt's blocks and other engines."""
+        """The parameters of a transfer of the prompt's blocks between engines."""
         if self.kv_transfer_params is None:
             return None
         names = KVTransferParams.__struct_fields__
@@ -202,11 +202,11 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
         return self
 
     def sampling_params(self, defaults: Mapping[str, Any], **decided: Any) -> SamplingParams:
-        """What was sent, over the model's defaults.
+        """Return the sampling parameters: the request's, over the model's defaults.
 
         Args:
             defaults: key a field name of `SamplingParams`.
-            decided: fields that do not come from the request as they are.
+            decided: fields that override the request's.
 
         Raises:
             InvalidRequestError: a value is out of range.
@@ -217,7 +217,7 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
         return SamplingParams(**{**defaults, **sent, **form, **decided})
 
     def service_params(self) -> ServiceParams:
-        """How to serve it beside others; whether its class exists is for the engine to say."""
+        """Return how to serve the request; the engine checks that its class exists."""
         return ServiceParams(
             slo_class=self.slo_class,
             tenant=self.tenant,

@@ -1,4 +1,4 @@
-"""What a chat's answer is held to: by its tools, by the form of its content, or by both."""
+"""The grammar of a chat's answer: of its tool calls, of its content's form, or of both."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,11 +17,11 @@ from legato.text.message_syntax import MessageSyntax
 
 
 class MessageForm(msgspec.Struct, frozen=True):
-    """What holds an answer, and how it is to be read.
+    """The grammar of an answer, and its syntax.
 
     Attributes:
         outputs: a grammar that compiles; None leaves the answer free.
-        syntax: of what is then written.
+        syntax: of the answer.
     """
 
     outputs: StructuredOutputs | None
@@ -34,13 +34,13 @@ def message_form(
     checker: GrammarChecker,
     special_token_id: Callable[[str], int | None],
 ) -> MessageForm:
-    """The form that a request asks for, in the syntax in which its model writes.
+    """Return the form that a request asks for, in its model's syntax.
 
     Args:
-        syntax: where it has tool calls, the model is told of tools.
+        syntax: with tool calls, if the model was shown tools.
 
     Raises:
-        InvalidRequestError: it cannot be met; `param` names the field that asks for it.
+        InvalidRequestError: the form cannot be enforced; `param` names its field.
     """
     use, form, content = request.tool_use, None, None
     if request.output_form is not None and not use.is_required:
@@ -49,7 +49,7 @@ def message_form(
             form = checker.resolve(request.output_form)
     grammar = message_grammar(use, syntax, special_token_id, content=content)
     if grammar is None and form is not None:
-        # It holds from the first token on, in whatever the prompt has ended.
+        # The form applies from the first token on, even if the prompt ends in open reasoning.
         return MessageForm(form, msgspec.structs.replace(syntax, is_reasoning_open=False))
     if grammar is None:
         return MessageForm(None, syntax)
@@ -63,7 +63,7 @@ def message_form(
 def _check_tools(
     described: Sequence[tuple[str, Tool]], held: Sequence[Tool], checker: GrammarChecker
 ) -> None:
-    """Raises InvalidRequestError: a schema cannot be held to, by itself."""
+    """Raises InvalidRequestError: a single tool's schema cannot be enforced."""
     for place, tool in described:
         if tool not in held or tool.function.parameters is None:
             continue

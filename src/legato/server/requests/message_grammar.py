@@ -1,4 +1,4 @@
-"""What a model's messages are held to, tool calls and all: grammars in llguidance's Lark."""
+"""Grammars of a model's messages and tool calls, in llguidance's Lark."""
 
 import json
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from legato.server.requests.tools import ToolUse
 from legato.text.message_syntax import MessageSyntax, ToolCallSyntax
 
 Token = Callable[[str], int | None]
-"""Id of a text that is a special token, None of any other."""
+"""Returns the id of a special token's text; None for any other text."""
 
 MAX_PARALLEL_CALLS = 16
-"""Of a message that is nothing else: small models never stop to call."""
+"""The most calls in a message that has only calls: small models do not stop on their own."""
 
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_TEXT = "/(?s:.*)/"
@@ -23,12 +23,12 @@ _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 def message_grammar(
     use: ToolUse, syntax: MessageSyntax, token: Token, *, content: str | None = None
 ) -> str | None:
-    """What a message is held to by what it may call; None where that is nothing.
+    """Return the grammar of a message; None if it is free.
 
     Args:
         token: as of `MessageGrammar`.
-        content: the right side of a rule for the content, where that has a form. Without tools and
-            reasoning it needs no grammar of this.
+        content: the right side of a rule for the content, if that has a form. Without tools and
+            reasoning, such a form needs no grammar from here.
     """
     grammar = MessageGrammar(use, syntax, token)
     if use.is_required:
@@ -40,10 +40,10 @@ def message_grammar(
 
 
 class MessageGrammar:
-    """Grammars of messages in a model's own syntax.
+    """Makes grammars of messages in a model's own syntax.
 
     Args:
-        token: what a mark of the syntax is; text cannot stand for one that is a special token.
+        token: finds the special token of a mark; text cannot match a special token.
     """
 
     def __init__(self, use: ToolUse, syntax: MessageSyntax, token: Token) -> None:
@@ -53,23 +53,23 @@ class MessageGrammar:
         self._token = token
 
     def calls(self) -> str:
-        """Calls and nothing else, but for reasoning before them; all schemas hold."""
+        """Reasoning, if any, then only calls; all schemas are enforced."""
         calls = self._only_calls(is_bare=self._calls.is_bare)
         return _lark("start: thought calls", *self._thought(), *calls)
 
     def calls_or(self, content: str) -> str:
-        """The same, or content of a form, which may begin like a call that is bare."""
+        """As `calls`, or content of a form; it may begin like a call without a mark."""
         start = ("start: thought (calls | content)", f"content: {content}")
         return _lark(*start, *self._thought(), *self._only_calls(is_bare=False))
 
     def reasoned(self, content: str) -> str | None:
-        """Content of a form behind reasoning; None where the model does not reason."""
+        """Reasoning, then content of a form; None if the model does not reason."""
         if self._syntax.reasoning is None:
             return None
         return _lark("start: thought content", f"content: {content}", *self._thought())
 
     def free(self) -> str:
-        """Any text, and calls, of which those of strict tools hold to their schemas."""
+        """Any text and calls; strict tools' schemas are enforced."""
         rules = self._body() + self._call_rules(is_lenient=False)
         if self._calls.is_bare:
             return _lark("start: body | text", r"text: /\s*/ | /\s*[^\s{](?s:.*)/", *rules)
@@ -111,7 +111,7 @@ class MessageGrammar:
         ]
 
     def _body(self) -> list[str]:
-        """What stands behind a section's mark."""
+        """Return the rule for a section after its mark."""
         if self._calls.is_list:
             return [f'body: "[" {self._several("call", ", ")} "]"']
         if self._calls.is_bare:
@@ -121,7 +121,7 @@ class MessageGrammar:
         return [f'body: "\\n" call "\\n" {self._mark(self._calls.end)}']
 
     def _call_rules(self, *, is_lenient: bool) -> list[str]:
-        """Args: is_lenient: hold to the schema of a tool that is not strict as far as may be."""
+        """Args: is_lenient: enforce a tool's schema as far as possible even if it is not strict."""
         rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(self._tools)))]
         for i, tool in enumerate(self._tools):
             function = tool.function

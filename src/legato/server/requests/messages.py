@@ -23,7 +23,7 @@ from legato.server.requests.request_model import (
 from legato.server.requests.tools import Tools
 from legato.text.conversation import arguments_object
 
-# Arguments of the template renderer that are not for the template.
+# Arguments of the renderer itself, which requests must not set.
 _RESERVED = frozenset(
     {
         *("self", "messages", "tools", "chat_template"),
@@ -38,12 +38,12 @@ _TEXT_PART = {
 }
 _CONTENT = {"type": "array", "items": _TEXT_PART, "maxItems": MAX_CONTENT_PARTS}
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Key the type of a content part, value where its text is."""
+"""Key the type of a content part, value the field that has its text."""
 _MEDIA = ("audio", "images", "videos")
 
 
 def _joined_text(value: Any) -> Any:
-    """One text from a message's parts, which stand on lines of their own."""
+    """Join the texts of a message's parts, each on a line of its own."""
     if not isinstance(value, list):
         return value
     if len(value) > MAX_CONTENT_PARTS:
@@ -87,7 +87,7 @@ class MessageToolCall(LenientModel):
 
 
 class ChatMessage(LenientModel):
-    """One message. Histories of clients come with keys of their own, which are ignored."""
+    """One message. Clients' histories have keys of their own, which are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: MessageText = ""
@@ -117,7 +117,7 @@ class ChatMessage(LenientModel):
 
     @property
     def num_chars(self) -> int:
-        """Of the texts that a template writes."""
+        """Characters of the texts that a template writes."""
         return len(self.text) + len(self.thought or "")
 
     @property
@@ -129,8 +129,8 @@ class ChatMessage(LenientModel):
         return self.reasoning_content or self.reasoning
 
     def for_template(self) -> dict[str, Any]:
-        """As transformers' chat templates read it."""
-        is_function = self.role == "function"  # OpenAI's older name of a tool
+        """Convert to the format of transformers' chat templates."""
+        is_function = self.role == "function"  # OpenAI's older name of the role "tool"
         message: dict[str, Any] = {"role": "tool" if is_function else self.role}
         message["content"] = self.text
         if self.thought and self.role == "assistant":
@@ -153,7 +153,7 @@ Messages = Annotated[list[ChatMessage], Field(fail_fast=True), AtMost(MAX_MESSAG
 
 
 class TemplateOptions(RequestModel):
-    """How messages become a prompt."""
+    """Options for rendering messages to a prompt."""
 
     tools: Tools | None = None
     add_generation_prompt: bool = True

@@ -1,7 +1,7 @@
-"""What clients send that asks for nothing: hints, and other servers' options by their off values.
+"""Fields that change nothing: hints, and the off values of other servers' options.
 
-They change no output. Routers put some of them into all that they pass on. Any other value of an
-option is refused by its name, which is better than an answer that does as if it had been heard.
+Routers add some of them to every request. Any other value of an option is refused by its name: that
+is better than ignoring it.
 """
 
 from typing import Annotated, Any
@@ -23,7 +23,7 @@ Metadata = Annotated[
 
 
 class Hints(RequestModel):
-    """A client's notes on a request, for a service that has a use for them."""
+    """A client's notes on a request, for services that use them."""
 
     user: Name | None = None
     safety_identifier: Name | None = None
@@ -33,11 +33,11 @@ class Hints(RequestModel):
     prompt_cache_retention: Name | None = None
     prompt_cache_options: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
     verbosity: Name | None = None
-    spaces_between_special_tokens: bool | None = None  # what the tokenizers here never put
+    spaces_between_special_tokens: bool | None = None  # the tokenizers here never add any
 
 
 class UnaskedOptions(RequestModel):
-    """Options that Legato does not have, in requests that do not ask for them."""
+    """Options that Legato does not have, accepted only if they are off."""
 
     store: Annotated[bool, only(False)] | None = None
     use_beam_search: Annotated[bool, only(False)] | None = None
@@ -50,7 +50,7 @@ class UnaskedOptions(RequestModel):
 
 
 class UnaskedOfChat(RequestModel):
-    """The same, of chat alone."""
+    """Likewise, for chat only."""
 
     echo: Annotated[bool, only(False)] | None = None
     include_reasoning: Annotated[bool, only(True)] | None = None

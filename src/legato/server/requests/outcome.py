@@ -1,4 +1,4 @@
-"""What comes of a body that another process reads: any number of parts, then an end."""
+"""What a reader process makes of a body: any number of parts, then an end."""
 
 import msgspec
 
@@ -26,7 +26,7 @@ class InputItem(msgspec.Struct, frozen=True, tag=True):
     """A part: the next item of a response's input, in JSON, without an id.
 
     Attributes:
-        prefix: of the id that it gets.
+        prefix: of the id that the server adds.
     """
 
     prefix: str
@@ -34,10 +34,10 @@ class InputItem(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A part: what a response is to know of its request.
+    """A part: what a response needs from its request.
 
     Attributes:
-        shown: what it repeats; key the field, value JSON.
+        shown: the fields that the response repeats; key the field, value JSON.
     """
 
     shown: dict[str, bytes]
@@ -47,18 +47,19 @@ class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An end: a request for completions of the prompts before it.
+    """An end: a request for completions of the preceding prompts.
 
     Attributes:
         include_usage, continuous_usage_stats: as in `StreamOptions`.
-        output_limit_name: what the client calls `max_tokens`.
-        echoed: texts that go before the completions of each prompt; None where none do.
-        is_echo_only: whether the prompts alone are wanted back, scored perhaps.
-        shows_prompt_logprobs: whether they were asked for by that name, which `params` cannot tell.
-        returns_token_ids: whether answers tell the tokens of prompts and completions.
-        calls_functions: whether tools were given, and are to be called, by OpenAI's older name.
-        kv_transfer_params: what is asked about the prompt's blocks and other engines.
-        message_syntax: how the completions are to be read as messages; None where all is content.
+        output_limit_name: the client's name of `max_tokens`.
+        echoed: the text before the completions of each prompt; None if there is none.
+        is_echo_only: whether the answer has only the prompts, perhaps with scores.
+        shows_prompt_logprobs: whether the request has `prompt_logprobs`; `params` may have it for
+            an echo's log probabilities.
+        returns_token_ids: whether answers have the token ids of prompts and completions.
+        calls_functions: whether the request uses OpenAI's older `functions`.
+        kv_transfer_params: the parameters of a transfer of the prompt's blocks between engines.
+        message_syntax: for reading the completions as messages; None if all text is content.
     """
 
     params: SamplingParams
@@ -77,21 +78,21 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
-    """An end: the pieces before it are the answer, in JSON."""
+    """An end: the preceding pieces are the answer, in JSON."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """An end: why there is no other."""
+    """An end: the reason for refusing the request."""
 
     status: int
     detail: ErrorDetail
 
 
 class NeedsStored(msgspec.Struct, frozen=True, tag=True):
-    """An end: the body is to be read again, beside the stored responses that it names.
+    """An end: the server must send the body again with the stored responses that it names.
 
     Attributes:
-        item_ids: of items that it refers to.
+        item_ids: of stored items that the body refers to.
     """
 
     previous_response_id: str | None

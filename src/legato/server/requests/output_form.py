@@ -1,4 +1,4 @@
-"""What a body says of the form of the output, in OpenAI's words or in vLLM's."""
+"""The form of the output, in OpenAI's fields or vLLM's."""
 
 from typing import Annotated, Any, Literal
 
@@ -47,16 +47,16 @@ Form = Annotated[InstanceOf[StructuredOutputs], BeforeValidator(_as_form), WithJ
 
 
 def enforced(schema: dict[str, Any], *, is_strict: bool) -> dict[str, Any]:
-    """A schema as `StructuredOutputs` takes it.
+    """Prepare a schema for `StructuredOutputs`.
 
     Args:
-        is_strict: whether it is refused for keywords that are not supported.
+        is_strict: whether unsupported keywords are refused, not ignored.
     """
     return schema if is_strict else {**schema, "x-guidance": {"lenient": True}}
 
 
 class JsonSchemaFormat(RequestModel):
-    """Attributes: where `strict` is not true, keywords that are not supported are passed over."""
+    """Attributes: unless `strict` is true, unsupported keywords are ignored."""
 
     name: Name
     description: str | None = None
@@ -65,7 +65,7 @@ class JsonSchemaFormat(RequestModel):
 
     @property
     def enforced(self) -> dict[str, Any]:
-        """The schema, as `StructuredOutputs` takes it."""
+        """The schema, prepared for `StructuredOutputs`."""
         return enforced(self.schema_ or {}, is_strict=self.strict)
 
 
@@ -102,7 +102,7 @@ class ResponseFormat(RequestModel):
 
 
 class OutputForm(ModelRequest):
-    """The form of the output; no more than one of these is set."""
+    """The form of the output; at most one of these is set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: Form | None = None
@@ -120,12 +120,12 @@ class OutputForm(ModelRequest):
 
     @property
     def output_form(self) -> StructuredOutputs | None:
-        """What the output must be like; None leaves it free."""
+        """The form that the output must have; None leaves it free."""
         return next(iter(self._forms.values()), None)
 
     @property
     def form_names(self) -> dict[str, str]:
-        """Key a field of `output_form`, value what the client calls it."""
+        """Key a field of `output_form`, value the client's name of it."""
         if self.structured_outputs is not None:
             return {}
         if self.response_format is not None:
@@ -137,7 +137,7 @@ class OutputForm(ModelRequest):
 
     @property
     def _forms(self) -> dict[str, StructuredOutputs]:
-        """Key the field that asks for it."""
+        """The forms that the request asks for; key the field."""
         forms = {"structured_outputs": self.structured_outputs}
         if self.response_format is not None:
             forms["response_format"] = self.response_format.form

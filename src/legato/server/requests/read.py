@@ -1,4 +1,4 @@
-"""Reads bodies: from the bytes that came to prompts for the engine, or to an answer."""
+"""Parses bodies, and makes prompts for the engine or whole answers of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -59,9 +59,9 @@ _Model = TypeVar("_Model", bound=ModelRequest)
 
 
 class RequestReader:
-    """Reads the bodies of requests to one model.
+    """Parses the bodies of requests to one model.
 
-    It takes the time and the memory that bodies make it take: whoever runs it bounds both.
+    A body can make it take any amount of time and memory: the caller must bound both.
     """
 
     def __init__(self, tokenizer: Tokenizer, defaults: ModelDefaults, serving: Serving) -> None:
@@ -93,15 +93,15 @@ class RequestReader:
         }
 
     def read(self, kind: Kind, body: bytes, stored: bytes | None = None) -> Iterator[Part | End]:
-        """The parts, and the end, which is not `Refused`.
+        """Yield the parts and the end, which is not `Refused`.
 
         Args:
-            stored: the `Stored` that the body was found to need.
+            stored: the `Stored` that an earlier pass found the body to need.
 
         Raises:
-            ApiError: the model is another one.
+            ApiError: the body asks for another model.
             InvalidRequestError: the body cannot be served.
-            MemoryError: it wants more than there is.
+            MemoryError: parsing needs more memory than allowed.
         """
         if kind == "responses":
             return self._responses(body, stored)
@@ -133,7 +133,7 @@ class RequestReader:
         yield from self._answer_as_chat(request, request.chat(items))
 
     def _fits(self, request: ResponsesRequest, items: Sequence[Placed]) -> bool:
-        """Whether a conversation leaves the room that was asked for."""
+        """Whether a conversation leaves room for the requested output."""
         chat = request.chat(items)
         try:
             with chat.naming_fields():
@@ -157,7 +157,7 @@ class RequestReader:
         yield from _answered(TokenCount(len(prompt.token_ids)))
 
     def _answer_as_chat(self, request: GenerationOptions, chat: ChatBody) -> Iterator[Part | End]:
-        """A request of another API, whose chat is refused in its own words."""
+        """Serve another API's request as a chat; errors name the fields of that API."""
         with chat.naming_fields():
             yield from self._answer(
                 _validated(ChatRequest, {**request.shared_options(), **chat.fields}), is_held=True
@@ -216,7 +216,7 @@ class RequestReader:
         self._check_completions(request.n, len(request.prompt))
         decided: dict[str, int] = {}
         if request.is_echo_only:
-            decided["max_tokens"] = 1  # the engine generates at least one, which is then dropped
+            decided["max_tokens"] = 1  # the engine generates at least one token; it is dropped
         if request.echo and request.logprobs is not None:
             decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
         with naming_fields(**request.form_names):
@@ -251,7 +251,7 @@ class RequestReader:
         )
 
     def _check_prompts(self, request: CompletionRequest) -> None:
-        """Before any of them is tokenized."""
+        """Check all prompts before tokenizing the first."""
         for prompt in request.prompt:
             if not isinstance(prompt, str):
                 check_token_ids(prompt, self._serving.info.vocab_size, "prompt")
@@ -287,7 +287,7 @@ class RequestReader:
     def _rendered(
         self, parts: Iterable[Part | End], *, is_list: bool = False
     ) -> Iterator[Part | End]:
-        """The prompts of a request that was read, instead of what it asks for."""
+        """Return the prompts of a parsed request as its answer."""
         name = self._serving.info.served_model_name
         prompts: list[RenderedPrompt] = []
         for part in parts:
@@ -325,7 +325,7 @@ class RequestReader:
             )
 
     def _check_fits(self, num_chars: int, param: str) -> None:
-        """Refuse a text that is too long however it is tokenized, before that is done."""
+        """Refuse a text that is too long for any tokenization, before tokenizing it."""
         if num_chars > self._max_chars:
             raise InvalidRequestError(
                 f"this model's maximum context length is {self._serving.info.max_model_len} "
@@ -336,14 +336,14 @@ class RequestReader:
             )
 
     def _echo(self, prompt: Prompt, token_ids: Sequence[int], request: CompletionRequest) -> str:
-        """Args: token_ids: what is left of the prompt."""
+        """Args: token_ids: of the prompt, after truncation."""
         is_whole = request.truncate_prompt_tokens is None
         if is_whole and isinstance(prompt, str):
             return prompt
         return self._tokenizer.decode(list(token_ids), request.skip_special_tokens is not False)
 
     def _with_known_tokens(self, params: SamplingParams) -> SamplingParams:
-        """With bad words as tokens; those that are named exist, so that a message holds them."""
+        """Convert bad words to tokens, and check that the token ids exist."""
         for name in ("stop_token_ids", "allowed_token_ids"):
             check_token_ids(getattr(params, name) or (), self._serving.info.vocab_size, name)
         return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""Models of bodies that refuse what they do not know, and look into nothing that is too long."""
+"""Base models of bodies; they refuse unknown fields and check lengths before contents."""
 
 import json
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from legato.core.errors import InvalidRequestError
 from legato.server.limits import MAX_FIELDS, MAX_NAME_CHARS
 
 _NULL = {"type": "null"}
-_BOUNDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}  # key a JSON type
+_BOUNDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}  # key: JSON type
 
 
 class RequestModel(BaseModel):
-    """A JSON object that refuses fields it does not know; null is the same as not sent.
+    """A JSON object that refuses unknown fields; null is the same as not sent.
 
     JSON has one kind of number: 16.0 is as good an integer as 16.
     """
@@ -55,16 +55,16 @@ class RequestModel(BaseModel):
 
 
 class LenientModel(RequestModel):
-    """One that ignores what it does not know: clients send back what they keep, with more in it."""
+    """Ignores unknown fields: clients send back objects with more in them."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class PartError(ValueError):
-    """What is wrong within the value of a field.
+    """An error within the value of a field.
 
     Attributes:
-        path: keys and indices that lead from the field to it.
+        path: keys and indices that lead from the field to the error.
     """
 
     def __init__(self, message: str, *path: str | int) -> None:
@@ -77,9 +77,10 @@ def _whole(value: Any) -> Any:
 
 
 class AtMost:
-    """Bounds the length of a text, list or object, before what checks the parts of it.
+    """Bounds the length of a text, list or object before its parts are validated.
 
-    It stands last in an `Annotated`, where pydantic's own `max_length` would count what was made.
+    It must stand last in an `Annotated`. pydantic's own `max_length` would count the converted
+    value.
     """
 
     def __init__(self, limit: int) -> None:
@@ -107,10 +108,10 @@ class AtMost:
 
 
 class OrText:
-    """A list that a text alone may stand for.
+    """A list, or a text in its place.
 
     Args:
-        as_list: makes the list of it.
+        as_list: converts the text to a list.
     """
 
     def __init__(self, as_list: Callable[[str], list[Any]]) -> None:
@@ -152,15 +153,15 @@ class _Only:
 
 
 def only(*allowed: object) -> _Only:
-    """A field whose other values Legato does not support; these change nothing here."""
+    """Accept only these values of a field, which change nothing; refuse others as unsupported."""
     return _Only(allowed)
 
 
 def by_type(what: str, *kinds: str) -> tuple[Discriminator, BeforeValidator]:
-    """Decides by "type" which of a union's models, each with a `Tag` of `<type>`, an object is of.
+    """Choose a model of a union by an object's "type"; each has a `Tag` of `<type>`.
 
     Args:
-        what: it is called, where it is refused.
+        what: the name for such an object in errors.
     """
 
     def check(value: Any) -> Any:
@@ -180,6 +181,6 @@ Name = Annotated[str, AtMost(MAX_NAME_CHARS)]
 
 
 class ModelRequest(RequestModel):
-    """A request to a model, which is the one that is served."""
+    """A request that names a model; only the served one exists."""
 
     model: Name | None = None

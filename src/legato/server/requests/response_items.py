@@ -1,4 +1,4 @@
-"""Items of a response's input, as OpenAI's Responses API has them, and the messages they make."""
+"""Input items of OpenAI's Responses API, and their conversion to chat messages."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
@@ -47,7 +47,7 @@ def _part_text(part: Any) -> Any:
 Texts = Annotated[
     list[str], AtMost(MAX_CONTENT_PARTS), BeforeValidator(_as_texts), WithJsonSchema(_CONTENT)
 ]
-"""The texts of a content that is one text or a list of parts."""
+"""The texts of a content, from one text or a list of parts."""
 
 
 class MessageItem(LenientModel):
@@ -91,7 +91,7 @@ _ReasoningParts = Annotated[list[ReasoningPart], AtMost(MAX_CONTENT_PARTS)]
 
 
 class ReasoningItem(LenientModel):
-    """Its summary stands for a content that is not there."""
+    """Its summary is used if it has no content."""
 
     type: Literal["reasoning"]
     summary: _ReasoningParts = Field(default_factory=list)
@@ -108,14 +108,14 @@ class ReasoningItem(LenientModel):
 
 
 class ItemReference(LenientModel):
-    """Stands for an item of a stored response."""
+    """Refers to an item of a stored response."""
 
     type: Literal["item_reference"] = "item_reference"
     id: Name
 
 
 def _typed(item: Any) -> Any:
-    """Messages and references may leave their type out."""
+    """Add the type to messages and references, which may leave it out."""
     if isinstance(item, dict) and item.get("type") is None:
         return {**item, "type": "message" if "role" in item else "item_reference"}
     return item
@@ -134,7 +134,7 @@ AnyItem = Annotated[
     BeforeValidator(_typed),
 ]
 Placed = tuple[str, Item]
-"""An item, and what the client calls it."""
+"""An item, and the client's name of it."""
 Items = Annotated[list[AnyItem], Field(fail_fast=True), AtMost(MAX_MESSAGES)]
 
 read_items = TypeAdapter(Items).validate_python
@@ -146,17 +146,17 @@ _PREFIXES = {
     "function_call_output": "fco",
     "reasoning": "rs",
 }
-"""Key the type of an item, value what its ids begin with."""
+"""Key the type of an item, value the prefix of its ids."""
 
 
 def shown_item(item: Item) -> InputItem:
-    """What is kept of an item, for whoever asks, and for later turns."""
+    """Return an item as it is stored, shown to clients and used in later turns."""
     return InputItem(_PREFIXES[item.type], msgspec.json.encode(item.shown()))
 
 
 def messages_of(items: Iterable[Placed]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The messages of a chat that items are; what one turn of the assistant made becomes one."""
-    turn: dict[str, Any] = {}  # the assistant's message that is being put together
+    """Convert items to chat messages; items of one assistant turn become one message."""
+    turn: dict[str, Any] = {}  # the assistant's message being built
     place = ""
     for name, item in items:
         if turn and not _continues(turn, item):
@@ -180,7 +180,7 @@ def messages_of(items: Iterable[Placed]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def _continues(turn: dict[str, Any], item: Item) -> bool:
-    """Whether an item is of the same message: in the order reasoning, text, calls."""
+    """Whether an item belongs to the same message, in the order reasoning, text, calls."""
     match item:
         case FunctionCallItem():
             return True

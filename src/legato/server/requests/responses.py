@@ -1,4 +1,4 @@
-"""What POST /v1/responses takes, and the chat that it is."""
+"""The body of POST /v1/responses, converted to a chat."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ from legato.server.requests.tools import described_tool, named_tool
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (
     _LOGPROBS,
-    # What these ask for is there anyway, or comes of tools that are not.
+    # These are shown anyway, or belong to tools that do not exist here.
     "reasoning.encrypted_content",
     "file_search_call.results",
     "web_search_call.results",
@@ -87,7 +87,7 @@ ToolChoice = Annotated[
 
 
 class TextFormat(RequestModel):
-    """Attributes: all but `type` go with "json_schema" alone."""
+    """Attributes: all but `type` are for "json_schema" only."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -104,7 +104,7 @@ class TextFormat(RequestModel):
         return self
 
     def chat(self) -> dict[str, Any]:
-        """The `response_format` of a chat."""
+        """Return the `response_format` of a chat."""
         if self.type != "json_schema":
             return {"type": self.type}
         schema = {"name": self.name or "response", "schema": self.schema_, "strict": self.strict}
@@ -117,7 +117,7 @@ class TextOptions(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    """Attributes: reasoning is always shown whole, whatever `summary` says."""
+    """Attributes: reasoning is always shown whole, for any `summary`."""
 
     effort: Name | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -129,7 +129,7 @@ class ResponseStreamOptions(RequestModel):
 
 
 class ResponsesRequest(GenerationOptions):
-    """A turn of a conversation, whose earlier turns the server may have stored."""
+    """A turn of a conversation; the server may have stored the earlier turns."""
 
     input: Annotated[
         list[AnyItem],
@@ -156,7 +156,7 @@ class ResponsesRequest(GenerationOptions):
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
 
-    # Notes on a request, and values that ask for nothing; they change no output.
+    # Hints, and values that change nothing.
     background: Annotated[bool, only(False)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs
     metadata: Metadata | None = None
@@ -169,7 +169,7 @@ class ResponsesRequest(GenerationOptions):
 
     @property
     def referred(self) -> list[str]:
-        """Ids of the stored items that it names."""
+        """Ids of the stored items that the input refers to."""
         return [item.id for item in self.input if isinstance(item, ItemReference)]
 
     @property
@@ -177,11 +177,11 @@ class ResponsesRequest(GenerationOptions):
         return _LOGPROBS in self.include or bool(self.top_logprobs)
 
     def items(self, history: Iterable[Item], found: Mapping[str, Item]) -> list[Placed]:
-        """The whole conversation.
+        """Return the items of the whole conversation.
 
         Args:
-            history: what of it has been before.
-            found: key an id, value the stored item of it.
+            history: items of the earlier turns.
+            found: stored items; key the id.
 
         Raises:
             InvalidRequestError: as `own_items`.
@@ -190,7 +190,7 @@ class ResponsesRequest(GenerationOptions):
         return [*(("previous_response_id", item) for item in history), *own]
 
     def chat(self, items: Iterable[Placed]) -> ChatBody:
-        """The chat that this is. Args: items: of the conversation."""
+        """Convert the request to a chat. Args: items: of the whole conversation."""
         messages = list(messages_of(items))
         if self.instructions is not None:
             messages.insert(0, ("instructions", {"role": "system", "content": self.instructions}))
@@ -210,10 +210,10 @@ class ResponsesRequest(GenerationOptions):
         )
 
     def own_items(self, found: Mapping[str, Item]) -> list[Item]:
-        """Its input, with what it refers to.
+        """Return the input items, with references resolved.
 
         Raises:
-            InvalidRequestError: something of that is not there.
+            InvalidRequestError: a referred item is not stored.
         """
         for i, item in enumerate(self.input):
             if isinstance(item, ItemReference) and item.id not in found:
@@ -223,7 +223,7 @@ class ResponsesRequest(GenerationOptions):
         return [found[item.id] if isinstance(item, ItemReference) else item for item in self.input]
 
     def shown(self) -> dict[str, bytes]:
-        """What the answer repeats of it: key a field, value JSON."""
+        """Return the fields that the answer repeats: key the field, value JSON."""
         text = self.text or TextOptions()
         form = text.format or TextFormat(type="text")
         told = {
@@ -253,12 +253,12 @@ class ResponsesRequest(GenerationOptions):
 
     @staticmethod
     def _shown_tool(tool: ResponseTool) -> dict[str, Any]:
-        # Two that clients want there, whatever they are.
+        # Clients expect these two even if they are null.
         always = {"parameters": tool.parameters, "strict": tool.strict}
         return {**tool.model_dump(exclude_none=True), **always}
 
     def _tool_fields(self) -> dict[str, Any]:
-        """Those of a chat that are of tools, none where there are none."""
+        """Return the chat's fields for tools; empty without tools."""
         if not self.tools:
             return {}
         return {
@@ -281,7 +281,7 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "tools.*.function": "tools.*",
 }
-"""Key the path of a chat's field, value what it is here; `*` stands for an index."""
+"""Key the path of a chat's field, value its path in this API; `*` stands for an index."""
 
 
 def _chat_choice(choice: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a body may ask for, and of whom."""
+"""The kinds of bodies, and the model and settings for parsing them."""
 
 from typing import Literal
 
@@ -21,11 +21,11 @@ Kind = Literal[
     "render_messages",
     "render_responses",
 ]
-"""Of a body: what it asks for."""
+"""The endpoint that a body was sent to."""
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What bodies are read against.
+    """The model and the settings that bodies are parsed with.
 
     Attributes:
         max_completions, trust_request_chat_template, message_special_tokens: as in `ServerConfig`.

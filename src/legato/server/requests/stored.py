@@ -1,4 +1,4 @@
-"""Stored responses, as a body that goes on from them is read beside them."""
+"""Stored responses, for parsing a body that continues them."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,7 @@ from legato.server.requests.response_items import Item, ItemReference, read_item
 
 
 class StoredOutput(msgspec.Struct, frozen=True):
-    """Of a stored answer, what the reader goes by."""
+    """The parts of a stored answer that parsing needs."""
 
     id: str
     output: list[dict[str, object]]
@@ -30,10 +30,10 @@ _decode = msgspec.json.Decoder(list[StoredTurn]).decode
 
 
 class Stored:
-    """What a body names of what the server has stored.
+    """The stored responses that a body refers to.
 
     Args:
-        data: a JSON list of `StoredTurn`; empty where there are none.
+        data: a JSON list of `StoredTurn`; empty if there are none.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -41,7 +41,7 @@ class Stored:
         self._turns = {turn.response.id: turn for turn in turns}
 
     def history(self, response_id: str | None) -> list[Item]:
-        """All items up to a response, the earliest first."""
+        """Return all items up to a response, the earliest first."""
         turns: list[StoredTurn] = []
         while response_id is not None:
             turns.append(self._turns[response_id])
@@ -53,7 +53,7 @@ class Stored:
         ]
 
     def items(self) -> Mapping[str, Item]:
-        """All of them; key the id."""
+        """Return all stored items; key the id."""
         return {
             str(raw["id"]): item
             for turn in self._turns.values()

@@ -1,4 +1,4 @@
-"""What POST /tokenize and /detokenize take and answer."""
+"""The bodies and answers of POST /tokenize and /detokenize."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ class TokenizeRequest(TemplateOptions, ModelRequest):
     """Either a prompt or messages.
 
     Attributes:
-        add_special_tokens: of a prompt; None adds them. The template does so for messages.
+        add_special_tokens: to a prompt; None adds them. For messages, the template adds them.
     """
 
     prompt: str | None = None
@@ -42,10 +42,10 @@ class TokenizeAnswer(msgspec.Struct, frozen=True):
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):
-    """A prompt as the model is given it.
+    """A prompt as the model receives it.
 
     Attributes:
-        features: of what is no text; there is none.
+        features: of input other than text; always None.
     """
 
     token_ids: list[int]

@@ -1,4 +1,4 @@
-"""Tools that a model may call, as clients describe them."""
+"""Tools that a model may call, as described by clients."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -38,7 +38,7 @@ _Path = tuple[str | int, ...]
 def _checked_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         raise PartError('must be "object": arguments have names', "type")
-    # No recursion, for schemas are as deep as JSON may be.
+    # Not recursive: a schema may nest as deeply as JSON.
     unread: list[tuple[_Path, Any]] = [((), schema)]
     while unread:
         path, part = unread.pop()
@@ -66,7 +66,7 @@ def _check_keywords(path: _Path, schema: dict[str, Any]) -> None:
 
 
 def _parts(path: _Path, schema: dict[str, Any]) -> Iterator[tuple[_Path, Any]]:
-    """The schemas within a schema, and where they are."""
+    """Yield the schemas within a schema, with their paths."""
     for key in schema.keys() & {*_SCHEMA, *_SCHEMAS, *_NAMED_SCHEMAS}:
         value = schema[key]
         if key in _SCHEMA and not isinstance(value, list):
@@ -82,11 +82,11 @@ def _parts(path: _Path, schema: dict[str, Any]) -> Iterator[tuple[_Path, Any]]:
 
 
 class FunctionDefinition(LenientModel):
-    """A function; what else a client says of it is ignored.
+    """A function; a client's other fields are ignored.
 
     Attributes:
         parameters: a JSON schema of its arguments; without one it takes none.
-        strict: refuse a schema that cannot be held to, and hold every call to it.
+        strict: refuse a schema that cannot be enforced, and enforce it in every call.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]+$"), AtMost(MAX_TOOL_NAME_CHARS)]
@@ -100,7 +100,7 @@ class Tool(LenientModel):
     function: FunctionDefinition
 
     def for_template(self) -> dict[str, Any]:
-        """As transformers' chat templates read it."""
+        """Convert to the format of transformers' chat templates."""
         function = self.function.model_dump(exclude_none=True, exclude={"strict"})
         function.setdefault("description", "")
         function.setdefault("parameters", {"type": "object", "properties": {}})
@@ -127,7 +127,7 @@ Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True), AtMost(MA
 def described_tool(
     name: str, parameters: dict[str, Any] | None, description: str | None, *, strict: bool | None
 ) -> dict[str, Any]:
-    """A `Tool` as a body has it."""
+    """Return a `Tool` in JSON's form."""
     function = {
         "name": name,
         "description": description,
@@ -138,7 +138,7 @@ def described_tool(
 
 
 def named_tool(name: str | None) -> dict[str, Any]:
-    """A `NamedTool` as a body has it."""
+    """Return a `NamedTool` in JSON's form."""
     return {"type": "function", "function": {"name": name}}
 
 
@@ -157,7 +157,7 @@ class AllowedTools(RequestModel):
 
 
 class Choice(RequestModel):
-    """`tool_choice`; one that is a word alone is its type."""
+    """`tool_choice`; a choice in one word is its type."""
 
     type: Literal["none", "auto", "required", "function", "allowed_tools"]
     function: FunctionName | None = None
@@ -171,7 +171,7 @@ class Choice(RequestModel):
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Of the functions that may be called; None are all."""
+        """Names of the functions that may be called; None allows all."""
         if self.allowed_tools is not None:
             return tuple(tool.function.name for tool in self.allowed_tools.tools)
         return None if self.function is None else (self.function.name,)
@@ -186,7 +186,7 @@ def _as_choice(value: Any) -> Any:
 
 
 def _as_function_choice(value: Any) -> Any:
-    """OpenAI's older form of it."""
+    """Convert OpenAI's older form, `function_call`."""
     if isinstance(value, dict):
         return {"type": "function", "function": value}
     return _as_choice(value)
@@ -228,12 +228,12 @@ FunctionChoice = Annotated[
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request lets a model do with tools.
+    """How a request lets a model use tools.
 
     Attributes:
-        shown: tools that the model is told of.
-        callable: of these, the ones that it may be made to call.
-        is_required: whether it has to call one.
+        shown: tools that the model is shown.
+        callable: those of them that it may call.
+        is_required: whether it must call one.
         is_parallel: whether it may call several at once.
     """
 
@@ -246,10 +246,10 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
 def tool_use(
     tools: Sequence[Tool], choice: Choice | None, *, is_parallel: bool, param: str
 ) -> ToolUse:
-    """Args: param: what the client calls `choice`.
+    """Args: param: the client's name of `choice`.
 
     Raises:
-        InvalidRequestError: the choice names what is no tool.
+        InvalidRequestError: the choice names a function that is not among the tools.
     """
     if not tools or (choice is not None and choice.type == "none"):
         return ToolUse()

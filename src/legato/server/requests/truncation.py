@@ -1,4 +1,4 @@
-"""Conversations that are too long, without their beginning."""
+"""Truncates conversations that are too long at their beginning."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -7,13 +7,13 @@ from legato.server.requests.response_items import Item, MessageItem, Placed
 
 
 def truncated(items: Sequence[Placed], fits: Callable[[Sequence[Placed]], bool]) -> list[Placed]:
-    """The items without as few of the first turns as it takes, or with the last turn alone.
+    """Drop as few of the first turns as needed; the last turn always stays.
 
-    A turn begins with a message of the user's, so that no tool's output is there without its call.
-    What the system says stays.
+    A turn begins with a user's message, so that no tool's output remains without its call. System
+    messages stay.
 
     Args:
-        fits: is the sooner true, the fewer they are.
+        fits: if true of some items, it is also true of fewer.
     """
     begins = [i for i, (_, item) in enumerate(items) if _is_of(item, "user")]
     cuts = begins if begins[:1] == [0] else [0, *begins]

@@ -1,1 +1,1 @@
-"""The processes that read bodies, so that no text of a client's holds up another's stream."""
+"""Processes that parse bodies, so that no client's text blocks another's stream."""

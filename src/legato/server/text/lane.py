@@ -1,4 +1,4 @@
-"""Processes that read bodies of one kind, and the bodies that wait for one of them."""
+"""A pool of reader processes for one kind of body, and the bodies that wait for one."""
 
 import asyncio
 from collections import Counter
@@ -12,17 +12,19 @@ from legato.server.limits import MAX_READERS, MAX_WAITING_BYTES
 from legato.server.text.reader_process import ReaderProcess
 
 PATIENCE_S = 0.05
-"""How long a body waits for a reader that is busy before another one is forked, and how long it may
-be read in the lane of small bodies."""
+"""How long a body waits for a busy reader before another is forked.
+
+A reader that works longer on it moves from the lane of small bodies.
+"""
 _RETRY_AFTER_S = 1.0
 _IDLE_S = 10.0
 
 
 class Place:
-    """One of a lane's places, and the reader in it.
+    """A lane's place, with a reader.
 
     Attributes:
-        tenant: whose body is read there.
+        tenant: the owner of the body that it reads.
     """
 
     def __init__(self, lane: "Lane", tenant: str, reader: ReaderProcess) -> None:
@@ -32,23 +34,23 @@ class Place:
 
 
 class Lane:
-    """Hands out places with readers: tenants take turns.
+    """Assigns readers to bodies; tenants take turns.
 
     There are `MAX_READERS` places. A tenant may take one as long as it has fewer than are free, so
     that there is always one for a tenant that has none (dynamic thresholds: Choudhury and Hahne,
     1998). The same holds for the bytes that wait.
 
     Args:
-        fork: makes a reader.
+        fork: starts a reader.
     """
 
     def __init__(self, fork: Callable[[], Awaitable[ReaderProcess]]) -> None:
         self._fork = fork
-        self._idle: list[ReaderProcess] = []  # the last one that worked stands last
-        self._num_taken = Counter[str]()  # places; key the tenant
+        self._idle: list[ReaderProcess] = []  # the most recently used is last
+        self._num_taken = Counter[str]()  # places; key: tenant
         self._waiting = Rotation[tuple[str, asyncio.Future[ReaderProcess | None]]]()
-        """Bodies and their tenants. One gets a reader, or None where it is to have one forked."""
-        self._waiting_bytes = Counter[str]()  # key the tenant
+        """Waiting bodies with their tenants. Each gets an idle reader, or None to fork one."""
+        self._waiting_bytes = Counter[str]()  # key: tenant
 
     async def warm_up(self, tenant: str) -> None:
         """Have a reader ready."""
@@ -57,12 +59,12 @@ class Lane:
 
     @asynccontextmanager
     async def place(self, tenant: str, num_bytes: int) -> AsyncGenerator[Place]:
-        """A place with a reader that does nothing else, for a body of so many bytes.
+        """Hold a place and its reader, for a body of this size.
 
-        The reader is not used again where the context raises.
+        If the block raises, the reader is closed and not used again.
 
         Raises:
-            OverloadedError: too much is waiting.
+            OverloadedError: too many bytes wait.
         """
         place = Place(self, tenant, await self._take(tenant, num_bytes))
         try:
@@ -74,7 +76,7 @@ class Lane:
         place.lane._free(tenant, place.reader)
 
     def moved(self, place: Place) -> bool:
-        """Give a place of another lane up for one of this lane; returns False if there is none."""
+        """Move a place from another lane to this one; return False if none is free."""
         if not self._may_take(place.tenant):
             return False
         self._num_taken[place.tenant] += 1
@@ -83,7 +85,7 @@ class Lane:
         return True
 
     def end_idle(self) -> None:
-        """End all readers that are idle."""
+        """End all idle readers."""
         for reader in self._idle:
             reader.kill()
             reader.close()
@@ -108,7 +110,7 @@ class Lane:
             reader = await self._turn(tenant)
         finally:
             self._waiting_bytes[tenant] -= num_bytes
-            self._waiting_bytes += Counter()  # drops tenants that have none
+            self._waiting_bytes += Counter()  # drops tenants with a count of zero
         if reader is not None:
             return reader
         try:
@@ -118,11 +120,11 @@ class Lane:
             raise
 
     async def _turn(self, tenant: str) -> ReaderProcess | None:
-        """Wait for a place; returns the reader in it, None if one is to be forked."""
+        """Wait for a place; return its reader, or None if one must be forked."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[ReaderProcess | None] = loop.create_future()
         self._waiting.add(tenant, (tenant, turn))
-        # Not cancelled with the turn: when it is over, another body may have the next turn.
+        # Not cancelled with this turn: another body may then take its place.
         loop.call_later(PATIENCE_S if self._num_taken else 0.0, self._hand_on)
         try:
             return await turn
@@ -132,18 +134,18 @@ class Lane:
             raise
 
     def _free(self, tenant: str, reader: ReaderProcess | None = None) -> None:
-        """A place is free, and its reader, if there is one, can read another body."""
+        """Free a place; another body may use its reader, if given."""
         self._num_taken[tenant] -= 1
-        self._num_taken += Counter()  # drops tenants that have none
+        self._num_taken += Counter()  # drops tenants with a count of zero
         if reader is not None:
             self._rest(reader)
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Give a free place to the body whose turn it is."""
+        """Give a free place to the next body in turn."""
         while (found := self._waiting.take(self._may_take)) is not None:
             tenant, turn = found
-            if not turn.done():  # else its client has left
+            if not turn.done():  # otherwise its client has disconnected
                 self._num_taken[tenant] += 1
                 turn.set_result(self._idle_reader())
                 return
@@ -168,7 +170,7 @@ class Lane:
             )
 
     def _end_longest(self, reader: ReaderProcess, num_bodies: int) -> None:
-        """Unless it has worked since it had read that many bodies, or is the last one."""
+        """End a reader that has not worked since, unless it is the last idle one."""
         if len(self._idle) > 1 and reader in self._idle and reader.num_bodies == num_bodies:
             self._idle.remove(reader)
             reader.close()

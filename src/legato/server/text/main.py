@@ -9,7 +9,7 @@ import sys
 from legato.core.garbage import uncollected
 from legato.core.signals import leave_to_parent
 
-# Libraries are to start no threads of their own: forks would be without them.
+# Libraries must not start threads: forked processes would lack them.
 _SINGLE_THREADED = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
 
 

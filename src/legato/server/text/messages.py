@@ -1,4 +1,4 @@
-"""What the processes around text tell each other."""
+"""Messages between the HTTP server, the zygote and the readers."""
 
 import msgspec
 
@@ -9,11 +9,11 @@ from legato.text.text_source import TextSource
 from legato.text.vocabulary import Vocabulary
 
 LOW_BY = 10
-"""How much nicer the reader of a large or slow body is: the engine's threads go first."""
+"""Added niceness of a large or slow body's reader, so that the engine's threads go first."""
 
 
 class LoadText(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote, first: what to load.
+    """To the zygote, first: the text files to load.
 
     Attributes:
         timeout_s: of processor time, for one body or a trial of the template.
@@ -24,16 +24,16 @@ class LoadText(msgspec.Struct, frozen=True, tag=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote: what all readers forked from now on read against."""
+    """To the zygote: the model and settings for all readers forked from now on."""
 
     serving: Serving
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote: begin a reader. Its end of a socket pair comes with this.
+    """To the zygote: fork a reader. Its end of a socket pair comes with this message.
 
     Attributes:
-        number: names the reader; no other has had it.
+        number: the reader's unique id.
         is_low: whether it runs at a low priority from the start.
     """
 
@@ -57,10 +57,10 @@ class TextLoaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """From the zygote: it ends.
+    """From the zygote: loading failed, and it ends.
 
     Attributes:
-        is_user_error: whether the checkpoint is to blame.
+        is_user_error: whether the checkpoint is at fault.
     """
 
     error: str
@@ -68,10 +68,10 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReaderEnded(msgspec.Struct, frozen=True, tag=True):
-    """From the zygote: a reader is gone.
+    """From the zygote: a reader has ended.
 
     Attributes:
-        status: of its exit, or the negative number of the signal that ended it.
+        status: its exit status, or the negative number of the signal that ended it.
     """
 
     number: int
@@ -82,16 +82,16 @@ FromZygote = TextLoaded | LoadFailed | ReaderEnded | Pong
 
 
 class ReaderBegun(msgspec.Struct, frozen=True, tag=True):
-    """From a reader, first."""
+    """From a reader, first: it runs."""
 
     pid: int
 
 
 class BodyFollows(msgspec.Struct, frozen=True):
-    """To a reader: `num_bytes` of a body come behind this frame, as they are.
+    """To a reader: `num_bytes` of a body follow this frame, unencoded.
 
     Attributes:
-        num_stored_bytes: of `Stored`, which come behind it; None before its reader asked for them.
+        num_stored_bytes: of `Stored`, which follows the body; None until a reader asked for it.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""A process that reads bodies, one after the other: forked by the zygote, bounded by the kernel."""
+"""A process that reads bodies one after another; the kernel bounds its time and memory."""
 
 import logging
 import os
@@ -30,10 +30,10 @@ _PEAK_UNIT_BYTES = 1024 if sys.platform == "linux" else 1
 
 
 def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> None:
-    """Answer each body with parts and an end, until nobody asks any more.
+    """Answer each body with parts and an end, until the socket is closed.
 
     Args:
-        timeout_s: of processor time for one body; the kernel ends the process that takes more.
+        timeout_s: of processor time for one body; the kernel ends a process that takes more.
     """
     first_bytes = _peak_memory_bytes()
     sock.sendall(pack_frame(ReaderBegun(os.getpid())))
@@ -47,9 +47,9 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
 
 
 def bound_memory() -> None:
-    """This process may take `READER_MEMORY_BYTES` more than it has; if it fails, without a dump."""
+    """Let this process take `READER_MEMORY_BYTES` more memory; no core dump if it fails."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if not _STATM.exists():  # not Linux, which alone keeps such a limit
+    if not _STATM.exists():  # only Linux enforces this limit
         return
     num_pages = int(_STATM.read_text().split()[0])
     limit = num_pages * resource.getpagesize() + READER_MEMORY_BYTES
@@ -60,9 +60,9 @@ def bound_memory() -> None:
 
 @contextmanager
 def time_bound(seconds: float) -> Iterator[None]:
-    """Let the kernel end this process where it takes more processor time than this.
+    """Let the kernel end this process if the block takes more processor time.
 
-    No other bound reaches into a loop of a library's.
+    No other bound can stop a loop inside a library.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     yield
@@ -76,7 +76,7 @@ def _outcome(
         yield from map(pack_frame, requests.read(job.kind, body, stored))
     except MemoryError:
         yield _refusal(out_of_memory())
-    except OverflowError:  # which no frame can carry
+    except OverflowError:  # an integer too large for msgpack
         yield _refusal(InvalidRequestError("the body has a number that is out of range"))
     except (ApiError, InvalidRequestError) as error:
         yield _refusal(error)
@@ -91,7 +91,7 @@ def _refusal(error: Exception) -> bytes:
 
 
 def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes, bytes | None] | None:
-    """With what is stored for it; None once the other end is closed."""
+    """Return a body and its stored responses; None once the socket is closed."""
     try:
         (num_bytes,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
         job = _decode(_receive(sock, num_bytes))

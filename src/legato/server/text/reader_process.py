@@ -1,4 +1,4 @@
-"""The HTTP server's side of one process that reads bodies."""
+"""The HTTP server's side of a reader process."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from legato.server.text.messages import LOW_BY, BodyFollows, ReaderBegun
 
 _READ_BYTES = 1 << 18
 _MAX_SILENT = 5
-"""As of `Pulse`: less than for an engine, since a body can be read again."""
+"""As of `Pulse`: fewer than for an engine, since a body can be read again."""
 
 
 class ReaderLostError(Exception):
@@ -25,7 +25,7 @@ class ReaderLostError(Exception):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a body."""
+    """The parts and the end that a reader made of a body."""
 
     parts: list[Part]
     end: End
@@ -36,13 +36,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class ReaderProcess:
-    """Reads one body at a time.
+    """A reader process; it reads one body at a time.
 
     Attributes:
-        number: the zygote's name for it.
-        num_bodies: that it was given.
-        is_lowered: whether it was given up on as one that is quick.
-        status: how it ended, as `ReaderEnded` has it.
+        number: its id in the zygote.
+        num_bodies: bodies that it was given.
+        is_lowered: whether it was moved to a low priority for a slow body.
+        status: how it ended, as in `ReaderEnded`.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class ReaderProcess:
         self._writer = writer
         self._frames = FrameDecoder(Part | End | ReaderBegun)
         self._messages = deque[Part | End | ReaderBegun]()
-        self._pid = 0  # before it has begun
+        self._pid = 0  # until it has begun
 
     @property
     def is_gone(self) -> bool:
         return self._reader.at_eof()
 
     async def begun(self) -> bool:
-        """Wait until it has been forked; returns False if that failed."""
+        """Wait until it has been forked; return False if that failed."""
         try:
             message = await self._next()
         except ReaderLostError:
@@ -73,10 +73,10 @@ class ReaderProcess:
         return True
 
     async def read(self, kind: Kind, body: bytearray, stored: bytes | None) -> Outcome:
-        """Have a body read, beside what it needs of what is stored.
+        """Read a body, with the stored responses that it needs.
 
         Raises:
-            ReaderLostError: the process ended over it.
+            ReaderLostError: the process ended before its answer did.
         """
         self.num_bodies += 1
         num_stored_bytes = None if stored is None else len(stored)
@@ -90,28 +90,28 @@ class ReaderProcess:
         return Outcome(parts, message)
 
     def pulse(self) -> Pulse:
-        """Of the process, which has been given a body."""
+        """Return a watch on the process, which has just been given a body."""
         return Pulse(self._pid, _MAX_SILENT)
 
     def lower(self) -> None:
-        """Let it run at a low priority from now on."""
+        """Lower its priority from now on."""
         self.is_lowered = True
         with contextlib.suppress(ProcessLookupError):
             nice = os.getpriority(os.PRIO_PROCESS, 0) + LOW_BY
             os.setpriority(os.PRIO_PROCESS, self._pid, nice)
 
     def kill(self) -> None:
-        """End it, whatever it is doing, stopped or not."""
-        if self._pid and not self.is_gone:  # as long as its socket is open, its pid is its own
+        """Kill it, even if it is stopped."""
+        if self._pid and not self.is_gone:  # while its socket is open, no other process has its pid
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let it end, at once where it has nothing to do."""
+        """Let it end, at once if it is idle."""
         self._writer.transport.abort()
 
     async def _next(self) -> Part | End | ReaderBegun:
-        """What it says next; raises `ReaderLostError` if it has ended."""
+        """Return its next message; raises `ReaderLostError` if it has ended."""
         while not self._messages:
             try:
                 data = await self._reader.read(_READ_BYTES)

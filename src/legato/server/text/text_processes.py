@@ -1,4 +1,4 @@
-"""Has bodies read in processes of their own: a zygote, and readers that it forks."""
+"""Reads bodies in other processes: a zygote, and readers that it forks."""
 
 import asyncio
 import contextlib
@@ -39,19 +39,19 @@ def _taken_note_of(reading: "asyncio.Task[Outcome]") -> None:
 
 
 class _NoPlaceError(Exception):
-    """A body is slow, and its tenant has all the places for slow bodies that it may have."""
+    """A body is slow, and its tenant may have no more places for slow bodies."""
 
 
 class TextProcesses:
-    """Reads bodies; whatever they are, the event loop does no more than pass bytes on.
+    """Reads bodies in other processes, so that the event loop only passes bytes on.
 
-    A reader that takes too long or too much memory costs its own request alone. One that dies
+    A reader that takes too long or too much memory costs only its own request. One that dies
     otherwise, or neither answers nor computes, is replaced, and its body read again, once. The
-    zygote is replaced likewise, while its readers go on.
+    zygote is replaced likewise, while its readers continue.
 
     Large bodies are read in a lane of their own at a low priority. A body that turns out to be slow
-    moves there: with its reader if its tenant may take another place there, and else it waits there
-    to be read anew.
+    moves there: with its reader if its tenant may take another place there; otherwise it waits
+    there to be read again.
 
     Args:
         timeout_s: of processor time for one body.
@@ -74,7 +74,7 @@ class TextProcesses:
 
     @property
     def problem(self) -> str:
-        """Why reading takes longer just now; empty if nothing is wrong."""
+        """Why reading takes longer at the moment; empty if nothing is wrong."""
         if not self._is_ready.is_set():
             return "the process that forks readers is being started again"
         if self._zygote.is_suspect:
@@ -82,7 +82,7 @@ class TextProcesses:
         return "a process that reads requests does not answer" if self._num_suspects else ""
 
     async def loaded(self) -> tuple[Vocabulary, ModelDefaults]:
-        """What was loaded, as far as others need it.
+        """Wait until the text is loaded; return the vocabulary and the model's defaults.
 
         Raises:
             ConfigError: the checkpoint's tokenizer cannot be used.
@@ -94,7 +94,7 @@ class TextProcesses:
         return loaded.vocabulary, loaded.defaults
 
     async def serve(self, serving: Serving) -> None:
-        """From here on, bodies can be read."""
+        """Start reading bodies."""
         self._zygote.send(Serve(serving))
         self._is_ready.set()
         self._running = asyncio.create_task(self._keep_running(serving))
@@ -103,23 +103,23 @@ class TextProcesses:
     async def generation(
         self, kind: Kind, body: bytearray, tenant: str | None
     ) -> tuple[Generation, list[TokenIds]]:
-        """What a body asks to be generated, and the prompts.
+        """Read a generation request; return it with its prompts.
 
         Args:
             tenant: as of `outcome`.
 
         Raises:
-            ApiError: it cannot be served, as its reader says.
+            ApiError: the reader refused it.
             InvalidRequestError: it took too much time or memory.
             OverloadedError: too many bodies are waiting.
-            RequestFailedError: readers die of something else over it.
+            RequestFailedError: readers die over it for another reason.
         """
         outcome = await self.outcome(kind, body, tenant)
         assert isinstance(outcome.end, Generation)
         return outcome.end, outcome.prompts
 
     async def answer(self, kind: Kind, body: bytearray, tenant: str | None) -> list[bytes]:
-        """The pieces of the whole answer to a body, in JSON.
+        """Return the pieces of the whole answer to a body, in JSON.
 
         Args:
             tenant: as of `outcome`.
@@ -133,12 +133,12 @@ class TextProcesses:
     async def outcome(
         self, kind: Kind, body: bytearray, tenant: str | None, stored: bytes | None = None
     ) -> Outcome:
-        """What comes of a body; its end is not `Refused`.
+        """Read a body; return its parts and end, which is not `Refused`.
 
         Args:
-            tenant: that the API key names, between whom places are shared. What tenant a body
-                itself names is known only once it is read.
-            stored: what the body was found to need, where its end was `NeedsStored`.
+            tenant: the API key's tenant, for sharing places. A tenant that the body itself names is
+                known only after reading.
+            stored: the responses that the body needs, if its end was `NeedsStored`.
 
         Raises:
             Exception: as `generation`.
@@ -177,10 +177,10 @@ class TextProcesses:
     async def _read_at(
         self, place: Place, kind: Kind, body: bytearray, stored: bytes | None
     ) -> Outcome:
-        """Have a body read, for as long as its reader computes and has a place."""
+        """Read a body while its reader computes and has a place."""
         reader, zygote = place.reader, self._zygote
         reading = asyncio.create_task(reader.read(kind, body, stored))
-        reading.add_done_callback(_taken_note_of)  # also of the end of one that is not waited for
+        reading.add_done_callback(_taken_note_of)  # avoids a warning for a task that is not awaited
         try:
             await asyncio.wait([reading], timeout=PATIENCE_S)
             if not reading.done() and place.lane is self._quick:
@@ -193,14 +193,14 @@ class TextProcesses:
             raise self._cause(await zygote.status(reader)) from None
         finally:
             if not reading.done():
-                reader.kill()  # its client has left, or it has no place
+                reader.kill()  # its client has disconnected, or it has no place
                 reading.cancel()
 
     async def _watched(self, reading: "asyncio.Task[Outcome]", reader: ReaderProcess) -> None:
         """Wait until a body is read.
 
         Raises:
-            ReaderLostError: the reader was stuck, and has been killed, and idle ones with it.
+            ReaderLostError: the reader was stuck, and was killed along with all idle ones.
         """
         pulse = reader.pulse()
         try:
@@ -219,11 +219,11 @@ class TextProcesses:
         self.num_stuck["reader"] += 1
         reader.kill()
         for lane in (self._quick, self._slow):
-            lane.end_idle()  # what stopped it may have stopped them, too
+            lane.end_idle()  # they may be stuck for the same reason
         raise ReaderLostError
 
     def _cause(self, status: int | None) -> Exception:
-        """Why a reader was lost, as `ReaderEnded` has it."""
+        """Return the error for a lost reader's exit status, as in `ReaderEnded`."""
         if status is None:
             return ReaderLostError("nobody knows of what")
         if status == -signal.SIGPROF:
@@ -231,11 +231,9 @@ class TextProcesses:
                 f"reading this request takes more than {self._timeout_s:g} s of processor time "
                 "(--timeout-prompt)"
             )
-        if status == -signal.SIGABRT:  # what tokenizers does without memory
+        if status == -signal.SIGABRT:  # tokenizers aborts if it runs out of memory
             return out_of_memory()
-        if (
-            status == -signal.SIGSEGV
-        ):  # what recurses without end, in the code of a grammar's compiler
+        if status == -signal.SIGSEGV:  # endless recursion in a grammar compiler
             return InvalidRequestError("this request is nested too deeply")
         return ReaderLostError(status_words(status))
 

@@ -1,6 +1,6 @@
-"""Loads the tokenizer once, and forks a process in milliseconds wherever one is to read bodies.
+"""Loads the tokenizer once, and forks reader processes in milliseconds.
 
-It has a single thread, which forks need, and runs nothing whose time a client or a template
+It has a single thread, as forking needs, and runs nothing whose duration a client or a template
 decides.
 """
 
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 2**16
 _MAX_FDS = 64
-_TRIAL = -1  # the number of the process that tries the template
+_TRIAL = -1  # number of the process that tries the template
 
 
 class Zygote:
-    """Forks, and tells how its children end.
+    """Forks readers, and reports how they end.
 
     Args:
         sock: to the HTTP process.
@@ -51,14 +51,14 @@ class Zygote:
         self._socket = sock
         self._frames = FrameDecoder(ToZygote)
         self._messages: deque[ToZygote] = deque()
-        self._fds: deque[int] = deque()  # one a `Fork` among the messages
-        self._pids: dict[int, int] = {}  # key the reader's number
+        self._fds: deque[int] = deque()  # one for each `Fork` in `_messages`
+        self._pids: dict[int, int] = {}  # key: reader's number
         self._woken, self._wakes = socket.socketpair()
         for end in (self._woken, self._wakes):
             end.setblocking(False)
 
     def run(self) -> None:
-        """Raises `ChannelClosedError` once the HTTP process is gone, and its readers with it."""
+        """Serve until the HTTP process is gone; kill the readers and raise `ChannelClosedError`."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
         try:
@@ -85,11 +85,11 @@ class Zygote:
             self._send(LoadFailed(tokenizer.template_problem, is_user_error=True))
             return
         self._send(TextLoaded(tokenizer.vocabulary, defaults, tokenizer.template_problem))
-        gc.freeze()  # a child that collects would otherwise get a copy of all that it looks at
+        gc.freeze()  # or a collection in a child would copy all pages that it visits
         self._obey(tokenizer, defaults, asked.timeout_s)
 
     def _try_template(self, tokenizer: Tokenizer, timeout_s: float) -> None:
-        """In a process that can be killed, for it may loop; then here, for what that compiles."""
+        """Try the template in a child first, since it may loop; then here, to compile it."""
 
         def warm_up() -> None:
             with reader.time_bound(timeout_s):
@@ -151,7 +151,7 @@ class Zygote:
             os._exit(status)
 
     def _let_go(self) -> None:
-        """In a child: of what is the zygote's alone."""
+        """In a child: close what belongs only to the zygote."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for sock in (self._socket, self._woken, self._wakes):
@@ -160,7 +160,7 @@ class Zygote:
             os.close(fd)
 
     def _status_of(self, number: int, work: Callable[[], None]) -> int:
-        """Have it done by a child, and wait for that; messages wait, too."""
+        """Run work in a child, and wait for it; messages wait too."""
         self._fork(number, work)
         ended = self._reaped()
         while number not in ended:
@@ -169,7 +169,7 @@ class Zygote:
         return ended[number]
 
     def _next(self) -> ToZygote:
-        """The next message; whoever ended before it is told of first."""
+        """Return the next message, after reporting readers that ended before it."""
         while not self._messages:
             self._wait()
             for number, status in self._reaped().items():
@@ -177,7 +177,7 @@ class Zygote:
         return self._messages.popleft()
 
     def _wait(self) -> None:
-        """Until there are messages, or a child ended."""
+        """Wait until a message comes or a child ends."""
         readable, _, _ = select.select([self._socket, self._woken], [], [])
         if self._woken in readable:
             with contextlib.suppress(BlockingIOError):
@@ -193,7 +193,7 @@ class Zygote:
             self._messages += self._frames.feed(data)
 
     def _reaped(self) -> dict[int, int]:
-        """Who has ended; key the number, value the status."""
+        """Reap ended children; key the number, value the status."""
         ended: dict[int, int] = {}
         for number, pid in list(self._pids.items()):
             found, status = os.waitpid(pid, os.WNOHANG)

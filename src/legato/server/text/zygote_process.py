@@ -33,11 +33,11 @@ _STOP_TIMEOUT_S = 5.0
 _STATUS_TIMEOUT_S = 1.0
 _MAX_SILENT = 5
 _MAX_SILENT_LOADING = 60  # a disk may be slow
-_numbers = itertools.count()  # of all readers of all zygotes
+_numbers = itertools.count()  # unique among all zygotes' readers
 
 
 class ZygoteProcess:
-    """A zygote that was told what to load.
+    """A zygote process, told what to load.
 
     Attributes:
         lost: done once it is gone.
@@ -49,7 +49,7 @@ class ZygoteProcess:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loaded: asyncio.Future[TextLoaded] = asyncio.get_running_loop().create_future()
         self._frames = FrameDecoder(FromZygote)
-        self._statuses: dict[int, asyncio.Future[int]] = {}  # key the number of a reader that runs
+        self._statuses: dict[int, asyncio.Future[int]] = {}  # key: number of a running reader
         self._started_s = time.monotonic()
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
@@ -75,7 +75,7 @@ class ZygoteProcess:
         return await asyncio.shield(self._loaded)
 
     def send(self, message: ToZygote, fds: Sequence[int] = ()) -> None:
-        """To a zygote that is gone, nothing is sent."""
+        """Send a message, unless the zygote is gone."""
         frame = pack_frame(message)
         try:
             is_sent = socket.send_fds(self._socket, [frame], fds) == len(frame)
@@ -85,7 +85,7 @@ class ZygoteProcess:
             self._lose()
 
     async def fork(self, *, is_low: bool) -> ReaderProcess | None:
-        """Have a reader forked; returns None if that fails, as where the zygote is gone."""
+        """Fork a reader; return None if that fails, for example because the zygote is gone."""
         number = next(_numbers)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -102,13 +102,13 @@ class ZygoteProcess:
         return None
 
     async def status(self, reader: ReaderProcess) -> int | None:
-        """How a reader that is gone ended, as `ReaderEnded` has it; None where nobody can tell."""
+        """Return the exit status of a lost reader, as in `ReaderEnded`; None if unknown."""
         told: list[asyncio.Future[Any]] = [reader.status, self.lost]
         await asyncio.wait(told, timeout=_STATUS_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         return reader.status.result() if reader.status.done() else None
 
     async def close(self) -> None:
-        """End it, and all its readers with it."""
+        """End it and all its readers."""
         self._watching.cancel()
         self._lose()
         if not await self._process.ends_within(_STOP_TIMEOUT_S):
@@ -158,4 +158,4 @@ class ZygoteProcess:
         if not self._loaded.done():
             error = EngineDeadError("the process that loads the tokenizer died")
             self._loaded.set_exception(error)
-            self._loaded.exception()  # nobody need wait for it
+            self._loaded.exception()  # avoids a warning if nothing awaits it

@@ -1,1 +1,1 @@
-"""Formats of workload files, one a module: each says which rows a file has and what a row asks."""
+"""Formats of workload files, one a module: each defines a file's rows, and a row's requests."""

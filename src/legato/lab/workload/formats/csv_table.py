@@ -1,4 +1,4 @@
-"""Tables of comma-separated values, read by the names of their columns."""
+"""Tables of comma-separated values, read by their columns' names."""
 
 import csv
 import io
@@ -14,13 +14,13 @@ from legato.simulation.workload import WorkloadRequest
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True, rename={"slo_class": "class"}):
-    """Which column says what.
+    """The names of a table's columns.
 
     Attributes:
-        arrival: seconds, or dates with times, as ISO 8601 writes them; without a time zone they are
-            UTC. None where requests have no time.
+        arrival: seconds, or dates with times in ISO 8601; without a time zone they are UTC. None if
+            requests have no time.
         prompt, output: tokens.
-        skips_unanswered: a row without output is a request that failed, and no malformed row.
+        skips_unanswered: whether a row without output is a failed request, not a malformed row.
     """
 
     prompt: str
@@ -32,10 +32,10 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, rename={"slo_class": "c
 
     @classmethod
     def parse(cls, text: str) -> "Columns":
-        """From "prompt=NAME,output=NAME", and more of the same.
+        """Parse "prompt=NAME,output=NAME", with other columns if any.
 
         Raises:
-            ConfigError: it is something else.
+            ConfigError: the text has another form.
         """
         pairs = [part.partition("=")[::2] for part in text.split(",")]
         named = {key.strip(): name.strip() for key, name in pairs}
@@ -46,13 +46,13 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, rename={"slo_class": "c
 
     @property
     def names(self) -> list[str]:
-        """Of all columns that are to be there."""
+        """The names of all required columns."""
         named = (self.arrival, self.prompt, self.output, self.slo_class, self.tenant)
         return [name for name in named if name is not None]
 
 
 COLUMNS = "prompt=NAME,output=NAME[,arrival=NAME][,class=NAME][,tenant=NAME]"
-"""How columns are written."""
+"""The form of `Columns.parse`'s text."""
 
 _REQUIRED = {"prompt", "output"}
 _NAMES = {*_REQUIRED, "arrival", "class", "tenant"}
@@ -68,18 +68,18 @@ _KNOWN = (AZURE, BURST_GPT, VIDUR, VIDUR_LENGTHS)
 
 
 def known_columns(header: Sequence[str]) -> Columns | None:
-    """Those of the first format that this may be the header of."""
+    """Return the columns of the first known format that fits the header, if any."""
     found = (columns for columns in _KNOWN if set(columns.names) <= set(header))
     return next(found, None)
 
 
 def header_of(text: str) -> list[str]:
-    """Names of a table's columns."""
+    """Return the names of a table's columns."""
     return [name.strip() for name in next(csv.reader([text.partition("\n")[0]]), [])]
 
 
 def csv_rows(text: str, columns: Columns) -> Rows:
-    """All rows but the header and empty ones.
+    """Return all rows except the header and empty ones.
 
     Raises:
         ConfigError: a column is missing.
@@ -100,7 +100,7 @@ def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error:
-            yield reader.line_num, []  # which has too few values
+            yield reader.line_num, []  # too few values, so malformed
             continue
         if row:
             yield reader.line_num, row
@@ -140,7 +140,7 @@ def _tokens(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        value = float(text)  # as whole numbers are written beside missing ones
+        value = float(text)  # some writers make floats of whole numbers beside missing ones
     if not value.is_integer():
         raise ValueError(f"{text!r} is not a whole number")
     return int(value)
@@ -150,7 +150,7 @@ def _arrival_s(text: str) -> float:
     if ":" in text:
         arrival = datetime.fromisoformat(text.strip())
         if arrival.tzinfo is None:
-            # Local time could have a daylight saving jump in it.
+            # Local time could contain a daylight saving jump.
             arrival = arrival.replace(tzinfo=UTC)
         return arrival.timestamp()
     arrival_s = float(text)

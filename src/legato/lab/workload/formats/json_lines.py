@@ -1,4 +1,4 @@
-"""Formats of a JSON object a line: Mooncake's and Legato's own."""
+"""Formats with a JSON object a line: Mooncake's and Legato's own."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,7 +22,7 @@ _decode_legato = msgspec.json.Decoder(WorkloadRequest).decode
 
 
 def json_lines_rows(text: str) -> Rows | None:
-    """The rows of such a file; None where the first one has neither's fields."""
+    """Return the rows of a file; None if the first has neither format's fields."""
     first = text.partition("\n")[0]
     if '"input_length"' in first:
         return Rows(_lines(text), _read(_mooncake_request))

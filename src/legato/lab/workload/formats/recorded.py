@@ -1,4 +1,4 @@
-"""Recorded traffic: what `legato serve --trace` wrote."""
+"""Recorded traffic, written by `legato serve --trace`."""
 
 from pathlib import Path
 
@@ -10,17 +10,17 @@ from legato.observe.traces.trace_file import read_trace
 from legato.simulation.workload import Workload, WorkloadRequest
 
 RECORDED = b'{"kind":"trace"'
-"""What such a file begins with."""
+"""The first bytes of such a file."""
 
 
 def read_recorded(path: Path) -> Workload:
-    """Those that had ended; what they would have become if they had not been refused is a guess.
+    """Return the recorded requests that had ended; the output length of refused ones is a guess.
 
     Raises:
         ConfigError: the file cannot be read, or no request had ended.
     """
     _, lines = read_trace(path)
-    arrived: dict[str, RequestArrived] = {}  # key request id
+    arrived: dict[str, RequestArrived] = {}  # key: request id
     requests = []
     for line in lines:
         if isinstance(line, RequestArrived) and not line.is_rerun:

@@ -1,4 +1,4 @@
-"""What all formats have in common: rows, of which some may be malformed."""
+"""Rows of a file in any format; some may be malformed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ class Rows(NamedTuple):
     """A file's rows.
 
     Attributes:
-        rows: where each is, as a line or in words, and the row itself.
-        read: the requests of a row; none where it was never answered. Raises ValueError where the
+        rows: the place of each, a line or in words, and the row itself.
+        read: returns the requests of a row; none if it was never answered. Raises ValueError if the
             row is malformed.
-        are_slow: to read, and in the order in which they are sent: no more are read than are asked
-            for.
+        are_slow: whether reading is slow; such rows are in the order of sending, and only as many
+            are read as needed.
     """
 
     rows: Iterable[tuple[int | str, Any]]
@@ -27,12 +27,12 @@ class Rows(NamedTuple):
 
 
 class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read.
+    """The requests of a file.
 
     Attributes:
-        num_bad_rows: that were skipped because they are malformed.
-        first_bad_row: where the first of them is, and what is wrong with it.
-        num_unanswered: rows that were left out because there was no answer.
+        num_bad_rows: malformed rows that were skipped.
+        first_bad_row: the place of the first of them, and its error.
+        num_unanswered: rows that were left out because they have no answer.
     """
 
     requests: Workload
@@ -44,13 +44,13 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_rows(
     path: Path, rows: Rows, *, skip_bad_rows: bool = False, most: int | None = None
 ) -> WorkloadFile:
-    """All requests, in the order of their rows.
+    """Read all requests, in the order of their rows.
 
     Args:
-        most: how many are asked for at least, where the rows are slow to read.
+        most: enough requests, if the rows are slow to read.
 
     Raises:
-        ConfigError: a row is malformed, and that is not to be skipped.
+        ConfigError: a row is malformed, and must not be skipped.
     """
     requests: Workload = []
     bad, num_unanswered = _BadRows(path, skip_bad_rows), 0

@@ -1,7 +1,7 @@
-"""ShareGPT: a JSON array of conversations, whose texts a tokenizer has to measure.
+"""ShareGPT: a JSON array of conversations, whose texts a tokenizer must measure.
 
-Each answer makes a request: its prompt is all that was said before, without the marks of a chat
-template. They have no times, and are in the order of the file: a conversation's requests follow
+Each answer makes a request: its prompt is the conversation before it, without the marks of a chat
+template. Requests have no times, and are in the order of the file: a conversation's requests follow
 each other.
 """
 
@@ -15,7 +15,7 @@ from legato.lab.workload.formats.rows import Rows
 from legato.simulation.workload import WorkloadRequest
 
 CountTokens = Callable[[Sequence[str]], list[int]]
-"""Tokens of each of some texts."""
+"""Returns the number of tokens of each text."""
 
 _HUMANS = {"human", "user"}
 _MODELS = {"gpt", "chatgpt", "assistant", "bing", "bard", "model"}
@@ -35,7 +35,7 @@ _decode_conversation = msgspec.json.Decoder(_Conversation).decode
 
 
 def share_gpt_rows(text: str, count_tokens: CountTokens) -> Rows:
-    """A row is a conversation.
+    """Return a file's rows, each a conversation.
 
     Raises:
         ConfigError: it is no JSON array.

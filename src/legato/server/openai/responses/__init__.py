@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: answers in typed items, told in events, and kept for later turns."""
+"""OpenAI's Responses API: answers in typed items and events, stored for later turns."""

@@ -1,4 +1,4 @@
-"""/v1/responses: how it answers. What it takes: `requests/responses.py`."""
+"""/v1/responses: its answers. Its requests are in `requests/responses.py`."""
 
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -59,7 +59,7 @@ class DeletedResponse(msgspec.Struct, frozen=True):
 async def create_response(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
 ) -> Response:
-    """Answer a turn of a conversation, and keep both for the turns after it."""
+    """Answer the next turn of a conversation, and store both for later turns."""
     outcome = await context.text.outcome("responses", body, arrival.tenant)
     if isinstance(outcome.end, NeedsStored):
         stored = store.named(arrival.tenant, outcome.end)
@@ -89,7 +89,7 @@ async def create_response(
 async def retrieve_response(
     response_id: str, store: StoreDep, arrival: ArrivalDep, stream: bool = False
 ) -> Response:
-    """A stored response."""
+    """Return a stored response."""
     if stream:
         raise invalid_request("a stored response is not streamed again")
     return pieces_response(store.get(arrival.tenant, response_id).pieces())
@@ -97,14 +97,14 @@ async def retrieve_response(
 
 @router.delete("/v1/responses/{response_id}", responses=responses(DeletedResponse, errors=_ERRORS))
 async def delete_response(response_id: str, store: StoreDep, arrival: ArrivalDep) -> Response:
-    """Store it no longer."""
+    """Delete a stored response."""
     store.delete(arrival.tenant, response_id)
     return json_response(DeletedResponse(response_id))
 
 
 @router.post("/v1/responses/{response_id}/cancel", responses=responses(errors=_ERRORS))
 async def cancel_response(response_id: str, store: StoreDep, arrival: ArrivalDep) -> Response:
-    """Refused: a response is cancelled by closing its connection."""
+    """Refused: close the connection to cancel a response."""
     store.get(arrival.tenant, response_id)
     raise invalid_request(
         "only responses with background: true can be cancelled, which there are none of here"
@@ -122,7 +122,7 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """What a stored response answers."""
+    """List the input items of a stored response."""
     items = store.get(arrival.tenant, response_id).input_items()
     if order == "desc":
         items.reverse()

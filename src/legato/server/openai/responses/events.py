@@ -1,4 +1,4 @@
-"""The events that tell how a response comes about."""
+"""The events of a streamed response."""
 
 from collections.abc import Iterator
 
@@ -96,7 +96,7 @@ class EventNumbers:
         self._next = 0
 
     def encode(self, event: TypedEvent) -> Iterator[bytes]:
-        """JSON of the next event, in pieces."""
+        """Yield the next event's JSON, in pieces."""
         yield b'{"sequence_number":%d,' % self._next
         self._next += 1
         pieces = json_pieces(event)

@@ -1,4 +1,4 @@
-"""How a response is worded: whole, or in events."""
+"""Formats a response, whole or as events."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,16 +36,16 @@ from legato.server.requests.outcome import Generation, ResponseTerms
 from legato.text.vocabulary import Vocabulary
 
 Keep = Callable[[bytearray], bool]
-"""Is given a response at its end, in JSON; whether it could be stored."""
+"""Stores a finished response, given in JSON; returns whether there was room."""
 
 _PIECE_BYTES = 2**16
 
 
 class ResponsesFormat:
-    """Words the answer to one request.
+    """Formats the answer to one request.
 
     Args:
-        keep: None where it is not to be stored.
+        keep: stores the response; None if it must not be stored.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ResponsesFormat:
         return ResponseAnswer(status=status, **fields)
 
     def _kept_pieces(self) -> Iterator[bytes]:
-        """The response at its end, in JSON, which says whether it is stored."""
+        """Yield the finished response in JSON, which says whether it is stored."""
         answer = self._answer(
             self._end_status,
             usage=self._response_usage,

@@ -1,4 +1,4 @@
-"""From the deltas of a message to the items of a response, and the events of both."""
+"""Turns the deltas of a message into a response's items and their events."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -33,14 +33,13 @@ _PART = 0
 
 
 class OutputItems:
-    """Puts a response's output together: an item after the other, each as its deltas come.
+    """Builds a response's output item by item, from its deltas.
 
     Attributes:
-        done: the items that are complete.
+        done: the complete items.
 
     Args:
-        suffix: what its items' ids have in common; each begins with its type, and ends with its
-            index.
+        suffix: common to the items' ids, between a prefix for the type and the item's index.
     """
 
     def __init__(self, suffix: str) -> None:
@@ -49,7 +48,7 @@ class OutputItems:
         self._open: _OpenItem | None = None
 
     def take(self, delta: MessageDelta, logprobs: Sequence[TokenLogprob]) -> list[TypedEvent]:
-        """The events of what is new. Args: logprobs: of the delta's tokens."""
+        """Return the events that a delta causes. Args: logprobs: of the delta's tokens."""
         events: list[TypedEvent] = []
         if delta.reasoning:
             if not isinstance(self._open, _Reasoning):
@@ -69,17 +68,17 @@ class OutputItems:
         return events
 
     def close(self, status: Status) -> list[TypedEvent]:
-        """No more comes. Args: status: of the last item; those before it are complete."""
+        """End the open item. Args: status: of the last item; those before it are complete."""
         events: list[TypedEvent] = []
         if self._open is None and not self.done:
-            # Clients look for the message of an answer that is empty, too.
+            # Clients expect a message even in an empty answer.
             self._begin(_Message(*self._place("msg")), events)
         if self._open is not None:
             self._end(status, events)
         return events
 
     def _place(self, prefix: str) -> tuple[str, int]:
-        """Id and index of the next item."""
+        """Return the id and index of the next item."""
         index = len(self.done) + (self._open is not None)
         return f"{prefix}_{self._suffix}_{index}", index
 
@@ -102,17 +101,17 @@ class OutputItems:
 
 
 class _OpenItem(Protocol):
-    """An item that is coming."""
+    """An incomplete item."""
 
     def begin(self) -> list[TypedEvent]: ...
 
     def add(self, text: str) -> list[TypedEvent]: ...
 
     def item(self, status: Status) -> OutputItem:
-        """As far as it has come."""
+        """Return the item so far."""
 
     def end(self, item: OutputItem) -> list[TypedEvent]:
-        """Args: item: it at its end."""
+        """Return the last events of the finished item."""
 
 
 class _Message:

@@ -1,4 +1,4 @@
-"""What a response is made of, as OpenAI's clients know it."""
+"""A response's parts, in OpenAI's format."""
 
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"
 
 
 class OutputReasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """Attributes: `summary` is empty: reasoning is shown as it is."""
+    """Attributes: `summary` is empty: `content` has the whole reasoning."""
 
     id: str
     status: Status
@@ -86,9 +86,9 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 
 
 class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A response, on its way or at its end.
+    """A response, in progress or finished.
 
-    What it repeats of its request comes as JSON, which stands where these types are.
+    Fields that repeat the request hold its JSON rather than values of these types.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Responses that clients may come back to, in memory and within bounds."""
+"""Stores responses in memory, within bounds, for later turns."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ class StoredResponse(msgspec.Struct, frozen=True):
         return len(self.body) + sum(len(item.data) for item in self.input)
 
     def pieces(self) -> list[bytes]:
-        """The response in JSON, to be written piece by piece."""
+        """Return the response's JSON, in pieces."""
         starts = range(0, len(self.body), _PIECE_BYTES)
         return [bytes(self.body[start : start + _PIECE_BYTES]) for start in starts]
 
     def input_items(self) -> list[tuple[str, bytes]]:
-        """Their ids, and they in JSON with them."""
+        """Return the ids of its input items, each with the item's JSON."""
         suffix = self.id.removeprefix(_PREFIX)
         ids = [f"{item.prefix}_{suffix}_in{i}" for i, item in enumerate(self.input)]
         return [
@@ -44,7 +44,7 @@ class _Kept:
     """The responses of one tenant."""
 
     def __init__(self) -> None:
-        self.by_id: OrderedDict[str, StoredResponse] = OrderedDict()  # the next to go stands first
+        self.by_id: OrderedDict[str, StoredResponse] = OrderedDict()  # the first is evicted next
         self.num_bytes = 0
 
     def put(self, response: StoredResponse) -> None:
@@ -59,15 +59,15 @@ class _Kept:
 
 
 class ResponseStore:
-    """Keeps responses, each for its tenant alone.
+    """Stores responses, each visible only to its tenant.
 
-    Where there is no room, the tenant that has most loses the response that it has not used for the
-    longest. So a tenant keeps what it has as long as that is no more than an equal share, whatever
-    others store. A response is used when a later one goes on from it, and so are all earlier ones.
+    When there is no room, the tenant that uses most loses its least recently used response. So a
+    tenant keeps its responses while they take no more than an equal share, however much others
+    store. Continuing a response counts as a use of it and of all that it continues.
 
     Args:
         max_responses, max_bytes: of all tenants together.
-        max_body_bytes: of what is stored that one request may name.
+        max_body_bytes: the most stored data that one request may refer to.
     """
 
     def __init__(self, max_responses: int, max_bytes: int, max_body_bytes: int) -> None:
@@ -77,10 +77,10 @@ class ResponseStore:
         self._tenants: defaultdict[str | None, _Kept] = defaultdict(_Kept)
 
     def put(self, tenant: str | None, response: StoredResponse) -> bool:
-        """Keep a response; returns False if it is too large.
+        """Store a response; return False if it is too large.
 
         Args:
-            response: with an id that no other has had.
+            response: with an id that was never used before.
         """
         if response.num_bytes > self._max_bytes:
             return False
@@ -93,7 +93,7 @@ class ResponseStore:
         return response.id in self._tenants[tenant].by_id
 
     def get(self, tenant: str | None, response_id: str) -> StoredResponse:
-        """Raises `ApiError` where this tenant has none of that id."""
+        """Raises `ApiError` if this tenant has no such response."""
         response = self._tenants[tenant].by_id.get(response_id)
         if response is None:
             raise not_found(f"there is no response {response_id!r}, or it is no longer stored")
@@ -105,10 +105,10 @@ class ResponseStore:
         self._tenants[tenant].remove(response_id)
 
     def named(self, tenant: str | None, needs: NeedsStored) -> bytes:
-        """What a body names, as `Stored` reads it.
+        """Return the responses that a body refers to, as `Stored` parses them.
 
         Raises:
-            ApiError: it is not there, or it is too large.
+            ApiError: one is not stored, or together they are too large.
         """
         found = {turn.id: turn for turn in self._turns(tenant, needs.previous_response_id)}
         for item_id in needs.item_ids:
@@ -119,7 +119,7 @@ class ResponseStore:
                     f"the item {item_id!r} is not stored", param="input", code="item_not_found"
                 )
             found[owner] = response
-        # The earliest first, so that none of them goes before one that it goes on from.
+        # Earliest first, so that no response is evicted before one that it continues.
         for response_id in reversed(found):
             self._tenants[tenant].by_id.move_to_end(response_id)
         num_bytes = sum(turn.num_bytes for turn in found.values())
@@ -132,7 +132,7 @@ class ResponseStore:
         return b"[" + b",".join(map(_turn, found.values())) + b"]"
 
     def _turns(self, tenant: str | None, response_id: str | None) -> Iterator[StoredResponse]:
-        """A response and all that it goes on from, the last first."""
+        """Yield a response and all that it continues, the latest first."""
         asked = response_id
         while response_id is not None:
             response = self._tenants[tenant].by_id.get(response_id)

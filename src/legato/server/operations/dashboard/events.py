@@ -1,4 +1,4 @@
-"""GET /dashboard/events: what the engine does, live, as server-sent events.
+"""GET /dashboard/events: the engine's activity, live, as server-sent events.
 
 Records hold ids, lengths and times, never a prompt or an output.
 """
@@ -35,20 +35,20 @@ from legato.server.operations.settings import describe
 router = APIRouter(include_in_schema=False)
 
 _MAX_RECORDS = 2048
-"""That may wait for one browser; one that is slower loses steps, and is told how many."""
+"""The most records that wait for one browser; a slower one loses steps, and gets their number."""
 
 _FRAME_S = 0.05
-"""Records are sent together that come within this, since no eye tells them apart."""
+"""Records that come within this time are sent together: no eye tells them apart."""
 
 _IDLE_S = 1.0
-"""The longest that a browser hears nothing, and how often totals are read."""
+"""The longest time between two events, and the interval of totals."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 @router.get(WATCH_PATH, dependencies=[ADMINS_ONLY])
 async def stream_records(context: ContextDep) -> Response:
-    """Records are made from the first listener on until the last has gone."""
+    """Stream records. The engine makes them while any client listens."""
     return EventStream(_events(context))
 
 
@@ -60,7 +60,7 @@ async def _events(context: Context) -> AsyncGenerator[bytes, None]:
         activity.records.subscribe(_MAX_RECORDS) as records,
     ):
         yield event(_encode(page.first()))
-        # A server that drains waits for nobody who only watches.
+        # A draining server does not wait for clients that only watch.
         while not context.lifecycle.is_drained:
             await asyncio.sleep(_FRAME_S)
             update = page.next(live, records)
@@ -69,7 +69,7 @@ async def _events(context: Context) -> AsyncGenerator[bytes, None]:
 
 
 class _Page:
-    """What one page has been told."""
+    """Tracks what one page has received."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -81,7 +81,7 @@ class _Page:
         self._was_draining = False
 
     def first(self) -> Update:
-        """What there is to know when it comes."""
+        """Return the page's first update."""
         engine = self._engine
         about = About(
             model=self._context.model_name,
@@ -93,10 +93,10 @@ class _Page:
         return replace(self._update([], 0), about=about, history=history)
 
     def next(self, live: Subscription[LiveRecord], records: Subscription[Record]) -> Update | None:
-        """What has come since; None while there is nothing that it needs to hear."""
-        # In this order: what has ended by now has begun before.
+        """Return an update with what is new; None if there is nothing to send."""
+        # Take live records first: a request that has ended by then has begun before.
         shown: list[Shown] = [*live.take_now()]
-        # Of answers, which hold words of their clients, nothing.
+        # No answer records: they hold their clients' own strings.
         shown += [r for r in records.take_now() if not isinstance(r, AnswerRecord)]
         is_draining = self._context.lifecycle.is_draining
         is_heard = time.monotonic() - self._told_s < _IDLE_S and is_draining == self._was_draining

@@ -1,4 +1,4 @@
-"""The dashboard's page, to which the server's root leads."""
+"""The dashboard's page; the server's root redirects to it."""
 
 from importlib.resources import files
 
@@ -16,7 +16,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def load_dashboard() -> dict[str, Asset]:
-    """The page and what it loads; key the path of its URL."""
+    """Load the page and its files; key the path of the URL."""
     assets = {}
     for file in files(__package__).joinpath("static").iterdir():
         path = PAGE if file.name == _INDEX else f"{PAGE}/{file.name}"
@@ -26,5 +26,5 @@ def load_dashboard() -> dict[str, Asset]:
 
 @router.get(ROOT)
 async def root() -> RedirectResponse:
-    # Relative, for a proxy may serve it under a path of its own.
+    # A relative URL, since a proxy may serve the server under a path of its own.
     return RedirectResponse(PAGE.removeprefix("/"))

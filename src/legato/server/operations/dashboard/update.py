@@ -1,4 +1,4 @@
-"""What a page of the dashboard is told."""
+"""The updates sent to a page of the dashboard."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ Shown = EngineRecord | LiveRecord
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page needs to know once. Attributes: `started_s`: when the server began to serve."""
+    """Sent once to a page. Attributes: `started_s`: when the server began to serve."""
 
     model: str
     max_model_len: int
@@ -22,11 +22,11 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened before the page came, as far as it is still known.
+    """What happened before the page connected, as far as it is still known.
 
     Attributes:
         unfinished: requests that have come and not ended.
-        steps: the latest, whose other requests have ended.
+        steps: the latest; the other requests in them have ended.
     """
 
     unfinished: list[RequestSent]
@@ -34,11 +34,11 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of completions since the server began to serve, as in its metrics.
+    """Counts of completions since the server started, as in its metrics.
 
     Attributes:
         refused: key the reason.
-        verdicts: what became of their promises; key "attained", "missed", "refused" or "waived".
+        verdicts: outcomes of promises; key "attained", "missed", "refused" or "waived".
     """
 
     refused: dict[str, int]
@@ -53,18 +53,18 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
         stats: after the latest step.
         records: since the last event.
         num_dropped: records lost so far because this client reads too slowly.
-        num_restarts: of the engine, under which all that ran has ended.
-        num_unfinished: requests that have come and not ended; the engine has not seen those that
-            came during the step that runs.
-        num_in_flight: HTTP requests being answered, of those that a server which drains waits for.
-        is_draining: whether new requests are refused, because the server is to end.
-        trouble: why there is no engine just now; empty where there is one.
-        totals: now and then.
+        num_restarts: of the engine; each ends all running requests.
+        num_unfinished: requests that have come and not ended, including those that came during
+            the running step, which the engine has not seen.
+        num_in_flight: HTTP requests being answered that a draining server waits for.
+        is_draining: whether new requests are refused because the server is stopping.
+        trouble: why there is no engine at the moment; empty if there is one.
+        totals: sent at intervals.
         settings: in the first event and whenever they have changed; with them `flags`, which start
-            a server with these.
+            a server with these settings.
         about, history: in the first event.
-        replicas: ids of those that there are, in the first event and whenever they have changed;
-            none where the server has an engine of its own.
+        replicas: their ids, in the first event and whenever they have changed; empty if the server
+            has an engine of its own.
     """
 
     now_s: float

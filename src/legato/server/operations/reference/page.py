@@ -1,4 +1,4 @@
-"""The page and what it loads: Swagger UI, out of a package that ships it, and not from a CDN."""
+"""The reference's page and its files: Swagger UI from a Python package, not from a CDN."""
 
 from importlib.resources import files
 
@@ -12,7 +12,7 @@ _SHIPPED = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 
 def load_reference() -> dict[str, Asset]:
-    """Key the path of its URL."""
+    """Load the page and its files; key the path of the URL."""
     own = files(__package__).joinpath("static")
     shipped = files(_SHIPPED_BY).joinpath("static")
     scripts = [own.joinpath("reference.js"), *map(shipped.joinpath, _SHIPPED)]

@@ -1,8 +1,8 @@
-/** Requests to the server that the page came from, with its API key where it asks for one. */
+/** Requests to the page's own server, with an API key if it needs one. */
 
 const KEY = "legato-api-key";
 
-/** What the server answers instead of what was asked for. */
+/** An error from the server. */
 export class ApiError extends Error {
   constructor(status, message, code) {
     super(message);
@@ -21,10 +21,10 @@ export function hasKey() {
 }
 
 /**
- * @param {string} path below the server's root, without a slash in front
+ * @param {string} path below the server's root, without a leading slash
  * @param {{method?: string, body?: object, signal?: AbortSignal, keepalive?: boolean,
  *   requestId?: string}} [options]
- * @returns {Promise<Response>} rejects with an ApiError where the status is not 200
+ * @returns {Promise<Response>} rejects with an ApiError if the status is not 200
  */
 async function send(path, { method = "GET", body, signal, keepalive, requestId } = {}) {
   const headers = {};
@@ -41,12 +41,12 @@ async function send(path, { method = "GET", body, signal, keepalive, requestId }
   throw new ApiError(response.status, error?.message ?? response.statusText, error?.code);
 }
 
-/** The JSON that the server answers; options as in `send`. */
+/** Returns the JSON of the server's answer; options as in `send`. */
 export async function request(path, options) {
   return (await send(path, options)).json();
 }
 
-/** Yields the data of server-sent events as parsed JSON, to the end; options as in `send`. */
+/** Yields the data of server-sent events as parsed JSON; options as in `send`. */
 export async function* events(path, options) {
   const response = await send(path, options);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,4 +1,4 @@
-/** The KV cache as a field of squares: what requests use, what is kept for later, what is free. */
+/** Draws the KV cache as squares: blocks that requests use, cached blocks, and free blocks. */
 
 import { begin, describe, label } from "./canvas.js";
 import { integer, percent } from "./format.js";
@@ -45,9 +45,9 @@ export function drawBlocks(canvas, state, palette) {
 }
 
 /**
- * The squares in use, shared out by how much each request has computed.
+ * Divides the squares in use among requests, by how much each has computed.
  *
- * @returns {number[]} ends of the owners' runs; blocks that requests share make all runs shorter
+ * @returns {number[]} ends of the requests' runs; blocks that requests share shorten all runs
  */
 function shares(streams, numUsed) {
   const sizes = streams.map((stream) => stream.numComputed);

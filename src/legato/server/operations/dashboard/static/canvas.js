@@ -1,9 +1,9 @@
-/** What all drawings share: sharp canvases, the page's colours, hatching. */
+/** Helpers for all drawings: sharp canvases, the page's colours, hatching. */
 
 const COLOURS = ["text", "muted", "line", "grid", "surface", "decode", "prefill", "edge", "late",
   "cached", "slack"];
 
-/** Colours of the style sheet, by their names there; read again when the scheme changes. */
+/** Colours of the style sheet, by name; read again when the scheme changes. */
 export class Palette {
   constructor() {
     this.#read();
@@ -66,7 +66,7 @@ export function label(context, text, x, y, colour, align = "left") {
   context.fillText(text, x, y);
 }
 
-/** A straight line, dashed where `dash` is given. */
+/** Draws a straight line, dashed if `dash` is given. */
 export function line(context, x1, y1, x2, y2, colour, { width = 1, dash = [] } = {}) {
   context.strokeStyle = colour;
   context.lineWidth = width;
@@ -78,7 +78,7 @@ export function line(context, x1, y1, x2, y2, colour, { width = 1, dash = [] } =
   context.setLineDash([]);
 }
 
-/** The next round number: 1, 2 or 5 and zeros, or 1.5, 3 or 8, so that little room is lost. */
+/** Returns the next round number: 1, 1.5, 2, 3, 5 or 8 and zeros, so that little room is lost. */
 export function niceTop(most) {
   const decade = 10 ** Math.floor(Math.log10(most));
   return [1, 1.5, 2, 3, 5, 8, 10].find((mantissa) => mantissa * decade >= most * 0.999) * decade;
@@ -100,7 +100,7 @@ export function drawScale(context, time, area, top, { name, text }, palette) {
   label(context, name, 0, y, palette.text);
 }
 
-/** Tell those who do not see a drawing what it shows. */
+/** Describes a drawing for screen readers. */
 export function describe(canvas, text) {
   if (canvas.getAttribute("aria-label") !== text) canvas.setAttribute("aria-label", text);
 }

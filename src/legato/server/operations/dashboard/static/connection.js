@@ -1,15 +1,15 @@
-/** The stream of updates, taken up again whenever it breaks off, and how that goes. */
+/** Keeps the stream of updates connected, and shows the connection's state. */
 
 import { ApiError, events, hasKey, setKey } from "./api.js";
 import { age, counted } from "./format.js";
 
 const RETRY_MS = 1000;
-const SILENT_S = 4; // a server that says nothing for so long, though it speaks each second
+const SILENT_S = 4; // without an update, though the server sends one each second
 const UNAUTHORIZED = 401;
 const NO_ADMINS_KEY = "admin_key_required";
 const SHUTTING_DOWN = "shutting_down";
 
-/** Attributes: `isLive`: whether what the page shows is true now. */
+/** Attributes: `isLive`: whether the page is up to date. */
 export class Connection {
   /**
    * @param {{box, text, button, dialog, dialogText, form, cancel: HTMLElement}} parts
@@ -19,7 +19,7 @@ export class Connection {
     Object.assign(this, parts);
     this.onUpdate = onUpdate;
     this.isLive = false;
-    this.heardMs = null; // when the server last said something
+    this.heardMs = null; // when the last update came
     this.isDraining = false;
     this.button.addEventListener("click", () => this.dialog.showModal());
     this.cancel.addEventListener("click", () => this.dialog.close());
@@ -30,7 +30,7 @@ export class Connection {
     setInterval(() => this.#listenFor(), RETRY_MS);
   }
 
-  /** Follow the server for as long as the page is open. */
+  /** Follows the server while the page is open. */
   async follow() {
     for (;;) {
       try {
@@ -75,7 +75,7 @@ export class Connection {
     return ` for ${age((performance.now() - this.heardMs) / 1000)}`;
   }
 
-  /** A connection may be open and the server stopped, or the network gone. */
+  /** Detects a silent server: its connection may be open although it, or the network, is gone. */
   #listenFor() {
     const silentS = (performance.now() - this.heardMs) / 1000;
     if (this.isLive && silentS > SILENT_S) {
@@ -83,7 +83,7 @@ export class Connection {
     }
   }
 
-  /** Resolves once a key was given, of those that the flag names. */
+  /** Resolves once the user has entered a key; `flag` names the kind of key. */
   async #askForKey(flag) {
     this.#show(hasKey() ? "wrong API key" : "waiting for an API key", false);
     this.button.hidden = false;

@@ -1,4 +1,4 @@
-/** A latency's distribution over a logarithmic axis, against what was promised. */
+/** Draws a latency's distribution over a logarithmic axis, with its SLO. */
 
 import { begin, describe, label, line } from "./canvas.js";
 import { duration, integer, percent, setting } from "./format.js";
@@ -31,7 +31,7 @@ export function drawDistribution(canvas, seconds, sloS, name, palette) {
   const bins = histogram(seconds, sloS);
   const most = Math.max(...bins.map(({ count }) => count));
   const bottom = height - BOTTOM;
-  // The root, so that a few late ones among thousands are seen.
+  // The square root, so that a few late values among thousands are visible.
   const tall = (count) => Math.sqrt(count / most) * (bottom - TOP);
   drawCounts(context, axis, most, bottom, tall, palette);
   for (const { startS, endS, count, isLate } of bins) {
@@ -51,7 +51,7 @@ export function drawDistribution(canvas, seconds, sloS, name, palette) {
   });
 }
 
-/** In words: how much of it is late. */
+/** Describes how many values are late. */
 export function verdict(seconds, sloS) {
   const num = seconds.length;
   const late = sloS === null ? 0 : seconds.filter((value) => value > sloS).length;
@@ -67,7 +67,7 @@ function binStart(bin) {
   return 10 ** (bin / PER_DECADE);
 }
 
-/** Bins that have something in them; the one that the SLO lies in is cut in two there. */
+/** Returns the bins with values; the SLO cuts its bin in two. */
 function histogram(seconds, sloS) {
   const bins = new Map(); // key floor of the scaled logarithm, and whether it is late
   for (const value of seconds) {
@@ -96,7 +96,7 @@ function logAxis(seconds, sloS, width) {
   };
 }
 
-/** How many a height stands for: 1, 10, 100 and so on, and the most that there are. */
+/** Labels the heights of counts 1, 10, 100 and so on, and of the largest count. */
 function drawCounts(context, axis, most, bottom, tall, palette) {
   label(context, "count", 0, 6, palette.muted);
   let labelledY = -Infinity;

@@ -1,4 +1,4 @@
-/** What a long prompt does to running streams: whole, in chunks, and under a promise. */
+/** Shows the effect of a long prompt on running streams: whole, in chunks, and under a promise. */
 
 import { events, request } from "./api.js";
 import { duration, setting } from "./format.js";
@@ -11,9 +11,9 @@ const ANSWER_TOKENS = 4;
 const SETTLE_TOKENS = 12; // of each stream, before the prompt is sent
 const AFTER_MS = 800;
 const CHUNK_TOKENS = 512;
-const PROMISED_STEPS = 6; // as long as these of the streams alone; nobody reads faster than that
+const PROMISED_STEPS = 6; // steps of the streams alone: still faster than anyone reads
 const LONGEST_S = 600;
-const PATIENCE = 6; // times as long as the prompt took whole: one that waits longer is not let in
+const PATIENCE = 6; // times the whole prompt's time; a prompt that waits longer is not admitted
 const CLAUSE = "The parties agree that nothing in this clause shall delay what is due to others, " +
   "and that each of them gives notice of any change in writing within thirty days. ";
 
@@ -24,10 +24,10 @@ const NO_PROMISE = { itl_slo_s: null, tpot_slo_s: null };
  *
  * @param {OwnStreams} streams that run
  * @param {{maxModelLen: number, signal: AbortSignal, onStart: Function, onEnd: Function}} how
- *   `onStart` is given {index, title, numTokens, requestId} of each pass as it begins, `onEnd` what
- *   came of it: {title, promiseS, tokens, pastedS, firstTokenS, isGivenUp, gapS, ttftS}, the longest
- *   gap of any stream while the prompt was computed; where it was given up, times are of that
- * @returns {Promise<object[]>} what came of each; rejects where `signal` is aborted
+ *   `onStart` gets {index, title, numTokens, requestId} of each pass as it begins, `onEnd` its
+ *   result {title, promiseS, tokens, pastedS, firstTokenS, isGivenUp, gapS, ttftS}: the longest
+ *   gap of any stream while the prompt was computed; if it was given up, times until then
+ * @returns {Promise<object[]>} the results; rejects if `signal` is aborted
  */
 export async function comparePastes(streams, { maxModelLen, signal, onStart, onEnd }) {
   const { asked, most_batched_tokens: most } = await request("settings"); // others may change them
@@ -54,7 +54,7 @@ export async function comparePastes(streams, { maxModelLen, signal, onStart, onE
   }
 }
 
-/** What is asked of the server for each paste. */
+/** Returns the server's settings for each paste. */
 function passesFor(asked, most, promiseS) {
   const tokens = Math.min(most, asked.max_num_batched_tokens ?? CHUNK_TOKENS);
   const chunked = { enable_chunked_prefill: true, policy: "stall-free" };
@@ -74,7 +74,7 @@ function passesFor(asked, most, promiseS) {
   ];
 }
 
-/** The server's own promise, or one that the streams' pace suggests, in hundredths of a second. */
+/** Returns the server's promise, or one from the streams' pace, in hundredths of a second. */
 function promiseFor(asked, streams) {
   if (asked.itl_slo_s !== null) return asked.itl_slo_s;
   const gaps = gapsOf(streams.tokens).map(({ startS, endS }) => endS - startS);
@@ -95,7 +95,7 @@ async function paste(streams, prompt, requestId, signal, patienceS) {
   };
 }
 
-/** The prompt's text, and how many tokens of it there are: as many as a small context leaves. */
+/** Returns the prompt's text and its number of tokens, limited by the model's context. */
 async function longPrompt(maxModelLen, signal) {
   const most = Math.min(LONG_TOKENS, maxModelLen - ANSWER_TOKENS - 32);
   const text = CLAUSE.repeat(Math.floor(most / await countTokens(CLAUSE, signal)));
@@ -106,7 +106,7 @@ async function countTokens(prompt, signal) {
   return (await request("tokenize", { method: "POST", body: { prompt }, signal })).count;
 }
 
-/** When it came; null where it took longer than `patienceS`. */
+/** Returns when the first token came; null if it took longer than `patienceS`. */
 async function firstToken(prompt, requestId, signal, patienceS) {
   const body = {
     prompt, max_tokens: ANSWER_TOKENS, ignore_eos: true, stream: true,
@@ -126,13 +126,13 @@ async function firstToken(prompt, requestId, signal, patienceS) {
   return firstS;
 }
 
-/** The longest time that a stream stood still, of the gaps that touch a span. */
+/** Returns the longest gap of any stream that touches a span. */
 function longestGap(tokens, fromS, toS) {
   const gaps = gapsOf(tokens).filter(({ startS, endS }) => endS >= fromS && startS <= toS);
   return Math.max(0, ...gaps.map(({ startS, endS }) => endS - startS));
 }
 
-/** What the passes showed, and what the promise costs, in a sentence or two. */
+/** Describes the passes' results and the promise's cost in a sentence or two. */
 export function verdictOf([whole, chunks, promised]) {
   const chunked = `Computed whole, the prompt stopped the streams for ${duration(whole.gapS)}; ` +
     `${chunks.title.toLowerCase()}, for ${duration(chunks.gapS)} at most; under a promise of ` +

@@ -1,10 +1,10 @@
-/** The numbers above the drawings: how it goes now, and what there was since the start. */
+/** The numbers above the drawings: the current state, and totals since the start. */
 
 import { age, counted, duration, integer, percent } from "./format.js";
 import { verdict } from "./distribution.js";
 import { quantile } from "./state.js";
 
-const RATES_S = 3; // over which tokens a second are counted
+const RATES_S = 3; // window for counting tokens a second
 
 const element = (id) => document.getElementById(id);
 
@@ -22,7 +22,7 @@ function show(id, text, isLate = false) {
   element(id).classList.toggle("is-late", isLate);
 }
 
-/** The 99th percentile first: a median hides who waits. */
+/** Shows the 99th percentile first: a median hides requests that wait. */
 function showLatency(name, measured, sloS) {
   const seconds = measured.map((latency) => latency.seconds);
   const { num, late } = verdict(seconds, sloS);

@@ -4,7 +4,7 @@ const MINUTE_S = 60;
 const HOUR_S = 60 * MINUTE_S;
 const DAY_S = 24 * HOUR_S;
 
-/** Seconds as "16.7 ms", "1.25 s" or, of none, a dash. */
+/** Seconds as "16.7 ms" or "1.25 s"; a dash if there are none. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds >= 1) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
@@ -12,7 +12,7 @@ export function duration(seconds) {
   return `${ms.toFixed(ms < 100 ? 1 : 0)} ms`;
 }
 
-/** Seconds that somebody chose, without digits that say nothing: "60 ms", "2 s". */
+/** Seconds of a setting, without needless digits: "60 ms", "2 s". */
 export function setting(seconds) {
   return seconds < 1 ? `${+(1000 * seconds).toPrecision(3)} ms` : `${+seconds.toPrecision(3)} s`;
 }
@@ -30,7 +30,7 @@ export function integer(number) {
   return Math.round(number).toLocaleString("en-US");
 }
 
-/** A count and what is counted: "1 token", "1,921 tokens". */
+/** A count with its noun: "1 token", "1,921 tokens". */
 export function counted(number, noun) {
   return `${integer(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
@@ -38,6 +38,6 @@ export function counted(number, noun) {
 export function percent(share) {
   const digits = share && (share < 0.1 || (share > 0.99 && share < 1)) ? 1 : 0;
   const shown = (100 * share).toFixed(digits);
-  // What is not all of it does not read as if it were.
+  // A share below 1 must not read as 100 %.
   return `${share < 1 && Number(shown) === 100 ? "99.9" : shown} %`;
 }

@@ -1,4 +1,4 @@
-/** Streams as lanes: a prompt's chunks as blocks, tokens as ticks, what came late as a bar. */
+/** Draws streams as lanes: a prompt's chunks as blocks, tokens as ticks, late gaps as bars. */
 
 import { begin, describe, label, line } from "./canvas.js";
 import { counted, duration, integer, setting } from "./format.js";
@@ -8,8 +8,8 @@ import { explain } from "./tooltip.js";
 const TALLEST = 34;
 const LOWEST = 5;
 const LABELLED = 11; // the least height of a lane with text
-const STALL_S = 0.25; // a gap worth a mark where nothing is promised
-const NEAR = 4; // pixels from a tick that are taken for it
+const STALL_S = 0.25; // a gap worth a mark without a promise
+const NEAR = 4; // pixels from a tick that count as it
 const CLOSE = 4; // ticks nearer than this are thin, so that they can be told apart
 
 /** Draw `state` as of `view` ({endS, windowS}). */
@@ -41,7 +41,7 @@ export function drawLanes(canvas, state, view, palette) {
   });
 }
 
-/** How long a gap may be before it is marked. */
+/** Returns the longest gap that is not marked. */
 export function lateFrom(state) {
   return state.settings?.resolved.itl_slo_s ?? STALL_S;
 }
@@ -52,12 +52,12 @@ function visible(state, time) {
     .sort((a, b) => a.lane - b.lane);
 }
 
-/** The step that computes some of its prompt just now. */
+/** Returns the running step that computes a part of the stream's prompt. */
 function openStep(stream, { open }) {
   return open.find(({ prefills }) => prefills.has(stream.id));
 }
 
-/** How long a stream has waited for its next token by now, where that is long already. */
+/** Returns how long a stream has waited for its next token, if that is late already. */
 function openGap(stream, { time, lateFromS }) {
   if (stream.endedS !== null || stream.lastTokenS === null) return null;
   const gapS = time.endS - stream.lastTokenS;
@@ -142,7 +142,7 @@ function drawGap(scene, startS, endS, lane) {
   drawInside(scene, duration(endS - startS), seen, lane, palette.late);
 }
 
-/** Text in the middle of something that is wide enough for it. */
+/** Draws text in the middle of a span, if it is wide enough. */
 function drawInside({ context, palette }, text, [from, to], lane, colour) {
   const textWidth = context.measureText(text).width + 8;
   if (lane.height < LABELLED || to - from < textWidth + 8) return;
@@ -151,7 +151,7 @@ function drawInside({ context, palette }, text, [from, to], lane, colour) {
   label(context, text, (from + to) / 2, lane.middle + 0.5, colour, "center");
 }
 
-/** What lies at a place of a stream's lane. */
+/** Describes the item at a place of a stream's lane. */
 function tell(scene, stream, x) {
   const { time } = scene;
   const prompt = stream.numPrompt === null ? "" : `, prompt of ${counted(stream.numPrompt, "token")}`;

@@ -1,4 +1,4 @@
-/** Eight streams of the page's own, whose tokens are timed where they are read: in the browser. */
+/** Eight streams of the page itself; their tokens are timed in the browser. */
 
 import { events } from "./api.js";
 
@@ -9,7 +9,7 @@ const POLL_MS = 30;
 const TOPICS = ["the sea", "a lighthouse", "winter", "the orchestra", "a night train", "bread",
   "the stars", "an old clock"];
 
-/** They share a connection: a browser has but six to a server. */
+/** They share a connection: a browser opens only six to a server. */
 export class OwnStreams {
   /** @param {() => void} onChange told when they begin or end */
   constructor(onChange) {
@@ -23,7 +23,7 @@ export class OwnStreams {
     return this.aborter !== null;
   }
 
-  /** Start them; they run until they are stopped or have written all that fits. */
+  /** Starts the streams; they run until they are stopped or their context is full. */
   async start(maxModelLen) {
     const aborter = new AbortController();
     this.aborter = aborter;
@@ -55,7 +55,7 @@ export class OwnStreams {
     this.onChange();
   }
 
-  /** Until each has written `count` tokens more; rejects where they end, or `signal` says so. */
+  /** Waits until each has `count` tokens more; rejects if they end, or if `signal` is aborted. */
   async advance(count, signal) {
     const from = this.tokens.length;
     while (this.isRunning && fewest(this.tokens.slice(from)) < count) await sleep(POLL_MS, signal);
@@ -69,7 +69,7 @@ function fewest(tokens) {
   return Math.min(...counts);
 }
 
-/** The gaps between tokens of a lane: {startS, endS}, in order of their ends. */
+/** Returns the gaps between tokens of a lane: {startS, endS}, in order of their ends. */
 export function gapsOf(tokens) {
   const last = new Map(); // key lane, value when its last token came
   const gaps = [];
@@ -80,12 +80,12 @@ export function gapsOf(tokens) {
   return gaps;
 }
 
-/** On the browser's clock. */
+/** Returns the time on the browser's clock. */
 export function nowS() {
   return performance.now() / 1000;
 }
 
-/** Rejects at once where `signal` is aborted. */
+/** Waits; rejects at once if `signal` is aborted. */
 export function sleep(ms, signal) {
   return new Promise((resolve, reject) => {
     signal.throwIfAborted();

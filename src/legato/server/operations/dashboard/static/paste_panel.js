@@ -1,4 +1,4 @@
-/** The panel from which a long prompt is pasted: buttons, progress, pictures, the verdict. */
+/** The panel for pasting a long prompt: buttons, progress, pictures, the verdict. */
 
 import { comparePastes, verdictOf } from "./experiment.js";
 import { duration, integer } from "./format.js";
@@ -6,7 +6,7 @@ import { OwnStreams } from "./own_streams.js";
 import { commonWindow, drawPaste } from "./pastes.js";
 
 const NUM_PASSES = 3;
-const TOLERATED = 1.25; // a promise is for 99 of 100 gaps, and this is the longest
+const TOLERATED = 1.25; // the verdict is on the longest gap, but a promise is for 99 of 100
 
 const element = (id) => document.getElementById(id);
 
@@ -15,15 +15,15 @@ export class PastePanel {
   constructor(state) {
     this.state = state;
     this.streams = new OwnStreams(() => this.#showStreams());
-    this.aborter = null; // of what goes on
-    this.pass = null; // that goes on: {index, title, numTokens, requestId}
+    this.aborter = null; // of the running pass
+    this.pass = null; // the running one: {index, title, numTokens, requestId}
     this.results = [];
     element("paste").addEventListener("click", () => this.#paste());
     element("cancel").addEventListener("click", () => this.aborter.abort());
     element("streams").addEventListener("click", () => this.#toggleStreams());
   }
 
-  /** Draw what there is to see. */
+  /** Draws the progress and the results. */
   show(palette) {
     if (this.pass) this.#showProgress();
     const windowS = commonWindow(this.results);
@@ -97,7 +97,7 @@ export class PastePanel {
     this.#tell(`${index + 1} of ${NUM_PASSES}: ${title.toLowerCase()}, ${told} …`);
   }
 
-  /** Of the tokens that the running step computes of a stream, those that it should be through with. */
+  /** Estimates how many of a stream's tokens the running step has computed so far. */
   #numUnderWay(stream) {
     const step = this.state.runningSteps.find(({ prefills }) => prefills.has(stream?.id));
     if (!step?.predictedS) return 0;

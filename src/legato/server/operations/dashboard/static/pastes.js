@@ -1,4 +1,4 @@
-/** Pastes of a long prompt below each other: the tokens of eight streams, on the same axis. */
+/** Draws pastes of a long prompt below each other: the tokens of eight streams, on one axis. */
 
 import { begin, describe, label, line } from "./canvas.js";
 import { duration, setting } from "./format.js";
@@ -33,7 +33,7 @@ export function drawPaste(canvas, paste, windowS, palette) {
     `longest gap of a stream: ${duration(paste.gapS)}`]);
 }
 
-/** Seconds since the prompt was sent. */
+/** Draws an axis of seconds since the prompt was sent. */
 function drawAxis(context, { x, pastedS, windowS, width, bottom }, palette) {
   line(context, 0, bottom + 0.5, width, bottom + 0.5, palette.line);
   const everyS = STEPS_S.find((stepS) => (stepS / windowS) * width >= LABEL_WIDTH) ?? STEPS_S.at(-1);
@@ -47,7 +47,7 @@ function drawAxis(context, { x, pastedS, windowS, width, bottom }, palette) {
   }
 }
 
-/** Seconds that all pastes are drawn over. */
+/** Returns the seconds that each paste's drawing spans. */
 export function commonWindow(pastes) {
   return BEFORE_S + AFTER_S + Math.max(...pastes.map(({ ttftS }) => ttftS));
 }

@@ -6,7 +6,7 @@ import { integer } from "./format.js";
 const DURATIONS = new Set(["itl_slo_s", "tpot_slo_s", "ttft_slo_s"]);
 const IN_EFFECT = "In effect from the next step on, for all.";
 
-/** Change settings of the server, null giving back a default; returns all of them. */
+/** Changes settings of the server; null restores a default. Returns all settings. */
 export function changeSettings(changes, options) {
   return request("settings", { method: "PATCH", body: changes, ...options });
 }
@@ -14,20 +14,20 @@ export function changeSettings(changes, options) {
 export class SettingsForm {
   /**
    * @param {{form, message, undo, copy: HTMLElement}} parts
-   * @param {(settings: object) => void} onChange told what the server answers to a change
+   * @param {(settings: object) => void} onChange called with the server's answer to a change
    */
   constructor({ form, message, undo, copy }, onChange) {
     Object.assign(this, { form, message, undoButton: undo, onChange });
-    this.asked = null; // as of the server, but for what is not accepted
+    this.asked = null; // the server's settings, without values that it refused
     this.flags = "";
-    this.before = []; // what each change of this page replaced, the latest last
+    this.before = []; // the values that this page's changes replaced, the latest last
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("change", (event) => this.#change(event.target));
     undo.addEventListener("click", () => this.#undo());
     copy.addEventListener("click", () => this.#copy());
   }
 
-  /** Show settings as the server told them; what was not accepted stays to be corrected. */
+  /** Shows the server's settings; a refused value stays, to be corrected. */
   show({ asked, resolved, most_batched_tokens: most }, flags = this.flags) {
     this.asked = asked;
     this.flags = flags;
@@ -92,15 +92,15 @@ export class SettingsForm {
     this.#tell("");
     this.message.append("Flags of legato serve: ", code);
     getSelection().selectAllChildren(code);
-    // Only a page from this machine, or over TLS, may write; others have the text selected.
+    // Only pages from this machine, or over TLS, can copy; on others the text is selected.
     await navigator.clipboard?.writeText(this.flags).then(
       () => this.message.append(" (copied)"), () => {});
   }
 
-  /** Args: `refused`: the field whose value was, if any. */
+  /** Shows a message. Args: `refused`: the field whose value was refused, if any. */
   #tell(text, refused = null) {
     for (const field of this.form.elements) field.removeAttribute("aria-invalid");
-    if (refused?.type === "checkbox") this.#fill(refused); // nothing else could correct it
+    if (refused?.type === "checkbox") this.#fill(refused); // else it could not be corrected
     else refused?.setAttribute("aria-invalid", "true");
     this.message.textContent = text;
     this.message.classList.toggle("is-error", refused !== null);
@@ -110,7 +110,7 @@ export class SettingsForm {
 function value(field) {
   if (field.type === "checkbox") return field.checked;
   if (field.type !== "number") return field.value;
-  if (field.validity.badInput) return field.value; // for the server to refuse
+  if (field.validity.badInput) return field.value; // the server refuses it
   if (field.value === "") return null;
   return DURATIONS.has(field.name) ? Number(field.value) / 1000 : Number(field.value);
 }

@@ -1,23 +1,23 @@
 /**
- * What the records of the last seconds say: streams with their chunks, steps, latencies.
+ * State from the records of the last seconds: streams with their chunks, steps, latencies.
  *
  * All times are seconds on the server's clock. Fields of records keep their names (snake_case).
  */
 
-/** How much is kept to be drawn, and how much to tell latencies from. */
+/** How long records are kept for drawing, and latencies for percentiles. */
 const KEPT_S = 40;
 const LATENCY_S = 60;
 const MOST_LATENCIES = 10_000;
-/** A request not heard of for so long, after records were lost, is taken to have ended. */
+/** After records were lost, a request without news for this long counts as ended. */
 const LOST_S = 3;
 const INTERACTIVE = "interactive";
 
-/** The one engine of a server that has no replicas. */
+/** The id of the only engine of a server without replicas. */
 const ALONE = "";
 
 /**
- * One request. `numPrompt` is null for one of which only steps are known; `hasGaps` is whether
- * records of it were lost.
+ * One request. `numPrompt` is null if only its steps are known; `hasGaps` is whether some of its
+ * records were lost.
  */
 class Stream {
   constructor(id, lane, arrivedS, numPrompt, sloClass) {
@@ -48,22 +48,22 @@ export class LiveState {
     this.latest = null; // update
     this.totals = null;
     this.about = null;
-    this.replicas = []; // ids; none where the server has an engine of its own
+    this.replicas = []; // ids; empty if the server has an engine of its own
     this.offsetS = 0;
-    this.heardS = 0; // of the server at all
+    this.heardS = 0; // when the last update came
     this.#clear();
   }
 
   #clear() {
     this.streams = new Map(); // key request id
     this.steps = [];
-    this.begun = new Map(); // key replica, values those that have not ended, by their ids, in order
+    this.begun = new Map(); // key: replica; value: its running steps in order, by id
     this.lastSteps = new Map(); // key replica
     this.gaps = []; // {atS, seconds}
     this.ttfts = [];
   }
 
-  /** The server's clock, as well as the fastest update so far tells it. */
+  /** Returns the time on the server's clock, estimated from the fastest update so far. */
   nowS() {
     return performance.now() / 1000 + this.offsetS;
   }
@@ -76,7 +76,7 @@ export class LiveState {
     return this.steps.at(-1) ?? null;
   }
 
-  /** The step that each engine computes, where one is known. */
+  /** The running step of each engine, if known. */
   get runningSteps() {
     return [...this.begun].flatMap(([replica, begun]) => {
       const [step] = begun.values();
@@ -85,12 +85,12 @@ export class LiveState {
     });
   }
 
-  /** The one of these that runs for longest; null where there is none. */
+  /** The running step that began first; null if no step runs. */
   get runningStep() {
     return this.runningSteps.reduce((one, other) => (one?.startS < other.startS ? one : other), null);
   }
 
-  /** Blocks of the KV caches, as the latest steps left them; null before the first. */
+  /** Blocks of the KV caches after the latest steps; null before the first. */
   get cache() {
     const steps = [...this.lastSteps.values()];
     if (!steps.length) return null;
@@ -105,7 +105,7 @@ export class LiveState {
     return [...this.streams.values()].filter((stream) => stream.endedS === null);
   }
 
-  /** Requests that run, with those that the step under way has admitted, and all others. */
+  /** Numbers of running requests, including those that the running step admits, and of others. */
   get counts() {
     if (!this.latest) return { running: 0, waiting: 0 };
     const admitted = this.runningSteps.flatMap(({ prefills }) => [...prefills.keys()])
@@ -114,11 +114,11 @@ export class LiveState {
     return { running, waiting: Math.max(0, this.latest.num_unfinished - running) };
   }
 
-  /** Take in one event of the server. */
+  /** Applies one update of the server. */
   take(update) {
     if (update.about) this.#begin(update);
     else if (update.num_restarts !== this.latest.num_restarts && !this.replicas.length) {
-      this.#endAll(update.now_s); // of a replica that is lost, what ran is told to have ended
+      this.#endAll(update.now_s); // a fleet reports what a lost replica ends
     }
     this.offsetS = Math.max(this.offsetS, update.now_s - performance.now() / 1000);
     this.heardS = update.now_s;
@@ -134,7 +134,7 @@ export class LiveState {
     this.#forget(update.now_s);
   }
 
-  /** A new connection, to another server perhaps, with what it knows of before. */
+  /** Starts anew with the history of a new connection, which may be to another server. */
   #begin(update) {
     this.about = update.about;
     this.offsetS = -Infinity; // server's clock minus the browser's
@@ -160,7 +160,7 @@ export class LiveState {
     }
   }
 
-  /** The engine is gone, and with it all that ran; what waited is sent to the next. */
+  /** Ends all running requests of a lost engine; waiting ones are sent to the next. */
   #endAll(nowS) {
     this.begun.clear();
     for (const stream of this.live) {
@@ -168,7 +168,7 @@ export class LiveState {
     }
   }
 
-  /** Records after these were lost: what they would have told must not pass for a gap. */
+  /** Notes that records were lost: missing tokens must not pass for a gap. */
   #lose(update) {
     this.lostAtS = update.now_s;
     this.begun.clear();
@@ -184,7 +184,7 @@ export class LiveState {
       stream.arrivedS = record.arrived_s;
       stream.numPrompt = record.num_prompt_tokens;
       stream.sloClass = record.slo_class;
-      stream.endedS = null; // nor had it, where another engine takes it
+      stream.endedS = null; // another engine may take it
       stream.heardS = record.taken_s ?? record.arrived_s;
     } else if (record.kind === "ended") {
       const stream = this.#stream(record.request_id, record.ended_s);
@@ -203,7 +203,7 @@ export class LiveState {
     this.begun.get(record.replica_id).set(record.step_id, {
       replica: record.replica_id, startS: record.planned_s, limitS: record.limit_s, predictedS: record.predicted_s,
       budget: record.budget_tokens, numDecode: record.num_decode_tokens, numPrefill, prefills,
-      numDrafts: 0, numAccepted: 0, // not told before it has run: among its decode tokens
+      numDrafts: 0, numAccepted: 0, // unknown until the step has run: drafts count as decode tokens
     });
   }
 
@@ -247,7 +247,7 @@ export class LiveState {
     if (chunk.numCame) this.#tokens(stream, chunk, step.endS);
   }
 
-  /** Several at once are one delivery: there is no gap between them. */
+  /** Adds tokens; several at once are one delivery, without a gap between them. */
   #tokens(stream, chunk, atS) {
     const counts = (stream.sloClass ?? INTERACTIVE) === INTERACTIVE;
     if (stream.lastTokenS !== null) {
@@ -269,7 +269,7 @@ export class LiveState {
     return stream;
   }
 
-  /** The first lane without a stream that runs or can still be seen. */
+  /** Returns the first lane without a running or visible stream. */
   #freeLane(atS) {
     const seen = [...this.streams.values()].filter(({ endedS }) =>
       endedS === null || endedS > atS - this.windowS);
@@ -299,7 +299,7 @@ function dropBefore(list, limitS, timeS) {
   if (count) list.splice(0, count);
 }
 
-/** The q-quantile of numbers, by the nearest rank; null of none. */
+/** Returns the q-quantile of numbers, by the nearest rank; null without numbers. */
 export function quantile(values, q) {
   if (!values.length) return null;
   const sorted = [...values].sort((a, b) => a - b);

@@ -1,4 +1,4 @@
-/** What each step holds, and how long it takes, on the time axis of the lanes. */
+/** Draws each step's contents and duration, on the time axis of the lanes. */
 
 import { begin, describe, drawScale, label, line, niceTop } from "./canvas.js";
 import { counted, duration, integer, setting } from "./format.js";
@@ -6,11 +6,11 @@ import { Timeline } from "./timeline.js";
 import { explain } from "./tooltip.js";
 
 const GAP = 16;
-const THINNEST = 3; // of a few decodes under a budget of hundreds, to be seen
-const TOLD_AFTER_S = 0.25; // that a step runs
+const THINNEST = 3; // so that a few decodes are visible under a budget of hundreds
+const TOLD_AFTER_S = 0.25; // a step that runs longer is shown in words
 const NAME_LENGTH = 10; // of a replica's id
 
-/** Draw the steps of `state` as of `view` ({endS, windowS}): those of replicas a lane each. */
+/** Draws the steps of `state` as of `view` ({endS, windowS}), in a lane for each replica. */
 export function drawSteps(canvas, state, view, palette) {
   const { context, width, height } = begin(canvas);
   const time = new Timeline(width, height, view);
@@ -40,7 +40,7 @@ function drawEngine(scene) {
   drawDurations(scene, { top: middle + GAP / 2, bottom: time.bottom - 1 });
 }
 
-/** As high as its tokens are many, decodes below; a step that was late is underlined. */
+/** Draws steps as high as their tokens, decodes below; late steps are underlined. */
 function drawReplicas({ context, steps, time, palette }, replicas) {
   const most = Math.max(8, ...steps.map(numTokens));
   const height = time.bottom / replicas.length;
@@ -59,8 +59,8 @@ function drawReplicas({ context, steps, time, palette }, replicas) {
 }
 
 /**
- * A step's tokens on a line: decodes below, then right and wrong drafts, prefill above; returns
- * where it is, how wide, and how tall.
+ * Draws a step's tokens: decodes below, then accepted and rejected drafts, prefill above. Returns
+ * its position, width and height.
  */
 function drawContent({ context, time, palette }, step, bottom, scale) {
   const [x, width] = extent(step, time);
@@ -84,7 +84,7 @@ function numTokens(step) {
   return step.numDecode + step.numDrafts + step.numPrefill;
 }
 
-/** What it holds, in words. */
+/** Describes a step's contents. */
 function content(step) {
   const { numDecode, numDrafts, numAccepted, numPrefill } = step;
   const drafts = numDrafts ? ` + ${counted(numDrafts, "draft")} (${integer(numAccepted)} right)` : "";
@@ -145,7 +145,7 @@ function drawSlack(context, x, y, width, height, palette) {
   context.fillRect(x, y, width, height);
 }
 
-/** A step from where it began to be planned to its end, with a hair's breadth to the next. */
+/** Returns a step's extent, from its planning to its end, with a thin gap to the next. */
 function extent(step, time) {
   const x = time.x(step.startS);
   return [x, Math.max(1, time.x(step.endS) - x - 0.5)];
@@ -161,7 +161,7 @@ function tell(step) {
   ];
 }
 
-/** The latest step in words, or the one that runs where it takes long. */
+/** Describes the latest step, or the running one if it takes long. */
 export function stepSummary(state, nowS) {
   const running = runningSummary(state, nowS);
   if (running) return running;
@@ -173,7 +173,7 @@ export function stepSummary(state, nowS) {
   return `last: ${content(step)}, ${duration(step.endS - step.startS)}, slack ${slack}`;
 }
 
-/** What holds all streams up just now; null where nothing does for long. */
+/** Describes what delays all streams at the moment; null if nothing does for long. */
 export function runningSummary(state, nowS) {
   const step = state.runningStep;
   if (step) {

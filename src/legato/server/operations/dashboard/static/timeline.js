@@ -28,7 +28,7 @@ export class Timeline {
     return this.right - ((this.endS - timeS) / this.windowS) * (this.right - this.left);
   }
 
-  /** When something drawn there happened. */
+  /** Returns the time drawn at `x`. */
   timeAt(x) {
     return this.endS - ((this.right - x) / (this.right - this.left)) * this.windowS;
   }
@@ -45,7 +45,7 @@ export class Timeline {
     }
   }
 
-  /** Draw with everything outside of the axis cut off. */
+  /** Draws, clipped to the axis. */
   clipped(context, draw) {
     context.save();
     context.beginPath();

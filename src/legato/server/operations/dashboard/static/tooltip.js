@@ -1,8 +1,8 @@
-/** What lies under the pointer on a drawing, in words beside it. */
+/** Describes the item under the pointer, beside it. */
 
 const OFFSET = 12;
 
-/** A drawing's words: given a point of its canvas in CSS pixels, lines of text, or null of none. */
+/** Functions that describe a point of a canvas, in CSS pixels: lines of text, or null. */
 const tellers = new Map(); // key canvas
 let shown = null; // {canvas, x, y}
 
@@ -13,7 +13,7 @@ box.hidden = true;
 document.body.append(box);
 
 /**
- * Say what a drawing shows at a point, from now on.
+ * Sets the function that describes a drawing's points.
  *
  * @param {(x: number, y: number) => string[] | null} tell
  */

@@ -1,4 +1,4 @@
-/** Has Swagger UI show the API of the server that the page came from, and ask nobody else. */
+/** Shows this server's API in Swagger UI, without requests to other servers. */
 
 globalThis.SwaggerUIBundle({
   url: new URL("openapi.json", document.baseURI).href,

@@ -1,0 +1,128 @@
+"""Writes docs/contributing/seams.md from the protocols of src/legato: `python -m scripts.seams`."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.api_reference.markdown import code, table
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "contributing" / "seams.md"
+_SOURCES = ROOT / "src" / "legato"
+
+_INTRODUCTION = """# Which seams are there?
+A seam is a protocol: a class that states what one part of Legato needs from another part, so that
+the two do not import each other. `python -m scripts.seams` writes this page from the `Protocol`
+classes in `src/legato`.
+
+The last column lists the classes in `src/legato` that have every member of the protocol. A seam is
+built together with its second implementation; some of those are in `tests/`.
+"""
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class as its source has it."""
+
+    name: str
+    path: Path
+    bases: frozenset[str]
+    members: frozenset[str]
+    summary: str
+
+
+@dataclass
+class Seam:
+    """A protocol, and the classes that implement it."""
+
+    protocol: Class
+    implementations: list[Class] = field(default_factory=list)
+
+
+def text() -> str:
+    rows = [
+        (
+            code(seam.protocol.name),
+            code(_place(seam.protocol.path)),
+            seam.protocol.summary,
+            ", ".join(code(name) for name in sorted({cls.name for cls in seam.implementations})),
+        )
+        for seam in seams()
+    ]
+    return f"{_INTRODUCTION}\n{table(('protocol', 'where', '', 'implemented by'), rows)}\n"
+
+
+def seams() -> list[Seam]:
+    """All protocols, sorted by file."""
+    classes = list(_classes())
+    protocols = [cls for cls in classes if "Protocol" in cls.bases]
+    members = {cls.name: _inherited(cls, classes) for cls in classes}
+    names = {protocol.name for protocol in protocols}
+    return [
+        Seam(
+            protocol,
+            [
+                cls
+                for cls in classes
+                if cls.name not in names
+                and members[protocol.name]
+                and (protocol.name in cls.bases or members[protocol.name] <= members[cls.name])
+            ],
+        )
+        for protocol in protocols
+    ]
+
+
+def _classes() -> Iterator[Class]:
+    for path in sorted(_SOURCES.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                yield Class(
+                    node.name,
+                    path,
+                    frozenset(_base_name(base) for base in node.bases),
+                    frozenset(_members(node)),
+                    (ast.get_docstring(node) or "").split("\n")[0],
+                )
+
+
+def _members(cls: ast.ClassDef) -> Iterator[str]:
+    """Names of methods, and of attributes of the class or of `self`."""
+    for node in ast.walk(cls):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+    for statement in cls.body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                yield name
+
+
+def _base_name(base: ast.expr) -> str:
+    if isinstance(base, ast.Subscript):
+        base = base.value
+    return ast.unparse(base).rpartition(".")[2]
+
+
+def _inherited(cls: Class, classes: list[Class]) -> frozenset[str]:
+    """Its members and those of its bases, without the special ones."""
+    found = set(cls.members)
+    for base in classes:
+        if base.name in cls.bases and base.name != cls.name:
+            found |= _inherited(base, classes)
+    return frozenset(name for name in found if not name.startswith("__"))
+
+
+def _place(path: Path) -> str:
+    return path.relative_to(_SOURCES).as_posix()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text(), encoding="utf-8")
+    print(PAGE)

@@ -1,0 +1,31 @@
+"""The page of seams lists the protocols of the sources."""
+
+import re
+from pathlib import Path
+
+from scripts import seams
+
+SOURCES = Path(__file__).parents[2] / "src" / "legato"
+
+
+def test_page_is_up_to_date() -> None:
+    assert seams.PAGE.read_text(encoding="utf-8") == seams.text(), "run `make docs`"
+
+
+def test_every_protocol_is_listed() -> None:
+    named = [
+        name
+        for file in SOURCES.rglob("*.py")
+        for name in re.findall(r"^class (\w+)\(.*\bProtocol\)", file.read_text(), re.MULTILINE)
+    ]
+    assert len(named) > 20
+    assert sorted(named) == sorted(seam.protocol.name for seam in seams.seams())
+
+
+def test_implementations_are_found() -> None:
+    found = {
+        seam.protocol.name: {cls.name for cls in seam.implementations} for seam in seams.seams()
+    }
+    assert {"SimulatedExecutor", "TorchExecutor"} <= found["Executor"]
+    assert found["EngineListener"] >= {"EngineClient"}
+    assert "Scheduler" not in found["Executor"]
