@@ -44,7 +44,7 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.api_reference
 	$(BIN)/python -m scripts.seams
-	$(BIN)/python -m observability
+	$(BIN)/python -m grafana
 	$(BIN)/python -m scripts.pictures
 
 # The pages as a web site in out/site. A link or an anchor that leads nowhere is an error.
@@ -52,7 +52,7 @@ site: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks.stall $(ARGS)
+	$(BIN)/python -m benchmarks stall $(ARGS)
 
 clean:
 	rm -rf $(VENV) out

@@ -1,25 +1,29 @@
 """What does a KV cache of 8 bits cost in perplexity, and bring in speed?
 
-    python -m benchmarks.cache_quantization [--windows 16] [--repeats 3] [--out out]
+    python -m benchmarks cache_quantization [--windows 16] [--rounds 3]
 
 Beside the model's own dtype: perplexity over Python's own documentation, 1,024 tokens at a time;
 how far greedy answers to 32 pieces of it go before they part; and the time of a decode step of a
-few shapes, both caches in turn. Writes cache_quantization.json.
+few shapes, both caches in turn.
 """
 
 import argparse
 import statistics
 import time
 from itertools import takewhile
-from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.quantization import measure_perplexity, windows_of_text
+from benchmarks.runner.flags import add_rounds
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import turns
+from benchmarks.runner.run import Run
 from legato import LLM, SamplingParams
+from legato.cli.table import Table
 from legato.core.config import KVCacheDType
+
+MINUTES = 8
 
 DTYPES: tuple[KVCacheDType, ...] = ("auto", "int8")
 SHAPES = ((1, 512), (64, 512), (8, 4096))
@@ -35,41 +39,31 @@ class Outcome(msgspec.Struct):
     step_s: dict[str, float] = {}
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--windows", type=int, default=16)
+    add_rounds(parser, 3, "--repeats")
+
+
+def measure(run: Run) -> None:
     llms = {dtype: LLM(kv_cache_dtype=dtype, kv_cache_memory_bytes=2 * 2**30) for dtype in DTYPES}
     outcomes: dict[str, Outcome] = {}
     for dtype, llm in llms.items():
-        console.print(f"{dtype}: perplexity and answers")
-        outcomes[dtype] = Outcome(measure_perplexity(llm, arguments.windows), _answers(llm))
+        run.tell(f"{dtype}: perplexity and answers")
+        outcomes[dtype] = Outcome(measure_perplexity(llm, run.flags.windows), _answers(llm))
     for num_streams, context in SHAPES:
-        console.print(f"{num_streams} streams of {context:,} tokens")
+        run.tell(f"{num_streams} streams of {context:,} tokens")
         prompts = windows_of_text(num_streams, context)
         times_s: dict[str, list[float]] = {dtype: [] for dtype in DTYPES}
         for llm in llms.values():
             _generate(llm, prompts, 1)
-        for _ in range(arguments.repeats):
-            for dtype, llm in llms.items():
-                times_s[dtype].append(_step_s(llm, prompts))
+        for _, dtype in turns(DTYPES, run.flags.rounds):
+            times_s[dtype].append(_step_s(llms[dtype], prompts))
         for dtype in DTYPES:
-            outcomes[dtype].step_s[f"{num_streams} x {context:,}"] = statistics.median(
-                times_s[dtype]
-            )
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "cache_quantization.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes)))
-    console.print(_table(outcomes))
-    console.print(_agreement(*(outcome.answers for outcome in outcomes.values())))
-    console.print(f"written to {path}")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--windows", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    return parser.parse_args()
+            shape = f"{num_streams} x {context:,}"
+            outcomes[dtype].step_s[shape] = statistics.median(times_s[dtype])
+    run.show(_table(outcomes))
+    run.console.print(_agreement(*(outcome.answers for outcome in outcomes.values())))
+    run.write(outcomes)
 
 
 def _answers(llm: LLM) -> list[list[int]]:
@@ -108,12 +102,16 @@ def _agreement(plain: list[list[int]], quantized: list[list[int]]) -> str:
 
 def _table(outcomes: dict[str, Outcome]) -> Table:
     shapes = list(next(iter(outcomes.values())).step_s)
-    table = Table("cache", "perplexity", *shapes)
-    for dtype, outcome in outcomes.items():
-        times = (f"{1e3 * outcome.step_s[shape]:.1f} ms" for shape in shapes)
-        table.add_row(dtype, f"{outcome.perplexity:.4f}", *times)
-    return table
+    rows = [
+        [
+            dtype,
+            f"{outcome.perplexity:.4f}",
+            *(f"{1e3 * outcome.step_s[shape]:.1f} ms" for shape in shapes),
+        ]
+        for dtype, outcome in outcomes.items()
+    ]
+    return Table("A step, by the cache", ["cache", "perplexity", *shapes], rows)
 
 
 if __name__ == "__main__":
-    main()
+    main("cache_quantization")

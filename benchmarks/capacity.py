@@ -1,22 +1,22 @@
 """How much load does each server sustain? Legato under its SLO, with fixed budgets, and any peers.
 
-    python -m benchmarks.capacity --workload TRACE --itl-slo 120ms [--budget 64 ...]
+    python -m benchmarks capacity --workload TRACE --itl-slo 120ms [--budget 64 ...]
         [--rate R] [--seeds K] [--num-requests N] [--peer 'NAME=MODEL=COMMAND with {port}' ...]
 
 Starts one server after the other, searches the capacity of each as `legato bench capacity` does,
-with the same requests, and prints them side by side. Writes capacity.json of each and one page.
+with the same requests, and prints them side by side. Writes a report of each, which `legato bench
+report` reads, and one page.
 """
 
 import argparse
 import asyncio
 import re
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks.servers import SERVE_AS_PEERS_DO, Server, add_peer_flag, running_server, servers
-from legato.cli.table import print_table
+from benchmarks.runner.flags import add_peers, add_seed
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE_AS_PEERS_DO, Server, running_server, servers
 from legato.cli.values import count
 from legato.lab.capacity.search import Capacity
 from legato.lab.commands.bench_flags import add_search_flags
@@ -28,34 +28,17 @@ from legato.lab.report.page import render_page
 from legato.lab.report.report_file import CapacityReport, write_report
 from legato.lab.report.tables import tables
 
+MINUTES = 30
+
 _LEAST_REQUESTS = 40
 _NOT_SETTINGS = {"peer", "out"}
 _UNSAFE_IN_NAMES = re.compile(r"[^\w.-]+")
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False)
-    reports = []
-    for server in _servers(arguments):
-        name, _, command = server
-        with console.status(f"{name}: starting"), running_server(command) as base_url:
-            console.print(f"measuring {name}")
-            capacity = _search(arguments, server, base_url)
-        reports.append(CapacityReport(name=name, settings=_settings(arguments), capacity=capacity))
-        file = f"capacity-{_UNSAFE_IN_NAMES.sub('-', name)}.json"
-        write_report(arguments.out / file, reports[-1])
-    for table in tables(reports):
-        print_table(table)
-    (arguments.out / "capacity.html").write_text(render_page(reports), encoding="utf-8")
-    console.print(f"written to {arguments.out}/capacity.html, and as JSON beside it")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_flags(parser: argparse.ArgumentParser) -> None:
     add_workload_flags(parser)
     add_search_flags(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
+    add_seed(parser)
     parser.add_argument(
         "--budget",
         dest="budgets",
@@ -65,34 +48,51 @@ def _parse() -> argparse.Namespace:
         metavar="TOKENS",
         help="a fixed one of Legato's, beside its SLO; may be repeated",
     )
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    add_peer_flag(parser)
-    return parser.parse_args()
+    add_peers(parser)
 
 
-def _servers(arguments: argparse.Namespace) -> list[Server]:
-    slo_ms = 1000 * arguments.itl_slo
+def measure(run: Run) -> None:
+    reports = []
+    for server in _servers(run.flags):
+        with (
+            run.status(f"{server.name}: starting"),
+            running_server(server.command) as base_url,
+        ):
+            run.tell(f"measuring {server.name}")
+            capacity = _search(run.flags, server, base_url)
+        settings = _settings(run.flags)
+        reports.append(CapacityReport(name=server.name, settings=settings, capacity=capacity))
+        place = run.path(f"-{_UNSAFE_IN_NAMES.sub('-', server.name)}.json")
+        write_report(place, reports[-1])
+    for table in tables(reports):
+        run.show(table)
+    run.path(".html").write_text(render_page(reports), encoding="utf-8")
+    run.write({report.name: report.capacity for report in reports})
+
+
+def _servers(flags: argparse.Namespace) -> list[Server]:
+    slo_ms = 1000 * flags.itl_slo
     legato = {f"Legato, --itl-slo {slo_ms:g}ms": f"{SERVE_AS_PEERS_DO} --itl-slo {slo_ms:g}ms"}
-    for budget in arguments.budgets:
-        flags = f"--max-num-batched-tokens {budget}"
-        legato[f"Legato, budget {budget}"] = f"{SERVE_AS_PEERS_DO} {flags}"
-    return servers(legato, arguments.peer)
+    for budget in flags.budgets:
+        command = f"{SERVE_AS_PEERS_DO} --max-num-batched-tokens {budget}"
+        legato[f"Legato, budget {budget}"] = command
+    return servers(legato, flags.peer)
 
 
-def _search(arguments: argparse.Namespace, server: Server, base_url: str) -> Capacity:
-    address = Address(base_url=base_url, model=server[1])
+def _search(flags: argparse.Namespace, server: Server, base_url: str) -> Capacity:
+    address = Address(base_url=base_url, model=server.model)
     model = asyncio.run(ask_model(address))
     return search_capacity(
         address,
-        trial_choice(arguments, model.max_model_len),
-        asyncio.run(random_prompts(address, vocab_size=None, seed=arguments.seed)),
-        search_settings(arguments, arguments.itl_slo, _LEAST_REQUESTS),
+        trial_choice(flags, model.max_model_len),
+        asyncio.run(random_prompts(address, vocab_size=None, seed=flags.seed)),
+        search_settings(flags, flags.itl_slo, _LEAST_REQUESTS),
     )
 
 
-def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {key: value for key, value in vars(arguments).items() if key not in _NOT_SETTINGS}
+def _settings(flags: argparse.Namespace) -> dict[str, Any]:
+    return {key: value for key, value in vars(flags).items() if key not in _NOT_SETTINGS}
 
 
 if __name__ == "__main__":
-    main()
+    main("capacity")

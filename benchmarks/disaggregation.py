@@ -1,32 +1,38 @@
-"""Prefill and decode apart, beside one process and beside two that do both, in one run.
+"""What do prefill and decode apart bring, beside one process and beside two that do both?
 
-    python -m benchmarks.disaggregation [--tokens 1000] [--interval 12] [--rounds 2] [--out out]
+    python -m benchmarks disaggregation [--tokens 1000] [--interval 12] [--rounds 2]
+                                        [flags of `legato serve`]
 
 Streams decode while long prompts come one after the other. Each set of servers has the same two
 cores, the same requests at the same times, and must give the same tokens. Each round starts all of
-them anew, one after the other. Prints a table and writes disaggregation.json and .png.
+them anew, one after the other.
 """
 
 import argparse
 import asyncio
-import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-import matplotlib.pyplot as plt
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from matplotlib.figure import Figure
 
-from benchmarks.servers import SERVE, running_server
+from benchmarks.runner.events import Event, stream
+from benchmarks.runner.flags import add_rounds, add_server_flags
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import turns
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE, running_server, with_flags
+from legato.cli.table import Table, duration
+
+MINUTES = 12
 
 _CHARACTERS_PER_TOKEN = 5.0
 """At least, in the documentation that prompts are made of."""
@@ -79,60 +85,50 @@ class Load(NamedTuple):
     interval_s: float
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console()
-    load = Load(arguments.streams, arguments.prompts, arguments.tokens, arguments.interval)
-    results: dict[str, list[Round]] = {}
-    for i in range(arguments.rounds):
-        for name, start in _SETS.items():
-            console.print(f"round {i + 1}: {name}")
-            with start(arguments.flags) as servers:
-                results.setdefault(name, []).append(asyncio.run(_measure(servers, load)))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "disaggregation.json").write_bytes(msgspec.json.encode(results))
-    _plot(results, arguments.out / "disaggregation.png", load)
-    console.print(_table(results))
-    console.print(f"written to {arguments.out}/disaggregation.json and disaggregation.png")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=4, help="that run all the time")
     parser.add_argument("--prompts", type=int, default=8, help="long ones in a round")
     parser.add_argument("--tokens", type=int, default=1000, help="of a long prompt, about")
     parser.add_argument("--interval", type=float, default=12.0, help="seconds between them")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument(
-        "--flags",
-        default="--dtype float32 --itl-slo 200ms --no-shed-load",
-        help="of all servers (%(default)s)",
-    )
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    return parser.parse_args()
+    add_rounds(parser, 2)
+    default = ("--dtype", "float32", "--itl-slo", "200ms", "--no-shed-load")
+    add_server_flags(parser, default)
+
+
+def measure(run: Run) -> None:
+    flags = run.flags
+    load = Load(flags.streams, flags.prompts, flags.tokens, flags.interval)
+    results: dict[str, list[Round]] = {name: [] for name in _SETS}
+    for number, name in turns(list(_SETS), flags.rounds):
+        run.tell(f"round {number + 1}: {name}")
+        with _SETS[name](flags.server_flags) as servers:
+            results[name].append(asyncio.run(_measure(servers, load)))
+    run.picture(_plot(results, load))
+    run.show(_table(results))
+    run.write(results)
 
 
 @contextmanager
-def _one(flags: str) -> Iterator[Servers]:
-    with running_server(_command(None, f"--num-threads 2 {flags}")) as url:
+def _one(flags: Sequence[str]) -> Iterator[Servers]:
+    with running_server(_command(None, ("--num-threads", "2", *flags))) as url:
         yield Servers([url])
 
 
 @contextmanager
-def _two(flags: str) -> Iterator[Servers]:
+def _two(flags: Sequence[str]) -> Iterator[Servers]:
     with ExitStack() as stack:
-        commands = [_command(core, f"--num-threads 1 {flags}") for core in (0, 1)]
+        commands = [_command(core, ("--num-threads", "1", *flags)) for core in (0, 1)]
         yield Servers([stack.enter_context(running_server(command)) for command in commands])
 
 
 @contextmanager
-def _apart(flags: str) -> Iterator[Servers]:
+def _apart(flags: Sequence[str]) -> Iterator[Servers]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
-    sends = f"--num-threads 1 {flags} --kv-role prefill --kv-transfer-port {port}"
-    peers = f"--kv-transfer-peers 127.0.0.1:{port}"
-    fetches = f"--num-threads 1 {flags} --kv-role decode {peers}"
+    common = ("--num-threads", "1", *flags)
+    sends = (*common, "--kv-role", "prefill", "--kv-transfer-port", str(port))
+    fetches = (*common, "--kv-role", "decode", "--kv-transfer-peers", f"127.0.0.1:{port}")
     with (
         running_server(_command(0, sends)) as prefill,
         running_server(_command(1, fetches)) as decode,
@@ -147,11 +143,11 @@ _SETS = {
 }
 
 
-def _command(core: int | None, flags: str) -> str:
+def _command(core: int | None, flags: Sequence[str]) -> str:
     """To serve on one of the two cores, or on both."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     own = cores if core is None else [cores[core]]
-    return f"taskset -c {','.join(map(str, own))} {SERVE} {flags}"
+    return with_flags(f"taskset -c {','.join(map(str, own))} {SERVE}", flags)
 
 
 async def _measure(servers: Servers, load: Load) -> Round:
@@ -250,29 +246,18 @@ class _Asker:
         response.raise_for_status()
 
     async def _read(self, url: str, body: dict[str, Any], answer: Answer) -> None:
-        asked = body | {
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-        }
-        async with self._client.stream("POST", f"{url}/v1/completions", json=asked) as response:
-            if response.is_error:
-                raise RuntimeError((await response.aread()).decode())
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    self._take(json.loads(line.removeprefix("data: ")), answer)
+        asked = body | {"return_token_ids": True}
+        async for event in stream(self._client, f"{url}/v1/completions", asked):
+            self._take(event, answer)
 
-    def _take(self, chunk: dict[str, Any], answer: Answer) -> None:
-        if "error" in chunk:
-            raise RuntimeError(chunk["error"]["message"])
-        for choice in chunk["choices"]:
-            token_ids = choice.get("token_ids", [])
+    def _take(self, event: Event, answer: Answer) -> None:
+        for choice in event.choices:
+            token_ids = choice.token_ids or []
             answer.token_ids += token_ids
             answer.token_times_s += [self._now_s()] * len(token_ids)
-        if chunk.get("usage"):
-            answer.num_prompt_tokens = chunk["usage"]["prompt_tokens"]
-            details = chunk["usage"].get("prompt_tokens_details") or {}
-            answer.num_cached_tokens = details.get("cached_tokens", 0)
+        if event.usage is not None:
+            answer.num_prompt_tokens = event.usage.prompt_tokens
+            answer.num_cached_tokens = event.usage.num_cached_tokens or 0
 
     def _now_s(self) -> float:
         return time.monotonic() - self._begun_s
@@ -314,24 +299,25 @@ def _num_same(rounds: list[Round], others: list[Round]) -> tuple[int, int]:
 
 
 def _table(results: dict[str, list[Round]]) -> Table:
-    table = Table(
-        "", "TTFT p50", "max", "ITL p50", "p99", "max", "tokens/s", "cached", "same tokens"
-    )
+    header = ["", "TTFT p50", "max", "ITL p50", "p99", "max", "tokens/s", "cached", "same tokens"]
     first = next(iter(results.values()))
-    for name, rounds in results.items():
-        ttfts_s, gaps_s = _ttfts_s(rounds), _gaps_s(rounds)
-        longs = [answer for one in rounds for answer in one.longs]
-        cached = np.mean([answer.num_cached_tokens / answer.num_prompt_tokens for answer in longs])
-        num_same, num_both = _num_same(rounds, first)
-        table.add_row(
-            name,
-            *(_duration(value) for value in (np.median(ttfts_s), max(ttfts_s))),
-            *(_duration(value) for value in (*np.percentile(gaps_s, [50, 99]), max(gaps_s))),
-            f"{np.mean([_rate(one) for one in rounds]):.1f}",
-            f"{cached:.0%}",
-            f"{num_same} of {num_both}",
-        )
-    return table
+    rows = [_row(name, rounds, first) for name, rounds in results.items()]
+    return Table("Prefill and decode, together and apart", header, rows)
+
+
+def _row(name: str, rounds: list[Round], first: list[Round]) -> list[str]:
+    ttfts_s, gaps_s = _ttfts_s(rounds), _gaps_s(rounds)
+    longs = [answer for one in rounds for answer in one.longs]
+    cached = np.mean([answer.num_cached_tokens / answer.num_prompt_tokens for answer in longs])
+    num_same, num_both = _num_same(rounds, first)
+    times_s = (np.median(ttfts_s), max(ttfts_s), *np.percentile(gaps_s, [50, 99]), max(gaps_s))
+    return [
+        name,
+        *(duration(float(seconds)) for seconds in times_s),
+        f"{np.mean([_rate(one) for one in rounds]):.1f}",
+        f"{cached:.0%}",
+        f"{num_same} of {num_both}",
+    ]
 
 
 def _rate(one: Round) -> float:
@@ -342,8 +328,9 @@ def _rate(one: Round) -> float:
     return sum(since_s <= at_s <= until_s for at_s in times_s) / (until_s - since_s)
 
 
-def _plot(results: dict[str, list[Round]], path: Path, load: Load) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8))
+def _plot(results: dict[str, list[Round]], load: Load) -> Figure:
+    figure = Figure(figsize=(9.5, 3.8), layout="tight")
+    left, right = figure.subplots(1, 2)
     for name, rounds in results.items():
         for axis, values in ((left, _ttfts_s(rounds)), (right, _gaps_s(rounds))):
             shares = np.arange(1, len(values) + 1) / len(values)
@@ -360,13 +347,8 @@ def _plot(results: dict[str, list[Round]], path: Path, load: Load) -> None:
         f"{load.num_streams} streams, and a long prompt every {load.interval_s:g} s: two cores",
         fontsize=11,
     )
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def _duration(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:.2f} s"
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    main("disaggregation")

@@ -1,6 +1,6 @@
 """Does simulation say what a real server does?
 
-    python -m benchmarks.fidelity --workload TRACE [--rate R] [--learn N] [--num-requests N] ...
+    python -m benchmarks fidelity --workload TRACE [--rate R] [--learn N] [--num-requests N] ...
 
 Learns the machine from the first requests of a trace, as `legato tune` does; `--machine` takes one
 that was learned before. Then requests that come later in the trace, which the machine was not
@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.runner.flags import add_rounds
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
 from legato.cli.flags import add_engine_flags, engine_config
+from legato.cli.table import Table
 from legato.core.config import EngineConfig
 from legato.engine.assembly.blueprint import model_context
 from legato.lab.report.report_file import RunReport, read_report, write_report
@@ -29,6 +31,8 @@ from legato.simulation.machine_file import load_machine, write_machine
 from legato.simulation.run import simulate
 from legato.simulation.summary import Slos, Summary, summarize
 from legato.simulation.workload import RandomPrompts, Workload, cut_to, rescaled
+
+MINUTES = 12
 
 _NUM_SEEDS = 8
 _VOCAB_SIZE = 32_000
@@ -44,55 +48,52 @@ _FIGURES: dict[str, Callable[[Summary], float | None]] = {
 """Key what is compared."""
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False, soft_wrap=True)
-    config = engine_config(arguments)
-    trace = cut_to(read_workload(arguments.workload), model_context(config.model))
-    machine = _machine(arguments, config, trace, console)
-    first = arguments.learn
-    tested = rescaled(trace[first : first + arguments.num_requests], arguments.rate)
-    for _ in range(arguments.runs):
-        _run(arguments, config, tested)
-    reports = [read_report(path) for path in sorted(arguments.output.glob("real-*.json"))]
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", type=Path, required=True, help="a trace")
+    parser.add_argument("--rate", type=float, default=0.6, help="mean arrivals a second")
+    parser.add_argument("--learn", type=int, default=30, help="requests to learn the machine from")
+    parser.add_argument("--num-requests", type=int, default=80, help="requests to compare")
+    parser.add_argument("--machine", type=Path, help="machine.json of an earlier call")
+    parser.set_defaults(out=Path("out/fidelity"))
+    add_rounds(parser, 1, "--runs", help="runs of the real server")
+    add_engine_flags(parser)
+
+
+def measure(run: Run) -> None:
+    flags = run.flags
+    config = engine_config(flags)
+    trace = cut_to(read_workload(flags.workload), model_context(config.model))
+    machine = _machine(run, config, trace)
+    first = flags.learn
+    tested = rescaled(trace[first : first + flags.num_requests], flags.rate)
+    for _ in range(flags.rounds):
+        _serve(run, config, tested)
+    reports = [read_report(path) for path in sorted(flags.out.glob("real-*.json"))]
     real = [report.summary for report in reports if isinstance(report, RunReport)]
     simulated = []
     for seed in range(_NUM_SEEDS):
         server = MeasuredServer(machine=machine, scheduler=config.scheduler, seed=seed)
         simulated.append(summarize(simulate(server, tested).records, Slos()))
-    console.print(_table(real, simulated))
+    run.show(_table(real, simulated))
+    run.write({"real": real, "simulated": simulated})
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", type=Path, required=True, help="a trace")
-    parser.add_argument("--rate", type=float, default=0.6, help="mean arrivals a second")
-    parser.add_argument("--learn", type=int, default=30, help="requests to learn the machine from")
-    parser.add_argument("--num-requests", type=int, default=80, help="requests to compare")
-    parser.add_argument("--runs", type=int, default=1, help="of the real server")
-    parser.add_argument("--machine", type=Path, help="machine.json of an earlier call")
-    parser.add_argument("--output", type=Path, default=Path("out/fidelity"))
-    add_engine_flags(parser)
-    return parser.parse_args()
-
-
-def _machine(
-    arguments: argparse.Namespace, config: EngineConfig, trace: Workload, console: Console
-) -> Machine:
-    if arguments.machine is not None:
-        return load_machine(str(arguments.machine))
-    learning = rescaled(trace[: arguments.learn], arguments.rate)
-    learned = learn(config, learning, _prompts(), console.print)
-    write_machine(arguments.output / "machine.json", learned.machine, learned.about)
+def _machine(run: Run, config: EngineConfig, trace: Workload) -> Machine:
+    flags = run.flags
+    if flags.machine is not None:
+        return load_machine(str(flags.machine))
+    learning = rescaled(trace[: flags.learn], flags.rate)
+    learned = learn(config, learning, _prompts(), run.tell)
+    write_machine(run.file("machine.json"), learned.machine, learned.about)
     return learned.machine
 
 
-def _run(arguments: argparse.Namespace, config: EngineConfig, workload: Workload) -> None:
+def _serve(run: Run, config: EngineConfig, workload: Workload) -> None:
     """Send the workload to a real server, and keep what came of it."""
     records = run_real(config, workload, _prompts(), "real").records
-    place = len(list(arguments.output.glob("real-*.json")))
+    place = len(list(run.flags.out.glob("real-*.json")))
     report = RunReport.of("real", {}, Slos(), records)
-    write_report(arguments.output / f"real-{place}.json", report)
+    write_report(run.file(f"real-{place}.json"), report)
 
 
 def _prompts() -> RandomPrompts:
@@ -101,15 +102,16 @@ def _prompts() -> RandomPrompts:
 
 def _table(real: Sequence[Summary], simulated: Sequence[Summary]) -> Table:
     runs = [f"real {place + 1}" for place in range(len(real))]
-    table = Table("", *runs, "simulated", "simulated / real", "real max / min")
+    header = ["", *runs, "simulated", "simulated / real", "real max / min"]
+    rows = []
     for name, of in _FIGURES.items():
         values = np.array([of(summary) for summary in real], dtype=float)
         mean = float(np.mean(np.array([of(summary) for summary in simulated], dtype=float)))
         told = [f"{value:.4g}" for value in values]
         ratios = [f"{mean / values.mean():.3f}", f"{values.max() / values.min():.3f}"]
-        table.add_row(name, *told, f"{mean:.4g}", *(ratios if len(values) else ["", ""]))
-    return table
+        rows.append([name, *told, f"{mean:.4g}", *(ratios if len(values) else ["", ""])])
+    return Table("Simulation and reality", header, rows)
 
 
 if __name__ == "__main__":
-    main()
+    main("fidelity")

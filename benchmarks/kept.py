@@ -1,12 +1,12 @@
 """How often is what was promised delivered, probe by probe, on a server that goes on running?
 
-    python -m benchmarks.kept [--probes 10] [--shapes 12x3x3000@120ms ...] [--speculative off auto]
+    python -m benchmarks kept [--rounds 10] [--shapes 12x3x3000@120ms ...] [--speculative off auto]
 
-For each shape, streams that run, long prompts that come at once and their length, one server is
-started with the ITL SLO behind the "@", and asked again and again: one for each `--speculative`,
-which take turns probe by probe. Says in how many probes the P99 of the streams' gaps, while the
-prompts were computed, was within the SLO, which share of the gaps was, and what `/health` told of
-it. Prints a table and writes kept.json.
+A shape has running streams, long prompts that come at once, their length, and behind the "@" the
+ITL SLO of its server. For each shape one server is started for each `--speculative`. They take
+turns, probe by probe. Prints in how many probes the P99 of the streams' gaps was within the SLO
+while the prompts were computed, and which share of the gaps was. What `/health` said after each
+probe is written, too.
 """
 
 import argparse
@@ -14,28 +14,42 @@ import asyncio
 import json
 import re
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.promise import Outcome, Shape, outcome, probe_result
-from benchmarks.servers import SERVE, running_server
+from benchmarks.runner.flags import add_rounds, add_server_flags
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import turns
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE, running_server, with_flags
+from legato.cli.table import Table
 from legato.cli.values import gap_promise
+from legato.core.errors import ConfigError
+from legato.lab.probe import Probe, ProbeResult
+
+MINUTES = 14
 
 _SHAPES = ("12x3x3000@120ms", "8x1x7000@120ms", "32x3x4000@200ms")
 _SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)@(.+)")
 
 
+class Shape(msgspec.Struct, frozen=True):
+    """What is asked of a server: streams that run, long prompts that come, and their length."""
+
+    num_streams: int
+    long_prompt: int
+    num_longs: int
+
+
 class Promised(msgspec.Struct, frozen=True):
-    """A shape, and the ITL SLO of the server that it is asked of, as typed and in seconds.
+    """A shape, and the ITL SLO of its server, as typed and in seconds.
 
     Attributes:
-        speculative: of the server, likewise.
+        speculative: the server's `--speculative`.
     """
 
     shape: Shape
@@ -45,13 +59,35 @@ class Promised(msgspec.Struct, frozen=True):
     quantile: float
 
 
+class Outcome(msgspec.Struct, frozen=True):
+    """Times of a probe in seconds, while its long prompts were computed.
+
+    Attributes:
+        base_s: the streams' median gap before.
+        ttft_s: the last long prompt's.
+    """
+
+    base_s: float
+    itl_p50_s: float
+    itl_p99_s: float
+    itl_max_s: float
+    ttft_s: float
+
+    @classmethod
+    def of(cls, result: ProbeResult) -> "Outcome":
+        during_s = result.itl_s(during=True)
+        base_s = float(np.median(result.itl_s(during=False)))
+        p50_s, p99_s, max_s = np.percentile(during_s, [50, 99, 100]).tolist()
+        return cls(base_s, p50_s, p99_s, max_s, result.ttft_s)
+
+
 class Probed(msgspec.Struct, frozen=True):
-    """Of one probe.
+    """What one probe found.
 
     Attributes:
         outcome: None where it took too long.
         within: share of the streams' gaps that were within the SLO; 0 where it took too long.
-        health: told after it.
+        health: what `/health` said after it.
     """
 
     outcome: Outcome | None
@@ -60,72 +96,73 @@ class Probed(msgspec.Struct, frozen=True):
     health: dict[str, Any]
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False)
-    table = Table("streams", "long prompts", "SLO", "speculative", "kept", "gaps within",
-                  "p99, probe by probe", "TTFT, median")  # fmt: skip
-    written: list[tuple[Promised, list[Probed]]] = []
-    for text in arguments.shapes:
-        asked = [_promised(text, speculative) for speculative in arguments.speculative]
-        for promised, probed in zip(asked, _measure(console, asked, arguments), strict=True):
-            _add_row(table, promised, probed)
-            written.append((promised, probed))
-    console.print(table)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "kept.json").write_bytes(msgspec.json.encode(written))
-    console.print(f"written to {arguments.out}/kept.json")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--probes", type=int, default=10, help="of each shape")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_rounds(parser, 10, "--probes", help="probes of each shape")
     parser.add_argument("--shapes", nargs="+", default=_SHAPES, metavar="STREAMSxLONGSxTOKENS@SLO")
     parser.add_argument("--speculative", nargs="+", default=["auto"], metavar="auto|off|K")
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds for a probe")
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    return parser.parse_args()
+    add_server_flags(parser)
+
+
+def measure(run: Run) -> None:
+    found: list[tuple[Promised, list[Probed]]] = []
+    for text in run.flags.shapes:
+        sides = [_promised(text, speculative) for speculative in run.flags.speculative]
+        found += zip(sides, _probe_all(run, sides), strict=True)
+    run.show(_table(found))
+    run.write(found)
 
 
 def _promised(text: str, speculative: str) -> Promised:
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise SystemExit(f"{text!r} is not STREAMSxLONGSxTOKENS@SLO")
+        raise ConfigError(f"{text!r} is not STREAMSxLONGSxTOKENS@SLO")
     num_streams, num_longs, long_prompt = map(int, match.groups()[:3])
     seconds, quantile = gap_promise(match[4])
     shape = Shape(num_streams, long_prompt, num_longs)
     return Promised(shape, speculative, match[4], seconds, quantile)
 
 
-def _measure(
-    console: Console, asked: list[Promised], arguments: argparse.Namespace
-) -> list[list[Probed]]:
-    """What came of each, in turn."""
-    probed: list[list[Probed]] = [[] for _ in asked]
-    with console.status(f"{asked[0].shape}: starting") as status, ExitStack() as servers:
-        urls = [servers.enter_context(running_server(_command(one))) for one in asked]
-        for index in range(arguments.probes):
-            for promised, url, own in zip(asked, urls, probed, strict=True):
-                status.update(
-                    f"{promised.shape}, speculative {promised.speculative}, "
-                    f"probe {index + 1} of {arguments.probes}"
-                )
-                own.append(_probe(promised, url, index, arguments.timeout))
-                console.print(promised, own[-1])
-    return probed
+def _probe_all(run: Run, sides: list[Promised]) -> list[list[Probed]]:
+    """Probes of each side, which take turns."""
+    found: list[list[Probed]] = [[] for _ in sides]
+    with run.status(f"{sides[0].shape}: starting") as status, ExitStack() as running:
+        urls = [running.enter_context(running_server(command)) for command in _commands(run, sides)]
+        for number, side in turns(range(len(sides)), run.flags.rounds):
+            promised = sides[side]
+            told = f"{promised.shape}, speculative {promised.speculative}"
+            status.update(f"{told}, probe {number + 1} of {run.flags.rounds}")
+            found[side].append(_probe(promised, urls[side], number, run.flags.timeout))
+            run.tell(f"{told}: {found[side][-1]}")
+    return found
 
 
-def _command(promised: Promised) -> str:
-    return f"{SERVE} --itl-slo {promised.itl_slo} --speculative {promised.speculative}"
+def _commands(run: Run, sides: Sequence[Promised]) -> list[str]:
+    return [
+        with_flags(
+            f"{SERVE} --itl-slo {one.itl_slo} --speculative {one.speculative}",
+            run.flags.server_flags,
+        )
+        for one in sides
+    ]
 
 
-def _probe(promised: Promised, url: str, index: int, timeout_s: float) -> Probed:
-    result = asyncio.run(probe_result(url, promised.shape, index, timeout_s))
-    if result is None:
+def _probe(promised: Promised, url: str, seed: int, timeout_s: float) -> Probed:
+    shape = promised.shape
+    probe = Probe(
+        url,
+        num_streams=shape.num_streams,
+        long_prompt=shape.long_prompt,
+        num_longs=shape.num_longs,
+        seed=seed,
+    )
+    try:
+        result = asyncio.run(asyncio.wait_for(probe.run(), timeout_s))
+    except TimeoutError:
         return Probed(None, 0.0, is_kept=False, health=_health(url))
-    seen = outcome(result)
+    outcome = Outcome.of(result)
     within = float(np.mean(result.itl_s(during=True) <= promised.itl_s))
-    return Probed(seen, within, seen.itl_p99_s <= promised.itl_s, _health(url))
+    return Probed(outcome, within, outcome.itl_p99_s <= promised.itl_s, _health(url))
 
 
 def _health(url: str) -> dict[str, Any]:
@@ -134,11 +171,17 @@ def _health(url: str) -> dict[str, Any]:
     return told
 
 
-def _add_row(table: Table, promised: Promised, probed: list[Probed]) -> None:
+def _table(found: Sequence[tuple[Promised, Sequence[Probed]]]) -> Table:
+    header = ["streams", "long prompts", "SLO", "speculative", "kept", "gaps within",
+              "p99, probe by probe", "TTFT, median"]  # fmt: skip
+    return Table("Promises kept", header, [_row(*one) for one in found])
+
+
+def _row(promised: Promised, probed: Sequence[Probed]) -> list[str]:
     outcomes = [each.outcome for each in probed if each.outcome is not None]
     p99s = ", ".join(f"{1e3 * outcome.itl_p99_s:.0f}" for outcome in outcomes)
     ttft = f"{np.median([o.ttft_s for o in outcomes]):.1f} s" if outcomes else "none in time"
-    table.add_row(
+    return [
         str(promised.shape.num_streams),
         f"{promised.shape.num_longs} of {promised.shape.long_prompt:,}",
         promised.itl_slo,
@@ -147,8 +190,8 @@ def _add_row(table: Table, promised: Promised, probed: list[Probed]) -> None:
         f"{np.mean([each.within for each in probed]):.2%}",
         f"{p99s} ms",
         ttft,
-    )
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main("kept")

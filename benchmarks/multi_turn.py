@@ -1,30 +1,39 @@
 """What is the prefix cache worth to conversations? Legato with and without it, and any peers.
 
-    python -m benchmarks.multi_turn [--users 8] [--turns 10] [--out out]
+    python -m benchmarks multi_turn [--users 8] [--turns 10] [--rounds 1]
                                     [--peer 'NAME=MODEL=COMMAND with {port}' ...]
 
 All users share a system prompt, and each asks the next question some time after the last one was
 answered: with --think 0 at once, so that all go on asking at the same time. The hit rate stands
 beside the ideal one: that of a cache without end which keeps all blocks of all prompts and answers,
-told from the trace of what was sent. Prints a table and writes multi_turn.json.
+told from the trace of what was sent. The table has the answers of all rounds together.
 """
 
 import argparse
 import asyncio
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from pydoc_data import topics
 
 import httpx
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.servers import SERVE, add_peer_flag, running_server, servers
+from benchmarks.runner.events import stream
+from benchmarks.runner.flags import add_peers, add_rounds, add_server_flags
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import turns
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE, running_server, servers
 from legato.checkpoint.source import resolve_source
+from legato.cli.table import Table, duration
 from legato.core.config import DEFAULT_MODEL, CacheConfig
+from legato.simulation.record import RequestError
+from legato.simulation.summary import Distribution, distribution
+from legato.text.chat import rendered_chat
 from legato.text.tokenizer import Tokenizer, load_tokenizer
+
+MINUTES = 5
 
 LEGATO = {
     "Legato": SERVE,
@@ -55,48 +64,24 @@ class Answer(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """Attributes: `hit_rate`, `ideal_hit_rate`: cached fraction of all prompt tokens."""
 
-    ttft_mean_s: float
-    ttft_p50_s: float
-    ttft_p99_s: float
+    ttft_s: Distribution
     first_ttft_mean_s: float
     num_prompt_tokens: int
     hit_rate: float | None
     ideal_hit_rate: float
 
 
-class _PromptDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    delta: _Delta
-
-
-class _Event(msgspec.Struct, frozen=True):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-
-
 class Conversations:
     """What the users say: prose that every Python carries, its own language reference."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.num_users, self.num_turns = arguments.users, arguments.turns
-        self.max_tokens = arguments.answer
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self.num_users, self.num_turns = flags.users, flags.turns
+        self.max_tokens = flags.answer
         pauses = np.random.default_rng(0).exponential(size=(self.num_users, self.num_turns))
-        self._pauses_s = arguments.think * pauses
+        self._pauses_s = flags.think * pauses
         self._text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
-        self._question_chars = arguments.question * _CHARS_PER_TOKEN
-        self._system_chars = arguments.system * _CHARS_PER_TOKEN
+        self._question_chars = flags.question * _CHARS_PER_TOKEN
+        self._system_chars = flags.system * _CHARS_PER_TOKEN
 
     @property
     def system(self) -> Message:
@@ -144,33 +129,23 @@ async def _ask(
         "messages": messages,
         "max_tokens": max_tokens,
         "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
     }
     text, first_s, usage = "", 0.0, None
     sent_s = time.perf_counter()
-    async with http.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.is_error:
-            raise SystemExit((await response.aread()).decode())
-        async for line in response.aiter_lines():
-            if not line.startswith("data:") or line.endswith("[DONE]"):
-                continue
-            event = msgspec.json.decode(line.removeprefix("data:"), type=_Event)
-            for choice in event.choices:
-                text += choice.delta.content or ""
-                if text and not first_s:
-                    first_s = time.perf_counter()
-            usage = event.usage or usage
+    async for event in stream(http, "/v1/chat/completions", body):
+        text += event.added
+        if text and not first_s:
+            first_s = time.perf_counter()
+        usage = event.usage or usage
     if usage is None or not first_s:
-        raise SystemExit("the server answered nothing, or did not tell its usage")
-    details = usage.prompt_tokens_details or _PromptDetails()
+        raise RequestError("the server answered nothing, or did not tell its usage")
     return Answer(
         messages=list(messages),
         text=text,
         sent_s=sent_s,
         ttft_s=first_s - sent_s,
         num_prompt_tokens=usage.prompt_tokens,
-        num_cached_tokens=details.cached_tokens,
+        num_cached_tokens=usage.num_cached_tokens,
     )
 
 
@@ -179,7 +154,8 @@ def ideal_hit_rate(answers: list[Answer], tokenizer: Tokenizer, block_size: int)
     seen: set[tuple[int, ...]] = set()
     num_hits = num_tokens = 0
     for answer in answers:
-        prompt = tokenizer.apply_chat_template(answer.messages)
+        rendered = rendered_chat(tokenizer, answer.messages, options={})
+        prompt = tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
         row = prompt + tokenizer.encode(answer.text)
         ends = range(block_size, len(row), block_size)
         # The last token is computed in any case.
@@ -190,45 +166,26 @@ def ideal_hit_rate(answers: list[Answer], tokenizer: Tokenizer, block_size: int)
     return num_hits / num_tokens
 
 
-def figures_of(answers: list[Answer], num_users: int, ideal: float) -> Figures:
-    ttfts_s = np.array([answer.ttft_s for answer in answers])
+def figures_of(
+    rounds: Sequence[Sequence[Answer]], num_users: int, ideal_rates: Sequence[float]
+) -> Figures:
+    """Figures of all rounds together; the first turns are those of each round."""
+    answers = [answer for one in rounds for answer in one]
+    firsts_s = [answer.ttft_s for one in rounds for answer in one[:num_users]]
+    ttft_s = distribution(np.array([answer.ttft_s for answer in answers]))
+    assert ttft_s is not None
     cached = [a.num_cached_tokens for a in answers if a.num_cached_tokens is not None]
     num_prompt_tokens = sum(answer.num_prompt_tokens for answer in answers)
-    p50_s, p99_s = np.percentile(ttfts_s, [50, 99]).tolist()
     return Figures(
-        ttft_mean_s=float(ttfts_s.mean()),
-        ttft_p50_s=p50_s,
-        ttft_p99_s=p99_s,
-        first_ttft_mean_s=float(ttfts_s[:num_users].mean()),
+        ttft_s=ttft_s,
+        first_ttft_mean_s=float(np.mean(firsts_s)),
         num_prompt_tokens=num_prompt_tokens,
         hit_rate=sum(cached) / num_prompt_tokens if cached else None,
-        ideal_hit_rate=ideal,
+        ideal_hit_rate=float(np.mean(ideal_rates)),
     )
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False)
-    conversations = Conversations(arguments)
-    tokenizer = load_tokenizer(resolve_source(DEFAULT_MODEL))
-    results: dict[str, Figures] = {}
-    for name, model, command in servers(LEGATO, arguments.peer):
-        with console.status(f"{name}: starting") as status, running_server(command) as base_url:
-            status.update(f"measuring {name}")
-            answers = asyncio.run(converse(base_url, model, conversations))
-        ideal = ideal_hit_rate(answers, tokenizer, arguments.block_size)
-        results[name] = figures_of(answers, arguments.users, ideal)
-        console.print(name, results[name])
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "multi_turn.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(results))
-    )
-    console.print(_table(results))
-    console.print(f"written to {arguments.out}/multi_turn.json")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--system", type=int, default=1000, help="tokens of it, about")
@@ -238,29 +195,45 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--block-size", type=int, default=CacheConfig().block_size, help="of the ideal cache"
     )
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    add_peer_flag(parser)
-    return parser.parse_args()
+    add_rounds(parser, 1, help="in each of which every server is started anew")
+    add_peers(parser)
+    add_server_flags(parser)
+
+
+def measure(run: Run) -> None:
+    flags = run.flags
+    conversations = Conversations(flags)
+    tokenizer = load_tokenizer(resolve_source(DEFAULT_MODEL))
+    sides = servers(LEGATO, flags.peer, flags.server_flags)
+    answers: dict[str, list[list[Answer]]] = {side.name: [] for side in sides}
+    for number, (name, model, command) in turns(sides, flags.rounds):
+        with run.status(f"{name}: starting") as status, running_server(command) as base_url:
+            status.update(f"round {number + 1}: measuring {name}")
+            answers[name].append(asyncio.run(converse(base_url, model, conversations)))
+    results = {
+        name: figures_of(
+            rounds,
+            flags.users,
+            [ideal_hit_rate(one, tokenizer, flags.block_size) for one in rounds],
+        )
+        for name, rounds in answers.items()
+    }
+    run.show(_table(results))
+    run.write(results)
 
 
 def _table(results: dict[str, Figures]) -> Table:
-    base_s = results["Legato, no prefix caching"].ttft_mean_s
-    table = Table(
-        "server", "TTFT, mean", "p50", "p99", "of the first turn", "to no cache", "hits", "ideal"
-    )
+    base_s = results["Legato, no prefix caching"].ttft_s.mean
+    header = ["server", "TTFT, mean", "p50", "p99", "of the first turn", "to no cache", "hits",
+              "ideal"]  # fmt: skip
+    rows = []
     for name, f in results.items():
-        table.add_row(
-            name,
-            *(
-                f"{1e3 * seconds:.0f} ms"
-                for seconds in (f.ttft_mean_s, f.ttft_p50_s, f.ttft_p99_s, f.first_ttft_mean_s)
-            ),
-            f"{f.ttft_mean_s / base_s:.2f}x",
-            "" if f.hit_rate is None else f"{100 * f.hit_rate:.1f} %",
-            f"{100 * f.ideal_hit_rate:.1f} %",
-        )
-    return table
+        times_s = (f.ttft_s.mean, f.ttft_s.p50, f.ttft_s.p99, f.first_ttft_mean_s)
+        hits = "" if f.hit_rate is None else f"{f.hit_rate:.1%}"
+        ratio = f"{f.ttft_s.mean / base_s:.2f}x"
+        rows.append([name, *map(duration, times_s), ratio, hits, f"{f.ideal_hit_rate:.1%}"])
+    return Table("Conversations", header, rows)
 
 
 if __name__ == "__main__":
-    main()
+    main("multi_turn")

@@ -1,6 +1,6 @@
-"""What the scheduler itself costs a step: microseconds for `apply`, `plan`, `commit` and `state`.
+"""What does the scheduler itself cost a step? `apply`, `plan`, `commit` and `state`, in us.
 
-    python -m benchmarks.planning [--steps 2000]
+    python -m benchmarks planning [--steps 2000]
 
 The real scheduler and KV manager drive the simulated executor. Each scene keeps its numbers of
 running and waiting requests: each that ends is replaced. Prints a table, with the 99th percentile
@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
+from legato.cli.table import Table
 from legato.core.config import SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -34,6 +34,8 @@ from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.simulation.profiles import PROFILES
+
+MINUTES = 4
 
 _COSTS = PROFILES["llama-3-8b-h100"].costs
 _MAX_MODEL_LEN = 8192
@@ -178,43 +180,58 @@ def _measured_steps() -> list[MeasuredStep]:
     return [(shape, _COSTS.seconds(shape)) for shape in shapes]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+class Costs(msgspec.Struct, frozen=True):
+    """What a scene's calls took, in microseconds; `plan_p50` is the only median."""
+
+    scene: Scene
+    plan_p50: float
+    plan_p99: float
+    commit_p99: float
+    apply_p99: float
+    state_p99: float
+
+    @classmethod
+    def of(cls, scene: Scene, times_us: dict[str, list[float]]) -> "Costs":
+        p99 = {
+            name: float(np.percentile(times or [np.nan], 99)) for name, times in times_us.items()
+        }
+        plan_p50 = float(np.median(times_us["plan"]))
+        return cls(scene, plan_p50, p99["plan"], p99["commit"], p99["apply"], p99["state"])
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=2000, help="measured in each scene")
-    arguments = parser.parse_args()
-    console = Console(highlight=False)
-    table = Table(
-        "scene",
-        "running",
-        "waiting",
-        "plan p50",
-        "p99",
-        "wanted",
-        "commit p99",
-        "apply p99",
-        "state p99",
+    parser.add_argument(
+        "--scenes", type=int, default=len(SCENES), metavar="N", help="the first N of them"
     )
-    with Progress(console=console) as progress:
-        for scene in progress.track(SCENES, description="scenes"):
-            stage = Stage(scene)
-            stage.fill()
-            gc.freeze()  # as the engine does once it is built
-            for _ in progress.track(range(arguments.steps), description=scene.name):
-                stage.step()
-            _add_row(table, scene, stage.times_us)
-    console.print(table, "All times in microseconds.")
 
 
-def _add_row(table: Table, scene: Scene, times_us: dict[str, list[float]]) -> None:
-    plan_p50, plan_p99 = np.percentile(times_us["plan"], [50, 99])
-    others = [np.percentile(times_us[name], 99) for name in ("commit", "apply", "state")]
-    table.add_row(
-        scene.name,
-        str(scene.num_running),
-        f"{scene.num_waiting:,}",
-        *(f"{us:,.0f}" for us in (plan_p50, plan_p99, scene.wanted_us, *others)),
-    )
+def measure(run: Run) -> None:
+    found: list[Costs] = []
+    for scene in SCENES[: run.flags.scenes]:
+        stage = Stage(scene)
+        stage.fill()
+        gc.freeze()  # as the engine does once it is built
+        for _ in run.track(range(run.flags.steps), scene.name):
+            stage.step()
+        found.append(Costs.of(scene, stage.times_us))
+    run.show(_table(found))
+    run.write(found)
+
+
+def _table(found: list[Costs]) -> Table:
+    header = ["scene", "running", "waiting", "plan p50", "p99", "wanted", "commit p99",
+              "apply p99", "state p99"]  # fmt: skip
+    return Table("Microseconds of a call", header, [_row(costs) for costs in found])
+
+
+def _row(costs: Costs) -> list[str]:
+    scene = costs.scene
+    times_us = (costs.plan_p50, costs.plan_p99, scene.wanted_us, costs.commit_p99,
+                costs.apply_p99, costs.state_p99)  # fmt: skip
+    counts = (str(scene.num_running), f"{scene.num_waiting:,}")
+    return [scene.name, *counts, *(f"{us:,.0f}" for us in times_us)]
 
 
 if __name__ == "__main__":
-    main()
+    main("planning")

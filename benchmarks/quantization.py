@@ -1,12 +1,12 @@
 """What do quantized weights cost in perplexity, and bring in speed?
 
-    python -m benchmarks.quantization [--model MODEL] [--device cuda] [--windows 16]
-                                      [--llama-cpp PATH.gguf] [--out out]
+    python -m benchmarks quantization [--model MODEL] [--device cuda] [--windows 16] [--rounds 5]
+                                      [--llama-cpp PATH.gguf]
 
 For each quantization that the model and the device can have: perplexity over Python's own
 documentation, 1,024 tokens at a time, and the time a token takes with 1, 8 and 32 streams. With
 `--llama-cpp`, llama.cpp decodes the same file with 1 stream in the same run; its Python package has
-to be installed. Writes quantization.json.
+to be installed.
 """
 
 import argparse
@@ -19,18 +19,21 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.runner.flags import add_rounds
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
 from legato import LLM, SamplingParams
 from legato.checkpoint.source import resolve_source
+from legato.cli.table import Table
 from legato.core.config import DEFAULT_MODEL, Quantization
 from legato.text.tokenizer import load_tokenizer
+
+MINUTES = 10
 
 STREAMS = (1, 8, 32)
 _WINDOW = 1024
 _PROMPT, _DECODED = "Once upon a time", 96
-_REPEATS = 5
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -41,43 +44,37 @@ class Outcome(msgspec.Struct, frozen=True):
     token_s: dict[int, float]
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--llama-cpp", type=Path, help="GGUF file for llama.cpp to decode with")
+    add_rounds(parser, 5, help="of which times are medians")
+
+
+def measure(run: Run) -> None:
+    flags = run.flags
     outcomes = []
-    for quantization in quantizations(arguments.model, arguments.device):
+    for quantization in quantizations(flags.model, flags.device):
         name = quantization or "bfloat16"
-        with console.status(f"{name}: loading") as status:
+        with run.status(f"{name}: loading") as status:
             llm = LLM(
-                arguments.model,
-                device=arguments.device,
+                flags.model,
+                device=flags.device,
                 dtype="bfloat16",
                 quantization=quantization,
                 kv_cache_memory_bytes=2**31,
             )
             status.update(f"{name}: perplexity")
-            perplexity = measure_perplexity(llm, arguments.windows, arguments.model)
+            perplexity = measure_perplexity(llm, flags.windows, flags.model)
             status.update(f"{name}: speed")
-            token_s = {count: _token_s(llm, count) for count in STREAMS}
+            token_s = {count: _token_s(llm, count, flags.rounds) for count in STREAMS}
         outcomes.append(Outcome(name, perplexity, token_s))
-        console.print(outcomes[-1])
-    if arguments.llama_cpp is not None:
-        outcomes.append(_llama_cpp(arguments.llama_cpp))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "quantization.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes)))
-    console.print(_table(outcomes))
-    console.print(f"written to {path}")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--windows", type=int, default=16)
-    parser.add_argument("--llama-cpp", type=Path, help="GGUF file for llama.cpp to decode with")
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    return parser.parse_args()
+        run.tell(outcomes[-1])
+    if flags.llama_cpp is not None:
+        outcomes.append(_llama_cpp(flags.llama_cpp, flags.rounds))
+    run.show(_table(outcomes))
+    run.write(outcomes)
 
 
 def quantizations(model: str, device: str) -> list[Quantization | None]:
@@ -109,10 +106,10 @@ def measure_perplexity(llm: LLM, num_windows: int, model: str = DEFAULT_MODEL) -
     return math.exp(-statistics.fmean(entry.logprob for entry in entries))
 
 
-def _token_s(llm: LLM, num_streams: int) -> float:
+def _token_s(llm: LLM, num_streams: int, num_rounds: int) -> float:
     """What `_DECODED` tokens take beyond the first, of each stream."""
     times_s = []
-    for _ in range(_REPEATS):
+    for _ in range(num_rounds):
         lengths_s = []
         for num_tokens in (1, 1 + _DECODED):
             params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0)
@@ -123,14 +120,14 @@ def _token_s(llm: LLM, num_streams: int) -> float:
     return statistics.median(times_s)
 
 
-def _llama_cpp(path: Path) -> Outcome:
+def _llama_cpp(path: Path, num_rounds: int) -> Outcome:
     """Evaluate one token, take the likeliest; llama.cpp's own clock, so without its Python side."""
     import llama_cpp
 
     num_threads = len(os.sched_getaffinity(0))
     llama = llama_cpp.Llama(str(path), n_ctx=1024, n_threads=num_threads, verbose=False)
     times_s = []
-    for _ in range(_REPEATS):
+    for _ in range(num_rounds):
         llama.reset()
         llama.eval(llama.tokenize(_PROMPT.encode()))
         llama_cpp.llama_perf_context_reset(llama.ctx)
@@ -142,18 +139,16 @@ def _llama_cpp(path: Path) -> Outcome:
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    columns = [f"{count} stream{'s' * (count > 1)}" for count in STREAMS]
-    table = Table("weights", "perplexity", *columns)
-    for outcome in outcomes:
-        perplexity = "" if outcome.perplexity is None else f"{outcome.perplexity:.3f}"
-        times = (outcome.token_s.get(count) for count in STREAMS)
-        table.add_row(
-            outcome.name,
-            perplexity,
-            *("" if seconds is None else f"{1e3 * seconds:.1f} ms" for seconds in times),
-        )
-    return table
+    header = ["weights", "perplexity", *(f"{count} stream{'s' * (count > 1)}" for count in STREAMS)]
+    return Table("A token, by the weights", header, [_row(outcome) for outcome in outcomes])
+
+
+def _row(outcome: Outcome) -> list[str]:
+    perplexity = "" if outcome.perplexity is None else f"{outcome.perplexity:.3f}"
+    times_s = (outcome.token_s.get(count) for count in STREAMS)
+    told = ("" if seconds is None else f"{1e3 * seconds:.1f} ms" for seconds in times_s)
+    return [outcome.name, perplexity, *told]
 
 
 if __name__ == "__main__":
-    main()
+    main("quantization")

@@ -1,24 +1,30 @@
 """How fast are decode, prefill and offline throughput, beside other servers in the same run?
 
-    python -m benchmarks.speed [--peer 'NAME=MODEL=COMMAND with {port}' ...] [--out out]
+    python -m benchmarks speed [--rounds 1] [--peer 'NAME=MODEL=COMMAND with {port}' ...]
 
-Starts one server after the other: Legato with its own kernels, with PyTorch's, and any peers.
-Prints each server's figures and their ratio to the last one's, and writes speed.json.
+Starts one server after the other: Legato with its own kernels, with PyTorch's, and any peers. With
+several rounds, figures are medians of them. Prints each server's figures and their ratio to the
+last one's.
 """
 
 import argparse
 import asyncio
+import statistics
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.servers import SERVE_AS_PEERS_DO, add_peer_flag, running_server, servers
+from benchmarks.runner.flags import add_peers, add_rounds, add_server_flags
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import turns
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE_AS_PEERS_DO, running_server, servers
+from legato.cli.table import Table
 from legato.lab.load.client import Address, Client, connect
 from legato.simulation.workload import RandomPrompts
+
+MINUTES = 8
 
 LEGATO = {
     "Legato": SERVE_AS_PEERS_DO,
@@ -34,39 +40,46 @@ Figures = dict[str, float]
 """Key what was measured, value in seconds, or tokens a second."""
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False)
-    results: dict[str, Figures] = {}
-    for name, model, command in servers(LEGATO, arguments.peer):
-        with console.status(f"{name}: starting") as status, running_server(command) as base_url:
-            status.update(f"measuring {name}")
-            results[name] = asyncio.run(_measure(Address(base_url=base_url, model=model)))
-        console.print(name, results[name])
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "speed.json").write_bytes(msgspec.json.format(msgspec.json.encode(results)))
-    console.print(_table(results))
-    console.print(f"written to {arguments.out}/speed.json")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_rounds(parser, 1, help="in each of which every server is started and measured")
+    parser.add_argument("--streams", type=int, nargs="+", default=NUM_STREAMS, metavar="N")
+    parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS, metavar="TOKENS")
+    parser.add_argument(
+        "--offline", action=argparse.BooleanOptionalAction, default=True, help="throughput, too"
+    )
+    add_peers(parser)
+    add_server_flags(parser)
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    add_peer_flag(parser)
-    return parser.parse_args()
+def measure(run: Run) -> None:
+    flags = run.flags
+    sides = servers(LEGATO, flags.peer, flags.server_flags)
+    found: dict[str, list[Figures]] = {side.name: [] for side in sides}
+    for number, (name, model, command) in turns(sides, flags.rounds):
+        with (
+            run.status(f"round {number + 1}: {name}, starting") as status,
+            running_server(command) as url,
+        ):
+            status.update(f"round {number + 1}: measuring {name}")
+            address = Address(base_url=url, model=model)
+            found[name].append(asyncio.run(_measure(address, flags)))
+        run.tell(f"{name} {found[name][-1]}")
+    results = {name: _medians(rounds) for name, rounds in found.items()}
+    run.show(_table(results))
+    run.write({"medians": results, "rounds": found})
 
 
-async def _measure(address: Address) -> Figures:
+async def _measure(address: Address, flags: argparse.Namespace) -> Figures:
     prompts = RandomPrompts(vocab_size=32_000, seed=0)
     figures: Figures = {}
     async with connect(address) as client:
-        for length in (16, *PROMPTS):
+        for length in (16, *flags.prompts):
             await client.complete(prompts.draw(length), 2, [])  # warms up
-        for count in NUM_STREAMS:
+        for count in flags.streams:
             figures[f"ITL of {count} streams"] = await _itl_s(client, prompts, count)
-        for length in PROMPTS:
+        for length in flags.prompts:
             figures[f"TTFT of {length:,} tokens"] = await _ttft_s(client, prompts, length)
-        for count, length, num_tokens in OFFLINE:
+        for count, length, num_tokens in OFFLINE if flags.offline else ():
             name = f"output tokens/s, {count} x {length:,} in, {num_tokens} out"
             figures[name] = await _tokens_a_s(client, prompts, count, length, num_tokens)
     return figures
@@ -106,13 +119,17 @@ async def _tokens_a_s(
     return count * num_tokens / (time.perf_counter() - sent_s)
 
 
+def _medians(rounds: Sequence[Figures]) -> Figures:
+    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+
+
 def _table(results: dict[str, Figures]) -> Table:
     *_, last = results.values()
-    table = Table("", *results)
-    for name in last:
-        cells = [f"{_told(name, f[name])} ({f[name] / last[name]:.2f}x)" for f in results.values()]
-        table.add_row(name, *cells)
-    return table
+    rows = [
+        [name, *(f"{_told(name, f[name])} ({f[name] / last[name]:.2f}x)" for f in results.values())]
+        for name in last
+    ]
+    return Table("Speed, and its ratio to the last server's", ["", *results], rows)
 
 
 def _told(name: str, value: float) -> str:
@@ -120,4 +137,4 @@ def _told(name: str, value: float) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main("speed")

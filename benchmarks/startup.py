@@ -1,10 +1,10 @@
-"""What the time from `legato serve` to the first token is made of.
+"""What is the time from `legato serve` to the first token made of?
 
-    python -m benchmarks.startup [--runs 5] [--first] [-- FLAGS OF THE SERVER]
+    python -m benchmarks startup [--rounds 5] [--first] [flags of `legato serve`]
 
 Starts the real server again and again, with the calibration of an earlier start on disk and, with
-`--first`, also without one, as on a machine's first start ever. Prints the median seconds of each
-part, as the server logs them, and the processor time of all its processes.
+`--first`, in turn without one, as on a machine's first start ever. Prints the median seconds of
+each part, as the server logs them, and the processor time of all its processes.
 """
 
 import argparse
@@ -15,39 +15,56 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 
 import httpx
-from rich.console import Console
-from rich.table import Table
+
+from benchmarks.runner.flags import add_rounds, add_server_flags
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import turns
+from benchmarks.runner.run import Run
+from legato.cli.table import Table
+from legato.core.errors import ConfigError
+
+MINUTES = 1
 
 _ENGINE = re.compile(r"the engine is ready after ([\d.]+) s: (.*)")
 _TEXT = re.compile(r"the tokenizer is loaded after ([\d.]+) s")
 _URL = re.compile(r"Legato serves \S+ on (\S+)")
 _TOTALS = ("tokenizer", "ready", "first token", "processor time")
 _TIMEOUT_S = 300.0
+_LATER, _FIRST = "later starts", "first start"
 
 
-def main() -> None:
-    args = _parser().parse_args()
-    flags = [flag for flag in args.flags if flag != "--"]
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_rounds(parser, 5, "--runs", help="starts of each kind")
+    parser.add_argument("--first", action="store_true", help="also without a calibration on disk")
+    add_server_flags(parser)
+
+
+def measure(run: Run) -> None:
+    flags = run.flags
+    kinds = [_LATER, _FIRST] if flags.first else [_LATER]
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as folder:
-        kept = ["--calibration-dir", str(Path(folder, "kept")), *flags]
-        started(kept)  # calibrates, and reads the files from the disk
-        columns = {"later starts": [started(kept) for _ in range(args.runs)]}
-        if args.first:
-            columns["first start"] = [
-                started(["--calibration-dir", str(Path(folder, str(run))), *flags])
-                for run in range(args.runs)
-            ]
-    Console().print(_table(columns))
+        started(folder, _LATER, flags.server_flags)  # calibrates, and reads the files from the disk
+        for number, kind in turns(kinds, flags.rounds):
+            with run.status(f"{kind}, {number + 1} of {flags.rounds}"):
+                place = _LATER if kind == _LATER else f"{kind} {number}"
+                found[kind].append(started(folder, place, flags.server_flags))
+    run.show(_table(found))
+    run.write(found)
 
 
-def started(flags: list[str]) -> dict[str, float]:
-    """One start: seconds of each part, and to the first token."""
+def started(folder: str, place: str, flags: list[str]) -> dict[str, float]:
+    """One start: seconds of each part, and to the first token.
+
+    Args:
+        place: in the folder, where a calibration is kept.
+    """
     before, began_s = _processor_s(), time.monotonic()
-    command = [sys.executable, "-m", "legato", "serve", "--port", "0", *flags]
+    kept = ("--calibration-dir", str(Path(folder, place)))
+    command = [sys.executable, "-m", "legato", "serve", "--port", "0", *kept, *flags]
     with tempfile.TemporaryFile("w+") as log:
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdout=pipe, stderr=log, text=True) as server:
@@ -58,7 +75,7 @@ def started(flags: list[str]) -> dict[str, float]:
                 )
                 if url is None:
                     log.seek(0)
-                    raise SystemExit(f"the server did not start:\n{log.read()}")
+                    raise ConfigError(f"the server did not start:\n{log.read()}")
                 seconds = {"ready": time.monotonic() - began_s}
                 body = {"prompt": "Once upon a time", "max_tokens": 1}
                 httpx.post(
@@ -90,26 +107,15 @@ def _processor_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _table(columns: dict[str, list[dict[str, float]]]) -> Table:
-    table = Table("seconds", *columns, title="From `legato serve` to the first token")
-    rows: defaultdict[str, list[str]] = defaultdict(list)
-    names = list(next(iter(columns.values()))[0])
-    engine_parts = [name for name in names if name.startswith("  ")]
-    for name in ("engine", *engine_parts, *_TOTALS):
-        for runs in columns.values():
-            rows[name].append(f"{statistics.median(run[name] for run in runs):.2f}")
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
-    return table
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=5, help="%(default)s")
-    parser.add_argument("--first", action="store_true", help="also without a calibration on disk")
-    parser.add_argument("flags", nargs=argparse.REMAINDER, help="of the server, behind --")
-    return parser
+def _table(found: dict[str, list[dict[str, float]]]) -> Table:
+    parts = next(iter(found.values()))[0]
+    names = ("engine", *(name for name in parts if name.startswith("  ")), *_TOTALS)
+    rows = [
+        [name, *(f"{statistics.median(run[name] for run in runs):.2f}" for runs in found.values())]
+        for name in names
+    ]
+    return Table("From `legato serve` to the first token, in seconds", ["", *found], rows)
 
 
 if __name__ == "__main__":
-    main()
+    main("startup")

@@ -1,7 +1,9 @@
-"""Structured output: whether random JSON schemas are met, and what it costs the streams beside it.
+"""Are random JSON schemas met, and what does structured output cost the streams beside it?
 
-python -m benchmarks.structured schemas [COUNT]
-python -m benchmarks.structured itl [SECONDS]
+    python -m benchmarks structured schemas [COUNT]
+    python -m benchmarks structured itl [SECONDS] [--rounds 4]
+
+The first exits with status 1 where an output is invalid.
 """
 
 import argparse
@@ -9,21 +11,22 @@ import asyncio
 import itertools
 import json
 import statistics
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 import jsonschema_rs
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from rich.console import Console
-from rich.progress import Progress
 
-from benchmarks.servers import SERVE, running_server
+from benchmarks.runner.flags import add_rounds
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import turns
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE, running_server
 from legato import AsyncLLM, SamplingParams, StructuredOutputs
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
@@ -32,6 +35,8 @@ from legato.engine.errors import RequestFailedError
 from legato.engine.frontend.completion import Completion
 from legato.grammar.check import GrammarChecker
 from legato.text.tokenizer import load_tokenizer
+
+MINUTES = 20
 
 _MAX_TOKENS = 700
 _NUM_STREAMS = 32
@@ -168,7 +173,7 @@ def _with_definitions_on_top(schemas: list[Any]) -> list[Any]:
     return out
 
 
-def schemas(count: int) -> int:
+def _schemas(run: Run, count: int) -> int:
     """Have each of so many schemas met at temperature 1.3; returns how many outputs are invalid."""
     vocabulary = load_tokenizer(resolve_source(DEFAULT_MODEL)).vocabulary
     checker = GrammarChecker(lambda: vocabulary)
@@ -187,7 +192,9 @@ def schemas(count: int) -> int:
             taken.append((schema, params))
     told: Counter[str] = Counter()
     invalid: list[tuple[Any, str]] = []
-    for (schema, _), answer in zip(taken, asyncio.run(_answers(taken)), strict=True):
+    with run.status("answering") as status:
+        answers = asyncio.run(_answers(taken, status.update))
+    for (schema, _), answer in zip(taken, answers, strict=True):
         if isinstance(answer, RequestFailedError):
             told[f"failed ({str(answer).splitlines()[0]})"] += 1
             continue
@@ -199,32 +206,32 @@ def schemas(count: int) -> int:
         print(f"{number:5} {reason}")
     for schema, text in invalid[:20]:
         print(f"\n{json.dumps(schema)}\n{text}")
+    run.write({"num_schemas": len(drawn), "ends": told, "refused": refused, "invalid": invalid})
     return len(invalid)
 
 
 async def _answers(
-    asked: Sequence[tuple[Any, SamplingParams]],
+    asked: Sequence[tuple[Any, SamplingParams]], tell: Callable[[str], None]
 ) -> list[Completion | RequestFailedError]:
     """To each schema, as many at once as the engine runs."""
-    turns = asyncio.Semaphore(2 * _NUM_STREAMS)
+    room = asyncio.Semaphore(2 * _NUM_STREAMS)
+    num_left = len(asked)
     async with AsyncLLM(max_num_seqs=_NUM_STREAMS) as llm:
-        with Progress(console=Console(stderr=True)) as progress:
-            bar = progress.add_task("Answering", total=len(asked))
 
-            async def answer(
-                schema: Any, params: SamplingParams
-            ) -> Completion | RequestFailedError:
-                async with turns:
-                    try:
-                        prompt = f"JSON by this schema: {json.dumps(schema)}\n"
-                        [*_, last] = [part async for part in llm.generate(prompt, params)]
-                    except RequestFailedError as error:
-                        return error
-                    finally:
-                        progress.advance(bar)
-                    return last.outputs[0]
+        async def answer(schema: Any, params: SamplingParams) -> Completion | RequestFailedError:
+            nonlocal num_left
+            async with room:
+                try:
+                    prompt = f"JSON by this schema: {json.dumps(schema)}\n"
+                    [*_, last] = [part async for part in llm.generate(prompt, params)]
+                except RequestFailedError as error:
+                    return error
+                finally:
+                    num_left -= 1
+                    tell(f"{num_left} of {len(asked)} left to answer")
+                return last.outputs[0]
 
-            return await asyncio.gather(*itertools.starmap(answer, asked))
+        return await asyncio.gather(*itertools.starmap(answer, asked))
 
 
 def _is_valid(schema: Any, text: str) -> bool:
@@ -291,34 +298,34 @@ def _round(url: str, num_constrained: int, seconds: float) -> list[float]:
     return gaps_s
 
 
-def itl(seconds: float) -> None:
+def _itl(run: Run, seconds: float) -> None:
     """ITL of 32 free streams beside 32 others, free and constrained in turn, on a real server."""
+    medians_s: dict[int, list[float]] = {0: [], _NUM_STREAMS: []}
     with running_server(f"{SERVE} --max-num-seqs 64") as url:
         _round(url, _NUM_STREAMS, 1.0)
-        ratios: list[float] = []
-        for number in range(4):
-            medians = {n: statistics.median(_round(url, n, seconds)) for n in (0, _NUM_STREAMS)}
-            ratios.append(medians[_NUM_STREAMS] / medians[0])
-            print(
-                f"round {number}: median ITL {1e3 * medians[0]:.1f} ms beside free streams, "
-                f"{1e3 * medians[_NUM_STREAMS]:.1f} ms beside constrained ones: "
-                f"{ratios[-1]:.3f}x",
-                flush=True,
-            )
-        print(f"median of the ratios: {statistics.median(ratios):.3f}x")
+        for number, num_constrained in turns(list(medians_s), run.flags.rounds):
+            median_s = statistics.median(_round(url, num_constrained, seconds))
+            medians_s[num_constrained].append(median_s)
+            beside = "constrained" if num_constrained else "free"
+            run.tell(f"round {number + 1}: {1e3 * median_s:.1f} ms beside {beside} streams")
+    ratios = [own / free for own, free in zip(*reversed(medians_s.values()), strict=True)]
+    print(f"median ITL beside constrained streams, to that beside free ones: {ratios}")
+    print(f"median of the ratios: {statistics.median(ratios):.3f}x")
+    run.write({"free_s": medians_s[0], "constrained_s": medians_s[_NUM_STREAMS]})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("schemas").add_argument("count", type=int, nargs="?", default=1000)
-    commands.add_parser("itl").add_argument("seconds", type=float, nargs="?", default=10.0)
-    arguments = parser.parse_args()
-    if arguments.command == "itl":
-        itl(arguments.seconds)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("part", choices=("schemas", "itl"))
+    parser.add_argument("size", type=float, nargs="?", help="schemas (1000), or seconds (10)")
+    add_rounds(parser, 4, help="of `itl`")
+
+
+def measure(run: Run) -> int:
+    if run.flags.part == "itl":
+        _itl(run, run.flags.size or 10.0)
         return 0
-    return min(1, schemas(arguments.count))
+    return min(1, _schemas(run, round(run.flags.size or 1000)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("structured")

@@ -1,25 +1,27 @@
 """What does one tenant's flood do to another's first tokens? With both in one tenant, and apart.
 
-    python -m benchmarks.tenants [--only simulated|real] [--seconds 45] [--out out]
+    python -m benchmarks tenants [--only simulated|real] [--seconds 45] [flags of `legato serve`]
 
 Three runs of the same light load: alone, beside a flood of another tenant's, and beside the same
 flood as one and the same tenant, which is fairness turned off. First on simulated machines, on a
 virtual clock, which takes a minute; then on a real server, each run of which ends `_GRACE_S` after
-the last arrival. A request that has had no token by then counts with what it has waited. Prints
-each row as it is known, with ratios to the first run, and writes tenants.json.
+the last arrival. A request that has had no token by then counts with what it has waited. Ratios are
+to the first run.
 """
 
 import argparse
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
-from rich.console import Console
 
-from benchmarks.servers import SERVE, running_server
+from benchmarks.runner.flags import add_seconds, add_server_flags
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE, running_server, with_flags
+from legato.cli.table import Table, duration
 from legato.core.config import SchedulerConfig
 from legato.lab.load.client import Address, connect
 from legato.lab.load.open_loop import send_workload, warm_up
@@ -35,13 +37,14 @@ from legato.simulation.workload import (
     with_poisson_arrivals,
 )
 
+MINUTES = 5
+
 LIGHT, FLOOD = "light", "flood"
 _QUANTILES = (50, 95)
 _VOCAB_SIZE = 40_000
 _GRACE_S = 15.0
 
-_HEADINGS = ("", "cut off", "TTFT mean", "p50", "p95", "ITL p99", "flood's tokens/s")
-_ROW = "{:<28}{:>10}{:>22}{:>22}{:>22}{:>10}{:>18}"
+_HEADER = ["", "cut off", "TTFT mean", "p50", "p95", "ITL p99", "flood's tokens/s"]
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -105,49 +108,42 @@ Measure = Callable[[str, Workload, Workload], Figures]
 """One run: its name, the workload, and the light load in it."""
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", choices=("simulated", "real"), help="one of the two parts")
+    parser.add_argument("--light", type=float, default=0.4, help="real requests a second")
+    parser.add_argument("--flood", type=float, default=4.0, help="real requests a second")
+    add_seconds(parser, 45.0, help="in which real requests are sent")
+    add_server_flags(parser, ("--itl-slo", "100ms", "--ttft-slo", "3s"))
+
+
+def measure(run: Run) -> None:
+    flags = run.flags
     results: dict[str, dict[str, Figures]] = {}
-    if arguments.only != "real":
+    if flags.only != "real":
         for scene in SCENES:
             name = f"{scene.profile}, ITL SLO {1e3 * scene.itl_slo_s:.0f} ms, simulated"
             loads = _loads(scene.light_per_s, scene.flood_per_s, scene.seconds)
-            results[name] = _compare(console, name, *loads, _on_simulated(console, scene))
-    if arguments.only != "simulated":
-        loads = _loads(arguments.light, arguments.flood, arguments.seconds)
-        results["real"] = _compare(console, "real server", *loads, _on_real(console, arguments))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "tenants.json").write_bytes(msgspec.json.encode(results))
-    console.print(f"written to {arguments.out}/tenants.json")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("simulated", "real"), help="one of the two parts")
-    real = parser.add_argument_group("real server")
-    real.add_argument("--light", type=float, default=0.4, help="requests a second")
-    real.add_argument("--flood", type=float, default=4.0, help="requests a second")
-    real.add_argument("--seconds", type=float, default=45.0, help="in which requests are sent")
-    real.add_argument("--flags", default="--itl-slo 100ms --ttft-slo 3s", help="of the server")
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    return parser.parse_args()
+            results[name] = _compare(run, name, *loads, _on_simulated(run, scene))
+    if flags.only != "simulated":
+        loads = _loads(flags.light, flags.flood, flags.seconds)
+        results["real"] = _compare(run, "real server", *loads, _on_real(run))
+    run.write(results)
 
 
 def _compare(
-    console: Console, name: str, light: Workload, flood: Workload, measure: Measure
+    run: Run, title: str, light: Workload, flood: Workload, measured: Measure
 ) -> dict[str, Figures]:
-    console.print(f"[bold]{name}[/bold]")
-    console.print(_ROW.format(*_HEADINGS), soft_wrap=True)
-    runs = {
+    workloads = {
         "alone": _of(light, LIGHT),
         "beside a flood, tenants": _merged(_of(light, LIGHT), _of(flood, FLOOD)),
         "beside a flood, one tenant": _merged(_of(light, None), _of(flood, None)),
     }
     results: dict[str, Figures] = {}
-    for run, workload in runs.items():
-        results[run] = measure(run, workload, light)
-        console.print(_row(run, results[run], results["alone"]), soft_wrap=True)
+    for name, workload in workloads.items():
+        results[name] = measured(name, workload, light)
+        run.tell(f"{title}, {name}: mean TTFT {duration(results[name].ttft_mean_s)}")
+    rows = [_row(name, figures, results["alone"]) for name, figures in results.items()]
+    run.show(Table(title, _HEADER, rows))
     return results
 
 
@@ -160,30 +156,30 @@ def _loads(light_per_s: float, flood_per_s: float, seconds: float) -> tuple[Work
     return light, [request for request in later if request.arrival_s not in taken_s]
 
 
-def _on_simulated(console: Console, scene: Scene) -> Measure:
+def _on_simulated(run: Run, scene: Scene) -> Measure:
     common = SchedulerConfig(itl_slo_s=scene.itl_slo_s, ttft_slo_s=scene.ttft_slo_s)
     profile = PROFILES[scene.profile]
     server = SimulatedServer(profile=profile, scheduler=parse_policy("slo", common))
 
-    def measure(run: str, workload: Workload, light: Workload) -> Figures:
-        with console.status(run) as status:
-            tell = _teller(status.update, run, len(workload))
+    def measured(name: str, workload: Workload, light: Workload) -> Figures:
+        with run.status(name) as status:
+            tell = _teller(status.update, name, len(workload))
             return Figures.of(simulate(server, workload, tell).records, light)
 
-    return measure
+    return measured
 
 
-def _on_real(console: Console, arguments: argparse.Namespace) -> Measure:
-    def measure(run: str, workload: Workload, light: Workload) -> Figures:
+def _on_real(run: Run) -> Measure:
+    def measured(name: str, workload: Workload, light: Workload) -> Figures:
         with (
-            console.status(f"{run}: starting") as status,
-            running_server(f"{SERVE} {arguments.flags}") as base_url,
+            run.status(f"{name}: starting") as status,
+            running_server(with_flags(SERVE, run.flags.server_flags)) as base_url,
         ):
-            tell = _teller(status.update, run, len(workload))
-            until_s = arguments.seconds + _GRACE_S
+            tell = _teller(status.update, name, len(workload))
+            until_s = run.flags.seconds + _GRACE_S
             return asyncio.run(_send(base_url, workload, light, until_s, tell))
 
-    return measure
+    return measured
 
 
 def _teller(tell: Callable[[str], None], run: str, num_requests: int) -> OnProgress:
@@ -243,18 +239,18 @@ def _of_load(records: Sequence[RequestRecord], load: Workload) -> list[RequestRe
     return [record for record in records if record.request.arrival_s in arrivals_s]
 
 
-def _row(run: str, figures: Figures, alone: Figures) -> str:
+def _row(name: str, figures: Figures, alone: Figures) -> list[str]:
     waits_s = zip(
         (figures.ttft_mean_s, *figures.ttft_s), (alone.ttft_mean_s, *alone.ttft_s), strict=True
     )
-    return _ROW.format(
-        run,
+    return [
+        name,
         f"{figures.num_cut_off} of {figures.num_requests}",
         *(f"{1e3 * wait_s:.0f} ms ({wait_s / alone_s:.2f}x)" for wait_s, alone_s in waits_s),
         f"{1e3 * figures.itl_p99_s:.0f} ms",
         f"{figures.flood_tokens_per_s:.0f}",
-    )
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main("tenants")

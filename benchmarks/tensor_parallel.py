@@ -1,13 +1,13 @@
 """What does dividing a model among processes take, and what does it leave in each?
 
-    python -m benchmarks.tensor_parallel [--ranks 1,2,4] [--kernels auto,torch]
-    python -m benchmarks.tensor_parallel --model MODEL --ranks 1,3
+    python -m benchmarks tensor_parallel [--ranks 1,2,4] [--kernels auto,torch] [--rounds 15]
+    python -m benchmarks tensor_parallel --model MODEL --ranks 1,3
 
 The same steps run on each number of ranks in turn, round after round. Prints the median of each
 kind of step, its ratio to the first number of ranks, how much of it rank 0 spent on exchanges with
 the others, waiting for them included, and the memory of each rank's process that is its own.
 On a CPU, ranks share the cores, so that this shows what is paid for the memory. Without a model,
-weights are random ones of a shape that four ranks can divide. Draws `out/tensor_parallel.png`.
+weights are random ones of a shape that four ranks can divide.
 """
 
 import argparse
@@ -20,19 +20,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
+import msgspec
 import psutil
 import torch
-from rich.console import Console
-from rich.table import Table
+from matplotlib.figure import Figure
 
+from benchmarks.runner.flags import add_rounds
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import turns
+from benchmarks.runner.run import Run
+from legato.cli.table import Table
+from legato.cli.values import counts
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig
 from legato.engine.assembly.builder import load_runtime
 from legato.lab.made_up_steps import MadeUpSteps
 from legato.model.process_group import ProcessGroup
+
+MINUTES = 4
 
 _PROMPT = 512
 _CONTEXT = 128
@@ -131,42 +135,51 @@ class Steps:
         return self._steps.run([self._steps.chunk(name, _CONTEXT - 1, 1) for name in names]).seconds
 
 
-def main() -> None:
-    arguments = _arguments()
-    console = Console(highlight=False)
-    counts = [int(count) for count in arguments.ranks.split(",")]
-    ways = [Way(kernels, count) for kernels in arguments.kernels.split(",") for count in counts]
+class Found(msgspec.Struct, frozen=True):
+    """What is written of a way. Attributes: steps: medians; key their kind."""
+
+    kernels: str
+    num_ranks: int
+    memory_mib: list[int]
+    steps: dict[str, Took]
+
+    @classmethod
+    def of(cls, way: Way, steps: Steps) -> "Found":
+        medians = {kind: steps.median(kind) for kind in steps.took}
+        return cls(steps.kernels, way.num_ranks, steps.memory_mib, medians)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="default: random weights of a small shape")
+    parser.add_argument("--ranks", type=counts, default="1,2,4", help="numbers of them")
+    parser.add_argument("--kernels", default="auto,torch", help="as of `legato serve`, several")
+    parser.add_argument("--dtype", default="bfloat16")
+    add_rounds(parser, 15)
+
+
+def measure(run: Run) -> None:
+    flags = run.flags
+    ways = [Way(kernels, count) for kernels in flags.kernels.split(",") for count in flags.ranks]
     with TemporaryDirectory(prefix="legato-shape-") as folder:
         settings = {
-            "model": arguments.model,
-            "dtype": arguments.dtype,
+            "model": flags.model,
+            "dtype": flags.dtype,
             "device": "cpu",  # a GPU's exchanges are none of the host's time
         }
-        if arguments.model is None:
+        if flags.model is None:
             (Path(folder) / "config.json").write_text(json.dumps(_SHAPE))
             settings |= {"model": folder, "load_format": "dummy"}
         steps = {way: Steps(settings, way) for way in ways}
-    for _ in range(arguments.rounds):
-        for each in steps.values():
-            each.run()
-    console.print(_table(steps))
+    for _, way in turns(ways, flags.rounds):
+        steps[way].run()
+    run.show(_table(steps))
     for way, each in steps.items():
         memory = ", ".join(map(str, each.memory_mib))
-        console.print(f"{each.kernels}, {way.num_ranks} ranks: {memory} MiB, the cache among it")
-    path = Path("out") / "tensor_parallel.png"
-    path.parent.mkdir(exist_ok=True)
-    _plot(steps, path)
-    console.print(f"{torch.get_num_threads()} threads in all; {path}")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="default: random weights of a small shape")
-    parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks, with commas between")
-    parser.add_argument("--kernels", default="auto,torch", help="likewise, as of legato serve")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=15)
-    return parser.parse_args()
+        told = f"{each.kernels}, {way.num_ranks} ranks: {memory} MiB, the cache among it"
+        run.console.print(told)
+    run.console.print(f"{torch.get_num_threads()} threads in all")
+    run.picture(_plot(steps))
+    run.write([Found.of(way, each) for way, each in steps.items()])
 
 
 @contextmanager
@@ -205,25 +218,29 @@ def _own_mib(process: psutil.Process) -> int:
 
 
 def _table(steps: dict[Way, Steps]) -> Table:
-    table = Table("kernels", "ranks", "step", "ms", "to the first", "ms of exchange")
+    header = ["kernels", "ranks", "step", "ms", "to the first", "ms of exchange"]
+    return Table("Steps on several ranks", header, list(_rows(steps)))
+
+
+def _rows(steps: dict[Way, Steps]) -> Iterator[list[str]]:
     for way, each in steps.items():
         first = next(other for known, other in steps.items() if known.kernels == way.kernels)
         for kind in each.took:
             took = each.median(kind)
-            table.add_row(
+            yield [
                 each.kernels,
                 str(way.num_ranks),
                 kind,
                 f"{1000 * took.seconds:.1f}",
                 f"{took.seconds / first.median(kind).seconds:.2f}",
                 f"{1000 * took.exchange_s:.1f}" if way.num_ranks > 1 else "",
-            )
-    return table
+            ]
 
 
-def _plot(steps: dict[Way, Steps], path: Path) -> None:
+def _plot(steps: dict[Way, Steps]) -> Figure:
     kinds = [*next(iter(steps.values())).took]
-    figure, axes = plt.subplots(1, len(kinds), figsize=(3 * len(kinds), 3.4), layout="constrained")
+    figure = Figure(figsize=(3 * len(kinds), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(kinds))
     names = [f"{each.kernels}, {way.num_ranks}" for way, each in steps.items()]
     for plot, kind in zip(axes, kinds, strict=True):
         medians = [each.median(kind) for each in steps.values()]
@@ -235,8 +252,8 @@ def _plot(steps: dict[Way, Steps], path: Path) -> None:
         plot.tick_params(axis="x", rotation=60)
     axes[-1].legend()
     figure.suptitle("Steps on several ranks, which share the cores")
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    main("tensor_parallel")

@@ -1,6 +1,6 @@
-"""What tracing costs, and whether `legato explain` adds up to what clients measure.
+"""What does tracing cost, and does `legato explain` add up to what clients measure?
 
-    python -m benchmarks.tracing [--streams 16] [--pairs 14] [--requests 50] ...
+    python -m benchmarks tracing [--streams 16] [--rounds 14] [--requests 50] ...
 
 Both on one server. First, streams run without pause, and traced windows alternate with untraced
 ones; the cost is the ratio of the tokens in both. Then a mixed run is traced, and each request's
@@ -20,13 +20,19 @@ from pathlib import Path
 import httpx
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.servers import SERVE, running_server
+from benchmarks.runner.flags import add_rounds, add_seed, add_server_flags
+from benchmarks.runner.main import main
+from benchmarks.runner.raw_http import post
+from benchmarks.runner.rounds import turns
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE, running_server, with_flags
+from legato.cli.table import Table
 from legato.lab.load.token_stream import TokenStream
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import read_story
+
+MINUTES = 4
 
 _SETTLE_S = 0.5
 _MAX_TOKEN = 40_000
@@ -54,60 +60,60 @@ class Compared(msgspec.Struct, frozen=True):
     worst_itl_s: tuple[float, float]
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False)
-    command = f"{SERVE} --max-num-batched-tokens {arguments.budget}"
-    if arguments.num_threads:
-        command += f" --num-threads {arguments.num_threads}"
-    with running_server(command) as url:
-        asyncio.run(_measure(console, url, arguments))
+class Cost(msgspec.Struct, frozen=True):
+    """Tokens a second in each pair of windows."""
+
+    traced_per_s: list[float]
+    untraced_per_s: list[float]
+
+    @property
+    def ratios(self) -> np.ndarray:
+        return np.array(self.traced_per_s) / np.array(self.untraced_per_s)
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=16, help="that run without pause")
-    parser.add_argument("--pairs", type=int, default=14, help="of windows; 0 measures no cost")
+    add_rounds(parser, 14, "--pairs", help="pairs of windows; 0 measures no cost")
     parser.add_argument("--window", type=float, default=2.5, help="seconds")
     parser.add_argument("--requests", type=int, default=50, help="of the mixed run")
     parser.add_argument("--rate", type=float, default=1.0, help="of the mixed run, a second")
     parser.add_argument("--budget", type=int, default=256)
-    parser.add_argument("--num-threads", type=int, help="of the engine; fewer leave cores to HTTP")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    add_seed(parser)
+    add_server_flags(parser)
 
 
-async def _measure(console: Console, url: str, arguments: argparse.Namespace) -> None:
+def measure(run: Run) -> None:
+    command = with_flags(
+        f"{SERVE} --max-num-batched-tokens {run.flags.budget}", run.flags.server_flags
+    )
+    with run.status("starting") as status, running_server(command) as url:
+        status.update("measuring")
+        cost, compared = asyncio.run(_measure(url, run.flags))
+    if cost is not None:
+        run.console.print(_told(cost, run.flags.streams))
+    run.show(_table(compared))
+    run.write({"cost": cost, "requests": compared})
+
+
+async def _measure(url: str, flags: argparse.Namespace) -> tuple[Cost | None, list[Compared]]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=300.0, limits=limits) as http:
-        if arguments.pairs:
-            await _print_cost(console, http, arguments)
-        measured, trace = await _mixed_run(http, arguments)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.jsonl"
-            path.write_bytes(trace)
-            compared = [_compare(path, request) for request in measured]
-        _print_comparison(console, compared)
+        cost = await _cost(http, flags) if flags.rounds else None
+        measured, trace = await _mixed_run(http, flags)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.jsonl"
+        path.write_bytes(trace)
+        return cost, [_compare(path, request) for request in measured]
 
 
-async def _print_cost(
-    console: Console, http: httpx.AsyncClient, arguments: argparse.Namespace
-) -> None:
-    """Tokens a second in traced and untraced windows, in the order ABBA."""
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    async with _streams(http, arguments.streams, arguments.seed) as token_counts:
-        for pair in range(arguments.pairs):
-            for is_traced in (False, True) if pair % 2 else (True, False):
-                rates[is_traced].append(
-                    await _window(http, token_counts, arguments.window, is_traced=is_traced)
-                )
-    ratios = np.array(rates[True]) / np.array(rates[False])
-    error = ratios.std(ddof=1) / math.sqrt(len(ratios))
-    console.print(
-        f"{arguments.streams} streams: {np.mean(rates[False]):.1f} tokens/s untraced, "
-        f"{np.mean(rates[True]):.1f} traced; ratio of pairs: median {np.median(ratios):.4f}, "
-        f"mean {ratios.mean():.4f} +- {error:.4f}"
-    )
+async def _cost(http: httpx.AsyncClient, flags: argparse.Namespace) -> Cost:
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    async with _streams(http, flags.streams, flags.seed) as token_counts:
+        for _, is_traced in turns([True, False], flags.rounds):
+            rates[is_traced].append(
+                await _window(http, token_counts, flags.window, is_traced=is_traced)
+            )
+    return Cost(rates[True], rates[False])
 
 
 async def _window(
@@ -154,19 +160,19 @@ async def _streams(
 
 
 async def _mixed_run(
-    http: httpx.AsyncClient, arguments: argparse.Namespace
+    http: httpx.AsyncClient, flags: argparse.Namespace
 ) -> tuple[list[Measured], bytes]:
     """Short and long prompts and answers, Poisson arrivals; with the run's trace."""
-    rng = random.Random(arguments.seed)
+    rng = random.Random(flags.seed)
     (await http.post("/trace/start", json={})).raise_for_status()
     running: list[asyncio.Task[Measured]] = []
-    for index in range(arguments.requests):
+    for index in range(flags.requests):
         num_prompt = rng.choice((20, 100, 300, 1000, 2000))
         num_output = rng.choice((8, 32, 64))
         request_id = f"mixed-{index}"
         prompt = _prompt(rng, num_prompt)
         running.append(asyncio.create_task(_complete(http, request_id, prompt, num_output, [])))
-        await asyncio.sleep(rng.expovariate(arguments.rate))
+        await asyncio.sleep(rng.expovariate(flags.rate))
     measured = await asyncio.gather(*running)
     trace = await http.post("/trace/stop")
     trace.raise_for_status()
@@ -192,7 +198,8 @@ async def _complete(
     stream = TokenStream(token_times_s, token_counts)
     reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
     try:
-        request = _http_request(request_id, msgspec.json.encode(body))
+        headers = {"Connection": "close", "X_Request_Id": request_id}
+        request = post("/v1/completions", msgspec.json.encode(body), **headers)
         sent_s = time.monotonic()
         writer.write(request)
         while chunk := await reader.read(_READ_BYTES):
@@ -200,18 +207,6 @@ async def _complete(
     finally:
         writer.close()
     return Measured(request_id, sent_s, token_times_s)
-
-
-def _http_request(request_id: str, body: bytes) -> bytes:
-    """Put together by hand: an HTTP client's own milliseconds would count for the server's."""
-    return (
-        "POST /v1/completions HTTP/1.1\r\n"
-        "Host: localhost\r\n"
-        "Connection: close\r\n"
-        "Content-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n"
-        f"X-Request-Id: {request_id}\r\n\r\n"
-    ).encode() + body
 
 
 def _prompt(rng: random.Random, num_tokens: int) -> list[int]:
@@ -234,25 +229,35 @@ def _compare(trace: Path, measured: Measured) -> Compared:
     )
 
 
-def _print_comparison(console: Console, compared: list[Compared]) -> None:
-    table = Table(
-        f"{len(compared)} requests", "median", "error, median", "p95", "largest", "within 1 %",
-        "ms, median", "ms, largest",
-    )  # fmt: skip
+def _told(cost: Cost, num_streams: int) -> str:
+    error = cost.ratios.std(ddof=1) / math.sqrt(len(cost.ratios))
+    return (
+        f"{num_streams} streams: {np.mean(cost.untraced_per_s):.1f} tokens/s untraced, "
+        f"{np.mean(cost.traced_per_s):.1f} traced; ratio of pairs: median "
+        f"{np.median(cost.ratios):.4f}, mean {cost.ratios.mean():.4f} +- {error:.4f}"
+    )
+
+
+def _table(compared: list[Compared]) -> Table:
+    header = ["", "median", "error, median", "p95", "largest", "within 1 %", "ms, median",
+              "ms, largest"]  # fmt: skip
+    rows = []
     for field, name in (("ttft_s", "TTFT"), ("e2e_s", "end to end"), ("worst_itl_s", "worst ITL")):
         seen_s, added_s = np.array([getattr(request, field) for request in compared]).T
         error_s = np.abs(added_s - seen_s)
         error = error_s / seen_s
-        table.add_row(
-            name,
-            f"{1e3 * np.median(seen_s):.1f} ms",
-            *(f"{np.quantile(error, q):.2%}" for q in (0.5, 0.95, 1.0)),
-            f"{int((error <= 0.01).sum())} of {len(error)}",
-            f"{1e3 * np.median(error_s):.2f}",
-            f"{1e3 * error_s.max():.2f}",
+        rows.append(
+            [
+                name,
+                f"{1e3 * np.median(seen_s):.1f} ms",
+                *(f"{np.quantile(error, q):.2%}" for q in (0.5, 0.95, 1.0)),
+                f"{int((error <= 0.01).sum())} of {len(error)}",
+                f"{1e3 * np.median(error_s):.2f}",
+                f"{1e3 * error_s.max():.2f}",
+            ]
         )
-    console.print(table)
+    return Table(f"{len(compared)} requests, by clients and by `legato explain`", header, rows)
 
 
 if __name__ == "__main__":
-    main()
+    main("tracing")

@@ -1,6 +1,6 @@
 """Which clients work with Legato, and in what?
 
-    python -m benchmarks.clients [--client openai] [--update] [--url http://127.0.0.1:8000]
+    python -m benchmarks clients [--client openai] [--update] [--url http://127.0.0.1:8000]
 
 Makes an environment for each client in the user's cache, with the current version from PyPI or npm
 (`--update` makes it anew), starts a server with the default model, runs each client's script
@@ -11,7 +11,6 @@ where something does not work that is not a client's own fault.
 
 import argparse
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,40 +18,40 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 
 from benchmarks.clients.catalog import CLIENTS, Client
 from benchmarks.clients.environment import Environment
 from benchmarks.clients.page import Row, page
 from benchmarks.clients.tokenizer import save_tokenizer
 from benchmarks.clients.trial import Outcome, Target, outcomes
-from benchmarks.servers import SERVE, running_server
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE, running_server
+
+MINUTES = 30
 
 _PAGE = Path(__file__).parents[2] / "docs" / "guides" / "clients.md"
 
 
-def main() -> int:
-    arguments = _parse()
-    console = Console(stderr=True, highlight=False)
-    clients = [CLIENTS[key] for key in arguments.client or CLIENTS]
-    with tempfile.TemporaryDirectory() as folder, _server(arguments.url) as url:
-        target = _target(url, Path(folder))
-        rows = [_row(client, target, arguments, console) for client in clients]
-    if not arguments.client:
-        _PAGE.write_text(page(rows, datetime.now(UTC).date()), encoding="utf-8")
-        console.print(f"written to {_PAGE}")
-    return int(any(outcome.status == "failed" for row in rows for outcome in row.outcomes))
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--client", action="append", choices=CLIENTS, help="this one alone")
     parser.add_argument("--update", action="store_true", help="make the environments anew")
     parser.add_argument("--url", help="of a server that runs; else one is started")
     parser.add_argument(
         "--patience", type=int, default=120, metavar="SECONDS", help="for one capability"
     )
-    return parser.parse_args()
+
+
+def measure(run: Run) -> int:
+    clients = [CLIENTS[key] for key in run.flags.client or CLIENTS]
+    with tempfile.TemporaryDirectory() as folder, _server(run.flags.url) as url:
+        target = _target(url, Path(folder))
+        rows = [_row(run, client, target) for client in clients]
+    if not run.flags.client:
+        _PAGE.write_text(page(rows, datetime.now(UTC).date()), encoding="utf-8")
+        run.tell(f"written to {_PAGE}")
+    run.write({row.client.name: {"version": row.version, "outcomes": row.outcomes} for row in rows})
+    return int(any(outcome.status == "failed" for row in rows for outcome in row.outcomes))
 
 
 @contextmanager
@@ -70,18 +69,18 @@ def _target(url: str, folder: Path) -> Target:
     return Target(url, model, folder)
 
 
-def _row(client: Client, target: Target, arguments: argparse.Namespace, console: Console) -> Row:
+def _row(run: Run, client: Client, target: Target) -> Row:
     environment = Environment(client)
-    with console.status(client.name) as status, tempfile.TemporaryDirectory() as folder:
+    with run.status(client.name) as status, tempfile.TemporaryDirectory() as folder:
         try:
             status.update(f"{client.name}: installing it")
-            environment.make(arguments.update)
+            environment.make(run.flags.update)
         except subprocess.CalledProcessError as error:
             return Row(client, "", [Outcome("chat", "failed", f"not installed: {error.stderr}")])
         status.update(f"{client.name}: trying it")
-        found = outcomes(environment.command(), target, arguments.patience, Path(folder))
+        found = outcomes(environment.command(), target, run.flags.patience, Path(folder))
     row = Row(client, environment.version(), found)
-    console.print(f"{client.name} {row.version}: {_told(found)}")
+    run.tell(f"{client.name} {row.version}: {_told(found)}")
     return row
 
 
@@ -92,4 +91,4 @@ def _told(found: Sequence[Outcome]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("clients")

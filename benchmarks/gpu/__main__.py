@@ -1,6 +1,6 @@
 """How fast is Legato on this GPU, beside what the GPU can do, and is it right there?
 
-    python -m benchmarks.gpu [--out out/gpu] [--model FOLDER] [--part steps] [--again] [--minutes 8]
+    python -m benchmarks gpu [--out out/gpu] [--model FOLDER] [--part steps] [--again] [--minutes 8]
 
 Runs parts one after the other and prints each as it ends: what the machine can do; the tests of the
 kernels, of graphs and of steps in flight on the device; attention beside PyTorch's; decodes,
@@ -23,41 +23,43 @@ from benchmarks.gpu.figures import section
 from benchmarks.gpu.page import page
 from benchmarks.gpu.runner import PARTS, measured
 from benchmarks.gpu.settings import Settings, shape_folder
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
+
+MINUTES = 8
 
 
-def main() -> int:
-    arguments = _parse()
-    if not torch.cuda.is_available():
-        print("benchmarks.gpu measures a GPU, and torch sees none here", file=sys.stderr)
-        return 2
-    out: Path = arguments.out
-    settings = Settings(
-        model=str(arguments.model or shape_folder(out)),
-        out=str(out),
-        itl_slo_s=arguments.itl_slo_ms / 1e3,
-    )
-    until_s = time.monotonic() + 60 * arguments.minutes
-    found = {}
-    for part, figures in measured(
-        settings, arguments.part or list(PARTS), again=arguments.again, until_s=until_s
-    ):
-        found[part] = figures
-        print(section(figures), end="\n\n", flush=True)
-        (out / "page.md").write_text(page(settings, found), encoding="utf-8")
-    print(f"written to {out}")
-    return int(any(figures.failure for figures in found.values()))
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("out/gpu"))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(out=Path("out/gpu"))
     parser.add_argument("--model", type=Path, help="folder of another shape's config.json")
     parser.add_argument("--part", action="append", choices=PARTS, help="this one alone")
     parser.add_argument("--again", action="store_true", help="what has been measured, too")
-    parser.add_argument("--minutes", type=float, default=8.0, help="that all may take")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="that all may take")
     parser.add_argument("--itl-slo-ms", type=float, default=25.0, help="that is promised")
-    return parser.parse_args()
+
+
+def measure(run: Run) -> int:
+    flags = run.flags
+    if not torch.cuda.is_available():
+        print("benchmarks.gpu measures a GPU, and torch sees none here", file=sys.stderr)
+        return 2
+    settings = Settings(
+        model=str(flags.model or shape_folder(flags.out)),
+        out=str(flags.out),
+        itl_slo_s=flags.itl_slo_ms / 1e3,
+    )
+    until_s = time.monotonic() + 60 * flags.minutes
+    page_path = run.file("page.md")
+    found = {}
+    for part, figures in measured(
+        settings, flags.part or list(PARTS), again=flags.again, until_s=until_s
+    ):
+        found[part] = figures
+        print(section(figures), end="\n\n", flush=True)
+        page_path.write_text(page(settings, found), encoding="utf-8")
+    run.write(found)
+    return int(any(figures.failure for figures in found.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("gpu")

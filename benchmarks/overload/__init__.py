@@ -1,1 +1,1 @@
-"""Does overload keep its word? See `python -m benchmarks.overload --help`."""
+"""Does overload keep its word? See `python -m benchmarks overload --help`."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from benchmarks.overload.traffic import Arrival
+from benchmarks.runner.raw_http import post
 from legato.lab.load.token_stream import TokenStream
 from legato.simulation.record import RequestError, RequestRecord, Status
 
@@ -138,7 +139,7 @@ class _Exchange:
         """
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            writer.write(_wire(self._arrival))
+            writer.write(post(self._arrival.path, self._arrival.body, Connection="close"))
             head = await reader.readuntil(b"\r\n\r\n")
             self.answered_s = time.perf_counter()
             await _check(head, reader)
@@ -175,11 +176,3 @@ async def _check(head: bytes, reader: asyncio.StreamReader) -> None:
         raise _RefusedError(float(retry_after[1]))
     body = await reader.read()
     raise RequestError(f"{status}: {body[:_SHOWN_BYTES].decode(errors='replace')}")
-
-
-def _wire(arrival: Arrival) -> bytes:
-    head = (
-        f"POST {arrival.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(arrival.body)}\r\n\r\n"
-    )
-    return head.encode() + arrival.body

@@ -1,10 +1,10 @@
 """Whether promises were kept under overload: figures, tables and a plot."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
+from matplotlib.figure import Figure as Picture
 
 from benchmarks.overload.busy import Span
 from benchmarks.overload.client import Answer
@@ -168,7 +168,7 @@ def _kind_row(kind: str, answers: Sequence[Answer]) -> list[str]:
     return [name, *map(str, (len(of_kind), *counts)), *map(duration, waits_s)]
 
 
-def plot(answers: Sequence[Answer], promise: SloClass, busy: Span | None, path: Path) -> None:
+def plot(answers: Sequence[Answer], promise: SloClass, busy: Span | None) -> Picture:
     """TTFT and each request's longest gap, over the time of its arrival."""
     figure, rows = new_figure("Requests by arrival; dotted: the promise", num_rows=2)
     ttft_axes, gap_axes = rows
@@ -195,4 +195,4 @@ def plot(answers: Sequence[Answer], promise: SloClass, busy: Span | None, path: 
     gap_axes.set_xlabel(
         "seconds since the start" + ("; shaded: beside a busy loop" if busy else "")
     )
-    figure.savefig(path, dpi=120)
+    return figure

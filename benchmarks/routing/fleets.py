@@ -1,5 +1,6 @@
 """Fleets whose replicas compute nothing, in real time and on a virtual clock."""
 
+import argparse
 import asyncio
 import shlex
 import sys
@@ -11,7 +12,8 @@ from typing import IO
 import msgspec
 import psutil
 
-from benchmarks.servers import server_process
+from benchmarks.runner.flags import add_promises
+from benchmarks.runner.servers import server_process
 from legato.core.config import SchedulerConfig
 from legato.lab.load.client import Address, connect
 from legato.lab.load.open_loop import send_workload
@@ -66,6 +68,24 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         return shlex.join(
             [sys.executable, "-m", "legato", "fleet", "--log-level", "warning", *flags]
         )
+
+
+def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
+    """Add those from which `fleet_of` makes a fleet."""
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--simulate", default="codellama-34b-a100-tp2", metavar="PROFILE")
+    add_promises(parser, itl_slo_s=0.1, ttft_slo_s=3.0)
+    parser.add_argument("--shed-load", action="store_true", help="refuse what would be late")
+
+
+def fleet_of(flags: argparse.Namespace) -> Fleet:
+    return Fleet(
+        profile=flags.simulate,
+        num_replicas=flags.replicas,
+        itl_slo_s=flags.itl_slo,
+        ttft_slo_s=flags.ttft_slo,
+        is_shedding=flags.shed_load,
+    )
 
 
 class RealRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,32 +1,33 @@
 """What becomes of every request when a replica is killed under load?
 
-    python -m benchmarks.routing.kill [--at 40] [--seconds 80] [--rate 10] [--out out]
+    python -m benchmarks routing.kill [--at 40] [--seconds 80] [--rate 10]
 
 Sends conversations to a fleet, and kills a replica with SIGKILL in the middle. Each request is
 counted once: it was answered with all its tokens, refused, or ended with an error that says that
-its replica died, as often as the front door says so. Whatever is left over was lost silently, and
-makes the exit status 1. Prints the count and writes kill.json and kill.log.
+its replica died, as often as the front door says so. The exit status is 1 where a request was lost
+silently.
 """
 
 import argparse
 import asyncio
 import re
-import sys
 from collections import Counter
-from pathlib import Path
 
-import msgspec
 import psutil
 
-from benchmarks.routing.__main__ import add_fleet_flags, fleet_of
-from benchmarks.routing.fleets import running, send
+from benchmarks.routing.fleets import add_fleet_flags, fleet_of, running, send
 from benchmarks.routing.traffic import conversations
-from legato.cli.table import Table, print_table
+from benchmarks.runner.flags import add_seconds, add_seed
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
+from legato.cli.table import Table
 from legato.lab.report.console import progress_bar
 from legato.routing.router import ROUTING_POLICIES
 from legato.simulation import engine_process
 from legato.simulation.record import RequestRecord
 from legato.simulation.workload import Workload
+
+MINUTES = 2
 
 _DIED = "engine_dead"
 """Code of the error that says so."""
@@ -42,30 +43,36 @@ WHOLE, REFUSED, TOLD_BEFORE, TOLD_AFTER, LOST = (
 )
 
 
-def main() -> int:
-    arguments = _parse()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    workload = conversations(arguments.seconds, arguments.rate, arguments.seed)
-    log_path = arguments.out / "kill.log"
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_seconds(parser, 80.0)
+    parser.add_argument("--at", type=float, default=40.0, help="when the replica is killed")
+    parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
+    parser.add_argument("--routing", choices=list(ROUTING_POLICIES), default="kept-promise")
+    add_seed(parser)
+    add_fleet_flags(parser)
+
+
+def measure(run: Run) -> int:
+    flags = run.flags
+    workload = conversations(flags.seconds, flags.rate, flags.seed)
+    log_path = run.path(".log")
     with (
         log_path.open("w") as log,
-        running(fleet_of(arguments), arguments.routing, log) as (process, url),
+        running(fleet_of(flags), flags.routing, log) as (process, url),
     ):
-        records = asyncio.run(_served(url, workload, process, arguments.at))
+        records = asyncio.run(_served(url, workload, process, flags.at))
     counts = Counter(map(outcome, records))
-    in_flight = [record for record in records if _is_at(record, arguments.at)]
+    in_flight = [record for record in records if _is_at(record, flags.at)]
     told = LEFT.findall(log_path.read_text())
     num_rerun, num_ended = (sum(int(numbers[place]) for numbers in told) for place in (0, 1))
-    print_table(_table(counts, Counter(map(outcome, in_flight)), num_rerun))
-    written = {"counts": counts, "sent": len(records), "run_elsewhere": num_rerun}
-    (arguments.out / "kill.json").write_bytes(msgspec.json.format(msgspec.json.encode(written)))
-    print(f"written to {arguments.out}/kill.json and kill.log")
+    run.show(_table(counts, Counter(map(outcome, in_flight)), num_rerun))
     adds_up = (
         counts.total() == len(workload)
         and counts[LOST] == 0
         and counts[TOLD_BEFORE] + counts[TOLD_AFTER] == num_ended
     )
     print("every request is accounted for" if adds_up else "the counts do not add up")
+    run.write({"counts": counts, "sent": len(records), "run_elsewhere": num_rerun})
     return 0 if adds_up else 1
 
 
@@ -78,18 +85,6 @@ def outcome(record: RequestRecord) -> str:
     if record.status == "error" and _DIED in (record.error or ""):
         return TOLD_AFTER if record.token_times_s else TOLD_BEFORE
     return LOST
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=80.0, help="in which requests come")
-    parser.add_argument("--at", type=float, default=40.0, help="when the replica is killed")
-    parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
-    parser.add_argument("--routing", choices=list(ROUTING_POLICIES), default="kept-promise")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    add_fleet_flags(parser)
-    return parser.parse_args()
 
 
 async def _served(
@@ -132,4 +127,4 @@ def _table(counts: Counter[str], in_flight: Counter[str], num_rerun: int) -> Tab
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("routing.kill")

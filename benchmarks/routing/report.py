@@ -1,7 +1,6 @@
 """What came of each routing: a table, bars and a page for each traffic."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -84,7 +83,7 @@ def _row(routing: str, one: Figures) -> list[str]:
     ]
 
 
-def plot(found: dict[str, dict[str, Figures]], path: Path) -> None:
+def plot(found: dict[str, dict[str, Figures]]) -> Figure:
     """Bars: a panel for each figure, with a group for each traffic and a bar for each routing.
 
     Args:
@@ -108,4 +107,4 @@ def plot(found: dict[str, dict[str, Figures]], path: Path) -> None:
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, ncol=len(routings), loc="outside upper center")
-    figure.savefig(path, dpi=120)
+    return figure

@@ -1,15 +1,14 @@
 """What must hold after a soak, and what it looked like."""
 
 from collections import Counter
-from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from benchmarks.soak.clients import BAD_REQUEST, ENGINE_DEAD, End
 from benchmarks.soak.memory import growth, lives
 from benchmarks.soak.run import KINDS, Sent, Soak
+from legato.cli.table import Table
 
 _MIB = 2**20
 
@@ -111,21 +110,17 @@ def _is(sent: Sent, end: End) -> bool:
 
 def ends_table(soak: Soak) -> Table:
     """How many requests of which kind ended how."""
-    table = Table("requests", *(end.value for end in End))
     counts = Counter((sent.kind, sent.outcome.end) for sent in soak.sent if sent.outcome)
-    for kind in KINDS:
-        table.add_row(kind, *(str(counts[kind, end]) for end in End))
-    return table
+    rows = [[kind, *(str(counts[kind, end]) for end in End)] for kind in KINDS]
+    return Table("Ends", ["requests", *(end.value for end in End)], rows)
 
 
 def checks_table(found: list[Check]) -> Table:
-    table = Table("", "condition", "found")
-    for check in found:
-        table.add_row("ok" if check.holds else "BROKEN", check.name, check.found)
-    return table
+    rows = [[check.name, "ok" if check.holds else "BROKEN", check.found] for check in found]
+    return Table("What must hold", ["condition", "", "found"], rows)
 
 
-def plot_memory(soak: Soak, path: Path) -> None:
+def plot_memory(soak: Soak) -> Figure:
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     for pid, life in lives(soak.memory).items():
@@ -139,19 +134,16 @@ def plot_memory(soak: Soak, path: Path) -> None:
     axes.set_ylabel("resident memory, MiB")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=120)
+    return figure
 
 
-def as_json(soak: Soak, found: list[Check]) -> bytes:
+def figures(soak: Soak, found: list[Check]) -> dict[str, object]:
     """Everything, to look at again."""
-    return msgspec.json.encode(
-        {
-            "minutes": soak.minutes,
-            "rate_per_s": soak.rate_per_s,
-            "killed_s": soak.killed_s,
-            "health": soak.health,
-            "checks": found,
-            "requests": soak.sent,
-            "memory": soak.memory,
-        }
-    )
+    return {
+        "rate_per_s": soak.rate_per_s,
+        "killed_s": soak.killed_s,
+        "health": soak.health,
+        "checks": found,
+        "requests": soak.sent,
+        "memory": soak.memory,
+    }

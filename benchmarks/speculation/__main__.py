@@ -1,44 +1,44 @@
 """What is speculation worth where answers copy from prompts, and where nothing can be guessed?
 
-    python -m benchmarks.speculation [--workloads edits conversations random]
+    python -m benchmarks speculation [--workloads edits conversations random]
                                      [--streams 1 4 16 64] [--sides off auto 4] [--itl-slo 100ms]
                                      [--rounds 1] [--peer 'NAME=MODEL=COMMAND with {port}' ...]
-                                     [--out out]
 
 Starts a server for each side, which is what `--speculative` is, and keeps them all running. They
 take turns round by round: the same streams ask each of them the same, and no two rounds ask alike.
 Prompts are computed before a round is measured, but for their last, partial blocks. Ratios are to
-the first side in the same round. Prints a table and writes speculation.png and, a line a round,
-speculation.jsonl, with which a second run goes on.
+the first side in the same round. Rounds are written to speculation.jsonl as they end, with which a
+second run goes on.
 """
 
 import argparse
 import itertools
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import msgspec
 import psutil
-from rich.console import Console
-from rich.progress import Progress
 
-from benchmarks.servers import SERVE, add_peer_flag, server_process, servers
+from benchmarks.runner.flags import add_peers
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import in_turn
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE, Server, server_process, servers
 from benchmarks.speculation.client import Client, Figures
 from benchmarks.speculation.report import plot, table
 from benchmarks.speculation.rounds import (
     Measured,
     Round,
     append,
-    in_turn,
     measured_before,
     plan,
     speed_ups,
 )
 from benchmarks.speculation.workloads import WORKLOADS, Chat
-from legato.cli.table import print_table
+from legato.core.errors import ConfigError
+
+MINUTES = 40
 
 _CACHE = "2G"
 """Of each of Legato's sides, taken when it starts: more than a run fills, as all of them run."""
@@ -57,67 +57,61 @@ class Side:
         return sum(_cpu_s(process) for process in processes)
 
 
-def main() -> int:
-    arguments = _parse()
-    console = Console(stderr=True, highlight=False)
-    names = [name for name, _, _ in _servers(arguments)]
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "speculation.jsonl"
-    try:
-        rounds = plan(arguments.workloads, arguments.streams, arguments.rounds)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    wanted = {one.key for one in rounds}
-    before = measured_before(path, names, arguments.itl_slo)
-    found = {one.key: one for one in before if one.key in wanted}
-    left = [one for one in rounds if one.key not in found]
-    if found:
-        console.print(f"{len(found)} of {len(rounds)} rounds are in {path} already")
-    if left:
-        with _running(arguments, console) as sides:
-            for one in _measure(left, sides, arguments.itl_slo, console):
-                append(path, one)
-                found[one.key] = one
-    done = [found[one.key] for one in rounds]
-    print_table(table(done))
-    plot(done, arguments.out / "speculation.png")
-    share = max(figures.others_cpu_share for one in done for figures in one.sides.values())
-    print(f"Servers that were not asked took {share:.1%} of a processor at most.")
-    print(f"written to {path} and {arguments.out}/speculation.png")
-    return 0
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--sides", nargs="+", default=["off", "auto", "4"], metavar="auto|off|K")
     parser.add_argument("--itl-slo", metavar="DURATION", help="that Legato's sides promise")
     parser.add_argument("--rounds", type=float, default=1.0, help="times the usual number of them")
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    add_peer_flag(parser)
-    return parser.parse_args()
+    add_peers(parser)
 
 
-def _servers(arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
-    promise = f" --itl-slo {arguments.itl_slo}" if arguments.itl_slo else ""
+def measure(run: Run) -> None:
+    flags = run.flags
+    sides = _servers(flags)
+    path = run.path(".jsonl")
+    try:
+        rounds = plan(flags.workloads, flags.streams, flags.rounds)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    wanted = {one.key for one in rounds}
+    before = measured_before(path, [side.name for side in sides], flags.itl_slo)
+    found = {one.key: one for one in before if one.key in wanted}
+    left = [one for one in rounds if one.key not in found]
+    if found:
+        run.tell(f"{len(found)} of {len(rounds)} rounds are in {path} already")
+    if left:
+        with _running(run, sides) as running:
+            for one in _measure(run, left, running):
+                append(path, one)
+                found[one.key] = one
+    done = [found[one.key] for one in rounds]
+    run.picture(plot(done))
+    run.show(table(done))
+    share = max(figures.others_cpu_share for one in done for figures in one.sides.values())
+    run.console.print(f"Servers that were not asked took {share:.1%} of a processor at most.")
+    run.write(done)
+
+
+def _servers(flags: argparse.Namespace) -> list[Server]:
+    promise = f" --itl-slo {flags.itl_slo}" if flags.itl_slo else ""
     command = f"{SERVE} --kv-cache-memory {_CACHE}{promise} --speculative"
-    return servers({side: f"{command} {side}" for side in arguments.sides}, arguments.peer)
+    return servers({side: f"{command} {side}" for side in flags.sides}, flags.peer)
 
 
 @contextmanager
-def _running(arguments: argparse.Namespace, console: Console) -> Iterator[dict[str, Side]]:
+def _running(run: Run, servers: Sequence[Server]) -> Iterator[dict[str, Side]]:
     """All sides at once, warm; key the side's name."""
     sides: dict[str, Side] = {}
-    with ExitStack() as stack, console.status("starting") as status:
-        for name, model, command in _servers(arguments):
-            status.update(f"starting {name}")
-            process, url = stack.enter_context(server_process(command))
-            sides[name] = Side(Client(url, model), process.pid)
-        for name, side in sides.items():
-            status.update(f"warming {name} up")
-            _warm_up(side.client)
-        status.stop()
+    with ExitStack() as stack:
+        with run.status("starting") as status:
+            for name, model, command in servers:
+                status.update(f"starting {name}")
+                process, url = stack.enter_context(server_process(command))
+                sides[name] = Side(Client(url, model), process.pid)
+            for name, side in sides.items():
+                status.update(f"warming {name} up")
+                _warm_up(side.client)
         yield sides
 
 
@@ -129,27 +123,18 @@ def _warm_up(client: Client) -> None:
         client.measure([[Chat([(question, 48)])] for question in questions])
 
 
-def _measure(
-    rounds: Sequence[Round], sides: Mapping[str, Side], itl_slo: str | None, console: Console
-) -> Iterator[Measured]:
-    with Progress(console=console) as progress:
-        bar = progress.add_task("", total=len(rounds) * len(sides))
-        for one in rounds:
-            figures: dict[str, Figures] = {}
-            for name in in_turn([*sides], one.number):
-                label = f"{one.workload}, {len(one.streams)} streams, {name}"
-                progress.update(bar, description=label)
-                figures[name] = _beside(sides, name, one)
-                progress.advance(bar)
-            measured = Measured(
-                workload=one.workload,
-                num_streams=len(one.streams),
-                number=one.number,
-                itl_slo=itl_slo,
-                sides={name: figures[name] for name in sides},
-            )
-            progress.console.print(_line(measured))
-            yield measured
+def _measure(run: Run, rounds: Sequence[Round], sides: Mapping[str, Side]) -> Iterator[Measured]:
+    for one in run.track(rounds, "rounds"):
+        found = {name: _beside(sides, name, one) for name in in_turn([*sides], one.number)}
+        measured = Measured(
+            workload=one.workload,
+            num_streams=len(one.streams),
+            number=one.number,
+            itl_slo=run.flags.itl_slo,
+            sides={name: found[name] for name in sides},
+        )
+        run.tell(_line(measured))
+        yield measured
 
 
 def _line(measured: Measured) -> str:
@@ -177,4 +162,4 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("speculation")

@@ -5,14 +5,16 @@ import itertools
 import re
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import httpx
 import msgspec
 import numpy as np
 
+from benchmarks.runner.events import stream
 from benchmarks.speculation.workloads import Asked, Completion
+from legato.simulation.record import RequestError
 
 _TIMEOUT = httpx.Timeout(600.0, connect=60.0)
 _NO_LIMITS = httpx.Limits(max_connections=None)
@@ -70,30 +72,6 @@ class Answer(msgspec.Struct, frozen=True):
         return (last.at_s - first.at_s) / max(1, last.num_tokens - first.num_tokens)
 
 
-class _Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    """Attributes: `text` is a completion's, `delta` a chat's."""
-
-    text: str = ""
-    delta: _Delta = _Delta()
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    completion_tokens: int
-
-
-class _Event(msgspec.Struct, frozen=True):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: msgspec.Raw | None = None
-
-
-_decode = msgspec.json.Decoder(_Event).decode
-
-
 class Client:
     """A server, of which streams ask.
 
@@ -108,7 +86,7 @@ class Client:
         """Have all streams run at once; whole blocks of their prompts are computed beforehand.
 
         Raises:
-            RuntimeError: a request was not answered in full.
+            RequestError: a request was not answered in full.
         """
         return asyncio.run(self._measure(streams))
 
@@ -117,19 +95,15 @@ class Client:
             base_url=self._base_url, timeout=_TIMEOUT, limits=_NO_LIMITS
         ) as http:
             await asyncio.gather(
-                *(
-                    self._ask_all(http, asked, is_warm_up=True)
-                    for stream in streams
-                    for asked in stream
-                )
+                *(self._ask_all(http, asked, is_warm_up=True) for each in streams for asked in each)
             )
             before = await _drafts(http)
-            answers = await asyncio.gather(*(self._stream(http, stream) for stream in streams))
+            answers = await asyncio.gather(*(self._stream(http, each) for each in streams))
             after = await _drafts(http)
         return _figures(answers, before, after)
 
-    async def _stream(self, http: httpx.AsyncClient, stream: Sequence[Asked]) -> list[Answer]:
-        return [answer for asked in stream for answer in await self._ask_all(http, asked)]
+    async def _stream(self, http: httpx.AsyncClient, asks: Sequence[Asked]) -> list[Answer]:
+        return [answer for asked in asks for answer in await self._ask_all(http, asked)]
 
     async def _ask_all(
         self, http: httpx.AsyncClient, asked: Asked, *, is_warm_up: bool = False
@@ -156,34 +130,20 @@ class Client:
             "model": self._model,
             "max_tokens": num_tokens,
             "ignore_eos": True,
-            "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             **fields,
         }
         parts: list[str] = []
         deliveries: list[Delivery] = []
         num_counted = 0
-        async with http.stream("POST", path, json=body) as response:
-            if response.is_error:
-                raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
-            async for line in response.aiter_lines():
-                if not line.startswith("data:") or line.endswith("[DONE]"):
-                    continue
-                event = _decode(line.removeprefix("data:"))
-                if event.error is not None:
-                    raise RuntimeError(bytes(event.error).decode())
-                num_counted = event.usage.completion_tokens if event.usage else num_counted
-                if text := "".join(_texts(event)):
-                    parts.append(text)
-                    deliveries.append(Delivery(time.perf_counter(), num_counted))
+        async for event in stream(http, path, body):
+            num_counted = event.usage.completion_tokens if event.usage else num_counted
+            if text := event.added:
+                parts.append(text)
+                deliveries.append(Delivery(time.perf_counter(), num_counted))
         if num_counted != num_tokens:
-            raise RuntimeError(f"{num_counted} tokens came of {num_tokens}")
+            raise RequestError(f"{num_counted} tokens came of {num_tokens}")
         return Answer("".join(parts), deliveries)
-
-
-def _texts(event: _Event) -> Iterator[str]:
-    for choice in event.choices:
-        yield choice.text or choice.delta.content or ""
 
 
 async def _drafts(http: httpx.AsyncClient) -> dict[str, int]:

@@ -1,7 +1,6 @@
 """What came of the rounds: a table, and a picture."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -58,7 +57,7 @@ def _median(figures: Sequence[Figures], of: Callable[[Figures], float]) -> float
     return median(map(of, figures))
 
 
-def plot(rounds: Sequence[Measured], path: Path) -> None:
+def plot(rounds: Sequence[Measured]) -> Figure:
     """A column for each workload, with bars for each number of streams and side."""
     cases = by_case(rounds)
     workloads = list(dict.fromkeys(workload for workload, _ in cases))
@@ -79,7 +78,7 @@ def plot(rounds: Sequence[Measured], path: Path) -> None:
     panels[1][0].set_ylabel("ITL p99, ms", fontsize=8)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, ncol=len(sides), loc="outside upper center")
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def _itl_p99_ms(rounds: Sequence[Measured], side: str) -> float:

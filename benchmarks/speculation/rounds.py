@@ -79,12 +79,6 @@ def plan(workloads: Sequence[str], num_streams: Sequence[int], scale: float) -> 
     return rounds
 
 
-def in_turn(sides: Sequence[str], number: int) -> list[str]:
-    """Each begins as often as the others do."""
-    start = number % len(sides)
-    return [*sides[start:], *sides[:start]]
-
-
 def measured_before(path: Path, sides: Sequence[str], itl_slo: str | None) -> list[Measured]:
     """What an earlier run has written of the same sides; a line that was cut off is left out."""
     if not path.exists():

@@ -1,1 +1,1 @@
-"""What does a token cost outside the model? See `python -m benchmarks.token_cost --help`."""
+"""What does a token cost outside the model? See `python -m benchmarks token_cost --help`."""

@@ -1,6 +1,6 @@
-"""What a token costs outside the model: processor time of the HTTP server and of the engine.
+"""What does a token cost outside the model, in processor time of HTTP server and engine?
 
-    python -m benchmarks.token_cost [--streams 64] [--windows 3] [--against CHECKOUT] ...
+    python -m benchmarks token_cost [--streams 64] [--rounds 3] [--against CHECKOUT] ...
 
 A server whose model computes nothing, though its steps last as if it did, sends tokens to streams
 that one other process reads. What is counted is the processor time that the server's processes
@@ -20,11 +20,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 import psutil
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.runner.flags import add_rounds
+from benchmarks.runner.main import main
+from benchmarks.runner.rounds import in_turn
+from benchmarks.runner.run import Run
 from benchmarks.token_cost.client import REQUESTS, Streams
+from legato.cli.table import Table
 from legato.lab.load.local_server import local_server
+
+MINUTES = 2
 
 _ENGINE = "benchmarks.token_cost.engine"
 _HERE = Path(__file__).parents[2]
@@ -71,32 +76,32 @@ class Server:
         return http.user, http.system, engine.user + engine.system
 
 
-def main() -> None:
-    arguments = _parse()
-    console = Console(highlight=False)
-    checkouts = [("this", _HERE)]
-    if arguments.against is not None:
-        checkouts.append((str(arguments.against), arguments.against))
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(_running(name, path, arguments.step_s)) for name, path in checkouts
-        ]
-        asyncio.run(_measure(servers, arguments))
-    console.print(_table(servers, arguments.requests), "Microseconds of processor time a token.")
-    if len(servers) > 1:
-        for kind in arguments.requests:
-            console.print(f"{kind}: {_ratio(servers, kind):.2f} of the other's HTTP time a token")
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", nargs="+", choices=REQUESTS, default=list(REQUESTS))
-    parser.add_argument("--windows", type=int, default=3, help="of each server and kind")
+    add_rounds(parser, 3, "--windows", help="of each server and kind")
     parser.add_argument("--window-s", type=float, default=4.0, help="how long each lasts")
     parser.add_argument("--step-s", type=float, default=0.02, help="how long a step lasts")
     parser.add_argument("--against", type=Path, help="another checkout to compare with")
-    return parser.parse_args()
+
+
+def measure(run: Run) -> None:
+    flags = run.flags
+    checkouts = [("this", _HERE)]
+    if flags.against is not None:
+        checkouts.append((str(flags.against), flags.against))
+    with ExitStack() as stack, run.status("starting") as status:
+        servers = [
+            stack.enter_context(_running(name, path, flags.step_s)) for name, path in checkouts
+        ]
+        status.update("measuring")
+        asyncio.run(_measure(servers, flags))
+    run.show(_table(servers, flags.requests))
+    if len(servers) > 1:
+        for kind in flags.requests:
+            ratio = _ratio(servers, kind)
+            run.console.print(f"{kind}: {ratio:.2f} of the other's HTTP time a token")
+    run.write({server.name: server.costs for server in servers})
 
 
 @contextmanager
@@ -110,21 +115,23 @@ def _running(name: str, checkout: Path, step_s: float) -> Iterator[Server]:
         yield Server(name, psutil.Process(process.pid), urlsplit(url).port or 0)
 
 
-async def _measure(servers: Sequence[Server], arguments: argparse.Namespace) -> None:
-    for window in range(arguments.windows):
-        for kind in arguments.requests:
-            for server in servers[:: 1 if window % 2 else -1]:
-                await server.measure(kind, arguments.streams, arguments.window_s)
+async def _measure(servers: Sequence[Server], flags: argparse.Namespace) -> None:
+    for number in range(flags.rounds):
+        for kind in flags.requests:
+            for server in in_turn(servers, number):
+                await server.measure(kind, flags.streams, flags.window_s)
 
 
 def _table(servers: Sequence[Server], kinds: Sequence[str]) -> Table:
-    table = Table("checkout", "requests", "HTTP", "user", "system", "engine")
-    for server in servers:
-        for kind in kinds:
-            cost = server.mean(kind)
-            figures = (cost.http, cost.http_user, cost.http_system, cost.engine)
-            table.add_row(server.name, kind, *(f"{us:.1f}" for us in figures))
-    return table
+    header = ["checkout", "requests", "HTTP", "user", "system", "engine"]
+    rows = [_row(server, kind) for server in servers for kind in kinds]
+    return Table("Microseconds of processor time a token", header, rows)
+
+
+def _row(server: Server, kind: str) -> list[str]:
+    cost = server.mean(kind)
+    figures_us = (cost.http, cost.http_user, cost.http_system, cost.engine)
+    return [server.name, kind, *(f"{us:.1f}" for us in figures_us)]
 
 
 def _ratio(servers: Sequence[Server], kind: str) -> float:
@@ -133,4 +140,4 @@ def _ratio(servers: Sequence[Server], kind: str) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main("token_cost")

@@ -4,6 +4,8 @@ import asyncio
 
 import msgspec
 
+from benchmarks.runner.raw_http import post
+
 _PATIENCE_S = 60.0
 _SETTLE_S = 0.5
 _READ_BYTES = 2**16
@@ -36,7 +38,8 @@ class Streams:
     def __init__(self, port: int, kind: str, num_streams: int) -> None:
         self.num_tokens = 0
         self._port = port
-        self._request = _http_request(kind)
+        path, fields = REQUESTS[kind]
+        self._request = post(path, msgspec.json.encode({**_BODY, **fields}))
         self._num_streams = num_streams
         self._reading: list[asyncio.Task[None]] = []
 
@@ -74,13 +77,3 @@ class Streams:
                 end = text[-len(_EVENT_END) + 1 :]
         finally:
             writer.close()
-
-
-def _http_request(kind: str) -> bytes:
-    path, fields = REQUESTS[kind]
-    body = msgspec.json.encode({**_BODY, **fields})
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body

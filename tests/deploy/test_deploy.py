@@ -82,9 +82,9 @@ def test_compose_files_are_by_their_schema() -> None:
     checked_by(sys.executable, *command, *sorted(DEPLOY.glob("compose*.yaml")))
 
 
-def test_prometheus_scrapes_as_observability_says() -> None:
+def test_prometheus_scrapes_as_its_file_says() -> None:
     """But for where the server is."""
-    told = yaml.safe_load((ROOT / "observability" / "prometheus.yml").read_text())
+    told = yaml.safe_load((ROOT / "grafana" / "prometheus.yml").read_text())
     [job] = told["scrape_configs"]
     job["static_configs"] = [{"targets": ["legato:8000"]}]
     assert yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"]) == told

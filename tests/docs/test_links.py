@@ -11,15 +11,15 @@ from contextlib import redirect_stdout
 from pathlib import Path, PurePosixPath
 
 import pytest
+from grafana import reference
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from observability import reference
 
 from legato.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-FOLDERS = ("benchmarks", "docs", "native", "observability", "scripts", "src", "tests")
+FOLDERS = ("benchmarks", "docs", "grafana", "native", "scripts", "src", "tests")
 PATHS = [
     PurePosixPath(path.relative_to(ROOT))
     for path in [

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 import torch
-from benchmarks.exactness import (
+from transformers import PreTrainedModel
+
+from legato import LLM, SamplingParams
+from legato.model.decoder import Decoder
+from tests.exactness.logits import (
     chunked_logits,
     legato_model,
     natural_tokens,
     transformers_logits,
     transformers_model,
 )
-from transformers import PreTrainedModel
-
-from legato import LLM, SamplingParams
-from legato.model.decoder import Decoder
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 200, 256, 1000, 2000)
 NUM_TOKENS = 8

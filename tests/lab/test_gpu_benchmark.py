@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from benchmarks.__main__ import main as run_benchmark
 from benchmarks.gpu import __main__, runner
 from benchmarks.gpu.figures import Figures, Row, section
 from benchmarks.gpu.page import page
@@ -189,8 +190,7 @@ def test_each_part_is_printed_and_on_the_page(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(__main__, "measured", found)
-    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
-    assert __main__.main() == status
+    assert run_benchmark(["gpu", "--out", str(tmp_path)]) == status
     printed, written = capsys.readouterr().out, (tmp_path / "page.md").read_text()
     for part in runner.PARTS:
         assert f"## Part {part}" in printed

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.routing`: its traffic, its ways to serve it, and what it counts."""
+"""`python -m benchmarks routing`: its traffic, its ways to serve it, and what it counts."""
 
 import itertools
 from collections import defaultdict

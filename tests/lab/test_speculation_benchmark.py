@@ -1,17 +1,17 @@
-"""`python -m benchmarks.speculation`: what it asks, and what it makes of the answers."""
+"""`python -m benchmarks speculation`: what it asks, and what it makes of the answers."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from benchmarks.runner.rounds import in_turn
 from benchmarks.speculation.client import Answer, Delivery, Figures, all_run, counted, gaps_s
 from benchmarks.speculation.report import plot, table
 from benchmarks.speculation.rounds import (
     Measured,
     Round,
     append,
-    in_turn,
     measured_before,
     plan,
     same_answers,
@@ -177,5 +177,5 @@ def test_a_second_run_goes_on_behind_whole_rounds_of_the_same_sides(tmp_path: Pa
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     more = _measured(0, _figures(10.0, [1, 2]), _figures(30.0, [1, 2]), num_streams=4)
-    plot([*_ROUNDS, more], tmp_path / "speculation.png")
+    plot([*_ROUNDS, more]).savefig(tmp_path / "speculation.png")
     assert (tmp_path / "speculation.png").read_bytes().startswith(b"\x89PNG")

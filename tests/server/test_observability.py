@@ -10,10 +10,10 @@ from typing import Any
 import promql_parser as promql
 import pytest
 import yaml
+from grafana import dashboard, panels, reference
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from observability import dashboard, panels, reference
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,7 +25,7 @@ _CHOSEN = {"$model": ".*", "$__rate_interval": "1m"}  # as Grafana does
 
 ALERTS = {
     rule["alert"]: rule["expr"]
-    for group in yaml.safe_load((ROOT / "observability" / "alerts.yml").read_text())["groups"]
+    for group in yaml.safe_load((ROOT / "grafana" / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
 }
 QUERIES = {
@@ -75,7 +75,7 @@ def test_a_server_shows_what_is_declared(families: list[Metric]) -> None:
 
 @pytest.mark.parametrize("made", [reference, dashboard])
 def test_what_is_made_of_declarations_is_up_to_date(made: ModuleType) -> None:
-    assert made.FILE.read_text(encoding="utf-8") == made.text(), "python -m observability"
+    assert made.FILE.read_text(encoding="utf-8") == made.text(), "python -m grafana"
 
 
 def _is_of_replicas(family: Metric) -> bool:

@@ -1,42 +1,44 @@
-"""Servers to measure, one after the other."""
+"""Servers to measure."""
 
-import argparse
 import shlex
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, NamedTuple
 
 from legato.core.config import DEFAULT_MODEL
 from legato.lab.load import local_server
-
-Server = tuple[str, str, str]
-"""Its name, that of the model it serves, and the command that starts it."""
 
 SERVE = shlex.join(local_server.SERVE)
 SERVE_AS_PEERS_DO = f"{SERVE} --kv-cache-memory 4G"
 """As much cache as peers have, taken from the machine at the start, as theirs is."""
 
 
-def add_peer_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        metavar="NAME=MODEL=COMMAND",
-        help="another server to measure; {port} in the command is replaced",
-    )
+class Server(NamedTuple):
+    """Attributes: model: its name there; command: that starts it."""
+
+    name: str
+    model: str
+    command: str
 
 
-def servers(legato: Mapping[str, str], peers: Iterable[str]) -> list[Server]:
-    """Legato's, by their names, and then the peers that `--peer` told of."""
-    own = [(name, DEFAULT_MODEL, command) for name, command in legato.items()]
-    return [*own, *(_peer(told) for told in peers)]
+def servers(
+    legato: Mapping[str, str], peers: Iterable[str], flags: Sequence[str] = ()
+) -> list[Server]:
+    """Legato's, by their names, and then the peers of `--peer`.
+
+    Args:
+        flags: more of them for each of Legato's.
+    """
+    own = [
+        Server(name, DEFAULT_MODEL, with_flags(command, flags)) for name, command in legato.items()
+    ]
+    return [*own, *(Server(*told.split("=", 2)) for told in peers)]
 
 
-def _peer(told: str) -> Server:
-    name, model, command = told.split("=", 2)
-    return name, model, command
+def with_flags(command: str, flags: Sequence[str]) -> str:
+    """A command with more flags."""
+    return f"{command} {shlex.join(flags)}".rstrip()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from observability.panels import ROWS, Panel
+from grafana.panels import ROWS, Panel
 
 FILE = Path(__file__).with_name("grafana-dashboard.json")
 

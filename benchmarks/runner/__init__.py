@@ -1,0 +1,1 @@
+"""What all benchmarks share: flags, servers, rounds, and what is written of a run."""
