@@ -17,7 +17,7 @@ _MESSAGE_CHARS = 300
 
 _INTRODUCTION = """# Which clients work?
 
-Which clients work with Legato, and in what. `python -m benchmarks.clients` writes this page: it
+Which clients work with Legato, and in what. `python -m benchmarks clients` writes this page: it
 makes an environment for each client, installs the current version, and runs a script of
 `benchmarks/clients/scripts/` in it against a server with the default model. A model of 135 million
 parameters says little that is of use, so the scripts judge the protocol: whether an answer arrives,

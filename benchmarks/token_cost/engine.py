@@ -10,8 +10,8 @@ from functools import partial
 
 from legato.core.config import EngineConfig
 from legato.core.stats import CacheInfo
-from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.assembly.main import main
+from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.messages import EngineInfo
 from legato.executor.simulated import RealTimeClock
 from legato.simulation.profiled_server import calibrate

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from legato.cli.flags import add_engine_flags, engine_config
-from legato.engine.startup.build import load_parts
-from legato.engine.startup.step_times import calibration_file, measurements, new_calibration
+from legato.engine.assembly.builder import load_runtime
 from tests.server.launch import FLAGS
 
 
@@ -24,9 +23,9 @@ def calibrate(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
-    parts = load_parts(engine_config(parser.parse_args()))
-    steps = new_calibration(parts).run(lambda _: None)
-    calibration_file(parts).save(measurements(parts, steps))
+    step_times = load_runtime(engine_config(parser.parse_args())).step_times
+    steps = step_times.calibration().run(lambda _: None)
+    step_times.file.save(step_times.measurements(steps))
 
 
 if __name__ == "__main__":
