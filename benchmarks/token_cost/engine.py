@@ -57,7 +57,7 @@ def build(step_s: float, config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
             enable_prefix_caching=False,
             dtype="bfloat16",
         ),
-        slo_classes=config.scheduler.classes,
+        scheduler=scheduler,
         settings={},
     )
     return engine, info

@@ -15,8 +15,8 @@ from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
 from legato.model.decoder import Decoder
 from tests.model.conftest import TINY, SaveTiny
+from tests.model.dense import packed_logits
 
-from .dense import packed_logits
 from .test_gguf import write_gguf
 
 PROMPT = list(range(0, 320, 40))

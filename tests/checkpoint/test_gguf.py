@@ -26,8 +26,7 @@ from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.core.errors import UnsupportedModelError
 from legato.text.tokenizer import load_tokenizer
 from tests.model.conftest import TINY, SaveTiny, assert_same_logits, load, reference_logits
-
-from .dense import packed_logits
+from tests.model.dense import packed_logits
 
 PROMPT = [(11 * i + 5 * i * i) % 320 for i in range(40)]
 LLAMA3 = {

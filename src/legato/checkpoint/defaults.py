@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from legato.checkpoint.gguf_file import GGUFFile
 from legato.checkpoint.json_file import read_json
 from legato.checkpoint.source import ModelSource
 from legato.core.errors import UnsupportedModelError
@@ -71,6 +70,8 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
         UnsupportedModelError: a file is not valid JSON, or has invalid settings.
     """
     if source.is_gguf:
+        from legato.checkpoint.gguf_file import GGUFFile  # imports NumPy, which the server does not
+
         metadata = GGUFFile(source.path).metadata
         names = [f"tokenizer.ggml.{name}_token_id" for name in _GGUF_EOS_NAMES]
         return ModelDefaults(

@@ -73,7 +73,7 @@ class EngineClient:
         self._deliveries = Deliveries(
             config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
         )
-        self._started = config.scheduler.resolve(info.max_model_len, info.device)
+        self._started = info.scheduler
         self.most_batched_tokens = self._started.most_batched_tokens(
             info.max_model_len, info.device
         )
