@@ -60,14 +60,14 @@ def test_steps_run_two_at_a_time(settings: Settings) -> None:
     plain = Decoder(checkpoint.spec, dtype=torch.float32, device=settings.torch_device)
     plain.load_weights(checkpoint.tensors(settings.torch_device))
     executor, _ = make_executor(plain, block_size=16, num_blocks=12, depth=2)
-    parts: Any = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         executor=executor,
         kv=SimpleNamespace(block_size=16, num_blocks=12),
         spec=plain.spec,
         model=plain,
         cache=plain.cache,
     )
-    figures = steps.of_parts(settings, parts)
+    figures = steps.of_runtime(settings, runtime)
     assert len(figures.rows) == 5
     assert all(row.value > 0 and row.least for row in figures.rows)
 

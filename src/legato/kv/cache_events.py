@@ -99,18 +99,26 @@ class CacheEvents:
         end = node.num_computed_blocks if node.places else 0
         start = bisect_left(range(end), True, key=lambda i: node.places[i] not in known)
         stop = min(end, start + most)
-        if start < stop and self._hash_before(node, start) is None:
+        above = node.parent
+        assert above is not None
+        # A node that was split may be left without a computed block, below blocks that have some.
+        is_next = start < stop or self._lacks_hashes(above)
+        if is_next and self._hash_before(node, start) is None:
             del self._untold[node]
-            assert node.parent is not None
-            if node.parent.parent is not None:
+            if above.parent is not None:
                 # The node was split. It comes again after the blocks above it.
-                self._untold[node.parent] = None
+                self._untold[above] = None
             return 1
         self._tell(node, start, stop)
         if stop == end:
             del self._untold[node]
             self._untold.update(dict.fromkeys(node.children.values()))
         return max(1, stop - start)
+
+    def _lacks_hashes(self, node: Node) -> bool:
+        """Whether a node has computed blocks, and the last one was not reported."""
+        end = node.num_computed_blocks if node.places and node.parent is not None else 0
+        return end > 0 and node.places[end - 1] not in self._hashes[_medium(node)]
 
     def _hash_before(self, node: Node, start: int) -> BlockHash | None:
         if start:

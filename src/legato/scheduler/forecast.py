@@ -139,7 +139,8 @@ class Forecast:
     def _ttft_s(
         self, request: Request, streams: ForeseenStreams, now_s: float, up_to_s: float
     ) -> float:
-        leaves_room = self._queues.tenants.may_come(self._queues.tenant(request), now_s)
+        tenant = self._queues.tenant(request)
+        leaves_room = self._queues.tenants.may_come(tenant, now_s, self._max_num_seqs)
         self._await_place([request], streams, for_others=leaves_room)
         self._prefill([request], streams, up_to_s, is_ahead=False)
         ttft_s = streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)

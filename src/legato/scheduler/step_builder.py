@@ -355,7 +355,7 @@ class StepBuilder:
             len(tenants) > 1
             and not self._queues.is_urgent
             and not request.num_preemptions
-            and tenants.may_come(self._queues.tenant(request), self._now_s)
+            and tenants.may_come(self._queues.tenant(request), self._now_s, self._most_running)
         )
 
     def _is_full(self) -> bool:

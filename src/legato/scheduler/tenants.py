@@ -151,19 +151,23 @@ class Tenants:
         """Whether a tenant has had less than it is owed."""
         return tenant.counter_s < self._reached_s
 
-    def may_come(self, tenant: Tenant, now_s: float) -> bool:
+    def may_come(self, tenant: Tenant, now_s: float, most_running: int) -> bool:
         """Whether a tenant should leave room for a request that another may soon send.
 
-        The other tenant has had no more service and has less running. A tenant leaves room only if
-        it has at least one request more running than its share of all running requests.
+        The other has had no more and has less running. A tenant that has at most one request more
+        running than its share of all leaves no room, as long as there are places enough.
+
+        Args:
+            most_running: requests that may run at once.
         """
-        if tenant.num_running <= 1:
+        most = max(1, int((1.0 - KEPT_PLACES) * most_running))
+        if tenant.num_running < min(2, most):
             return False
         recent = [*self._recent(now_s)]
         whole = max(tenant.weight, sum([other.weight for other in recent]))
         share = sum([other.num_running for other in recent]) * tenant.weight / whole
         running, counter_s = tenant.running_by_weight, tenant.counter_s
-        return tenant.num_running >= 1.0 + share and any(
+        return tenant.num_running >= min(1.0 + share, most) and any(
             other.num_waiting == 0
             and other.counter_s <= counter_s
             and other.running_by_weight < running
