@@ -79,7 +79,7 @@ class SequenceState:
         self.token_ids[start : start + len(token_ids)] = token_ids
 
     def sampling_row(self, num_tokens: int) -> SamplingRow:
-        """Return its view with `num_tokens` tokens, of which the last may be guesses."""
+        """Return its view with `num_tokens` tokens; the last ones may be guesses."""
         masks = None if self.constraint is None else self.constraint.masks
         return SamplingRow(
             params=self.message.params,

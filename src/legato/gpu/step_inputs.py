@@ -225,7 +225,7 @@ class HostStep(NamedTuple):
 
 
 class StagedInputs:
-    """Host memory for steps, of which earlier ones may still be copied to the device."""
+    """Host memory for steps; that of earlier steps may still be copied to the device."""
 
     def __init__(self, device: Device, num_words: int, count: int) -> None:
         self._words = [device.host_tensor(num_words, dtype=torch.int32) for _ in range(count)]

@@ -12,7 +12,7 @@ from legato.scheduler.order import LATE_TURN
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
-from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES
+from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES, places_left
 
 _ALONE, _TOGETHER, _MOST_PLAYED = 8, 4, 40
 """Waiting requests played one by one; size of the groups that later ones are played in; and the
@@ -176,7 +176,7 @@ class Forecast:
             for_others: whether the requests must leave places to other tenants.
         """
         kept_places, kept_pace = (KEPT_PLACES, KEPT_PACE) if for_others else (0.0, 0.0)
-        most_running = max(1, int((1.0 - kept_places) * self._max_num_seqs))
+        most_running = places_left(self._max_num_seqs, kept_places)
         while streams:
             num_missing = len(streams) + len(requests) - most_running
             if num_missing <= 0 and self._can_join(requests, streams, kept_pace):

@@ -12,7 +12,7 @@ from legato.scheduler.memory_forecast import MemoryForecast
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.queues import Place, Queues
 from legato.scheduler.step_shape import StepShape
-from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES
+from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES, places_left
 from legato.scheduler.turns import PrefillTurns
 from legato.speculation.drafter import Draft
 
@@ -367,7 +367,7 @@ class StepBuilder:
         num_running = len(self._queues.running)
         if not num_running:
             return self._kv.fits(request)
-        if num_running >= max(1, int((1.0 - kept) * self._most_running)):
+        if num_running >= places_left(self._most_running, kept):
             return False
         kept_blocks = int(kept * self._kv.num_blocks)
         # The forecast is made only between the least and the most blocks that they may need.

@@ -30,6 +30,11 @@ _MOST_KNOWN = 1024
 """Tenants beyond these are forgotten once they have no requests."""
 
 
+def places_left(most_running: int, kept: float) -> int:
+    """Return how many requests may run if a share `kept` of all places stays free, at least one."""
+    return max(1, int((1.0 - kept) * most_running))
+
+
 class _Shown:
     """Reported counts of one tenant, or of all tenants that are not reported one by one."""
 
@@ -160,7 +165,7 @@ class Tenants:
         Args:
             most_running: requests that may run at once.
         """
-        most = max(1, int((1.0 - KEPT_PLACES) * most_running))
+        most = places_left(most_running, KEPT_PLACES)
         if tenant.num_running < min(2, most):
             return False
         recent = [*self._recent(now_s)]

@@ -233,7 +233,7 @@ def _attend_items(
         first_key = tl.maximum(first_key, position + 1 - window)
     if product_rows >= wide_rows and not has_window:
         # All rows see these keys, so no mask is needed. A narrow item has too few keys for two
-        # loops, of which the second would wait for memory again.
+        # loops, and the second loop would wait for memory again.
         num_whole = tl.maximum(tl.minimum(position + 1, end_key) - first_key, 0) // num_keys
         for start in range(first_key, first_key + num_whole * num_keys, num_keys):
             acc, top, total = _add_keys(
