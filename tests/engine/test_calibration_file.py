@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from legato.core.errors import ConfigError
@@ -12,6 +13,7 @@ from legato.engine.calibration.calibration_file import (
     read_measurements,
     shape_counts,
 )
+from legato.scheduler.margin import Tails
 from tests.scheduler.step_times import step_shape
 
 KEY = {"model": "a", "threads": "2"}
@@ -36,8 +38,19 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     CalibrationFile(str(folder), KEY).save(measurements())
     loaded = CalibrationFile(str(folder), dict(reversed(KEY.items()))).load()
     assert loaded is not None
-    assert told(loaded) == told(STEPS)
+    assert told(loaded.measured_steps) == told(STEPS)
+    assert loaded.tails is None
     assert [path.suffix for path in folder.iterdir()] == [".json"]
+
+
+def test_what_was_learned_in_service_is_kept_beside_the_steps(tmp_path: Path) -> None:
+    tails = Tails(body=(0.01, -0.02), watched_s=40.0, interruptions_s=(0.03,))
+    file = CalibrationFile(str(tmp_path), KEY)
+    file.save(msgspec.structs.replace(measurements(), tails=tails))
+    loaded = file.load()
+    assert loaded is not None
+    assert loaded.tails == tails
+    assert told(loaded.measured_steps) == told(STEPS)
 
 
 @pytest.mark.parametrize("change", [{"threads": "4"}, {"model": "b"}, {"more": "1"}])

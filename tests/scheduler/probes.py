@@ -1,7 +1,7 @@
 """Streams beside which long prompts come, on the virtual clock: what `legato bench --probe` asks.
 
 The machine is interrupted as two shared cores of an EPYC were seen to be: a few steps in a hundred
-take half as long again, of which several come together (docs/contributing/experiments.md).
+take 20 to 45 ms longer, and several come together (docs/contributing/experiments.md).
 """
 
 import random
@@ -21,8 +21,9 @@ from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
-from tests.scheduler.step_times import calibrate, truth
+from tests.scheduler.step_times import calibrate
 
 EPYC = StepCosts(
     step_s=0.015,
@@ -72,16 +73,16 @@ class Outcome(NamedTuple):
 
 
 class Interruptions:
-    """A factor on each step.
+    """How long steps take that other programs interrupt.
 
     Args:
-        rate: share of the steps that are interrupted; it may be changed.
-        lasting: how likely the step after one is interrupted, too.
-        longest: by how much they are longer, at most.
+        rate: interruptions per second of steps; it may be changed.
+        lasting: chance that the step after an interrupted one is interrupted, too.
+        longest: of an interruption, in seconds.
     """
 
     def __init__(
-        self, seed: int, *, rate: float, lasting: float = 0.4, longest: float = 0.6
+        self, seed: int, *, rate: float, lasting: float = 0.4, longest: float = 0.045
     ) -> None:
         self._random = random.Random(seed)
         self._lasting = lasting
@@ -89,40 +90,43 @@ class Interruptions:
         self._is_interrupted = False
         self.rate = rate
 
-    def __call__(self) -> float:
+    def __call__(self, seconds: float) -> float:
+        """Return how long a step takes that takes so many seconds undisturbed."""
         rng = self._random
-        begins = self.rate * (1.0 - self._lasting) / (1.0 - self.rate)
+        begins = self.rate * (1.0 - self._lasting) * seconds
         chance = self._lasting if self._is_interrupted and self.rate else begins
         self._is_interrupted = rng.random() < chance
-        if self._is_interrupted:
-            return 1.0 + rng.uniform(0.35, self._longest)
-        return max(0.8, rng.gauss(1.0, 0.015 if rng.random() < 0.6 else 0.07))
+        seconds *= max(0.8, rng.gauss(1.0, 0.015 if rng.random() < 0.6 else 0.05))
+        return seconds + self._is_interrupted * rng.uniform(0.02, self._longest)
 
 
 class ProbedServer:
     """One engine, warm after its first probe, and the front end that hands its tokens on.
 
     Args:
-        noise: a factor on each step.
+        noise: how long a step takes, from its seconds undisturbed; the calibration has it, too.
         settings: further fields of `SchedulerConfig`.
     """
 
     def __init__(
         self,
         shape: Shape,
-        noise: Callable[[], float],
+        noise: Callable[[float], float],
         *,
         seed: int = 0,
         costs: StepCosts = EPYC,
         **settings: object,
     ) -> None:
         self.shape = shape
-        self.step_time = StepTimeModel(calibrate(costs, _MAX_MODEL_LEN))
+        prior = [(shape, noise(s)) for shape, s in calibrate(costs, _MAX_MODEL_LEN) if s < 0.5]
+        self.step_time = StepTimeModel(prior)
         config = SchedulerConfig(itl_slo_s=shape.itl_slo_s, **settings).resolve(_MAX_MODEL_LEN)
         kv = KVCacheManager(4000, 32, enable_prefix_caching=False)
         scheduler = Scheduler(config, max_model_len=_MAX_MODEL_LEN, kv=kv, step_time=self.step_time)
         self.clock = VirtualClock()
-        executor = SimulatedExecutor(self.clock, truth(costs, noise))
+        executor = SimulatedExecutor(
+            self.clock, lambda plan: noise(costs.seconds(StepShape.of(plan)))
+        )
         self.engine = EngineLoop(scheduler, kv, executor, self.clock)
         self._random = random.Random(seed)
         self._way_s = 0.0

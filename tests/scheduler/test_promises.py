@@ -48,8 +48,8 @@ class PromiseHarness(Harness):
         )
         self.num_kept = 0
 
-    def allowed_for_s(self, shape: StepShape) -> float:
-        return self.model.seconds(shape) * self.model.caution
+    def allowed_for_s(self, shape: StepShape, limit_s: float) -> float:
+        return self.model.seconds(shape) * self.model.caution(limit_s)
 
     def plan(self) -> StepPlan | None:
         begins_s = self.scheduler._look_ahead(self.clock())
@@ -59,11 +59,13 @@ class PromiseHarness(Harness):
         plan = super().plan()
         if plan is None:
             return None
-        self.allowed_s[plan.step_id] = self.allowed_for_s(StepShape.of(plan))
+        step_limit_s = UNLIMITED if plan.limit_s is None else plan.limit_s
+        self.allowed_s[plan.step_id] = self.allowed_for_s(StepShape.of(plan), step_limit_s)
         due_s = {id_: s for id_, s in due_s.items() if id_ not in plan.preempted}
         promised = [id_ for id_, s in due_s.items() if s < UNLIMITED]
         limit_s = min((due_s[id_] for id_ in promised), default=UNLIMITED) - begins_s
-        must_hold = self.allowed_for_s(must_run(plan, due_s.keys(), best_effort)) <= limit_s
+        must = must_run(plan, due_s.keys(), best_effort)
+        must_hold = self.allowed_for_s(must, limit_s) <= limit_s
         self.promised[plan.step_id] = promised if must_hold else []
         self.num_kept += len(promised) if must_hold and len(plan.chunks) > len(due_s) else 0
         return plan

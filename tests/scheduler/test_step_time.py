@@ -159,7 +159,7 @@ def test_no_measurement_unmakes_the_belief(
         model.observe(shape, seconds, delivered_s, limit_s)
         if model.is_known:
             assert 0.0 < model.seconds(shape) < math.inf
-            assert 1.0 <= model.caution < math.inf
+            assert 1.0 <= model.caution(0.05) < math.inf
             assert 0 <= model.longest_chunk(shape, 100, 0.05, 500) <= 500
 
 
@@ -223,7 +223,7 @@ def test_the_longest_chunk_leaves_the_margin(
         shape = step_shape(
             num_decodes=num_decodes, context=50, chunk=num_tokens, start=start, samples=True
         )
-        return model.seconds(shape) * model.caution
+        return model.seconds(shape) * model.caution(limit_s)
 
     longest = model.longest_chunk(
         step_shape(num_decodes=num_decodes, context=50), start, limit_s, cap=1000
@@ -252,6 +252,6 @@ def test_a_chunk_that_time_bounds_fills_the_rows_that_are_computed() -> None:
     costs = StepCosts(step_s=2e-3, row_s=(20e-6,) * 5, area_s=1e-8, rows=GPU_ROWS)
     model = steady_model(costs, MAX_LEN)
     beside = step_shape(num_decodes=100, context=500)
-    assert costs.longest_chunk(beside, 3000, 0.03 / model.caution, 8192) == 444
+    assert costs.longest_chunk(beside, 3000, 0.03 / model.caution(0.03), 8192) == 444
     assert model.longest_chunk(beside, 3000, 0.03, 8192) == 512 - 100
     assert model.longest_chunk(beside, 3000, 0.03, 430) == 430

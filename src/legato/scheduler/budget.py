@@ -132,12 +132,12 @@ class TimeBudget:
             return False
         if limit_s == UNLIMITED or not self._model.is_known:
             return True
-        return self._model.seconds(shape) * self._model.caution <= limit_s
+        return self._model.seconds(shape) * self._model.caution(limit_s) <= limit_s
 
     def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
         if limit_s < UNLIMITED:
             # No stream's token may be late because of a draft.
-            caution = self._model.caution
+            caution = self._model.caution(limit_s)
             if not self._model.is_known or self._model.seconds(shape) * caution > limit_s:
                 return "time_budget"
         return self._tokens.drafts_bound(shape, limit_s)
@@ -149,7 +149,7 @@ class TimeBudget:
         alone.add_decode(streams.decode_context / streams.num_decode_rows)
         alone_s = self._model.seconds(alone)
         return self._model.seconds(streams) <= max(
-            limit_s / (1.0 + self._model.margin),
+            limit_s / (1.0 + self._model.margin_at(limit_s)),
             # If one stream's room is less than twice the margin, the margin is half of that room.
             limit_s / (0.5 + 0.5 * limit_s / alone_s),
             (1.0 + _NEGLIGIBLE) * alone_s,

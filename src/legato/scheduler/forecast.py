@@ -217,8 +217,9 @@ class Forecast:
     def _stroke(self, prompts: "_Prompts", streams: ForeseenStreams) -> tuple[int, float]:
         """Return the prompts' tokens per step, and the number of such steps."""
         most_steps, middle = streams.num_steps, prompts.middle
-        caution = self._model.caution
-        limit_s, settled_s = streams.limit_s, streams.settled_limit_s(caution)
+        limit_s = streams.limit_s
+        caution = self._model.caution(limit_s)
+        settled_s = streams.settled_limit_s(caution)
         chunk = self._chunk(middle, streams, limit_s)
         if not chunk:
             return 0, most_steps

@@ -1,71 +1,167 @@
 """The margin on predicted step times that keeps a promise."""
 
+import math
+from bisect import bisect_left
+from collections import deque
+
+import msgspec
+from sortedcontainers import SortedList
+
 from legato.scheduler.recent_quantile import RecentQuantile
 
 _AIMED_AT = 0.1
 """The margin aims at this share of the late gaps that a promise allows. A request has hardly more
 gaps beside prompts than allow it one late gap, so nine in ten such requests have none."""
-_LEAST_STEPS, _MOST_STEPS = 100, 10_000
-_UNKNOWN, _TELLING = 0.6, 0.5
-"""Least margin until the quantile's window is full to the second share: the length of an
-interruption that was measured. A machine with interruptions has shown one by then."""
-_SPARE = 0.03
-"""Added to the quantile: the largest future error is a little larger than the largest known one."""
-_LEAST, _MOST = 0.02, 1.0
-"""Bounds of the margin. Steps with an error above the upper bound are not counted."""
-_WIDENING, _MOST_EXTRA = 0.1, 0.5
-"""Addition to the margin by a step beyond it, and the most that such steps add together."""
+_MOST_AIMED_AT, _LEAST_AIMED_AT = 2.0, 0.125
+"""Bounds of the feedback's factor on the share of late steps."""
+_BODY, _BODY_STEPS = 0.9, 256
+"""The body of the errors: this quantile of the last so many steps."""
+_LEAST_BODY = 0.02
+_MEMORY_S = 300.0
+"""Seconds of steps for which an interruption is remembered."""
+_UNSEEN = 0.12
+"""One interruption of this share of the limit counts as seen. So a server that knows little, or
+that has seen none for long, leaves room for one."""
+_PREVENTABLE = 0.5
+"""Largest share of the limit that a margin covers. Longer interruptions are not counted: to avoid
+them, all steps would have to be half as long."""
+
+
+class Tails(msgspec.Struct, frozen=True, kw_only=True):
+    """How long steps took beyond their predictions, as a margin remembers it.
+
+    Attributes:
+        body: relative errors of the last steps with prefill beside decodes, the oldest first.
+        watched_s: seconds of steps that were watched for interruptions.
+        interruptions_s: their sizes, the oldest first, in seconds beyond the body.
+    """
+
+    body: tuple[float, ...] = ()
+    watched_s: float = 0.0
+    interruptions_s: tuple[float, ...] = ()
 
 
 class Margin:
-    """Follows the errors of delivered steps by conformal PI control.
+    """Learns the longest step that a promise allows, from how far steps exceed their predictions.
 
-    An error is a step's extra time, as a share of the prediction of a step that it would make late.
-    The margin is a quantile of the last errors plus an integral of misses: an error beyond the
-    margin widens it at once, and every other error narrows it a little. So in the long run no more
-    errors are beyond it than the target, whatever their distribution (Angelopoulos, Candès and
-    Tibshirani, "Conformal PID control for time series prediction", NeurIPS 2023).
+    A step exceeds its prediction in two ways. Errors of the prediction and the noise of the machine
+    grow with the step: the body, a quantile of relative errors. An interruption takes the same time
+    whether it hits a short step or a long one, and hits a long one more often: so steps of all
+    lengths tell its rate per second and its size. They are peaks over a threshold, the body
+    (Pickands, "Statistical inference using extreme order statistics", 1975). The longest step is
+    chosen such that its body fits into the limit, and the chance of an interruption that makes it
+    late is as small as aimed at.
+
+    The aim follows what was delivered: it halves with each late step, and doubles over as many
+    steps in time as should have one late step between them. So the share of late steps approaches
+    what is aimed at even if interruptions change or come in groups (adaptive conformal inference:
+    Gibbs and Candès, NeurIPS 2021).
 
     Args:
+        tails: what earlier runs on this machine remember.
         quantile: share of a request's gaps that are promised to be in time.
-
-    Attributes:
-        value: share by which a step may exceed its prediction.
     """
 
-    def __init__(self, quantile: float = 0.99) -> None:
-        self._extra = 0.0
-        self._errors = RecentQuantile(_LEAST_STEPS, 0.0)
+    def __init__(self, tails: Tails | None = None, quantile: float = 0.99) -> None:
+        tails = tails or Tails()
+        self._body = RecentQuantile(_BODY_STEPS, _BODY, tails.body)
+        self._decode_body = RecentQuantile(_BODY_STEPS, _BODY)
+        self._watched_s = tails.watched_s
+        self._peaks: deque[tuple[float, float]] = deque(
+            (self._watched_s, size_s) for size_s in tails.interruptions_s
+        )
+        self._sizes_s = SortedList(tails.interruptions_s)
+        self._eagerness = 1.0
+        self._known: tuple[float, float] | None = None
         self.promise(quantile)
 
-    def promise(self, quantile: float) -> None:
-        """Aim at another quantile; keep the known errors."""
-        self._missed = _AIMED_AT * (1.0 - quantile)
-        window = max(_LEAST_STEPS, min(_MOST_STEPS, round(1.0 / self._missed)))
-        self._errors = RecentQuantile(window, 1.0 - self._missed, self._errors)
-        self._update()
+    @property
+    def tails(self) -> Tails:
+        """What to remember for later runs on this machine."""
+        return Tails(
+            body=tuple(error for error in self._body if error is not None),
+            watched_s=min(self._watched_s, _MEMORY_S),
+            interruptions_s=tuple(size_s for _, size_s in self._peaks),
+        )
 
-    def observe(self, error: float) -> None:
-        """Record the error of a delivered step with prefill beside decodes."""
-        if error > _MOST:
-            self.expire()
-            return
-        is_beyond = error > self.value
-        self._extra += _WIDENING * (is_beyond - self._missed)
-        self._extra = min(_MOST_EXTRA, max(0.0, self._extra))
-        self._errors.add(error)
-        self._update()
+    def promise(self, quantile: float) -> None:
+        """Aim at another quantile; keep what is known of the machine."""
+        self._aim = _AIMED_AT * (1.0 - quantile)
+        self._known = None
+
+    def factor(self, limit_s: float) -> float:
+        """Return the factor on the prediction of a step that must end in `limit_s`, at least 1."""
+        if not 0.0 < limit_s < math.inf:
+            return self._body_factor
+        if self._known is None or self._known[0] != limit_s:
+            self._known = limit_s, limit_s / self._longest_s(limit_s)
+        return self._known[1]
+
+    def observe(
+        self, predicted_s: float, taken_s: float, limit_s: float | None, *, is_mixed: bool
+    ) -> None:
+        """Record a delivered step.
+
+        Args:
+            limit_s: how long it was allowed to take; None if nothing was promised.
+            is_mixed: it had prefill beside decodes. Other steps tell of interruptions alone.
+        """
+        body = self._body if is_mixed else self._decode_body
+        threshold = body.value if len(body) else _LEAST_BODY
+        self._watched_s += predicted_s
+        self._note_peak(taken_s - predicted_s * (1.0 + threshold))
+        body.add(taken_s / predicted_s - 1.0)
+        if is_mixed and limit_s is not None:
+            self._follow(taken_s - predicted_s, taken_s - limit_s, limit_s)
+        self._known = None
 
     def expire(self) -> None:
         """Forget a little.
 
         A margin that keeps prefill out of all steps observes no errors, so it would never shrink.
         """
-        self._extra = max(0.0, self._extra - _WIDENING * self._missed)
-        self._errors.add(None)
-        self._update()
+        self._body.add(None)
+        self._eagerness = min(1.0, self._eagerness * 2.0**self._aim)
+        self._known = None
 
-    def _update(self) -> None:
-        largest = self._errors.value if len(self._errors) else 0.0
-        least = _LEAST if self._errors.fullness >= _TELLING else _UNKNOWN
-        self.value = min(_MOST, max(least, largest + _SPARE) + self._extra)
+    @property
+    def _body_factor(self) -> float:
+        return 1.0 + max(_LEAST_BODY, self._body.value if len(self._body) else 0.0)
+
+    def _longest_s(self, limit_s: float) -> float:
+        """Return the longest prediction whose step ends in `limit_s` as often as aimed at.
+
+        If the step leaves room for all interruptions but the n largest, these n make it late. Their
+        chance bounds the step by the aim; their number is chosen such that the step is longest.
+        """
+        num_known = self._sizes_s.bisect_right(_PREVENTABLE * limit_s)
+        unseen_s = _UNSEEN * limit_s
+        num_larger = num_known - self._sizes_s.bisect_right(unseen_s)
+        watched_s = min(self._watched_s, _MEMORY_S)
+        aimed_s = self._aim * self._eagerness * watched_s
+
+        def by_size_s(num_late: int) -> float:
+            """Longest step that leaves room for all but the largest interruptions."""
+            if num_late == num_larger:
+                size_s = unseen_s
+            else:
+                index = num_known - num_late - (num_late < num_larger)
+                size_s = self._sizes_s[index] if index >= 0 else 0.0
+            return (limit_s - size_s) / self._body_factor
+
+        most = bisect_left(range(1, num_known + 2), True, key=lambda n: aimed_s / n <= by_size_s(n))
+        # Of `most` interruptions the size bounds the step, of one more the rate.
+        return max(by_size_s(most), min(aimed_s / (most + 1), by_size_s(most + 1)))
+
+    def _note_peak(self, size_s: float) -> None:
+        if size_s > 0.0:
+            self._peaks.append((self._watched_s, size_s))
+            self._sizes_s.add(size_s)
+        while self._peaks and self._peaks[0][0] < self._watched_s - _MEMORY_S:
+            self._sizes_s.remove(self._peaks.popleft()[1])
+
+    def _follow(self, longer_s: float, late_s: float, limit_s: float) -> None:
+        if late_s > 0.0 and longer_s <= _PREVENTABLE * limit_s:
+            self._eagerness = max(_LEAST_AIMED_AT, self._eagerness / 2.0)
+        else:
+            self._eagerness = min(_MOST_AIMED_AT, self._eagerness * 2.0**self._aim)

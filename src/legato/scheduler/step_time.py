@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
-from legato.scheduler.margin import Margin
+from legato.scheduler.margin import Margin, Tails
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
@@ -36,13 +36,24 @@ class StepTimeModel:
     Args:
         prior: steps measured by a calibration.
         rows: row counts that batches are padded to.
+        tails: what earlier runs on this machine remember; None learns from `prior`.
     """
 
-    def __init__(self, prior: Sequence[MeasuredStep] = (), rows: RowCounts = CPU_ROWS) -> None:
+    def __init__(
+        self,
+        prior: Sequence[MeasuredStep] = (),
+        rows: RowCounts = CPU_ROWS,
+        tails: Tails | None = None,
+    ) -> None:
         self._rows = rows
         self._num_steps = 0
-        self._margin = Margin()
+        self._margin = Margin(tails)
+        self._gap_s = math.inf
         self.begin_again(prior)
+        if tails is None:
+            for shape, seconds in prior:
+                if _is_measurement(seconds):
+                    self._observe_margin(shape, self.seconds(shape), seconds, None)
 
     def begin_again(self, prior: Sequence[MeasuredStep]) -> None:
         """Start again from a new calibration; keep only the margin."""
@@ -86,7 +97,7 @@ class StepTimeModel:
             cap: most tokens to return.
         """
         assert self._costs is not None
-        allowed_s = limit_s / self.caution
+        allowed_s = limit_s / self.caution(limit_s)
         longest = self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
         return longest if longest == cap else self._costs.unpadded_chunk(shape, start, longest)
 
@@ -100,25 +111,34 @@ class StepTimeModel:
 
     @property
     def margin(self) -> float:
-        """Share by which a step may exceed its prediction.
+        """Share by which a step may exceed its prediction under the strictest promise."""
+        return self.margin_at(self._gap_s)
 
-        It is learned from steps with prefill beside decodes, which it is used for. Steps of decodes
-        alone are short, so the same hiccup is a larger share of them.
+    @property
+    def tails(self) -> Tails:
+        """How far steps exceeded their predictions, for later runs on this machine."""
+        return self._margin.tails
+
+    def margin_at(self, limit_s: float) -> float:
+        """Return the share by which a step that must end in `limit_s` may exceed its prediction."""
+        return self._margin.factor(limit_s) - 1.0
+
+    def promise(self, quantile: float, gap_s: float) -> None:
+        """Set the share of a request's gaps that the margin keeps in time.
+
+        Args:
+            gap_s: the shortest promise, for `margin`.
         """
-        return self._margin.value
-
-    def promise(self, quantile: float) -> None:
-        """Set the share of a request's gaps that the margin keeps in time."""
+        self._gap_s = gap_s
         self._margin.promise(quantile)
 
     def expire_margin(self) -> None:
         """Shrink the margin a little after a step without room for prefill."""
         self._margin.expire()
 
-    @property
-    def caution(self) -> float:
-        """Factor on the prediction of a step that must end in time."""
-        return max(1.0 + self.margin, self._present.factor)
+    def caution(self, limit_s: float) -> float:
+        """Return the factor on the prediction of a step that must end in `limit_s`."""
+        return max(self._margin.factor(limit_s), self._present.factor)
 
     @property
     def slowness(self) -> float:
@@ -149,9 +169,8 @@ class StepTimeModel:
         if self._costs is not None:
             usual_s = self.seconds(shape)
             residual = seconds / usual_s - 1.0
-            if shape.num_prefill_chunks and shape.num_decode_rows:
-                taken_s = seconds if delivered_s is None else delivered_s
-                self._margin.observe(_error(taken_s, usual_s, limit_s))
+            taken_s = seconds if delivered_s is None else delivered_s
+            self._observe_margin(shape, usual_s, taken_s, limit_s)
             self._present.observe(usual_s, seconds)
             self._lasting.observe(usual_s, seconds)
         has_more_drafts = shape.num_draft_rows > self._most_drafts
@@ -163,6 +182,12 @@ class StepTimeModel:
         learned = self.is_known or self._num_steps >= _LEARNING_STEPS
         if learned and (has_more_drafts or self._num_steps % _REFIT_STEPS == 0):
             self._costs, self._scale = self._fit.solve(), 1.0
+
+    def _observe_margin(
+        self, shape: StepShape, usual_s: float, taken_s: float, limit_s: float | None
+    ) -> None:
+        is_mixed = shape.num_prefill_chunks > 0 and shape.num_decode_rows > 0
+        self._margin.observe(usual_s, taken_s, limit_s, is_mixed=is_mixed)
 
     def _follow(self, error: float) -> None:
         """Move all predictions a little towards the machine's present speed.
@@ -199,18 +224,6 @@ def _kind(shape: StepShape) -> StepKind:
     if shape.num_prefill_chunks:
         return "prefill"
     return "drafts" if shape.num_draft_rows else "decodes"
-
-
-def _error(taken_s: float, usual_s: float, limit_s: float | None) -> float:
-    """Return a step's extra time as a share of the prediction of a step that it would make late.
-
-    A step may be predicted to take less than it is allowed. Its extra time is then a larger share
-    of its own prediction, and margins made of such shares would make steps shorter and shorter.
-    """
-    later_s = taken_s - usual_s
-    if limit_s is None or limit_s <= usual_s:
-        return later_s / usual_s
-    return later_s / (limit_s - later_s) if later_s < limit_s else math.inf
 
 
 class _Slowness:

@@ -41,7 +41,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     runtime = load_runtime(config, grammars.__getitem__, timer)
     step_times = runtime.step_times
     known = step_times.known()
-    step_time = StepTimeModel(known.steps, runtime.rows)
+    step_time = StepTimeModel(known.steps, runtime.rows, known.tails)
     scheduler = Scheduler(
         runtime.config.scheduler,
         max_model_len=runtime.max_model_len,
@@ -73,6 +73,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         untaken=runtime.untaken,
         recalibration=step_times.recalibration(step_time) if known.is_doubtful else None,
         transfers=transfers,
+        at_end=lambda: step_times.keep_tails(step_time.tails),
     )
     return engine, info
 

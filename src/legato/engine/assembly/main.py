@@ -81,6 +81,13 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
     # of steps is young.
     gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
     channel.send(EngineReady(info))
+    try:
+        return _run(engine, channel)
+    finally:
+        engine.close()
+
+
+def _run(engine: "EngineLoop", channel: Channel) -> int:
     while True:
         messages = channel.receive(wait_s=engine.idle_s)
         if Ping() in messages:

@@ -16,6 +16,7 @@ import platformdirs
 from legato.core.errors import ConfigError
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.cost_fit import MeasuredStep
+from legato.scheduler.margin import Tails
 from legato.scheduler.step_shape import StepShape
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         rows: the numbers of rows to which their batches are padded.
         max_model_len: longest prompt plus output in tokens; None if unknown.
         kv_cache_tokens: tokens whose keys and values fit into the memory; None if unknown.
+        tails: how far steps in service exceeded their predictions; None if there were none yet.
     """
 
     figures: Figures = "assumed"
@@ -42,6 +44,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     rows: RowCounts = CPU_ROWS
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
+    tails: Tails | None = None
 
     @property
     def measured_steps(self) -> list[MeasuredStep]:
@@ -90,7 +93,7 @@ class CalibrationFile:
         self.about = about
         self.path = root / f"{digest[:16]}.json"
 
-    def load(self) -> list[MeasuredStep] | None:
+    def load(self) -> Measurements | None:
         """Return the measurements; None if there is no readable file."""
         try:
             found = read_measurements(self.path, Measurements)
@@ -99,7 +102,7 @@ class CalibrationFile:
         except ConfigError as error:
             logger.warning("%s", error)
             return None
-        return found.measured_steps if found.about == self.about else None
+        return found if found.about == self.about else None
 
     def save(self, measured: Measurements) -> None:
         """Write the measurements; if the folder is not writable, log a warning."""

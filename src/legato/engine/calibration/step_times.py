@@ -8,6 +8,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.rows import RowCounts
 from legato.engine.calibration.calibration import (
@@ -23,6 +25,7 @@ from legato.engine.calibration.recalibration import Recalibration
 from legato.executor.base import Executor
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
+from legato.scheduler.margin import Tails
 from legato.scheduler.step_time import StepTimeModel
 
 logger = logging.getLogger(__name__)
@@ -33,10 +36,16 @@ _LONGEST_IDLE_STEP_S = 0.2
 
 @dataclass(frozen=True)
 class KnownSteps:
-    """Measured steps. Attributes: quality: None if they were read from disk, or there are none."""
+    """Measured steps.
+
+    Attributes:
+        quality: None if they were read from disk, or there are none.
+        tails: what earlier runs learned for the margin; None if nothing.
+    """
 
     steps: list[MeasuredStep]
     quality: Quality | None = None
+    tails: Tails | None = None
 
     @property
     def is_doubtful(self) -> bool:
@@ -82,10 +91,10 @@ class StepTimes:
         """Return the steps that the step-time model starts with; none if no promise needs it."""
         if not (self._scheduler.promises_pace or self._scheduler.promises_ttft):
             return KnownSteps([])
-        steps = self.file.load()
-        if steps is None and self._calibrates:
-            return self.measure(self.calibration())
-        return KnownSteps(steps or [])
+        kept = self.file.load()
+        if kept is not None:
+            return KnownSteps(kept.measured_steps, tails=kept.tails)
+        return self.measure(self.calibration()) if self._calibrates else KnownSteps([])
 
     def measure(self, calibration: Calibration) -> KnownSteps:
         """Run a calibration, and keep it for later starts unless it is in doubt."""
@@ -106,6 +115,12 @@ class StepTimes:
         else:
             self.file.save(self.measurements(steps))
         return KnownSteps(steps, quality)
+
+    def keep_tails(self, tails: Tails) -> None:
+        """Keep what was learned in service beside the measurements, if these are kept."""
+        kept = self.file.load()
+        if kept is not None:
+            self.file.save(msgspec.structs.replace(kept, tails=tails))
 
     def recalibration(self, step_time: StepTimeModel) -> Recalibration:
         """Make a recalibration, for this step-time model and for later starts."""

@@ -62,6 +62,7 @@ class EngineLoop:
         clock: returns seconds, as in `AddRequest.arrival_time_s`.
         untaken: the cache's pages to allocate while idle; None if there are none.
         recalibration: measures step times while idle; None if they are known.
+        at_end: called by `close`.
 
     Attributes:
         grammars: compiles the grammars of outputs, which the executor gets from it.
@@ -79,11 +80,13 @@ class EngineLoop:
         untaken: UntakenPages | None = None,
         recalibration: Recalibration | None = None,
         transfers: Transfers | None = None,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.grammars = grammars or Grammars()
         self.transfers = transfers
         self._untaken = untaken
         self._recalibration = recalibration
+        self._at_end = at_end
         self._announce: Callable[[StepBegun], None] | None = None
         self._clock = clock
         self._told_s = -math.inf
@@ -115,6 +118,10 @@ class EngineLoop:
         if self.transfers is not None and self.transfers.is_waiting:
             return _WAIT_S if self._waits_for_blocks else _TRANSFERS_LOOK_S
         return None if self._recalibration is None else self._recalibration.wait_s
+
+    def close(self) -> None:
+        """Keep on disk what later runs need; call it after the last step."""
+        self._at_end()
 
     def use_idle_time(self) -> None:
         """Do a little work that can wait; call it without work and without messages."""
