@@ -4,7 +4,9 @@
 
 Starts one server after the other: Legato with its own kernels, with PyTorch's, and any peers. With
 several rounds, figures are medians of them. Prints each server's figures and their ratio to the
-last one's.
+last one's. Legato drafts nothing, as peers do by default; `--drafts` measures it with drafts, too.
+ITL is the median gap between two events of a stream, which drafts lengthen; the time per token is
+what a stream's user waits for a token on average.
 """
 
 import argparse
@@ -27,9 +29,10 @@ from legato.simulation.workload import RandomPrompts
 MINUTES = 8
 
 LEGATO = {
-    "Legato": SERVE_AS_PEERS_DO,
-    "Legato, PyTorch kernels": f"{SERVE_AS_PEERS_DO} --kernels torch",
+    "Legato": f"{SERVE_AS_PEERS_DO} --speculative off",
+    "Legato, PyTorch kernels": f"{SERVE_AS_PEERS_DO} --speculative off --kernels torch",
 }
+DRAFTING = {"Legato, drafts": f"{SERVE_AS_PEERS_DO} --speculative auto"}
 NUM_STREAMS = (1, 8, 32, 64)
 PROMPTS = (512, 2000, 7000)
 OFFLINE = ((64, 512, 128), (64, 1000, 13))  # (requests, prompt, output)
@@ -44,6 +47,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_rounds(parser, 1, help="in each of which every server is started and measured")
     parser.add_argument("--streams", type=int, nargs="+", default=NUM_STREAMS, metavar="N")
     parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS, metavar="TOKENS")
+    parser.add_argument("--drafts", action="store_true", help="Legato with drafts, too")
     parser.add_argument(
         "--offline", action=argparse.BooleanOptionalAction, default=True, help="throughput, too"
     )
@@ -53,7 +57,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def measure(run: Run) -> None:
     flags = run.flags
-    sides = servers(LEGATO, flags.peer, flags.server_flags)
+    legato = DRAFTING | LEGATO if flags.drafts else LEGATO
+    sides = servers(legato, flags.peer, flags.server_flags)
     found: dict[str, list[Figures]] = {side.name: [] for side in sides}
     for number, (name, model, command) in turns(sides, flags.rounds):
         with (
@@ -76,7 +81,9 @@ async def _measure(address: Address, flags: argparse.Namespace) -> Figures:
         for length in (16, *flags.prompts):
             await client.complete(prompts.draw(length), 2, [])  # warms up
         for count in flags.streams:
-            figures[f"ITL of {count} streams"] = await _itl_s(client, prompts, count)
+            itl_s, token_s = await _decode_s(client, prompts, count)
+            figures[f"ITL of {count} streams"] = itl_s
+            figures[f"time per token of {count} streams"] = token_s
         for length in flags.prompts:
             figures[f"TTFT of {length:,} tokens"] = await _ttft_s(client, prompts, length)
         for count, length, num_tokens in OFFLINE if flags.offline else ():
@@ -85,18 +92,21 @@ async def _measure(address: Address, flags: argparse.Namespace) -> Figures:
     return figures
 
 
-async def _itl_s(client: Client, prompts: RandomPrompts, num_streams: int) -> float:
-    """The median between tokens that come while all streams run."""
+async def _decode_s(
+    client: Client, prompts: RandomPrompts, num_streams: int
+) -> tuple[float, float]:
+    """Return the median gap between events, and the mean time per token of the median stream.
+
+    Both are of the time in which all streams run.
+    """
     streams: list[list[float]] = [[] for _ in range(num_streams)]
     await asyncio.gather(*(client.complete(prompts.draw(64), _DECODED, t) for t in streams))
     begun_s, ended_s = max(t[0] for t in streams), min(t[-1] for t in streams)
-    gaps_s = [
-        gap_s
-        for times in streams
-        for gap_s, at_s in zip(np.diff(times), times, strict=False)
-        if begun_s <= at_s < ended_s
-    ]
-    return float(np.median(gaps_s))
+    together = [[at_s for at_s in times if begun_s <= at_s <= ended_s] for times in streams]
+    # Tokens of one event have the same time.
+    gaps_s = [gap_s for times in together for gap_s in np.diff(times) if gap_s > 0.0]
+    tokens_s = [(times[-1] - times[0]) / (len(times) - 1) for times in together if len(times) > 1]
+    return float(np.median(gaps_s)), float(np.median(tokens_s))
 
 
 async def _ttft_s(client: Client, prompts: RandomPrompts, length: int) -> float:

@@ -1,6 +1,6 @@
 """What is speculation worth where answers copy from prompts, and where nothing can be guessed?
 
-    python -m benchmarks speculation [--workloads edits conversations random]
+    python -m benchmarks speculation [--workloads edits conversations random mixed]
                                      [--streams 1 4 16 64] [--sides off auto 4] [--itl-slo 100ms]
                                      [--rounds 1] [--peer 'NAME=MODEL=COMMAND with {port}' ...]
 
@@ -35,7 +35,7 @@ from benchmarks.speculation.rounds import (
     plan,
     speed_ups,
 )
-from benchmarks.speculation.workloads import WORKLOADS, Chat
+from benchmarks.speculation.workloads import MIXED, WORKLOADS, Chat
 from legato.core.errors import ConfigError
 
 MINUTES = 40
@@ -58,7 +58,7 @@ class Side:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS])
+    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS, MIXED], default=[*WORKLOADS])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--sides", nargs="+", default=["off", "auto", "4"], metavar="auto|off|K")
     parser.add_argument("--itl-slo", metavar="DURATION", help="that Legato's sides promise")

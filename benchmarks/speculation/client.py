@@ -30,6 +30,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         seconds: while all streams ran.
         num_deliveries: events with text within them, of which each holds one token or several.
         tpot_s: the median over answers of the time between tokens.
+        slowest_tpot_s: the same of the stream with the longest.
         itl_p50_s: of gaps between deliveries within them, as is `itl_p99_s`.
         num_drafted: tokens; None, as is `num_accepted`, where the server does not tell.
         answers: a checksum of each.
@@ -41,6 +42,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     num_deliveries: int
     tpot_s: float
+    slowest_tpot_s: float
     itl_p50_s: float
     itl_p99_s: float
     num_drafted: int | None
@@ -183,6 +185,7 @@ def _figures(
         seconds=ended_s - begun_s,
         num_deliveries=len(counts),
         tpot_s=float(np.median([answer.tpot_s for answer in answers])),
+        slowest_tpot_s=max(float(np.mean([a.tpot_s for a in stream])) for stream in streams),
         itl_p50_s=float(itl_p50_s),
         itl_p99_s=float(itl_p99_s),
         num_drafted=num_drafts.get("draft"),

@@ -18,8 +18,8 @@ _WIDTH_INCHES, _ROW_INCHES, _GROUP = 10, 2.6, 0.8
 def table(rounds: Sequence[Measured]) -> Table:
     """A row for each side of each case; figures are medians over its rounds."""
     first = next(iter(rounds[0].sides))
-    header = ["", "streams", "side", "tokens/s", f"of {first}'s", "by round", "TPOT", "ITL p50",
-              "p99", "tokens a delivery", "drafts accepted", "same answers"]  # fmt: skip
+    header = ["", "streams", "side", "tokens/s", f"of {first}'s", "by round", "TPOT", "slowest",
+              "ITL p50", "p99", "tokens a delivery", "drafts accepted", "same answers"]  # fmt: skip
     rows = [
         [workload if not index else "", str(count) if not index else "", *_cells(own, side)]
         for (workload, count), own in by_case(rounds).items()
@@ -38,12 +38,21 @@ def _cells(rounds: Sequence[Measured], side: str) -> list[str]:
         f"{median(ratios):.2f}x",
         f"{min(ratios):.2f} to {max(ratios):.2f}",
         duration(_median(figures, lambda f: f.tpot_s)),
+        _slowest(rounds, side),
         duration(_median(figures, lambda f: f.itl_p50_s)),
         duration(_median(figures, lambda f: f.itl_p99_s)),
         f"{per_delivery:.2f}",
         _acceptance(figures),
         f"{same_answers(rounds, side):.0%}",
     ]
+
+
+def _slowest(rounds: Sequence[Measured], side: str) -> str:
+    """Return the slowest stream's time per token, and its worst ratio to the first side's."""
+    seconds = [one.sides[side].slowest_tpot_s for one in rounds]
+    first_s = [next(iter(one.sides.values())).slowest_tpot_s for one in rounds]
+    ratio = max(own / first for own, first in zip(seconds, first_s, strict=True))
+    return f"{duration(median(seconds))}, {ratio:.2f}x at most"
 
 
 def _acceptance(figures: Sequence[Figures]) -> str:

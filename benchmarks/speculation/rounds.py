@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.speculation.client import Figures
-from benchmarks.speculation.workloads import WORKLOADS, Asked
+from benchmarks.speculation.workloads import MIXED, WORKLOADS, Asked, Edits, RandomTokens
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -70,11 +70,12 @@ def plan(workloads: Sequence[str], num_streams: Sequence[int], scale: float) -> 
     """
     rounds = []
     for name in workloads:
-        workload = WORKLOADS[name]()
+        first, others = (Edits(), RandomTokens()) if name == MIXED else (WORKLOADS[name](),) * 2
         for count in num_streams:
             size = size_of(count)
             for number in range(max(1, round(scale * size.num_rounds))):
-                streams = [workload.stream(size.num_asked) for _ in range(count)]
+                asking = [first, *[others] * (count - 1)]
+                streams = [workload.stream(size.num_asked) for workload in asking]
                 rounds.append(Round(name, number, streams))
     return rounds
 

@@ -12,6 +12,7 @@ import random
 import textwrap
 from collections.abc import Callable, Iterator
 from pydoc_data import topics
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -85,6 +86,14 @@ class Completion(msgspec.Struct, frozen=True):
 Asked = Chat | Completion
 
 
+class Workload(Protocol):
+    """What streams ask, one question after the other."""
+
+    def stream(self, num_asked: int) -> list[Asked]:
+        """Return what one stream asks; raises `ValueError` if there is not so much to ask."""
+        ...
+
+
 class Edits:
     """Texts and functions, to be repeated with small changes."""
 
@@ -146,14 +155,16 @@ class RandomTokens:
         return [int(token) for token in drawn]
 
 
-Workload = Edits | Conversations | RandomTokens
-
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "edits": Edits,
     "conversations": Conversations,
     "random": RandomTokens,
 }
 """Key the name by which a user asks for it."""
+
+MIXED = "mixed"
+"""The workload in which the first stream of each round copies, and all others draw random tokens:
+drafts gain nothing for most streams of the step."""
 
 
 def _passages() -> Iterator[str]:

@@ -15,7 +15,13 @@ from tests.cli.test_main import legato
 from tests.profiles import examples
 
 FIELDS = [field for field in engine_fields() if field.flag.behind is None]
-VALUES = {"switch": [], "duration": ["1s"], "weights": ["a_b=1"], "classes": ["a_b:itl=1s"]}
+VALUES = {
+    "switch": [],
+    "duration": ["1s"],
+    "slack": ["5%"],
+    "weights": ["a_b=1"],
+    "classes": ["a_b:itl=1s"],
+}
 
 
 # Of vLLM 0.11 to 0.30, as its documentation lists them.

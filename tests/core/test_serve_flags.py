@@ -1,6 +1,7 @@
 """Flags that are printed make the configuration that they are of."""
 
 import argparse
+import math
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ _OF_KIND: dict[str, st.SearchStrategy[Any]] = {
     "count": _COUNTS,
     "size": _COUNTS,
     "duration": _seconds,
+    "slack": st.floats(0.0, 10.0) | st.just(math.inf),
     "text": st.text().filter(lambda text: text != "--"),  # which argparse drops
     "texts": st.lists(_ADDRESSES, min_size=1, max_size=3).map(tuple),
     "weights": st.dictionaries(_NAMES, st.floats(0.001, 1000.0), max_size=3),

@@ -36,6 +36,7 @@ def _figures(tokens_per_s: float, answers: list[int], **fields: float) -> Figure
         seconds=100 / tokens_per_s,
         num_deliveries=50,
         tpot_s=0.01,
+        slowest_tpot_s=0.012,
         itl_p50_s=0.02,
         itl_p99_s=0.03,
         num_drafted=None,
@@ -137,7 +138,7 @@ def test_drafts_are_told_where_the_server_tells_them() -> None:
         0, _figures(10.0, [1]), _figures(10.0, [1], num_drafted=40, num_accepted=30)
     )
     off, auto = table([drafted]).rows
-    assert (off[10], auto[10]) == ("", "30 of 40")
+    assert (off[11], auto[11]) == ("", "30 of 40")
 
 
 def test_counters_are_added_over_their_labels() -> None:

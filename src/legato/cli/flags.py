@@ -19,6 +19,7 @@ from legato.cli.values import (
     gap_promise,
     lines_of,
     listed,
+    slack,
     slo_class,
     weights,
 )
@@ -77,6 +78,7 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
     },
     "weights": {"type": weights, "action": AddItems},
     "count_or_word": {"type": count_or_word},
+    "slack": {"type": slack, "metavar": "PERCENT"},
 }
 """argparse's settings for a kind of field, beside choices and description."""
 

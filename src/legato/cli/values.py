@@ -26,6 +26,7 @@ _UNITS_S = {
 # A name may contain colons, if another follows.
 _SLO_CLASS = re.compile(r"([^:]+|.+(?=:))(?::((?:(?:itl|tpot|ttft)=[^,=]*(?:,|$))*))?", re.DOTALL)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
+_PERCENTAGE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -92,6 +93,16 @@ def share(text: str) -> float:
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not in (0, 1]")
     return value
+
+
+def slack(text: str) -> float:
+    """Parse a percentage from 0% on, such as 5%, or "unbounded", to a fraction."""
+    if text == "unbounded":
+        return math.inf
+    match = _PERCENTAGE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage such as 5%, or unbounded")
+    return float(Fraction(match[1]) / 100)
 
 
 def duration_s(text: str) -> float:

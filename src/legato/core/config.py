@@ -9,7 +9,7 @@ import msgspec
 from legato.core.addresses import is_loopback
 from legato.core.config_fields import Config, Field, Flag, fields_of
 from legato.core.errors import ConfigError
-from legato.core.ranges import Count, CountOrZero, Seconds, Share, Size, SizeOrZero
+from legato.core.ranges import Count, CountOrZero, Seconds, Share, Size, SizeOrZero, Slack
 from legato.core.slo import (
     BATCH,
     INTERACTIVE,
@@ -303,6 +303,16 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
             metavar="auto|off|K",
         ),
     ] = "auto"
+    speculative_slack: Annotated[
+        Slack,
+        Flag(
+            "how much longer drafts of other streams may make a stream wait for a token on "
+            "average, with --speculative auto; unbounded lets drafts raise the tokens a second of "
+            "all streams together",
+            metavar="PERCENT|unbounded",
+            name="speculative-slack",
+        ),
+    ] = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -331,13 +341,19 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     @property
     def promises_pace(self) -> bool:
         """Whether any class bounds the length of a step."""
-        return any(slo.step_s is not None for slo in self.classes.values())
+        return self.shortest_step_s < math.inf
 
     @property
     def strictest_quantile(self) -> float:
         """The strictest quantile of a promise on gaps: streams of all classes share a step."""
         classes = self.classes.values()
         return max((slo.itl_quantile for slo in classes if slo.itl_s is not None), default=P99)
+
+    @property
+    def shortest_step_s(self) -> float:
+        """The longest step that every stream can bear again and again; infinite if all can."""
+        steps_s = (slo.step_s for slo in self.classes.values() if slo.step_s is not None)
+        return min(steps_s, default=math.inf)
 
     @property
     def idle_limit_s(self) -> float:

@@ -5,6 +5,7 @@ all made of `fields_of`.
 """
 
 import functools
+import math
 from decimal import Decimal
 from types import NoneType, UnionType
 from typing import (
@@ -34,10 +35,11 @@ Kind = Literal[
     "classes",
     "weights",
     "count_or_word",
+    "slack",
 ]
 """How a value is written on a command line: "texts" with commas, "names" with spaces between them;
 "classes" are `SloClass`es, "weights" numbers, by name; "count_or_word" is a number or one of the
-field's choices.
+field's choices; "slack" is a percentage, or "unbounded" for infinity.
 """
 
 _BY_TYPE: dict[Any, Kind] = {
@@ -48,6 +50,7 @@ _BY_TYPE: dict[Any, Kind] = {
     dict: "classes",
 }
 _BY_UNIT: dict[str, Kind] = {"_s": "duration", "_bytes": "size"}  # key the name's suffix
+_BY_NAME: dict[str, Kind] = {"_slack": "slack"}  # key the end of the name, which the flag keeps
 _UNIONS = (Union, UnionType)
 _POWERS = {"T": 2**40, "G": 2**30, "M": 2**20, "K": 2**10}
 
@@ -151,6 +154,8 @@ def written(kind: Kind, value: Any) -> str:
             return _duration(value)
         case "size":
             return _size(value)
+        case "slack":
+            return _slack(value)
         case "texts":
             return ",".join(value)
         case "names":
@@ -197,7 +202,8 @@ def _kind(name: str, plain: Any) -> Kind:
     if by_type is not None:
         return by_type
     number: Kind = "count" if plain is int else "number"
-    return next((kind for unit, kind in _BY_UNIT.items() if name.endswith(unit)), number)
+    by_end = {**_BY_UNIT, **_BY_NAME}
+    return next((kind for end, kind in by_end.items() if name.endswith(end)), number)
 
 
 def _without_none(type_: Any) -> Any:
@@ -220,6 +226,12 @@ def _duration(seconds: float) -> str:
     exact = Decimal(str(seconds))
     number, unit = (1000 * exact, "ms") if exact < 1 else (exact, "s")
     return f"{number.normalize():f}{unit}"
+
+
+def _slack(fraction: float) -> str:
+    if math.isinf(fraction):
+        return "unbounded"
+    return f"{(100 * Decimal(str(fraction))).normalize():f}%"
 
 
 def _size(num_bytes: int) -> str:

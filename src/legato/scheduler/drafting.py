@@ -6,17 +6,21 @@ most tokens per second; prompt tokens count like stream tokens. So drafts use up
 for memory anyway, and retreat when prompts or other streams use it better. When steps are planned
 ahead, drafts also cost a wait: the number of accepted drafts is known when their step has landed,
 and the next step is planned only then. Peers fix a number of drafts, or weigh expected tokens
-against a profiled step time. Here the step must also end in time with its drafts.
+against a profiled step time. Here the step must also end in time with its drafts, and no stream may
+wait longer for its tokens because others draft: a stream's expected time per token, which is the
+step's time over the tokens that the stream expects of it, stays within a slack of what it is
+without drafts.
 """
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from legato.core.config import Speculative
+from legato.core.config import SchedulerConfig
 from legato.core.request import Request
 from legato.core.step_record import DraftsEndedBy
 from legato.scheduler.budget import StepBudget
+from legato.scheduler.expected_tokens import ExpectedTokens
 from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.step_builder import StepBuilder
 from legato.scheduler.step_shape import StepShape
@@ -58,28 +62,28 @@ class Drafting:
     """Asks drafters for drafts and adds the worthwhile ones to steps.
 
     Args:
-        speculative: as in `SchedulerConfig`.
-        most_samples: most rows of a step that may be sampled.
+        config: resolved.
         model: asks the draft model; None if there is no draft model.
     """
 
     def __init__(
         self,
         drafters: Sequence[Drafter],
-        speculative: Speculative,
+        config: SchedulerConfig,
         budget: StepBudget,
         step_time: StepTimeModel,
-        most_samples: int,
         model: ModelDrafting | None = None,
     ) -> None:
         self._drafters = drafters
-        self._speculative = speculative
+        self._speculative = config.speculative
+        self._slack = config.speculative_slack
         self._budget = budget
         self._step_time = step_time
-        self._most_samples = most_samples
+        self._most_samples = config.most_samples
         self._model = model
         self._num_without = 0  # steps with a likely draft, none taken since
         self._patience = _TRIED_AGAIN
+        self._exploration = _Exploration()
         self._turnaround_s = 0.0
 
     def note_turnaround(self, seconds: float) -> None:
@@ -100,12 +104,15 @@ class Drafting:
             return None
         most = [self._most(request, len(streams)) for request in streams]
         drafts = [self._best(request, count) for request, count in zip(streams, most, strict=True)]
+        explores = self._exploration.is_due(self._step_time.most_drafts, len(streams))
+        slack = math.inf if explores else self._slack
         if self._model is not None:
-            counts, _ = self._counts(step, streams, drafts, may_try=False)
+            counts, _ = self._counts(step, streams, drafts, slack, may_try=False)
+            most_rows = self._most_rows(step)
             self._model.improve(
-                step, streams, drafts, counts, most=most, most_rows=self._most_rows(step)
+                step, streams, drafts, counts, slack, most=most, most_rows=most_rows
             )
-        counts, ended_by = self._counts(step, streams, drafts)
+        counts, ended_by = self._counts(step, streams, drafts, slack)
         has_all = [
             step.draft(request, draft, num_drafts)
             for request, draft, num_drafts in zip(streams, drafts, counts, strict=True)
@@ -118,6 +125,7 @@ class Drafting:
         step: StepBuilder,
         streams: Sequence[Request],
         drafts: Sequence[Draft | None],
+        slack: float,
         *,
         may_try: bool = True,
     ) -> tuple[list[int], DraftsEndedBy]:
@@ -127,7 +135,7 @@ class Drafting:
             may_try: whether one draft may be taken only to measure its cost.
         """
         rows = _ranked(drafts)
-        count, ended_by = self._worth(step, streams, rows, may_try=may_try)
+        count, ended_by = self._worth(step, streams, rows, slack, may_try=may_try)
         counts = [0] * len(streams)
         for row in rows[:count]:
             counts[row.place] += 1
@@ -159,21 +167,43 @@ class Drafting:
         )
 
     def _worth(
-        self, step: StepBuilder, streams: Sequence[Request], rows: Sequence[_Row], *, may_try: bool
+        self,
+        step: StepBuilder,
+        streams: Sequence[Request],
+        rows: Sequence[_Row],
+        slack: float,
+        *,
+        may_try: bool,
     ) -> tuple[int, DraftsEndedBy]:
         """Return how many of the first rows the step takes, and the limit on them."""
-        count = most = min(len(rows), self._most_rows(step))
-        if self._speculative == "auto":
-            count = self._best_count(step, streams, rows[:most])
-            if may_try and self._is_tried_again(rows[:most], count):
-                count = 1
-        drafted = step.shape.copy()
-        for num_fitting, row in enumerate(rows[:count]):
+        is_auto = self._speculative == "auto"
+        most = min(len(rows), self._most_rows(step))
+        worth: _Worth | None = None
+        if is_auto and self._step_time.is_known:
+            worth = _Worth(self._step_time, step, self._wait_s(step, streams), slack)
+        drafted, num_fitting, bound = step.shape.copy(), 0, None
+        for row in rows[:most]:
             _add(drafted, streams, row)
             bound = self._budget.drafts_bound(drafted, step.limit_s)
             if bound is not None:
-                return num_fitting, bound
+                break
+            num_fitting += 1
+            if worth is not None:
+                worth.consider(drafted, row)
+        count = 0 if is_auto else num_fitting
+        if worth is not None:
+            count = worth.best
+        if is_auto and may_try and self._is_tried_again(rows[:num_fitting], count):
+            count = 1
+        if bound is not None and count == num_fitting:
+            return count, bound
         return count, "proposals" if count == len(rows) else "worth"
+
+    def _wait_s(self, step: StepBuilder, streams: Sequence[Request]) -> float:
+        """Return the seconds that drafts cost beside the step."""
+        # If a stream needs the values of earlier tokens, no step is planned ahead anyway.
+        waits_anyway = any(stream.params.needs_values for stream in streams)
+        return step.drafting_s + (0.0 if waits_anyway else self._turnaround_s)
 
     def _is_tried_again(self, rows: Sequence[_Row], count: int) -> bool:
         """Whether to take a draft only to measure its cost, which may have been high by chance."""
@@ -186,26 +216,63 @@ class Drafting:
         self._num_without, self._patience = 0, 2 * self._patience
         return True
 
-    def _best_count(
-        self, step: StepBuilder, streams: Sequence[Request], rows: Sequence[_Row]
-    ) -> int:
-        """Return the number of rows with most tokens per second, drafting time included."""
-        if not (rows and self._step_time.is_known):
-            return 0
-        shape, tokens = step.shape, float(step.shape.num_tokens)
-        best, without_s = 0, step.drafting_s + self._step_time.seconds(shape)
-        best_rate = _GAIN * tokens / without_s
-        # If a stream needs the values of earlier tokens, no step is planned ahead anyway.
-        waits_anyway = any(stream.params.needs_values for stream in streams)
-        wait_s = step.drafting_s + (0.0 if waits_anyway else self._turnaround_s)
-        drafted = shape.copy()
-        for count, row in enumerate(rows, 1):
-            _add(drafted, streams, row)
-            tokens += row.chance
-            rate = tokens / (self._step_time.seconds(drafted) + wait_s)
-            if rate > best_rate:
-                best, best_rate = count, rate
-        return best
+
+class _Exploration:
+    """Decides which steps may break the slack, only to measure what more drafts cost.
+
+    Without a calibration, each doubling of a step's drafts is measured before the next, and fewer
+    drafts than streams seldom keep the slack.
+    """
+
+    def __init__(self) -> None:
+        self._num_steps = self._patience = self._known = 0
+
+    def is_due(self, most_drafts: int, num_streams: int) -> bool:
+        """Whether to explore in this step. Args: most_drafts: most whose cost is known."""
+        if most_drafts >= num_streams:
+            return False
+        self._num_steps += 1
+        if self._num_steps <= self._patience:
+            return False
+        has_learned = most_drafts > self._known
+        self._patience = _TRIED_AGAIN if has_learned else 2 * self._patience
+        self._num_steps, self._known = 0, most_drafts
+        return True
+
+
+class _Worth:
+    """Finds the number of a step's first rows with most tokens per second.
+
+    Only numbers count with which every stream expects its tokens as soon as without drafts.
+
+    Args:
+        wait_s: seconds that drafts cost beside the step.
+        slack: as in `SchedulerConfig.speculative_slack`.
+
+    Attributes:
+        best: the number.
+    """
+
+    def __init__(
+        self, step_time: StepTimeModel, step: StepBuilder, wait_s: float, slack: float
+    ) -> None:
+        self._step_time = step_time
+        self._wait_s = wait_s
+        self._tokens = float(step.shape.num_tokens)
+        self._expected = ExpectedTokens(step.shape.num_decode_rows, slack)
+        self._without_s = step.drafting_s + step_time.seconds(step.shape)
+        self._best_rate = _GAIN * self._tokens / self._without_s
+        self._num_rows = self.best = 0
+
+    def consider(self, drafted: StepShape, row: _Row) -> None:
+        """Compare the step with one more row. Args: drafted: its shape with all rows so far."""
+        self._num_rows += 1
+        self._tokens += row.chance
+        self._expected.add(row.place, row.chance)
+        step_s = self._step_time.seconds(drafted) + self._wait_s
+        rate = self._tokens / step_s
+        if rate > self._best_rate and self._expected.repay(step_s / self._without_s):
+            self.best, self._best_rate = self._num_rows, rate
 
 
 def _behind(draft: Draft, count: int) -> Draft:

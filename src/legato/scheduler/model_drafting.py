@@ -12,9 +12,10 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from legato.core.config import Speculative
+from legato.core.config import SchedulerConfig
 from legato.core.request import Request
 from legato.scheduler.budget import UNLIMITED
+from legato.scheduler.expected_tokens import ExpectedTokens
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.step_builder import StepBuilder
 from legato.scheduler.step_shape import StepShape
@@ -77,13 +78,14 @@ class _Step(NamedTuple):
     counts: Sequence[int]
     looked_up: Sequence[float]
     most_rows: int
+    slack: float
 
 
 class ModelDrafting:
     """Asks a draft model if that is worth its time.
 
     Args:
-        speculative: as in `SchedulerConfig`; a number takes as many drafts as the step has time
+        config: resolved; if `speculative` is a number, a step has as many drafts as it has time
             for.
         lengths: forecasts the rest of each stream's output.
     """
@@ -91,12 +93,12 @@ class ModelDrafting:
     def __init__(
         self,
         drafter: CostlyDrafter,
-        speculative: Speculative,
+        config: SchedulerConfig,
         step_time: StepTimeModel,
         lengths: OutputLengths,
     ) -> None:
         self._drafter = drafter
-        self._is_auto = speculative == "auto"
+        self._is_auto = config.speculative == "auto"
         self._step_time = step_time
         self._lengths = lengths
 
@@ -110,6 +112,7 @@ class ModelDrafting:
         streams: Sequence[Request],
         drafts: list[Draft | None],
         counts: Sequence[int],
+        slack: float,
         *,
         most: Sequence[int],
         most_rows: int,
@@ -119,6 +122,7 @@ class ModelDrafting:
         Args:
             drafts: looked-up drafts of the streams; changed in place.
             counts: tokens of each draft that the step would take.
+            slack: share by which a stream's expected time per token may grow.
             most: most drafts of each stream.
             most_rows: most drafts of the step.
         """
@@ -126,7 +130,7 @@ class ModelDrafting:
         if not is_known and (self._is_auto or builder.limit_s < UNLIMITED):
             return
         looked_up = [_expected(d, n) for d, n in zip(drafts, counts, strict=True)]
-        step = _Step(builder, streams, counts, looked_up, most_rows)
+        step = _Step(builder, streams, counts, looked_up, most_rows, slack)
         candidates = self._candidates(step, most)
         num_asked = max(1, len(candidates))
         without = self._option(step, (), 0)
@@ -157,7 +161,7 @@ class ModelDrafting:
 
     def _best(self, ready: Sequence[_Candidate], step: _Step, without: _Option) -> _Option:
         """Return the option with most tokens per second; most tokens if the number is fixed."""
-        best, caution = without, self._step_time.caution
+        best, caution = without, self._step_time.caution(step.builder.limit_s)
         deepest = max((len(candidate.expected) for candidate in ready), default=0)
         depths = sorted({deepest, *(depth for depth in _DEPTHS if depth < deepest)})
         for count in _sizes(len(ready)):
@@ -166,9 +170,22 @@ class ModelDrafting:
                 is_late = caution * option.seconds > step.builder.limit_s
                 if is_late or option.shape.num_draft_rows > step.most_rows:
                     break
-                if self._value(option) > self._value(best):
+                if self._value(option) > self._value(best) and self._repays(option, step):
                     best = option
         return best
+
+    def _repays(self, option: _Option, step: _Step) -> bool:
+        """Whether no stream waits longer for its tokens because others draft."""
+        if not self._is_auto:
+            return True
+        expected = ExpectedTokens(option.shape.num_decode_rows, step.slack)
+        asked = {candidate.place: candidate for candidate in option.asked}
+        for place, looked_up in enumerate(step.looked_up):
+            candidate = asked.get(place)
+            depth = 0 if candidate is None else candidate.count(option.depth)
+            expected.add(place, looked_up if candidate is None else candidate.expected[depth - 1])
+        undrafted_s = self._seconds(step.builder.shape)
+        return expected.repay(option.seconds / undrafted_s)
 
     def _value(self, option: _Option) -> float:
         return option.tokens / option.seconds if self._is_auto else option.tokens
@@ -210,7 +227,9 @@ class ModelDrafting:
         """Return the seconds that the step leaves before the first token is due."""
         if builder.limit_s == UNLIMITED:
             return UNLIMITED
-        return builder.limit_s / self._step_time.caution - self._seconds(option.shape)
+        return builder.limit_s / self._step_time.caution(builder.limit_s) - self._seconds(
+            option.shape
+        )
 
     def _catch_up(
         self, builder: StepBuilder, behind: list[_Candidate], option: _Option, step_s: float

@@ -203,7 +203,7 @@ class Scheduler:
     def _configure(self, config: SchedulerConfig) -> None:
         self._config = config
         self._classes = config.classes
-        self._step_time.promise(config.strictest_quantile)
+        self._step_time.promise(config.strictest_quantile, config.shortest_step_s)
         self._turns.promise(config.classes.values())
         # Drops a memory limit: a prompt that must not be chunked would never fit into it.
         self._budget = MemoryBudget(_budget(config, self._step_time))
@@ -229,13 +229,10 @@ class Scheduler:
     def _make_drafting(self, config: SchedulerConfig) -> Drafting | None:
         if config.speculative == "off":
             return None
-        speculative, step_time = config.speculative, self._step_time
         model: ModelDrafting | None = None
         if self._draft_model is not None:
-            model = ModelDrafting(self._draft_model, speculative, step_time, self._lengths)
-        return Drafting(
-            self._drafters, speculative, self._budget, step_time, config.most_samples, model
-        )
+            model = ModelDrafting(self._draft_model, config, self._step_time, self._lengths)
+        return Drafting(self._drafters, config, self._budget, self._step_time, model)
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Apply new requests, aborts and arrived blocks; return outputs of requests that end."""
@@ -406,7 +403,7 @@ class Scheduler:
 
     def _take_off(self, plan: StepPlan, step: StepBuilder, now_s: float, begins_s: float) -> None:
         ends_s = begins_s + step.drafting_s
-        ends_s += (plan.predicted_s or 0.0) * self._step_time.caution
+        ends_s += (plan.predicted_s or 0.0) * self._step_time.caution(step.limit_s)
         for request in step.becoming_streams:
             request.in_flight_since_s = ends_s
         self._lateness.end_step(step.shape, step.limit_s)
