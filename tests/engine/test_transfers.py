@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from transformers import LlamaConfig
 
-from legato.core.config import EngineConfig, TransferConfig
+from legato.core.config import EngineConfig
 from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
@@ -21,6 +21,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.stats import TransferStats
 from legato.core.step_record import BlocksFetched
 from legato.core.token_ids import token_array
+from legato.core.transfer_config import TransferConfig
 from legato.engine.assembly.builder import load_runtime
 from legato.engine.assembly.transfers import cache_layout, local_mover, make_transfers
 from legato.engine.loop.engine_loop import EngineLoop

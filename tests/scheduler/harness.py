@@ -180,7 +180,7 @@ class Harness:
     def plan(self) -> StepPlan | None:
         running = self.scheduler._queues.running.values()
         decoding = {r: r.next_due_s for r in running if self.is_stream(r)}
-        early = set(self.scheduler._preempted)  # when there was no step to be planned
+        early = set(self.scheduler._dispatch._preempted)  # when there was no step to be planned
         plan = self.scheduler.plan(self.clock())
         self.holds |= {hold.request_id: hold for hold in self.kv.take_new_holds()}
         if plan is None:

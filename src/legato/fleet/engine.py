@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from legato.checkpoint.defaults import ModelDefaults, within_vocabulary
-from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.kv_transfer import KVTransfer
 from legato.core.request import AddRequest
@@ -20,6 +20,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import EngineRecord, RequestArrived, RequestSent
+from legato.core.transfer_config import TransferConfig
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
