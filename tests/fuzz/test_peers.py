@@ -20,6 +20,7 @@ from legato.core.stats import EngineStats
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.completion import CompletionDelta
+from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.engine import FleetEngine
 from legato.fleet.messages import Brought, FromReplica, Sent
@@ -151,7 +152,7 @@ async def answered(engine: FleetEngine, request_id: str, max_tokens: int = 8) ->
     async with (
         asyncio.timeout(60),
         engine.submitted(
-            [[7] * 40], params, service=ServiceParams(), request_id=request_id, take=take
+            Prompts(token_ids=[[7] * 40], params=params, request_id=request_id), take
         ) as submission,
     ):
         await submission.ended.wait()

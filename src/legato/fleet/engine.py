@@ -14,10 +14,7 @@ import msgspec
 from legato.checkpoint.defaults import ModelDefaults, within_vocabulary
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
-from legato.core.kv_transfer import KVTransfer
 from legato.core.request import AddRequest
-from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import EngineRecord, RequestArrived, RequestSent
 from legato.core.transfer_config import TransferConfig
@@ -26,7 +23,7 @@ from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
 from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.settings import resolved_anew
-from legato.engine.frontend.submission import Submission, Take
+from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.frontend.submissions import Submissions
 from legato.engine.process.messages import KnowVocabulary, SetAnnouncing, SetRecording
 from legato.fleet.dispatcher import Asked, Dispatcher
@@ -236,27 +233,9 @@ class FleetEngine:
         self._tell_all(ChangeSettings(scheduler))
         self._deliveries.promise(scheduler.classes)
 
-    def submitted(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        *,
-        service: ServiceParams,
-        request_id: str,
-        take: Take,
-        kv_transfer: KVTransfer | None = None,
-        arrived_s: float | None = None,
-    ) -> AbstractAsyncContextManager[Submission]:
+    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
-        return self._submissions.submitted(
-            prompts,
-            params,
-            service=service,
-            request_id=request_id,
-            take=take,
-            kv_transfer=kv_transfer,
-            arrived_s=arrived_s,
-        )
+        return self._submissions.submitted(prompts, take)
 
     async def close(self, *, at_once: bool = False) -> None:  # noqa: ARG002
         """Leave all replicas; unfinished requests are lost."""

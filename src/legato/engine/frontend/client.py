@@ -10,10 +10,7 @@ import msgspec
 from legato.checkpoint.defaults import ModelDefaults, within_vocabulary
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.kv_events import AllBlocksCleared, KVEvent
-from legato.core.kv_transfer import KVTransfer
 from legato.core.request import AbortRequest, AddRequest
-from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import EngineRecord, RequestSent, StepBegun, StepRecord
 from legato.engine.errors import EngineDeadError
@@ -21,7 +18,7 @@ from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
 from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.settings import resolved_anew
-from legato.engine.frontend.submission import Submission, Take
+from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.frontend.submissions import Submissions, Unfinished
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
@@ -195,27 +192,9 @@ class EngineClient:
         """Raises `EngineDeadError` if there is no engine at the moment."""
         self._supervisor.check_running()
 
-    def submitted(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        *,
-        service: ServiceParams,
-        request_id: str,
-        take: Take,
-        kv_transfer: KVTransfer | None = None,
-        arrived_s: float | None = None,
-    ) -> AbstractAsyncContextManager[Submission]:
+    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
-        return self._submissions.submitted(
-            prompts,
-            params,
-            service=service,
-            request_id=request_id,
-            take=take,
-            kv_transfer=kv_transfer,
-            arrived_s=arrived_s,
-        )
+        return self._submissions.submitted(prompts, take)
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the engine process; unfinished requests are lost.

@@ -1,18 +1,15 @@
 """The interface of an engine towards its server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from legato.core.config import SchedulerConfig
-from legato.core.kv_transfer import KVTransfer
-from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import RequestSent
 from legato.engine.frontend.activity import Activity
 from legato.engine.frontend.kv_tickets import Tickets
-from legato.engine.frontend.submission import Submission, Take
+from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.process.messages import EngineInfo
 from legato.text.vocabulary import Vocabulary
 
@@ -107,26 +104,11 @@ class Engine(Protocol):
         """
         ...
 
-    def submitted(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        *,
-        service: ServiceParams,
-        request_id: str,
-        take: Take,
-        kv_transfer: KVTransfer | None = None,
-        arrived_s: float | None = None,
-    ) -> AbstractAsyncContextManager[Submission]:
+    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
         """Run the `params.n` completions of each prompt; leaving the block aborts the rest.
 
         Args:
-            prompts: token ids of each.
             take: called with each delta as it comes.
-            kv_transfer: how the blocks of the only prompt move between this engine and another, as
-                read by `tickets`.
-            arrived_s: when the request arrived, on the clock of `time.monotonic`; None for now.
-                Deadlines and metrics count from then.
 
         Raises:
             InvalidRequestError: a prompt can never be served as asked.
