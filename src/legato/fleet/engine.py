@@ -22,7 +22,7 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
 from legato.engine.frontend.kv_tickets import Tickets
-from legato.engine.frontend.settings import resolved_anew
+from legato.engine.frontend.settings import RunningSettings
 from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.frontend.submissions import Submissions
 from legato.engine.process.messages import KnowVocabulary, SetAnnouncing, SetRecording
@@ -95,14 +95,12 @@ class FleetEngine:
         self.num_stuck = 0
         self.problem = ""
         self.pids: dict[str, int] = {}
-        self.scheduler_config = config.scheduler
+        self.settings = RunningSettings(config.scheduler, info)
+        self.settings.watch(lambda now: self._tell_all(ChangeSettings(now.asked)))
+        self.settings.watch(lambda now: self._deliveries.promise(now.asked.classes))
         self.activity = Activity(
             lambda is_on: self._tell_all(SetRecording(is_on)),
             lambda is_on: self._tell_all(SetAnnouncing(is_on)),
-        )
-        self._started = info.scheduler
-        self.most_batched_tokens = self._started.most_batched_tokens(
-            info.max_model_len, info.device
         )
         self._deliveries = Deliveries(config.scheduler.classes, lambda _: None)
         self._pools = pools
@@ -114,7 +112,7 @@ class FleetEngine:
             self._router,
             Asked(
                 request=lambda request_id: self._submissions.get(request_id),
-                slo=lambda name: self.scheduler_config.classes[name],
+                slo=lambda name: self.settings.asked.classes[name],
             ),
             block_size=info.cache.block_size,
             key=read_key(config.transfer),
@@ -227,11 +225,9 @@ class FleetEngine:
                 "started with; deploy them again with others, and they are replaced one after the "
                 "other"
             )
-        resolved_anew(scheduler, self.info, self._started)
+        resolved = self.settings.resolve(scheduler)
         self.check_running()
-        self.scheduler_config = scheduler
-        self._tell_all(ChangeSettings(scheduler))
-        self._deliveries.promise(scheduler.classes)
+        self.settings.change(scheduler, resolved)
 
     def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
@@ -317,7 +313,7 @@ class FleetEngine:
         if self.vocabulary.num_ids:  # a caller may have no tokenizer
             link.put(KnowVocabulary(self.vocabulary))
         if self._is_only_door:
-            link.put(ChangeSettings(self.scheduler_config))
+            link.put(ChangeSettings(self.settings.asked))
         if self.activity.records.is_wanted:
             link.put(SetRecording(True))
         if self.activity.live.is_wanted:

@@ -17,7 +17,7 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
 from legato.engine.frontend.kv_tickets import Tickets
-from legato.engine.frontend.settings import resolved_anew
+from legato.engine.frontend.settings import RunningSettings
 from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.frontend.submissions import Submissions, Unfinished
 from legato.engine.process.engine_process import EngineProcess
@@ -46,7 +46,7 @@ class EngineClient:
         info: of the engine that was started first; later ones have the same configuration.
         defaults: the checkpoint's recommendations for sampling.
         tickets: reads and writes requests' parameters for transfers between engines.
-        most_batched_tokens: the largest token budget that `reconfigure` takes.
+        settings: the scheduler's, which `reconfigure` changes.
         activity: publishes records of the engine's work.
     """
 
@@ -70,10 +70,6 @@ class EngineClient:
         self._deliveries = Deliveries(
             config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
         )
-        self._started = info.scheduler
-        self.most_batched_tokens = self._started.most_batched_tokens(
-            info.max_model_len, info.device
-        )
         self._cache_watchers: list[Callable[[Sequence[KVEvent]], object]] = []
         self._submissions = Submissions(
             info,
@@ -84,6 +80,9 @@ class EngineClient:
             abort=lambda request_id: self._supervisor.send(AbortRequest(request_id=request_id)),
         )
         self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
+        self.settings = RunningSettings(config.scheduler, info)
+        self.settings.watch(lambda now: self._supervisor.reconfigure(now.asked, now.resolved))
+        self.settings.watch(lambda now: self._deliveries.promise(now.asked.classes))
 
     @classmethod
     async def start(
@@ -149,25 +148,11 @@ class EngineClient:
         pid = self._supervisor.engine_pid
         return {} if pid is None else {"engine": pid}
 
-    @property
-    def scheduler_config(self) -> SchedulerConfig:
-        """The settings in effect, before "auto" is resolved."""
-        return self._supervisor.config.scheduler
-
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
-        """Use other settings from the next step on; running requests continue.
-
-        Args:
-            scheduler: with the same `max_num_seqs` and the same classes of service by name.
-
-        Raises:
-            ConfigError: they contradict each other, or want larger steps than this engine may run.
-            EngineDeadError: there is no engine at the moment.
-        """
-        resolved = resolved_anew(scheduler, self.info, self._started)
+        """See `Engine.reconfigure`."""
+        resolved = self.settings.resolve(scheduler)
         self._supervisor.check_running()
-        self._supervisor.reconfigure(scheduler, resolved)
-        self._deliveries.promise(scheduler.classes)
+        self.settings.change(scheduler, resolved)
 
     def watch_cache(self, tell: Callable[[Sequence[KVEvent]], object]) -> None:
         """Subscribe to cache events, for good.

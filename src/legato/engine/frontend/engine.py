@@ -9,6 +9,7 @@ from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import RequestSent
 from legato.engine.frontend.activity import Activity
 from legato.engine.frontend.kv_tickets import Tickets
+from legato.engine.frontend.settings import RunningSettings
 from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.process.messages import EngineInfo
 from legato.text.vocabulary import Vocabulary
@@ -30,8 +31,7 @@ class Engine(Protocol):
         num_stuck: processes killed because they neither answered nor computed.
         problem: why it may soon be restarted; empty if nothing is wrong.
         pids: of its processes on this machine; key a process's name.
-        scheduler_config: the settings in effect, before "auto" is resolved.
-        most_batched_tokens: the largest token budget that `reconfigure` takes.
+        settings: the scheduler's, which `reconfigure` changes.
         num_unfinished, unfinished: requests that have come and not ended, in the order in which
             they came.
     """
@@ -73,10 +73,7 @@ class Engine(Protocol):
     def pids(self) -> dict[str, int]: ...
 
     @property
-    def scheduler_config(self) -> SchedulerConfig: ...
-
-    @property
-    def most_batched_tokens(self) -> int: ...
+    def settings(self) -> RunningSettings: ...
 
     @property
     def num_unfinished(self) -> int: ...
@@ -94,6 +91,8 @@ class Engine(Protocol):
 
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
         """Use other settings from the next step on; running requests continue.
+
+        All that watch `settings` are called.
 
         Args:
             scheduler: with the same `max_num_seqs` and the same classes of service by name.
