@@ -229,7 +229,7 @@ def test_blocks_come_while_the_prompt_is_computed(prefill: Engine, decode: Engin
     seen: set[int] = set()
 
     def look() -> bool:
-        [*holds] = decode.kv._holds.values()
+        [*holds] = decode.kv.holds
         seen.update(hold.num_computed_tokens for hold in holds)
         return decode.end("a") is not None
 
@@ -251,7 +251,7 @@ def test_only_what_is_not_cached_is_fetched(model: Path, prefill: Engine, decode
     prefill.go(sent("a"))
     run(prefill, decode, until=lambda: None not in (prefill.end("a"), decode.end("before")))
     decode.go(fetched("a", prefill))
-    [hold] = decode.kv._holds.values()
+    [hold] = decode.kv.holds
     assert (hold.start, hold.end) == (96, 288)
     run(prefill, decode, until=lambda: decode.end("a") is not None)
     assert decode.tokens("a") == expected(model)
@@ -368,7 +368,7 @@ def test_a_prefill_that_dies_half_way_costs_what_was_not_read(
     prefill.go(sent("a"))
     for _ in range(4):
         prefill.go()
-    run(decode, until=lambda: decode.kv._holds["a"].num_computed_tokens > 0)
+    run(decode, until=lambda: decode.kv.holds["a"].num_computed_tokens > 0)
     prefill.close()
     run(decode, until=lambda: decode.end("a") is not None)
     assert decode.tokens("a") == expected(model)
@@ -465,7 +465,7 @@ def test_a_decode_that_dies_half_way_leaves_nothing_behind(model: Path, prefill:
         prefill.go(sent("a"))
         for _ in range(4):
             prefill.go()
-        run(decode, until=lambda: decode.kv._holds["a"].num_computed_tokens > 0)
+        run(decode, until=lambda: decode.kv.holds["a"].num_computed_tokens > 0)
     run(prefill, until=lambda: prefill.end("a") is not None)
     run(prefill, until=lambda: prefill.is_clean)
 
