@@ -25,9 +25,9 @@ from legato.engine.frontend.kv_tickets import KVTransferParams, signature
 from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.engine import FleetEngine
-from legato.fleet.messages import Brought, FromReplica, Joined, Sent, Ticketed
 from legato.fleet.records import _TIMES
 from legato.fleet.replica import Replica
+from legato.fleet.replica_messages import Brought, FromReplica, Joined, Sent, Ticketed
 from legato.observe.traces.request_story import read_stories
 from legato.observe.traces.tracer import Tracer
 from tests.fleet.in_process import (

@@ -23,8 +23,8 @@ from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.engine import FleetEngine
-from legato.fleet.messages import Brought, FromReplica, Sent
 from legato.fleet.replica import Replica
+from legato.fleet.replica_messages import Brought, FromReplica, Sent
 from legato.fleet.replicas import Line
 from tests.fleet.in_process import CONFIG, InProcessReplicas, fleet, joined, no_text, write_profile
 from tests.fuzz.frames import broken

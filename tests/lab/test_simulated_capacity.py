@@ -17,7 +17,7 @@ from legato.simulation.policies import parse_policy
 from legato.simulation.profiled_server import SimulatedServer
 from legato.simulation.profiles import Profile
 from legato.simulation.record import RequestRecord
-from legato.simulation.run import simulate
+from legato.simulation.simulated_run import simulate
 from legato.simulation.workload import Workload, WorkloadRequest
 from tests.lab.simulated import CPU
 from tests.profiles import examples

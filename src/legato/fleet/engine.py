@@ -28,7 +28,9 @@ from legato.engine.frontend.submissions import Submissions
 from legato.engine.process.messages import KnowVocabulary, SetAnnouncing, SetRecording
 from legato.fleet.dispatcher import Asked, Dispatcher
 from legato.fleet.link import Link
-from legato.fleet.messages import (
+from legato.fleet.placements import told_id
+from legato.fleet.records import lost, on_our_clock, output_on_our_clock, renamed
+from legato.fleet.replica_messages import (
     Begun,
     Brought,
     ChangeSettings,
@@ -38,8 +40,6 @@ from legato.fleet.messages import (
     Tells,
     ToReplica,
 )
-from legato.fleet.placements import told_id
-from legato.fleet.records import lost, on_our_clock, output_on_our_clock, renamed
 from legato.fleet.replicas import Replicas
 from legato.fleet.totals import Totals
 from legato.routing.replica_view import STATE_EVERY_S

@@ -34,7 +34,8 @@ from legato.engine.process.messages import (
     WatchCache,
 )
 from legato.engine.process.supervisor import EngineSupervisor
-from legato.fleet.messages import (
+from legato.fleet.records import of_replica
+from legato.fleet.replica_messages import (
     MAX_FRAME_BYTES,
     Begun,
     Brought,
@@ -47,7 +48,6 @@ from legato.fleet.messages import (
     Ticketed,
     ToReplica,
 )
-from legato.fleet.records import of_replica
 from legato.routing.replica_view import STATE_EVERY_S
 from legato.routing.request import Role
 

@@ -36,7 +36,7 @@ class Holds:
         return len(self._arriving)
 
     def add(self, hold: Hold) -> None:
-        """Keep the blocks of a hold; those that it fetches are arriving."""
+        """Keep the blocks of a hold; the blocks that it fetches are arriving."""
         self._tree.join(hold.last)
         self._holds[hold.request_id] = hold
         self._new.append(hold)

@@ -11,7 +11,7 @@ from legato.kv.block_pool import BlockPool
 from legato.kv.cache_events import CacheEvents
 from legato.kv.hold import Hold
 from legato.kv.holds import Holds, renamed
-from legato.kv.host_pool import HostPool
+from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import Node, SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
 
@@ -67,7 +67,7 @@ class KVCacheManager:
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
         self._events = CacheEvents()
-        self._host = HostPool(num_host_slots, self._events)
+        self._host = HostCacheSlots(num_host_slots, self._events)
         self._tree = PrefixTree(self._host, self._events)
         self._tables: dict[str, _Table] = {}  # key request id
         self._num_begun = self._num_ended = 0  # steps
