@@ -28,7 +28,7 @@ from legato.lab.tune.real import run_real
 from legato.lab.workload.traces import read_workload
 from legato.simulation.machine import Machine, MeasuredServer
 from legato.simulation.machine_file import load_machine, write_machine
-from legato.simulation.run import simulate
+from legato.simulation.simulated_run import simulate
 from legato.simulation.summary import Slos, Summary, summarize
 from legato.simulation.workload import RandomPrompts, Workload, cut_to, rescaled
 

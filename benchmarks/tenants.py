@@ -29,7 +29,7 @@ from legato.simulation.policies import parse_policy
 from legato.simulation.profiled_server import SimulatedServer
 from legato.simulation.profiles import PROFILES
 from legato.simulation.record import OnProgress, RequestRecord, Status, gaps_s
-from legato.simulation.run import simulate
+from legato.simulation.simulated_run import simulate
 from legato.simulation.workload import (
     RandomPrompts,
     Workload,

@@ -9,7 +9,7 @@ import torch
 
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import EngineConfig
-from legato.lab.work import Roofline
+from legato.lab.work import MeasuredRates
 from legato.simulation.workload import RandomPrompts
 
 LLAMA_3_1_8B: dict[str, Any] = {
@@ -113,7 +113,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def torch_device(self) -> torch.device:
         return torch.device(self.device)
 
-    def roofline(self) -> Roofline:
+    def roofline(self) -> MeasuredRates:
         """What the machine was seen to do in the part `ceilings`, or does now."""
         from benchmarks.gpu.parts.ceilings import known_roofline
 

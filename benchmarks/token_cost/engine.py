@@ -16,7 +16,7 @@ from legato.engine.process.messages import EngineInfo
 from legato.executor.simulated import RealTimeClock
 from legato.simulation.profiled_server import calibrate
 from legato.simulation.profiles import PROFILES
-from legato.simulation.run import simulated_engine
+from legato.simulation.simulated_run import simulated_engine
 
 _PROFILE = PROFILES["llama-3-8b-h100"]
 _VOCAB_SIZE = 2**16

@@ -8,7 +8,7 @@ import pytest
 
 from legato.engine.assembly.ranks import processes
 from legato.engine.assembly.ranks.main import _follow
-from legato.engine.assembly.ranks.messages import FromLead
+from legato.engine.assembly.ranks.rank_start import FromLead
 from legato.engine.process.channel import Channel, ChannelClosedError
 from legato.model.communicator import RankLostError
 

@@ -30,7 +30,7 @@ from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.deliveries import RecentGaps
-from legato.engine.frontend.submission import Submission
+from legato.engine.frontend.submission import Prompts, Submission
 from legato.text.tokenizer import load_tokenizer
 from legato.text.vocabulary import Vocabulary
 from tests.kv.cache_watcher import CacheWatcher
@@ -71,7 +71,7 @@ async def complete(
 
     prompts = [TOKENIZER.encode("Once upon a time")] * num_prompts
     async with client.submitted(
-        prompts, params, service=ServiceParams(), request_id="r", take=take
+        Prompts(token_ids=prompts, params=params, request_id="r"), take
     ) as submission:
         await submission.ended.wait()
         submission.check()
@@ -84,7 +84,7 @@ async def begun(
 ) -> AsyncIterator[Submission]:
     """A stream whose first token has come."""
     async with client.submitted(
-        [[1, 2, 3]], LONG, service=ServiceParams(), request_id="r", take=take
+        Prompts(token_ids=[[1, 2, 3]], params=LONG, request_id="r"), take
     ) as submission:
         await submission.begun.wait()
         yield submission
@@ -137,11 +137,13 @@ async def test_an_error_in_noting_a_delivery_ends_that_stream_alone(
 
         params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
         async with client.submitted(
-            [[1, 2, 3]],
-            params,
-            service=ServiceParams(slo_class=name),
-            request_id=name,
-            take=take,
+            Prompts(
+                token_ids=[[1, 2, 3]],
+                params=params,
+                service=ServiceParams(slo_class=name),
+                request_id=name,
+            ),
+            take,
         ) as submission:
             await submission.ended.wait()
             submission.check()
@@ -187,11 +189,7 @@ async def test_prompts_are_submitted_together_and_one_that_is_bad_ends_them_all(
 
     with pytest.raises(InvalidRequestError, match="empty"):
         async with client.submitted(
-            [[1, 2, 3], []],
-            LONG,
-            service=ServiceParams(),
-            request_id="r",
-            take=lambda *_: None,
+            Prompts(token_ids=[[1, 2, 3], []], params=LONG, request_id="r"), lambda *_: None
         ):
             pytest.fail("it cannot be submitted")
     await idle(client)
@@ -303,7 +301,7 @@ async def test_who_watches_the_cache_knows_it_from_the_next_engine_too(
         """Names of the full blocks of a prompt that has been computed."""
         prompt = [token_id] * 70
         async with client.submitted(
-            [prompt], ONE, service=ServiceParams(), request_id="r", take=lambda *_: None
+            Prompts(token_ids=[prompt], params=ONE, request_id="r"), lambda *_: None
         ) as submission:
             await submission.ended.wait()
             submission.check()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from legato.core.config import TransferConfig
+from legato.core.transfer_config import TransferConfig
 from legato.engine.assembly.transfers import nixl_mover
 from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover

@@ -5,7 +5,7 @@ import pytest
 
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
-from legato.engine.frontend.settings import resolved_anew
+from legato.engine.frontend.settings import RunningSettings
 from tests.engine.fake_engine import INFO
 
 OFF, ON = SchedulerConfig(speculative="off"), SchedulerConfig(speculative="auto")
@@ -15,13 +15,27 @@ OFF, ON = SchedulerConfig(speculative="off"), SchedulerConfig(speculative="auto"
 def test_drafts_need_memory_that_a_gpu_takes_at_the_start(device: str, is_taken: bool) -> None:
     info = msgspec.structs.replace(INFO, device=device)
     off, on = (config.resolve(info.max_model_len, device) for config in (OFF, ON))
-    assert resolved_anew(OFF, info, on) == off
-    assert resolved_anew(ON, info, on) == on
+    was_off = RunningSettings(OFF, msgspec.structs.replace(info, scheduler=off))
+    was_on = RunningSettings(ON, msgspec.structs.replace(info, scheduler=on))
+    assert was_on.resolve(OFF) == off
+    assert was_on.resolve(ON) == on
     fixed = SchedulerConfig(speculative=8)
-    assert resolved_anew(fixed, info, on).speculative == 8
+    assert was_on.resolve(fixed).speculative == 8
     if is_taken:
-        assert resolved_anew(ON, info, off) == on
+        assert was_off.resolve(ON) == on
         return
     for config in (ON, fixed):
         with pytest.raises(ConfigError, match="speculative must be off"):
-            resolved_anew(config, info, off)
+            was_off.resolve(config)
+
+
+def test_a_change_reaches_all_watchers_in_their_order() -> None:
+    settings = RunningSettings(SchedulerConfig(), INFO)
+    seen: list[tuple[int, SchedulerConfig, SchedulerConfig]] = []
+    settings.watch(lambda now: seen.append((1, now.asked, now.resolved)))
+    settings.watch(lambda now: seen.append((2, now.asked, now.resolved)))
+    asked = SchedulerConfig(itl_slo_s=0.1, max_num_batched_tokens=32)
+    resolved = settings.resolve(asked)
+    assert settings.asked == SchedulerConfig(), "nothing has changed yet"
+    settings.change(asked, resolved)
+    assert seen == [(1, asked, resolved), (2, asked, resolved)]

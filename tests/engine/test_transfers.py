@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from transformers import LlamaConfig
 
-from legato.core.config import EngineConfig, TransferConfig
+from legato.core.config import EngineConfig
 from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
@@ -21,6 +21,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.stats import TransferStats
 from legato.core.step_record import BlocksFetched
 from legato.core.token_ids import token_array
+from legato.core.transfer_config import TransferConfig
 from legato.engine.assembly.builder import load_runtime
 from legato.engine.assembly.transfers import cache_layout, local_mover, make_transfers
 from legato.engine.loop.engine_loop import EngineLoop
@@ -228,7 +229,7 @@ def test_blocks_come_while_the_prompt_is_computed(prefill: Engine, decode: Engin
     seen: set[int] = set()
 
     def look() -> bool:
-        [*holds] = decode.kv._holds.values()
+        [*holds] = decode.kv.holds
         seen.update(hold.num_computed_tokens for hold in holds)
         return decode.end("a") is not None
 
@@ -250,7 +251,7 @@ def test_only_what_is_not_cached_is_fetched(model: Path, prefill: Engine, decode
     prefill.go(sent("a"))
     run(prefill, decode, until=lambda: None not in (prefill.end("a"), decode.end("before")))
     decode.go(fetched("a", prefill))
-    [hold] = decode.kv._holds.values()
+    [hold] = decode.kv.holds
     assert (hold.start, hold.end) == (96, 288)
     run(prefill, decode, until=lambda: decode.end("a") is not None)
     assert decode.tokens("a") == expected(model)
@@ -367,7 +368,7 @@ def test_a_prefill_that_dies_half_way_costs_what_was_not_read(
     prefill.go(sent("a"))
     for _ in range(4):
         prefill.go()
-    run(decode, until=lambda: decode.kv._holds["a"].num_computed_tokens > 0)
+    run(decode, until=lambda: decode.kv.holds["a"].num_computed_tokens > 0)
     prefill.close()
     run(decode, until=lambda: decode.end("a") is not None)
     assert decode.tokens("a") == expected(model)
@@ -464,7 +465,7 @@ def test_a_decode_that_dies_half_way_leaves_nothing_behind(model: Path, prefill:
         prefill.go(sent("a"))
         for _ in range(4):
             prefill.go()
-        run(decode, until=lambda: decode.kv._holds["a"].num_computed_tokens > 0)
+        run(decode, until=lambda: decode.kv.holds["a"].num_computed_tokens > 0)
     run(prefill, until=lambda: prefill.end("a") is not None)
     run(prefill, until=lambda: prefill.is_clean)
 

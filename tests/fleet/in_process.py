@@ -15,7 +15,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.engine.frontend.submission import Submission
+from legato.engine.frontend.submission import Prompts, Submission
 from legato.fleet.config import replica_config
 from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
@@ -140,7 +140,7 @@ async def complete(
         completion.add(delta)
 
     async with engine.submitted(
-        [prompt], params, service=service, request_id="r", take=take
+        Prompts(token_ids=[prompt], params=params, service=service, request_id="r"), take
     ) as submission:
         await submission.ended.wait()
         submission.check()
@@ -151,7 +151,7 @@ async def complete(
 async def begun(engine: FleetEngine, prompt: list[int]) -> AsyncIterator[Submission]:
     """A stream whose first token has come."""
     async with engine.submitted(
-        [prompt], LONG, service=EVERYONES, request_id="r", take=lambda *_: None
+        Prompts(token_ids=[prompt], params=LONG, service=EVERYONES, request_id="r"), lambda *_: None
     ) as submission:
         await submission.begun.wait()
         submission.check()

@@ -21,8 +21,8 @@ from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.pulse import Pulse
 from legato.fleet import link as link_module
 from legato.fleet import replica as replica_module
-from legato.fleet.messages import Brought, FromReplica, Joined, Sent
 from legato.fleet.replica import Replica
+from legato.fleet.replica_messages import Brought, FromReplica, Joined, Sent
 from tests.fleet.in_process import (
     CONFIG,
     LONG,

@@ -12,21 +12,22 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.kv_transfer import FetchBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.core.token_ids import token_array
+from legato.core.transfer_config import TransferConfig
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.kv_tickets import KVTransferParams, signature
+from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.engine import FleetEngine
-from legato.fleet.messages import Brought, FromReplica, Joined, Sent, Ticketed
 from legato.fleet.records import _TIMES
 from legato.fleet.replica import Replica
+from legato.fleet.replica_messages import Brought, FromReplica, Joined, Sent, Ticketed
 from legato.observe.traces.request_story import read_stories
 from legato.observe.traces.tracer import Tracer
 from tests.fleet.in_process import (
@@ -219,11 +220,7 @@ async def test_a_prefill_that_is_to_end_is_read_to_the_end(tmp_path: Path) -> No
         assert engine.num_restarts == 0
         # Who leaves takes both halves along.
         async with engine.submitted(
-            [[5, *PROMPT[:400]]],
-            LONG,
-            service=ServiceParams(),
-            request_id="r",
-            take=lambda *_: None,
+            Prompts(token_ids=[[5, *PROMPT[:400]]], params=LONG, request_id="r"), lambda *_: None
         ):
             assert len(list(engine._dispatcher.placed)) == 1
         await complete(engine, [1], SHORT)

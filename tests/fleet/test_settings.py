@@ -12,7 +12,7 @@ from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.engine.process.channel import pack
 from legato.fleet.engine import FleetEngine
-from legato.fleet.messages import ChangeSettings, Sent
+from legato.fleet.replica_messages import ChangeSettings, Sent
 from tests.fleet.in_process import CONFIG, SHORT, complete, fleet, joined
 
 _CHUNK = 32
@@ -39,7 +39,7 @@ async def test_all_replicas_go_by_them_and_those_that_come(tmp_path: Path) -> No
         await complete(engine, [1], SHORT)
         await complete(engine, [1], SHORT)  # behind them at either
         assert set((await longest_chunks(engine)).values()) == {_CHUNK}
-        assert engine.scheduler_config is _CHANGED
+        assert engine.settings.asked is _CHANGED
         pid = replicas.by_id["r0"]._supervisor.engine_pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
@@ -54,7 +54,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> 
         whole = msgspec.structs.replace(CONFIG.scheduler, max_num_batched_tokens=10**6)
         with pytest.raises(ConfigError, match="on a running server"):
             engine.reconfigure(whole)
-        assert engine.scheduler_config is CONFIG.scheduler
+        assert engine.settings.asked is CONFIG.scheduler
         [replica] = replicas.by_id.values()
         [door_id] = replica._doors
         other = msgspec.structs.replace(CONFIG.scheduler, max_num_seqs=9)

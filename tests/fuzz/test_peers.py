@@ -20,10 +20,11 @@ from legato.core.stats import EngineStats
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.completion import CompletionDelta
+from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.engine import FleetEngine
-from legato.fleet.messages import Brought, FromReplica, Sent
 from legato.fleet.replica import Replica
+from legato.fleet.replica_messages import Brought, FromReplica, Sent
 from legato.fleet.replicas import Line
 from tests.fleet.in_process import CONFIG, InProcessReplicas, fleet, joined, no_text, write_profile
 from tests.fuzz.frames import broken
@@ -151,7 +152,7 @@ async def answered(engine: FleetEngine, request_id: str, max_tokens: int = 8) ->
     async with (
         asyncio.timeout(60),
         engine.submitted(
-            [[7] * 40], params, service=ServiceParams(), request_id=request_id, take=take
+            Prompts(token_ids=[[7] * 40], params=params, request_id=request_id), take
         ) as submission,
     ):
         await submission.ended.wait()

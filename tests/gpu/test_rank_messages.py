@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from legato.core.plan import BlockMove
-from legato.engine.assembly.ranks.messages import FromLead
+from legato.engine.assembly.ranks.rank_start import FromLead
 from legato.engine.errors import EngineFaultError
 from legato.engine.process.channel import pack, unpacker
-from legato.executor.ranks.messages import RankReport, ToRank
-from legato.gpu.ranks import GpuFollower, LeadExecutor
+from legato.executor.ranks.rank_messages import RankReport, ToRank
+from legato.gpu.ranks import GpuFollower, GpuLeadExecutor
 from legato.model.communicator import RankLostError
 from tests.gpu.executors import MAX_LEN, Engine, request
 from tests.gpu.host_twin import HostTwin
@@ -53,7 +53,7 @@ class Followers:
 def engine_of(followers: Followers, **more: Any) -> tuple[Engine, TokenProgram]:
     device = HostTwin()
     program = program_of(device)
-    executor = LeadExecutor(
+    executor = GpuLeadExecutor(
         program, device, program, followers=followers, depth=DEPTH, num_host_slots=8
     )
     settings = {"max_num_seqs": 2, "max_num_batched_tokens": 9, "admission_optimism": 1.0}
@@ -103,7 +103,7 @@ def test_blocks_are_moved_on_all_ranks() -> None:
     followers = Followers()
     device = HostTwin()
     program = program_of(device)
-    executor = LeadExecutor(
+    executor = GpuLeadExecutor(
         program, device, program, followers=followers, depth=DEPTH, num_host_slots=8
     )
     for each in (program, followers.program):

@@ -39,7 +39,7 @@ def tables(kv: KVCacheManager) -> list[_Table]:
 
 def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:
     users: Counter[Node] = Counter()
-    for hold in kv._holds.values():
+    for hold in kv.holds:
         way = _way(hold.last)
         users.update(way)
         assert hold.block_ids.tolist() == [b for n in way for b in n.places]
@@ -59,12 +59,12 @@ def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:
 def _check_arriving(kv: KVCacheManager) -> None:
     """Only what is held for a transfer, and does not count as computed yet."""
     arriving: set[int] = set()
-    for hold in kv._holds.values():
+    for hold in kv.holds:
         assert hold.start <= hold.num_arrived <= hold.end
         end = hold.num_arrived if hold.is_over else hold.end
         num_done = hold.num_computed_tokens // kv.block_size * kv.block_size
         arriving.update(hold.blocks(max(hold.start, num_done), end))
-    assert arriving == kv._arriving
+    assert arriving == kv.holds._arriving
 
 
 def _check_host(kv: KVCacheManager, nodes: list[Node]) -> None:

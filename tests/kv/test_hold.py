@@ -37,7 +37,7 @@ def begun(kv: KVCacheManager, request: Request) -> Hold:
     found = kv.match(request)
     assert kv.reserve(request, found)
     kv.hold(request, found)
-    [hold] = kv.take_new_holds()
+    [hold] = kv.holds.take_new()
     return hold
 
 
@@ -194,7 +194,7 @@ def test_what_is_sent_cannot_be_evicted_before_it_was_taken(kv: KVCacheManager) 
     kv.release(request)
     assert hold.num_computed_tokens == hold.end == 16
     assert kv.num_free_blocks == 16 - 4
-    kv.let_go("a")
+    kv.holds.let_go("a")
     assert kv.num_free_blocks == 16
 
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from legato.core.block_ids import block_array
 from legato.core.token_ids import token_array
-from legato.kv.host_pool import HostPool
+from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import Key, Node, SoughtTokens
 from legato.kv.prefix_tree import PrefixTree
 from tests.profiles import examples
@@ -48,7 +48,7 @@ def grown(
 
 
 def test_equal_hashes_are_no_hit() -> None:
-    tree = PrefixTree(HostPool(0))
+    tree = PrefixTree(HostCacheSlots(0))
     tokens, others = (HashedAlike(token_array(t), BLOCK_SIZE) for t in (A, B))
     grown(tree, tokens)
     assert matched(tree, tokens)
@@ -56,7 +56,7 @@ def test_equal_hashes_are_no_hit() -> None:
 
 
 def test_the_same_tokens_elsewhere_are_another_block() -> None:
-    tree = PrefixTree(HostPool(0))
+    tree = PrefixTree(HostCacheSlots(0))
     grown(tree, sought(A, B))
     assert matched(tree, sought(A, B)) == [0, 1]
     assert matched(tree, sought(B)) == []
@@ -64,14 +64,14 @@ def test_the_same_tokens_elsewhere_are_another_block() -> None:
 
 
 def test_a_block_has_one_place() -> None:
-    tree = PrefixTree(HostPool(0))
+    tree = PrefixTree(HostCacheSlots(0))
     grown(tree, sought(A))
     with pytest.raises(AssertionError, match="same tokens"):
         grown(tree, sought(A))
 
 
 def test_who_uses_a_part_of_a_node_splits_it() -> None:
-    tree = PrefixTree(HostPool(0))
+    tree = PrefixTree(HostCacheSlots(0))
     whole = grown(tree, sought(A, B, C))
     [part] = tree.use(tree.match(sought(A, A), 4))
     assert (part.num_users, whole.num_users) == (2, 1)
@@ -82,7 +82,7 @@ def test_who_uses_a_part_of_a_node_splits_it() -> None:
 
 
 def test_a_node_grows_while_one_uses_it_alone() -> None:
-    tree = PrefixTree(HostPool(0))
+    tree = PrefixTree(HostCacheSlots(0))
     first = grown(tree, sought(A))
     assert grown(tree, sought(A, B), below=first) is first
     tree.use(tree.match(sought(A, B), 4))
@@ -91,7 +91,7 @@ def test_a_node_grows_while_one_uses_it_alone() -> None:
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 7, 8])
 def test_a_way_ends_where_the_tokens_come_to_differ(num_blocks: int) -> None:
-    tree = PrefixTree(HostPool(0))
+    tree = PrefixTree(HostCacheSlots(0))
     tokens = [[i, i] for i in range(8)]
     grown(tree, sought(*tokens))
     others = sought(*tokens[:num_blocks], *([9, 9] for _ in tokens[num_blocks:]))
@@ -99,7 +99,7 @@ def test_a_way_ends_where_the_tokens_come_to_differ(num_blocks: int) -> None:
 
 
 def test_evicts_the_deepest_of_what_was_used_longest_ago() -> None:
-    tree = PrefixTree(HostPool(0))
+    tree = PrefixTree(HostCacheSlots(0))
     last = grown(tree, sought(A, B, C))
     assert tree.num_unused == 0
     tree.release(last)
@@ -110,7 +110,7 @@ def test_evicts_the_deepest_of_what_was_used_longest_ago() -> None:
 
 
 def test_what_is_not_computed_goes_with_its_last_user() -> None:
-    tree = PrefixTree(HostPool(0))
+    tree = PrefixTree(HostCacheSlots(0))
     first = grown(tree, sought(A))
     last = grown(tree, sought(A, B, C), below=first, num_missing=BLOCK_SIZE)
     tree.use(tree.match(sought(A, B, C), 6))
@@ -125,7 +125,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree = PrefixTree(HostPool(0))
+        self.tree = PrefixTree(HostCacheSlots(0))
         self.blocks: dict[tuple[int, ...], int] = {}  # key all tokens up to its end, value its id
         self.users: list[tuple[Node, tuple[int, ...]]] = []
         self.unused: dict[tuple[int, ...], None] = {}  # the next to be evicted first

@@ -7,7 +7,7 @@ import msgspec
 from legato.core.config import SchedulerConfig
 from legato.simulation.profiled_server import SimulatedServer
 from legato.simulation.record import RequestRecord
-from legato.simulation.run import simulate
+from legato.simulation.simulated_run import simulate
 from legato.simulation.workload import Workload, WorkloadRequest
 from tests.lab.simulated import CPU
 

@@ -16,7 +16,7 @@ from legato.core.errors import ConfigError
 from legato.core.step_record import ChunkRecord
 from legato.lab.demo.comparison import verdict
 from legato.lab.demo.play import play
-from legato.lab.demo.run import Run
+from legato.lab.demo.stage import Run
 from legato.lab.demo.toy import toy_steps
 from legato.lab.demo.traffic import Traffic, sized_traffic
 from legato.lab.demo.view import View, strip

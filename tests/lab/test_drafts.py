@@ -19,7 +19,7 @@ from legato.simulation.machine import MeasuredServer
 from legato.simulation.machine_file import load_machine
 from legato.simulation.profiled_server import SimulatedServer, calibrate
 from legato.simulation.published import rooflines
-from legato.simulation.run import Simulable, SimulatedRun, simulate
+from legato.simulation.simulated_run import Simulable, SimulatedRun, simulate
 from legato.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from tests.lab.simulated import CPU
 from tests.scheduler.step_times import step_shape

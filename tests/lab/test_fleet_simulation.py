@@ -15,8 +15,8 @@ from legato.simulation.fleet import Hang, SimulatedFleet, Split
 from legato.simulation.fleet_run import FleetRun, simulate_fleet
 from legato.simulation.link import Link, Traffic
 from legato.simulation.profiled_server import SimulatedServer
-from legato.simulation.run import simulate
 from legato.simulation.scaler import Scaler
+from legato.simulation.simulated_run import simulate
 from legato.simulation.summary import Slos, summarize
 from legato.simulation.tally import Tally
 from legato.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals

@@ -18,7 +18,7 @@ from legato.scheduler.step_shape import StepShape
 from legato.simulation.clients import Delays
 from legato.simulation.machine import MeasuredServer
 from legato.simulation.machine_file import load_machine, write_machine
-from legato.simulation.run import simulate
+from legato.simulation.simulated_run import simulate
 from legato.simulation.step_errors import ErrorSampler, StepErrors
 from legato.simulation.workload import WorkloadRequest
 from tests.lab.tune.machines import CPU, DELAYS

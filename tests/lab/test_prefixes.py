@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from legato.core.config import CacheConfig, SchedulerConfig
 from legato.simulation.profiled_server import SimulatedServer
 from legato.simulation.prompts import SimulatedPrompts
-from legato.simulation.run import simulate
+from legato.simulation.simulated_run import simulate
 from legato.simulation.summary import Slos, summarize
 from legato.simulation.workload import (
     HASH_BLOCK,

@@ -18,7 +18,7 @@ from legato.simulation.clients import SimulatedClients
 from legato.simulation.policies import parse_policy
 from legato.simulation.profiled_server import SimulatedServer
 from legato.simulation.profiles import Profile
-from legato.simulation.run import simulate
+from legato.simulation.simulated_run import simulate
 from legato.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from tests.lab.simulated import CPU, serve
 

@@ -16,9 +16,10 @@ from tokenizers.pre_tokenizers import Whitespace
 from legato.core.errors import ConfigError
 from legato.lab.workload.formats.csv_table import Columns
 from legato.lab.workload.formats.rows import WorkloadFile
-from legato.lab.workload.traces import Reading, read_file, read_workload, write_workload
+from legato.lab.workload.traces import Reading, read_file, read_workload
 from legato.simulation.workload import Workload, WorkloadRequest
 from tests.lab.test_workload import workloads
+from tests.lab.workload_file import write_workload
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2024-05-10 00:00:00.0099300,2162,5

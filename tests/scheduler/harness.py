@@ -180,9 +180,9 @@ class Harness:
     def plan(self) -> StepPlan | None:
         running = self.scheduler._queues.running.values()
         decoding = {r: r.next_due_s for r in running if self.is_stream(r)}
-        early = set(self.scheduler._preempted)  # when there was no step to be planned
+        early = set(self.scheduler._dispatch._preempted)  # when there was no step to be planned
         plan = self.scheduler.plan(self.clock())
-        self.holds |= {hold.request_id: hold for hold in self.kv.take_new_holds()}
+        self.holds |= {hold.request_id: hold for hold in self.kv.holds.take_new()}
         if plan is None:
             self.move(self.kv.take_moves())
             return None
@@ -227,7 +227,7 @@ class Harness:
             assert len(chunk.block_ids) * self.kv.block_size >= chunk.end
             self.check_drafts(chunk)
             for block_id in self.written_blocks(chunk):
-                assert block_id not in self.kv._arriving, "written by a transfer, too"
+                assert block_id not in self.kv.holds._arriving, "written by a transfer, too"
                 assert writers.setdefault(block_id, chunk.request_id) == chunk.request_id, (
                     "a block has two writers"
                 )
@@ -437,7 +437,7 @@ class Harness:
         else:
             self.read_sent(request_id)
             del self.holds[request_id]
-            self.kv.let_go(request_id)
+            self.kv.holds.let_go(request_id)
 
     def quarantine(self, request_id: str) -> None:
         """End a transfer that may still write to blocks, and have it write to them."""

@@ -268,7 +268,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             harness.end_quarantine(request_id)
         assert harness.kv.num_free_blocks == harness.kv.num_blocks
         assert not self.drafter.num_told, "drafters forget who ends"
-        assert harness.known <= set(harness.scheduler._ended), "the executor keeps what has ended"
+        ended = set(harness.scheduler._dispatch._ended)
+        assert harness.known <= ended, "the executor keeps what has ended"
         for request_id in harness.added:
             reasons = harness.finish_reasons[request_id]
             harness.check_skipped(request_id)

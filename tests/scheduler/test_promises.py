@@ -52,10 +52,10 @@ class PromiseHarness(Harness):
         return self.model.seconds(shape) * self.model.caution(limit_s)
 
     def plan(self) -> StepPlan | None:
-        begins_s = self.scheduler._look_ahead(self.clock())
-        running = self.scheduler._queues.running.values()
-        due_s = {r.request_id: r.next_due_s for r in running if self.is_stream(r)}
-        best_effort = {r.request_id for r in running if r.is_best_effort}
+        running = self.scheduler._queues.running
+        begins_s = self.scheduler._dispatch.look_ahead(self.clock(), running)
+        due_s = {id_: r.next_due_s for id_, r in running.items() if self.is_stream(r)}
+        best_effort = {id_ for id_, r in running.items() if r.is_best_effort}
         plan = super().plan()
         if plan is None:
             return None

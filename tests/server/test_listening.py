@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from legato.core.addresses import is_loopback
-from legato.core.config import TransferConfig
 from legato.core.errors import ConfigError
+from legato.core.transfer_config import TransferConfig
 from legato.fleet.exposure import check_reach
 from legato.server.config import ServerConfig
 from legato.transfer.keys import read_key

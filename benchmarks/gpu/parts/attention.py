@@ -13,7 +13,7 @@ from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.gpu.kernels.attention import attend, make_scratch
 from legato.gpu.work_items import Span, Tiling, section_size, work_lists, write_work
-from legato.lab.work import Roofline, Work
+from legato.lab.work import MeasuredRates, Work
 from legato.model.spec import DecoderSpec
 
 _BLOCK_SIZE = 32
@@ -76,7 +76,7 @@ class AttentionCase:
             2, count, spec.num_kv_heads, self._end, spec.head_dim
         ).unbind()
 
-    def rows(self, roofline: Roofline) -> list[Row]:
+    def rows(self, roofline: MeasuredRates) -> list[Row]:
         """Both ways, compared."""
         ours, theirs = self.paged(), self.whole()
         torch.testing.assert_close(ours(), theirs(), atol=_TOLERANCE, rtol=_TOLERANCE)

@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu.clock import median_s
 from benchmarks.gpu.figures import Figures, Row
 from benchmarks.gpu.settings import Settings
-from legato.lab.work import Roofline
+from legato.lab.work import MeasuredRates
 
 _COPY, _PRODUCT = "copy on the device", "matrix product, bfloat16"
 _FEW_ROWS = 32
@@ -31,16 +31,16 @@ def run(settings: Settings) -> Figures:
     return Figures(title="What the machine can do", rows=rows, notes=[_machine(device)])
 
 
-def known_roofline(settings: Settings) -> Roofline:
+def known_roofline(settings: Settings) -> MeasuredRates:
     """Of this part's figures, or measured where there are none."""
     file = settings.figures_file("ceilings")
     if file.exists():
         figures = msgspec.json.decode(file.read_bytes(), type=Figures)
         rates = {row.name: 1e12 * row.value for row in figures.rows}
         if _COPY in rates and _PRODUCT in rates:
-            return Roofline(rates[_COPY], rates[_PRODUCT])
+            return MeasuredRates(rates[_COPY], rates[_PRODUCT])
     device, sizes = settings.torch_device, settings.sizes
-    return Roofline(_copy(device, sizes.vector_bytes), _product(device, sizes.matrix))
+    return MeasuredRates(_copy(device, sizes.vector_bytes), _product(device, sizes.matrix))
 
 
 def _copy(device: torch.device, num_bytes: int) -> float:

@@ -36,7 +36,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped; returns the exit status."""
-    from legato.fleet.run import serve_fleet
+    from legato.fleet.serving import serve_fleet
 
     logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     merge_model(args)

@@ -10,7 +10,7 @@ from legato.routing.router import ROUTING_POLICIES
 if TYPE_CHECKING:
     from legato.simulation.fleet import SimulatedFleet
     from legato.simulation.link import Link
-    from legato.simulation.run import Simulable
+    from legato.simulation.simulated_run import Simulable
 
 _DEFAULT_ROUTING = "kept-promise"
 

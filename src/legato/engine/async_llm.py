@@ -14,7 +14,7 @@ from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats
 from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.completion import CompletionDelta
-from legato.engine.frontend.submission import Submission
+from legato.engine.frontend.submission import Prompts, Submission
 from legato.engine.generation import Generation
 from legato.engine.llm_settings import TextConfig, llm_config, llm_docstring, llm_signature
 from legato.engine.prompts import (
@@ -254,13 +254,13 @@ class AsyncLLM:
         growing = _Growing(generation)
         self._running[request_id] = growing
         try:
-            async with self._engine.submitted(
-                [asked.token_ids],
-                asked.params,
-                service=asked.service,
+            prompts = Prompts(
+                token_ids=[asked.token_ids],
+                params=asked.params,
                 request_id=request_id,
-                take=growing.take,
-            ) as submission:
+                service=asked.service,
+            )
+            async with self._engine.submitted(prompts, growing.take) as submission:
                 growing.end_with(submission)
                 is_whole = False
                 while not is_whole:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,78 @@ from legato.executor.sequence import SequenceState
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+
+
+class FlatChunks(NamedTuple):
+    """The chunks of a step as int64 arrays [R].
+
+    Attributes:
+        firsts: row of each chunk's first token.
+        starts: position of that token within its request.
+        counts: tokens of each chunk, one row each.
+        num_samples: how many of its last rows are sampled.
+    """
+
+    firsts: Int64s
+    starts: Int64s
+    counts: Int64s
+    num_samples: Int64s
+
+    @classmethod
+    def of(cls, chunks: Sequence[ScheduledChunk]) -> "FlatChunks":
+        counts = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+        return cls(
+            firsts=counts.cumsum() - counts,
+            starts=np.array([chunk.start for chunk in chunks], dtype=np.int64),
+            counts=counts,
+            num_samples=np.array([chunk.num_samples for chunk in chunks], dtype=np.int64),
+        )
+
+    def rows(self) -> "FlatRows":
+        """Return the rows of all chunks."""
+        chunk = np.arange(len(self.counts)).repeat(self.counts)
+        row = np.arange(len(chunk))
+        return FlatRows(
+            chunk,
+            position=row + (self.starts - self.firsts)[chunk],
+            num_left=(self.firsts + self.counts)[chunk] - row,
+        )
+
+    def sampled(self, rows: "FlatRows") -> Int64s:
+        """Return the sampled ones of the rows [S]."""
+        return (rows.num_left <= self.num_samples[rows.chunk]).nonzero()[0]
+
+
+class FlatRows(NamedTuple):
+    """The rows of a step as int64 arrays [T].
+
+    Attributes:
+        chunk: index of each row's chunk.
+        position: of its token within the request.
+        num_left: rows of its chunk from this one on.
+    """
+
+    chunk: Int64s
+    position: Int64s
+    num_left: Int64s
+
+
+class PackedChunk(NamedTuple):
+    """One request's rows [row_start, row_end) of a batch.
+
+    Attributes:
+        start: position of the first row's token; tokens [0, start) are in the cache already.
+        context_len: keys visible to the last row.
+    """
+
+    row_start: int
+    row_end: int
+    start: int
+    context_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.row_end - self.row_start
 
 
 @dataclass(frozen=True)
@@ -43,6 +117,15 @@ class PackedBatch:
     context_len: Int32s
     block_table: Int32s
 
+    @property
+    def chunks(self) -> list[PackedChunk]:
+        """The R chunks, for backends that go through them one by one."""
+        bounds = pairwise(self.query_start.tolist())
+        return [
+            PackedChunk(first, end, context_len - (end - first), context_len)
+            for (first, end), context_len in zip(bounds, self.context_len.tolist(), strict=True)
+        ]
+
 
 def pack(
     chunks: Sequence[ScheduledChunk],
@@ -52,28 +135,27 @@ def pack(
     device: torch.device,
 ) -> PackedBatch:
     """Pack a plan's chunks, at least one, for a model on `device`."""
-    starts = np.array([chunk.start for chunk in chunks])
-    num_tokens = np.array([chunk.num_tokens for chunk in chunks])
-    num_samples = np.array([chunk.num_samples for chunk in chunks])
+    flat = FlatChunks.of(chunks)
+    rows = flat.rows()
     query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
-    query_start[1:] = num_tokens.cumsum()
+    query_start[1:] = flat.counts.cumsum()
     block_table = _block_table(chunks, sequences)
-
-    request = np.arange(len(chunks)).repeat(num_tokens)  # [T], like the next four arrays
-    row = np.arange(len(request))
-    positions = row + (starts - query_start[:-1])[request]
-    block = positions // block_size
-    slot_mapping = (block_table[request, block] - block) * block_size + positions
-    sample_rows = (row >= (query_start[1:] - num_samples)[request]).nonzero()[0]
+    block = rows.position // block_size  # [T]
     return PackedBatch(
-        input_ids=_padded(_input_ids(chunks, sequences), device),
-        positions=_padded(positions, device),
-        sample_rows=_padded(sample_rows, device),
-        slot_mapping=slot_mapping,
+        input_ids=_padded(token_ids(chunks, sequences), device),
+        positions=_padded(rows.position, device),
+        sample_rows=_padded(flat.sampled(rows), device),
+        slot_mapping=(block_table[rows.chunk, block] - block) * block_size + rows.position,
         query_start=query_start,
-        context_len=(starts + num_tokens).astype(np.int32),
+        context_len=(flat.starts + flat.counts).astype(np.int32),
         block_table=block_table,
     )
+
+
+def token_ids(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> Int64s:
+    """Return the tokens of all chunks [T], each from its sequence."""
+    parts = [s.token_ids[c.start : c.end] for c, s in zip(chunks, sequences, strict=True)]
+    return np.concatenate(parts)
 
 
 def _block_table(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> Int32s:
@@ -82,11 +164,6 @@ def _block_table(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceS
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
     return table
-
-
-def _input_ids(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> Int64s:
-    parts = [s.token_ids[c.start : c.end] for c, s in zip(chunks, sequences, strict=True)]
-    return np.concatenate(parts)
 
 
 def _padded(values: Int64s, device: torch.device) -> torch.Tensor:

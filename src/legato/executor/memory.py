@@ -25,7 +25,7 @@ def free_memory_bytes() -> int:
     return max(0, min(available, limit - int(psutil.Process().memory_info().vms)))
 
 
-def host_cache_bytes(config: CacheConfig) -> int:
+def cpu_cache_bytes(config: CacheConfig) -> int:
     """Return the size of a KV cache in host memory."""
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes

@@ -12,25 +12,25 @@ from typing import Any
 import msgspec
 
 from legato.checkpoint.defaults import ModelDefaults, within_vocabulary
-from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
-from legato.core.kv_transfer import KVTransfer
 from legato.core.request import AddRequest
-from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import EngineRecord, RequestArrived, RequestSent
+from legato.core.transfer_config import TransferConfig
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
 from legato.engine.frontend.kv_tickets import Tickets
-from legato.engine.frontend.settings import resolved_anew
-from legato.engine.frontend.submission import Submission, Take
+from legato.engine.frontend.settings import RunningSettings
+from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.frontend.submissions import Submissions
 from legato.engine.process.messages import KnowVocabulary, SetAnnouncing, SetRecording
 from legato.fleet.dispatcher import Asked, Dispatcher
 from legato.fleet.link import Link
-from legato.fleet.messages import (
+from legato.fleet.placements import told_id
+from legato.fleet.records import lost, on_our_clock, output_on_our_clock, renamed
+from legato.fleet.replica_messages import (
     Begun,
     Brought,
     ChangeSettings,
@@ -40,8 +40,6 @@ from legato.fleet.messages import (
     Tells,
     ToReplica,
 )
-from legato.fleet.placements import told_id
-from legato.fleet.records import lost, on_our_clock, output_on_our_clock, renamed
 from legato.fleet.replicas import Replicas
 from legato.fleet.totals import Totals
 from legato.routing.replica_view import STATE_EVERY_S
@@ -97,14 +95,12 @@ class FleetEngine:
         self.num_stuck = 0
         self.problem = ""
         self.pids: dict[str, int] = {}
-        self.scheduler_config = config.scheduler
+        self.settings = RunningSettings(config.scheduler, info)
+        self.settings.watch(lambda now: self._tell_all(ChangeSettings(now.asked)))
+        self.settings.watch(lambda now: self._deliveries.promise(now.asked.classes))
         self.activity = Activity(
             lambda is_on: self._tell_all(SetRecording(is_on)),
             lambda is_on: self._tell_all(SetAnnouncing(is_on)),
-        )
-        self._started = info.scheduler
-        self.most_batched_tokens = self._started.most_batched_tokens(
-            info.max_model_len, info.device
         )
         self._deliveries = Deliveries(config.scheduler.classes, lambda _: None)
         self._pools = pools
@@ -116,7 +112,7 @@ class FleetEngine:
             self._router,
             Asked(
                 request=lambda request_id: self._submissions.get(request_id),
-                slo=lambda name: self.scheduler_config.classes[name],
+                slo=lambda name: self.settings.asked.classes[name],
             ),
             block_size=info.cache.block_size,
             key=read_key(config.transfer),
@@ -229,33 +225,13 @@ class FleetEngine:
                 "started with; deploy them again with others, and they are replaced one after the "
                 "other"
             )
-        resolved_anew(scheduler, self.info, self._started)
+        resolved = self.settings.resolve(scheduler)
         self.check_running()
-        self.scheduler_config = scheduler
-        self._tell_all(ChangeSettings(scheduler))
-        self._deliveries.promise(scheduler.classes)
+        self.settings.change(scheduler, resolved)
 
-    def submitted(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        *,
-        service: ServiceParams,
-        request_id: str,
-        take: Take,
-        kv_transfer: KVTransfer | None = None,
-        arrived_s: float | None = None,
-    ) -> AbstractAsyncContextManager[Submission]:
+    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
-        return self._submissions.submitted(
-            prompts,
-            params,
-            service=service,
-            request_id=request_id,
-            take=take,
-            kv_transfer=kv_transfer,
-            arrived_s=arrived_s,
-        )
+        return self._submissions.submitted(prompts, take)
 
     async def close(self, *, at_once: bool = False) -> None:  # noqa: ARG002
         """Leave all replicas; unfinished requests are lost."""
@@ -337,7 +313,7 @@ class FleetEngine:
         if self.vocabulary.num_ids:  # a caller may have no tokenizer
             link.put(KnowVocabulary(self.vocabulary))
         if self._is_only_door:
-            link.put(ChangeSettings(self.scheduler_config))
+            link.put(ChangeSettings(self.settings.asked))
         if self.activity.records.is_wanted:
             link.put(SetRecording(True))
         if self.activity.live.is_wanted:

@@ -11,8 +11,8 @@ import msgspec
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.engine.frontend.kv_tickets import KVTransferParams, signature
-from legato.fleet.messages import Ticketed
 from legato.fleet.placements import Half, Placed
+from legato.fleet.replica_messages import Ticketed
 
 _NOT_SAMPLED = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
 """A prefill ends with one token, which no client gets."""

@@ -10,8 +10,8 @@ from legato.core.stats import EngineStats, ReplicaStats
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.messages import EngineInfo
 from legato.engine.process.pending import MAX_SENT_TOKENS, PendingRequests
-from legato.fleet.messages import FromReplica, Joined, Sent, Ticketed, ToReplica
 from legato.fleet.records import ForeignClock
+from legato.fleet.replica_messages import FromReplica, Joined, Sent, Ticketed, ToReplica
 from legato.fleet.replicas import Line, Replicas
 from legato.routing.request import Role
 

@@ -21,7 +21,7 @@ from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.kv_tickets import KVTransferParams, Tickets
 from legato.engine.frontend.requests import check_request
-from legato.engine.frontend.settings import resolved_anew
+from legato.engine.frontend.settings import RunningSettings
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
@@ -34,7 +34,8 @@ from legato.engine.process.messages import (
     WatchCache,
 )
 from legato.engine.process.supervisor import EngineSupervisor
-from legato.fleet.messages import (
+from legato.fleet.records import of_replica
+from legato.fleet.replica_messages import (
     MAX_FRAME_BYTES,
     Begun,
     Brought,
@@ -47,7 +48,6 @@ from legato.fleet.messages import (
     Ticketed,
     ToReplica,
 )
-from legato.fleet.records import of_replica
 from legato.routing.replica_view import STATE_EVERY_S
 from legato.routing.request import Role
 
@@ -105,14 +105,14 @@ class Replica:
         self._stats = EngineStats()
         self._started_s = time.time()
         self._vocabulary: KnowVocabulary | None = None
-        self._settings: SchedulerConfig | None = None  # resolved; None until they are changed
         self._is_recording = self._is_announcing = False  # for any front door
-        self._started = info.scheduler
         self._role: Role = config.transfer.kv_role or "both"
         self._tickets = Tickets(config.transfer, info.transfer, is_from_router=True)
         self._supervisor = EngineSupervisor(
             config, engine, self, timeout_s=timeout_s, program=program
         )
+        self._settings = RunningSettings(config.scheduler, info)
+        self._settings.watch(lambda now: self._supervisor.reconfigure(now.asked, now.resolved))
         self._telling = asyncio.create_task(self._tell_states())
 
     @classmethod
@@ -141,7 +141,7 @@ class Replica:
     @property
     def classes(self) -> dict[str, SloClass]:
         """Its promises; key the class of service."""
-        return self._supervisor.config.scheduler.classes
+        return self._settings.asked.classes
 
     def check_running(self) -> None:
         """Raises `EngineDeadError` if there is no engine, and will be none."""
@@ -234,7 +234,7 @@ class Replica:
             self._supervisor.send(SetAnnouncing(is_announcing))
 
     def _change(self, scheduler: SchedulerConfig) -> None:
-        before = self._supervisor.config.scheduler
+        before = self._settings.asked
         if scheduler == before:
             return
         if (scheduler.max_num_seqs, scheduler.classes.keys()) != (
@@ -243,10 +243,10 @@ class Replica:
         ):
             raise InvalidRequestError("an engine that runs keeps max_num_seqs and its classes")
         try:
-            self._settings = resolved_anew(scheduler, self.info, self._started)
+            resolved = self._settings.resolve(scheduler)
         except ConfigError as error:
             raise InvalidRequestError(f"no settings of this engine: {error}") from error
-        self._supervisor.reconfigure(scheduler, self._settings)
+        self._settings.change(scheduler, resolved)
 
     def _add(
         self, door_id: str, request: AddRequest, ticket: KVTransferParams | None, later_s: float
@@ -350,8 +350,8 @@ class Replica:
         self.info = info
         if self._vocabulary is not None:
             self._supervisor.send(self._vocabulary)
-        if self._settings is not None:  # they may have come while it was loading
-            self._supervisor.send(Reconfigure(self._settings))
+        if info.scheduler != self._settings.resolved:  # they changed while it was loading
+            self._supervisor.send(Reconfigure(self._settings.resolved))
         if self._is_recording:
             self._supervisor.send(SetRecording(True))
         if self._is_announcing:

@@ -25,7 +25,7 @@ from legato.executor.sequences import (
 from legato.executor.torch_executor import LOGITS_ROWS
 from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device, Event
-from legato.gpu.host_blocks import HostBlocks
+from legato.gpu.host_cache import GpuHostCache
 from legato.gpu.sampler import adjust, check_sampled
 from legato.gpu.step_inputs import StepSize
 from legato.gpu.step_loader import StepLoader
@@ -90,13 +90,13 @@ class GpuExecutor:
         self._program = program
         self._runner = runner or program
         self._device = device
-        self._host_blocks = HostBlocks(device, program.blocks, num_host_slots)
+        self._host_cache = GpuHostCache(device, program.blocks, num_host_slots)
         self._sequences = Sequences(grammar)
         self._loader = StepLoader(program, device, depth=depth)
         self._flights: deque[_Flight] = deque()
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        self._host_blocks.move(moves)
+        self._host_cache.move(moves)
 
     def submit(self, plan: StepPlan) -> None:
         begun = self._device.event()

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 
 from legato.core.plan import BlockMove
-from legato.executor.ranks.messages import DeviceStep, Followers, Moves, RowLogits, ToRank
+from legato.executor.ranks.rank_messages import DeviceStep, Followers, Moves, RowLogits, ToRank
 from legato.executor.sequences import BegunStep
 from legato.gpu.block_table import Int32s, Int64s, change_table
 from legato.gpu.device import Device
 from legato.gpu.executor import GpuExecutor
-from legato.gpu.host_blocks import HostBlocks
+from legato.gpu.host_cache import GpuHostCache
 from legato.gpu.step_inputs import HostStep, StagedInputs, StepSize
 from legato.gpu.step_loader import StepLoader
 from legato.gpu.step_program import Runner, StepProgram
 from legato.model.communicator import RankLostError
 
 
-class LeadExecutor(GpuExecutor):
+class GpuLeadExecutor(GpuExecutor):
     """Rank 0's executor; it has the scheduler and samples. See `GpuExecutor`."""
 
     def __init__(
@@ -93,7 +93,7 @@ class GpuFollower:
         self._program = program
         self._device = device
         self._runner = runner
-        self._host_blocks = HostBlocks(device, program.blocks, num_host_slots)
+        self._host_cache = GpuHostCache(device, program.blocks, num_host_slots)
         self._staged = StagedInputs(device, program.max_words, depth + 1)
 
     @torch.inference_mode()
@@ -106,7 +106,7 @@ class GpuFollower:
                 index = self._device.upload(_copied(rows, np.int32))
                 model.compute_logits(model.hidden_of(index, self._program.residual))
             case Moves(moves):
-                self._host_blocks.move(moves)
+                self._host_cache.move(moves)
             case _:
                 raise TypeError(f"not for a rank on a GPU: {type(message).__name__}")
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from legato.executor.batch import FlatChunks, FlatRows, token_ids
 from legato.executor.sequences import BegunStep
 from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device
@@ -134,24 +135,25 @@ class StepRows:
         *,
         block_size: int,
     ) -> None:
-        chunks = step.plan.chunks
         self._step = step
         self._slots = np.array(slots, dtype=np.int32)
         self._block_rows = block_rows
         self._block_size = block_size
-        self._starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
-        self._counts = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
-        self._num_samples = np.array([chunk.num_samples for chunk in chunks], dtype=np.int64)
-        self.firsts = self._counts.cumsum() - self._counts  # row of each chunk's first token
+        self._flat = FlatChunks.of(step.plan.chunks)
+
+    @property
+    def firsts(self) -> Int64s:
+        """Row of each chunk's first token."""
+        return self._flat.firsts
 
     @property
     def longest(self) -> int:
         """Rows of the longest chunk."""
-        return int(self._counts.max())
+        return int(self._flat.counts.max())
 
     @property
     def spans(self) -> list[Span]:
-        columns = self._slots, self.firsts, self._counts, self._starts
+        columns = self._slots, self._flat.firsts, self._flat.counts, self._flat.starts
         return list(map(Span, *(column.tolist() for column in columns)))
 
     def write(self, sections: Sequence[Int32s], sampling: SamplingTable, *, nobody: int) -> None:
@@ -163,25 +165,23 @@ class StepRows:
             nobody: the padding slot.
         """
         words, sample_rows, sample_slots, input_source, positions, slot_mapping, _ = sections
-        chunk = np.arange(len(self._counts)).repeat(self._counts)  # of each row, like the next
-        row = np.arange(len(chunk))
-        position = row + (self._starts - self.firsts)[chunk]
-        _fill(positions, position, 0)
-        _fill(slot_mapping, self._places(chunk, position), -1)
+        rows = self._flat.rows()
+        _fill(positions, rows.position, 0)
+        _fill(slot_mapping, self._places(rows), -1)
         _fill(input_source, self._sources(), 0)
-        behind = (self.firsts + self._counts)[chunk] - row  # rows to the chunk's end
-        sampled = (behind <= self._num_samples[chunk]).nonzero()[0]
-        whose = self._slots[chunk[sampled]]
+        sampled = self._flat.sampled(rows)
+        whose = self._slots[rows.chunk[sampled]]
         _fill(sample_rows, sampled, 0)
-        _fill(sample_slots, np.where(behind[sampled] == 1, whose, nobody), nobody)
+        _fill(sample_slots, np.where(rows.num_left[sampled] == 1, whose, nobody), nobody)
         num_prompt_tokens = np.array([s.num_prompt_tokens for s in self._step.sequences])
-        num_output_tokens = position[sampled] + 1 - num_prompt_tokens[chunk[sampled]]
+        num_output_tokens = rows.position[sampled] + 1 - num_prompt_tokens[rows.chunk[sampled]]
         sampling.write(words, whose, num_output_tokens)
 
-    def _places(self, chunk: Int64s, position: Int64s) -> Int64s:
+    def _places(self, rows: FlatRows) -> Int64s:
         """Return the cache slot of each row's key and value."""
-        first_blocks = self._starts // self._block_size
-        end_blocks = -(-(self._starts + self._counts) // self._block_size)
+        starts, counts = self._flat.starts, self._flat.counts
+        first_blocks = starts // self._block_size
+        end_blocks = -(-(starts + counts) // self._block_size)
         blocks = np.concatenate(
             [
                 row[first:end]
@@ -190,23 +190,21 @@ class StepRows:
                 )
             ]
         )
-        counts = end_blocks - first_blocks
-        block, offset = np.divmod(position, self._block_size)
-        place = (counts.cumsum() - counts - first_blocks)[chunk] + block
+        num_blocks = end_blocks - first_blocks
+        block, offset = np.divmod(rows.position, self._block_size)
+        place = (num_blocks.cumsum() - num_blocks - first_blocks)[rows.chunk] + block
         places: Int64s = blocks[place].astype(np.int64) * self._block_size + offset
         return places
 
     def _sources(self) -> Int64s:
         """Return each row's token, or -1 - slot for a token that the step in flight samples."""
-        sources = np.concatenate(
-            [sequence.token_ids[chunk.start : chunk.end] for chunk, sequence in self._step.pairs]
-        )
+        sources = token_ids(self._step.plan.chunks, self._step.sequences)
         num_drafts = np.array([len(chunk.draft_token_ids) for chunk, _ in self._step.pairs])
         known = np.array([sequence.num_tokens for sequence in self._step.sequences])
-        ends = self._starts + self._counts - num_drafts
+        ends = self._flat.starts + self._flat.counts - num_drafts
         unknown = ends > known
         # Only the last token before drafts can be unknown: no plan goes beyond it but by drafts.
-        rows = self.firsts + self._counts - 1 - num_drafts
+        rows = self._flat.firsts + self._flat.counts - 1 - num_drafts
         sources[rows[unknown]] = -1 - self._slots[unknown]
         return sources
 

@@ -1,7 +1,7 @@
 """Assigns blocks to requests for their keys and values, and shares equal blocks."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.kv_events import KVEvent
@@ -10,7 +10,8 @@ from legato.core.request import Request
 from legato.kv.block_pool import BlockPool
 from legato.kv.cache_events import CacheEvents
 from legato.kv.hold import Hold
-from legato.kv.host_pool import HostPool
+from legato.kv.holds import Holds, renamed
+from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import Node, SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
 
@@ -49,6 +50,9 @@ class KVCacheManager:
     Args:
         enable_prefix_caching: False shares no block and keeps none.
         num_host_slots: evicted blocks that host memory can keep.
+
+    Attributes:
+        holds: of prompts whose blocks are transferred between engines.
     """
 
     def __init__(
@@ -63,14 +67,12 @@ class KVCacheManager:
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
         self._events = CacheEvents()
-        self._host = HostPool(num_host_slots, self._events)
+        self._host = HostCacheSlots(num_host_slots, self._events)
         self._tree = PrefixTree(self._host, self._events)
         self._tables: dict[str, _Table] = {}  # key request id
         self._num_begun = self._num_ended = 0  # steps
         self._leaving: deque[tuple[int, _Table]] = deque()  # (last step that names them, blocks)
-        self._holds: dict[str, Hold] = {}  # key request id
-        self._new_holds: list[Hold] = []
-        self._arriving: set[int] = set()  # blocks
+        self.holds = Holds(self._tree, self._free_hold)
         # Key request id, value blocks that its transfer may still write to; no request has them.
         self._quarantined: dict[str, BlockIds] = {}
 
@@ -139,47 +141,21 @@ class KVCacheManager:
             found: the argument of `reserve`.
         """
         table = self._tables[request.request_id]
-        self._tree.join(table.last)
-        hold = Hold(
-            request,
-            table.last,
-            table.block_ids[: table.num_shared],
-            block_size=self.block_size,
-            start=found.num_tokens,
-        )
-        self._holds[request.request_id] = hold
-        self._new_holds.append(hold)
-        self._arriving.update(hold.blocks(hold.start))
-
-    def take_new_holds(self) -> list[Hold]:
-        """Return the holds since the last call, for transfers between engines."""
-        taken, self._new_holds = self._new_holds, []
-        return taken
+        shared = table.block_ids[: table.num_shared]
+        start = found.num_tokens
+        self.holds.add(Hold(request, table.last, shared, block_size=self.block_size, start=start))
 
     def note_arrived(self, request_id: str, num_tokens: int) -> int:
-        """Record that the first `num_tokens` tokens of a fetching request are in their blocks.
-
-        Returns:
-            how many of these tokens are new.
-        """
-        hold = self._holds[request_id]
-        num_new = num_tokens - hold.num_arrived
-        hold.num_arrived = num_tokens
-        self._settle()
-        return num_new
+        """See `Holds.note_arrived`."""
+        return self.holds.note_arrived(request_id, num_tokens)
 
     def end_arrival(self, request_id: str) -> None:
-        """End a request's fetch; tokens that have not arrived are to be computed."""
-        hold = self._holds[request_id]
-        hold.is_over = True
-        self._arriving.difference_update(hold.blocks(hold.num_arrived))
-        # Arrived blocks may wait for earlier ones, which the request computes.
-        if hold.is_settled or request_id not in self._tables:
-            self.let_go(request_id)
+        """See `Holds.end_arrival`."""
+        self.holds.end_arrival(request_id, has_blocks=request_id in self._tables)
 
     def can_quarantine(self, request_id: str) -> bool:
         """Whether there are enough free blocks for `quarantine`."""
-        hold = self._holds[request_id]
+        hold = self.holds[request_id]
         return len(hold.blocks(hold.num_arrived)) <= self.num_free_blocks
 
     def quarantine(self, request_id: str) -> bool:
@@ -188,7 +164,7 @@ class KVCacheManager:
         Returns:
             whether there were enough free blocks; if not, nothing has changed.
         """
-        hold = self._holds[request_id]
+        hold = self.holds[request_id]
         left = hold.blocks(hold.num_arrived)
         fresh = _Table(self._tree.root, 0, block_array())
         if not self._grow(fresh, len(left)):
@@ -196,26 +172,17 @@ class KVCacheManager:
         replaced = dict(zip(left, fresh.block_ids, strict=True))
         node = hold.last
         while node.parent is not None:
-            node.places = _renamed(node.places, replaced)
+            node.places = renamed(node.places, replaced)
             node = node.parent
-        owners: list[_Table | Hold] = [*self._tables.values(), *self._holds.values()]
-        owners += (table for _, table in self._leaving)
-        for owner in owners:
-            if not replaced.keys().isdisjoint(owner.block_ids):
-                owner.block_ids = _renamed(owner.block_ids, replaced)
-        self._arriving = {replaced.get(block_id, block_id) for block_id in self._arriving}
+        for table in (*self._tables.values(), *(table for _, table in self._leaving)):
+            table.block_ids = renamed(table.block_ids, replaced)
+        self.holds.rename(replaced)
         self._quarantined[request_id] = left
         return True
 
     def end_quarantine(self, request_id: str) -> None:
         """Free the quarantined blocks of a transfer that writes to them no more."""
         self._pool.free(self._quarantined.pop(request_id))
-
-    def let_go(self, request_id: str) -> None:
-        """End the hold on a request's blocks."""
-        hold = self._holds.pop(request_id)
-        self._arriving.difference_update(hold.blocks(hold.start))
-        self._let_go(_Table(hold.last, len(hold.block_ids), hold.block_ids))
 
     def num_hit_tokens(self, request: Request) -> int:
         """Return the tokens that a request without blocks need not compute."""
@@ -226,7 +193,7 @@ class KVCacheManager:
     def num_to_come(self, request: Request) -> int:
         """Return the tokens to come from other engines, those of a waiting request included."""
         num_absent = self._num_shareable(request) - self.match(request).num_tokens
-        return len(self._arriving) * self.block_size + num_absent
+        return self.holds.num_arriving_blocks * self.block_size + num_absent
 
     def arriving_from(self, request: Request, found: Way | None = None) -> int:
         """Return up to which token a request may be computed before more blocks arrive.
@@ -241,7 +208,9 @@ class KVCacheManager:
             nodes = found.nodes
             if request.is_to_be_fetched and found.num_tokens < self._num_shareable(request):
                 end = found.num_tokens
-        return min([end, *self._arriving_tokens(nodes)]) if self._arriving else end
+        if not self.holds.num_arriving_blocks:
+            return end
+        return min([end, *self.holds.arriving_tokens(nodes, self.block_size)])
 
     def block_ids(self, request: Request) -> BlockIds:
         """Return the request's block table: token i is in its block `i // block_size`."""
@@ -264,16 +233,14 @@ class KVCacheManager:
         """Share the request's blocks that are computed, up to `num_computed_tokens`."""
         if self._is_sharing:
             self._commit(request)
-            self._settle()
+            self.holds.settle()
 
     def release(self, request: Request) -> None:
         """Let go of all blocks of a request; a request without blocks is ignored."""
         table = self._tables.pop(request.request_id, None)
         if table is not None:
             self._let_go(table)
-        hold = self._holds.get(request.request_id)
-        if hold is not None and hold.is_over:
-            self.let_go(request.request_id)
+        self.holds.release(request.request_id)
 
     def _commit(self, request: Request) -> None:
         table = self._tables[request.request_id]
@@ -327,34 +294,14 @@ class KVCacheManager:
         """
         return self._events.take()
 
-    def _settle(self) -> None:
-        """Count arrived tokens as computed if all tokens before them are."""
-        if not self._arriving:
-            return
-        for hold in tuple(self._holds.values()):
-            if hold.is_settled:
-                continue
-            if hold.num_computed_tokens >= hold.start:
-                self._tree.note_computed(hold.last, hold.num_arrived)
-            if hold.is_settled:
-                self._arriving.difference_update(hold.blocks(hold.start, hold.num_arrived))
-                if hold.is_over:
-                    self.let_go(hold.request_id)
-
-    def _arriving_tokens(self, nodes: Iterable[Node]) -> Iterator[int]:
-        """Yield the first token of each arriving block."""
-        for node in nodes:
-            if node.num_missing:
-                tokens = range(node.start, node.end, self.block_size)
-                for token, place in zip(tokens, node.places, strict=True):
-                    if place in self._arriving:
-                        yield token
-
     def _let_go(self, table: _Table) -> None:
         if self._num_begun == self._num_ended:
             self._free(table)
         else:
             self._leaving.append((self._num_begun, table))
+
+    def _free_hold(self, hold: Hold) -> None:
+        self._let_go(_Table(hold.last, len(hold.block_ids), hold.block_ids))
 
     def _free(self, table: _Table) -> None:
         own = table.block_ids[table.num_shared :]
@@ -447,8 +394,3 @@ class KVCacheManager:
 
     def _num_blocks(self, request: Request) -> int:
         return -(-request.num_expected_tokens // self.block_size)
-
-
-def _renamed(block_ids: BlockIds, replaced: Mapping[int, int]) -> BlockIds:
-    """Return a table with some of its blocks replaced; key and value are block ids."""
-    return block_array(replaced.get(block_id, block_id) for block_id in block_ids)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.token_ids import token_array
 from legato.kv.cache_events import CacheEvents
-from legato.kv.host_pool import HostPool
+from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import Node, SoughtTokens, Way
 
 
@@ -30,7 +30,7 @@ class PrefixTree:
         num_unused: blocks that could be evicted.
     """
 
-    def __init__(self, host: HostPool, events: CacheEvents | None = None) -> None:
+    def __init__(self, host: HostCacheSlots, events: CacheEvents | None = None) -> None:
         self._host = host
         self._events = events or CacheEvents()
         self.root = Node(None, b"", 0, token_array(()), block_array())

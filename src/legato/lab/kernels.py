@@ -12,7 +12,7 @@ from legato.core.plan import ScheduledChunk
 from legato.engine.assembly.builder import load_runtime
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.lab.made_up_steps import MadeUpSteps
-from legato.lab.work import Roofline, Work, work_of
+from legato.lab.work import MeasuredRates, Work, work_of
 from legato.scheduler.step_shape import StepShape
 
 _REPEATS = 15
@@ -52,7 +52,7 @@ class MeasuredKernel(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def measure_roofline(device: torch.device) -> Roofline:
+def measure_roofline(device: torch.device) -> MeasuredRates:
     """Measure reading a large array, and multiplying large bfloat16 matrices.
 
     The numbers are random, since a GPU's clock depends on how many bits change.
@@ -62,7 +62,7 @@ def measure_roofline(device: torch.device) -> Roofline:
     left, right = torch.randn(2, sizes.matrix, sizes.matrix, device=device).bfloat16()
     read_s = min(_seconds(values.sum, device) for _ in range(5))
     multiply_s = min(_seconds(lambda: left @ right, device) for _ in range(10))
-    return Roofline(sizes.read_bytes / read_s, 2 * sizes.matrix**3 / multiply_s)
+    return MeasuredRates(sizes.read_bytes / read_s, 2 * sizes.matrix**3 / multiply_s)
 
 
 def measure_kernels(

@@ -25,7 +25,7 @@ class Work(msgspec.Struct, frozen=True):
     num_flops: float
 
 
-class Roofline(msgspec.Struct, frozen=True):
+class MeasuredRates(msgspec.Struct, frozen=True):
     """The machine's measured rates."""
 
     bytes_a_s: float

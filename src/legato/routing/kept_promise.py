@@ -18,7 +18,7 @@ _MOST_BUSY = 0.95
 _FIRST_MEAN_OUTPUT, _LEARNING_RATE = 256.0, 0.01
 
 
-class KeptPromise:
+class KeptPromisePolicy:
     """Forecasts each request at each replica from the replica's reports of its queue and steps.
 
     A request goes where it costs least, for itself and for others. For itself: its TTFT SLO times

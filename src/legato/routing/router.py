@@ -6,14 +6,14 @@ from typing import NamedTuple
 from legato.core.errors import ConfigError
 from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from legato.core.replica_state import ReplicaState
-from legato.routing.kept_promise import KeptPromise
+from legato.routing.kept_promise import KeptPromisePolicy
 from legato.routing.policy import PowerOfTwo, PrefixAffinity, RoundRobin, RoutingPolicy
 from legato.routing.prefix_index import PrefixIndex
 from legato.routing.replica_view import STATE_EVERY_S, ReplicaView
 from legato.routing.request import Placement, Role, RoutedRequest
 
 ROUTING_POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
-    "kept-promise": KeptPromise,
+    "kept-promise": KeptPromisePolicy,
     "prefix-affinity": PrefixAffinity,
     "power-of-two": PowerOfTwo,
     "round-robin": RoundRobin,

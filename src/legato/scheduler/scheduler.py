@@ -4,10 +4,7 @@ Pure Python: the same object drives the real model, the simulator and the proper
 argument, blocks come from a KV manager, and the executor is never seen.
 """
 
-import math
-from collections import ChainMap, deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from legato.core.config import SchedulerConfig
 from legato.core.containment import Containment
@@ -18,9 +15,9 @@ from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest, Event, Request
 from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
-from legato.core.step_record import DraftsEndedBy
 from legato.kv.manager import KVCacheManager
-from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.budget import MIN_CHUNK, StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.dispatch import Dispatch
 from legato.scheduler.drafting import Drafting
 from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.forecast import Forecast
@@ -35,7 +32,6 @@ from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
 from legato.scheduler.service import book_step
 from legato.scheduler.step_builder import StepBuilder
-from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
 from legato.scheduler.turns import PrefillTurns
@@ -46,24 +42,6 @@ _MOST_DUE = 64
 
 _LOOKED_UP = 2
 """Waiting requests per step whose cache hits are updated, in orders that depend on hits."""
-
-
-class _Flight(NamedTuple):
-    """A planned step that has not landed.
-
-    Attributes:
-        planned_s: time of planning.
-        ends_s: its expected end, the model's margin included, so that the next step is in time even
-            if this one is late.
-        drafting_s, first_blocks: as in `StepBuilder`.
-    """
-
-    plan: StepPlan
-    shape: StepShape
-    planned_s: float
-    ends_s: float
-    drafting_s: float
-    first_blocks: dict[int, str]
 
 
 class Scheduler:
@@ -114,16 +92,8 @@ class Scheduler:
         self._fetch_time = FetchTime(kv)
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         self._configure(config)
-        self._in_flight: deque[_Flight] = deque()
-        self._landed_s = -math.inf  # end of the last step
-        self._later_s = 0.0  # from `note_way`, for the next step that is observed
+        self._dispatch = Dispatch(kv, self._step_time)
         self.broken_promise = ""
-        self._known_to_executor: set[str] = set()
-        self._ended: list[str] = []  # request ids that the next plan ends in the executor
-        # Since the last step. A request that waits for remote blocks is admitted without a chunk.
-        self._admitted: dict[str, int] = {}
-        self._preempted: list[str] = []
-        self._num_steps = 0
         self._num_preemptions = 0
         self._num_steps_over_budget = 0
         self._num_prefix_cache_queries = 0
@@ -131,7 +101,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queues or self._in_flight)
+        return bool(self._queues or self._dispatch.num_in_flight)
 
     @property
     def stats(self) -> SchedulerStats:
@@ -174,7 +144,7 @@ class Scheduler:
         Args:
             config: resolved, with the same classes of service by name.
         """
-        assert not self._in_flight, "a step is in flight"
+        assert not self._dispatch.num_in_flight, "a step is in flight"
         had_drafts = self._drafting is not None
         self._configure(config)
         waiting = self._queues.take_waiting()
@@ -280,7 +250,8 @@ class Scheduler:
         self._budget.recover(now_s)
         self._look_up_waiting()
         self._queues.is_urgent = self._is_urgent()
-        begins_s = self._look_ahead(now_s)
+        running, dispatch = self._queues.running, self._dispatch
+        begins_s = dispatch.look_ahead(now_s, running)
         step = StepBuilder(
             self._queues,
             self._kv,
@@ -288,39 +259,40 @@ class Scheduler:
             self._turns,
             self._lengths,
             self._config,
-            ChainMap(*(flight.first_blocks for flight in self._in_flight)),
+            dispatch.first_blocks,
             now_s=now_s,
             begins_s=begins_s,
             idle_limit_s=self._idle_limit_s,
         )
         # How many drafts are accepted is known only when their step has landed.
-        has_drafts_in_flight = any(flight.shape.num_draft_rows for flight in self._in_flight)
-        if has_drafts_in_flight or (self._in_flight and step.must_wait):
+        if dispatch.has_drafts or (dispatch.num_in_flight and step.must_wait):
             return None
         self._fill(step)
         drafts_ended_by = None if self._drafting is None else self._drafting.add(step)
         self._num_preemptions += len(step.preempted)
-        self._admitted |= step.admitted
-        self._preempted += [request.request_id for request in step.preempted]
         self._note_budget(step)
+        dispatch.note_changes(step)
         if not step.chunks:
             return None
-        plan = self._finish(step, drafts_ended_by)
-        self._take_off(plan, step, now_s, begins_s)
-        self._num_steps += 1
-        self._ended.clear()
-        self._admitted, self._preempted = {}, []
+        assert self._config.max_num_batched_tokens is not None
+        plan = dispatch.plan(
+            step,
+            running,
+            drafts_ended_by,
+            self._config.max_num_batched_tokens,
+            now_s=now_s,
+            begins_s=begins_s,
+        )
+        self._lateness.end_step(step.shape, step.limit_s)
+        book_step(plan.chunks, self._queues, self._step_time, plan.predicted_s)
         return plan
 
     def commit(self, result: StepResult, now_s: float) -> list[RequestOutput]:
         """Record the result of the oldest step in flight; return the outputs of its requests."""
         outputs: list[RequestOutput] = []
-        flight = self._in_flight.popleft()
-        assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
-        self._kv.end_step()
-        self._learn(flight, result, now_s)
+        plan = self._land(result, now_s)
         running, chunks, share = self._queues.running, result.chunks, self._kv.commit
-        for chunk in flight.plan.chunks:
+        for chunk in plan.chunks:
             request = running.get(chunk.request_id)
             if request is None:
                 continue  # the request ended while the step was in flight
@@ -357,7 +329,7 @@ class Scheduler:
             later_s: how much longer the delivery took than that of the step before; may be
                 negative.
         """
-        self._later_s = later_s
+        self._dispatch.note_way(later_s)
 
     def note_turnaround(self, seconds: float) -> None:
         """Record the work between two steps, which a step in flight hides from the device.
@@ -377,9 +349,7 @@ class Scheduler:
             the outputs of aborted requests that waited for this step alone.
         """
         outputs: list[RequestOutput] = []
-        plan = self._in_flight.pop().plan
-        self._kv.end_step()
-        for chunk in plan.chunks:
+        for chunk in self._dispatch.withdraw().chunks:
             request = self._queues.running.get(chunk.request_id)
             if request is None:
                 continue
@@ -390,63 +360,11 @@ class Scheduler:
                 self._end(request)
         return outputs
 
-    def _look_ahead(self, now_s: float) -> float:
-        """Return when a step planned now can begin; set `in_flight_until_s` of requests."""
-        begins_s = now_s
-        for flight in self._in_flight:
-            begins_s = max(now_s, flight.ends_s)
-            for chunk in flight.plan.chunks:
-                request = self._queues.running.get(chunk.request_id)
-                if request is not None and chunk.num_samples:
-                    request.in_flight_until_s = flight.ends_s
-        return begins_s
-
-    def _take_off(self, plan: StepPlan, step: StepBuilder, now_s: float, begins_s: float) -> None:
-        ends_s = begins_s + step.drafting_s
-        ends_s += (plan.predicted_s or 0.0) * self._step_time.caution(step.limit_s)
-        for request in step.becoming_streams:
-            request.in_flight_since_s = ends_s
-        self._lateness.end_step(step.shape, step.limit_s)
-        book_step(plan.chunks, self._queues, self._step_time, plan.predicted_s)
-        self._in_flight.append(
-            _Flight(plan, step.shape, now_s, ends_s, step.drafting_s, step.first_blocks)
-        )
-        self._kv.begin_step()
-
-    def _finish(self, step: StepBuilder, drafts_ended_by: DraftsEndedBy | None) -> StepPlan:
-        assert self._config.max_num_batched_tokens is not None
-        model = self._step_time
-        return StepPlan(
-            step_id=self._num_steps,
-            chunks=tuple(step.chunks),
-            new_requests=self._introduce(step.chunks),
-            ended_requests=tuple(self._ended),
-            preempted=tuple(self._preempted),
-            moves=self._kv.take_moves(),
-            admitted=self._admitted,
-            held_by=step.held_by,
-            drafts_ended_by=drafts_ended_by,
-            drafting_s=step.drafting_s,
-            drafts_s=model.drafts_s(step.shape) if model.is_known else None,
-            predicted_s=model.seconds(step.shape) if model.is_known else None,
-            limit_s=None if step.limit_s == UNLIMITED else step.limit_s,
-            budget_tokens=self._config.max_num_batched_tokens,
-        )
-
-    def _learn(self, flight: _Flight, result: StepResult, now_s: float) -> None:
+    def _land(self, result: StepResult, now_s: float) -> StepPlan:
+        flight = self._dispatch.land(result, now_s)
         if result.ran_out_of_memory and self._config.enable_chunked_prefill:
             self._budget.lower(flight.shape.num_prefill_tokens, now_s)
-        begun_s = max(flight.planned_s, self._landed_s)
-        self._landed_s = now_s
-        if not (result.ran_out_of_memory or result.faults):
-            delivered_s = now_s - begun_s - flight.drafting_s + self._later_s
-            self._step_time.observe(flight.shape, result.seconds, delivered_s, flight.plan.limit_s)
-            self._later_s = 0.0
-
-    def _can_be_shorter(self, chunk: ScheduledChunk, fault: Fault) -> bool:
-        """Whether a failed chunk is planned again in shorter chunks."""
-        is_cut = self._config.enable_chunked_prefill and chunk.num_tokens > MIN_CHUNK
-        return fault.is_out_of_memory and is_cut
+        return flight.plan
 
     def _add(self, message: AddRequest, now_s: float, outputs: list[RequestOutput]) -> None:
         assert message.request_id not in self._queues, "request ids are unique"
@@ -455,7 +373,7 @@ class Scheduler:
         request.num_hit_tokens = self._kv.num_hit_tokens(request)
         if not self.has_work:
             self._step_time.forget_present()
-        begins_s = self._look_ahead(now_s)
+        begins_s = self._dispatch.look_ahead(now_s, self._queues.running)
         self._tenants.see(message.service.tenant, now_s)
         refusals = [] if message.is_rerun else self._shedding.judge(request, begins_s)
         for refused, output in refusals:
@@ -506,15 +424,11 @@ class Scheduler:
         self._end(request)
         return [_ended(request_id, FinishReason.ABORT)]
 
-    def _introduce(self, chunks: list[ScheduledChunk]) -> tuple[AddRequest, ...]:
-        new = [c.request_id for c in chunks if c.request_id not in self._known_to_executor]
-        self._known_to_executor.update(new)
-        return tuple(self._queues.running[request_id].message for request_id in new)
-
     def _take_fault(
         self, request: Request, chunk: ScheduledChunk, fault: Fault
     ) -> list[RequestOutput]:
-        if self._can_be_shorter(chunk, fault):
+        can_be_shorter = self._config.enable_chunked_prefill and chunk.num_tokens > MIN_CHUNK
+        if fault.is_out_of_memory and can_be_shorter:
             return []
         request.finish_reason = FinishReason.ERROR
         return [
@@ -569,9 +483,7 @@ class Scheduler:
     def _note_end(self, request: Request) -> None:
         if request.num_output_tokens:
             self._lengths.observe(request.num_output_tokens)
-        if request.request_id in self._known_to_executor:
-            self._known_to_executor.discard(request.request_id)
-            self._ended.append(request.request_id)
+        self._dispatch.end(request.request_id)
 
 
 def _budget(config: SchedulerConfig, step_time: StepTimeModel) -> StepBudget:

@@ -1,18 +1,17 @@
 """A step under construction: the parts that all policies share."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from legato.core.config import SchedulerConfig
 from legato.core.plan import ScheduledChunk
 from legato.core.request import Request
 from legato.core.step_record import EndedBy, Obstacle
 from legato.kv.manager import KVCacheManager
+from legato.scheduler.admission import Admission
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget
-from legato.scheduler.memory_forecast import MemoryForecast
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.queues import Place, Queues
 from legato.scheduler.step_shape import StepShape
-from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES, places_left
 from legato.scheduler.turns import PrefillTurns
 from legato.speculation.drafter import Draft
 
@@ -23,9 +22,6 @@ that no request is admitted until it fits."""
 _KEPT_TIME = 0.6
 """Share of a step's time that a tenant's prompts leave free while other tenants may come: a new
 request waits for the end of the step in which it arrives."""
-
-_MAX_YIELDS = 3
-"""How often a best-effort request gives up its place to one with a promise."""
 
 
 class StepBuilder:
@@ -65,11 +61,8 @@ class StepBuilder:
         self._kv = kv
         self._budget = budget
         self._turns = turns
-        self._lengths = lengths
         assert config.max_num_batched_tokens is not None
-        assert config.max_num_seqs is not None
         self._most = config.max_num_batched_tokens
-        self._most_running = config.max_num_seqs
         self._config = config
         self._now_s = now_s
         self._begins_s = begins_s
@@ -79,9 +72,6 @@ class StepBuilder:
         self._streams: list[Request] = []  # each waits for its next token
         self._begun: list[Request] = []  # the other running requests
         self._yielding: list[Request] = []  # best-effort streams that get the rest of the step
-        self._promised = StepShape()  # decodes of all running requests with a promise
-        self._pace_s = UNLIMITED  # the tightest limit on a step among these
-        self._memory: MemoryForecast | None = None  # of the running requests, made on demand
         self._may_admit = True
         self._lacks_room: Request | None = None  # request that holds up all admissions
         self._serves_behind = False  # whether the step serves a tenant that is owed service
@@ -102,8 +92,7 @@ class StepBuilder:
                 request.catch_up(kv.num_computed_tokens(request))
                 is_stream = request.is_stream
             (self._streams if is_stream else self._begun).append(request)
-        self._note_pace(running)
-        self._runs_best_effort = any(request.is_best_effort for request in running)
+        self._admission = Admission(queues, kv, budget, lengths, config, running, now_s)
 
     @property
     def must_wait(self) -> bool:
@@ -118,7 +107,7 @@ class StepBuilder:
                 for r in self._streams
                 if r.num_expected_tokens > r.num_reserved_tokens
             )
-            or self._yielding_request() is not None
+            or self._admission.yielding_request() is not None
         )
 
     @property
@@ -142,18 +131,9 @@ class StepBuilder:
 
     def make_way(self) -> None:
         """Preempt a best-effort request that keeps a promised one from being admitted."""
-        victim = self._yielding_request()
+        victim = self._admission.yielding_request()
         if victim is not None:
             self._preempt(victim)
-
-    def _yielding_request(self) -> Request | None:
-        if not self._runs_best_effort:
-            return None
-        request = self._queues.next_waiting(best_effort=False)
-        if request is None or self._has_place(request) or not self._can_pace(request):
-            return None
-        victim = self._queues.last_running(lambda r: r.is_best_effort)
-        return victim if victim is not None and victim.num_preemptions < _MAX_YIELDS else None
 
     def add_decodes(self) -> None:
         """Move every running stream forward by one token, whatever the budget.
@@ -299,7 +279,7 @@ class StepBuilder:
 
     def _begin(self, request: Request) -> bool:
         """Admit a request, with a chunk or after another's chunk; False if it must wait."""
-        self.held_by = self._obstacle(request)
+        self.held_by = "budget" if self._is_full() else self._admission.obstacle(request)
         if self.held_by is not None:
             return False
         found = self._kv.match(request)
@@ -320,94 +300,25 @@ class StepBuilder:
             return False
         if request.message.kv_transfer is not None and request.scheduled_s is None:
             self._kv.hold(request, found)
-        if self._memory is not None:
-            self._memory.add(request)
         self._queues.admit(request)
         self.admitted[request.request_id] = num_computed
         if request.scheduled_s is None:
             request.scheduled_s = self._now_s
-        self._note_pace([request])
+        self._admission.note_admitted(request)
         request.catch_up(num_computed)
         if num_tokens:
             self._add_prefill(request, num_tokens)
         return True
 
-    def _obstacle(self, request: Request) -> Obstacle | None:
-        if self._is_full():
-            return "budget"
-        obstacle = self._lacks(request)
-        if obstacle is not None or not self._leaves_room(request):
-            return obstacle
-        return "tenants" if self._lacks(request, for_others=True) else None
-
-    def _lacks(self, request: Request, *, for_others: bool = False) -> Obstacle | None:
-        """Return the obstacle to admission; `for_others` adds the room kept for other tenants."""
-        kept_places, kept_pace = (KEPT_PLACES, KEPT_PACE) if for_others else (0.0, 0.0)
-        if not self._has_place(request, kept_places):
-            is_full = len(self._queues.running) >= self._most_running
-            return "max_num_seqs" if is_full else "memory"
-        return None if self._can_pace(request, kept_pace) else "pace"
-
-    def _leaves_room(self, request: Request) -> bool:
-        """Whether the request must leave room for tenants that have less running."""
-        tenants = self._queues.tenants
-        return (
-            len(tenants) > 1
-            and not self._queues.is_urgent
-            and not request.num_preemptions
-            and tenants.may_come(self._queues.tenant(request), self._now_s, self._most_running)
-        )
-
     def _is_full(self) -> bool:
         """Whether no prefill token fits; cheaper to check than a prompt's cache hits."""
         return bool(self.chunks) and not self._budget.max_chunk(self.shape, 0, 1, self.limit_s)
-
-    def _has_place(self, request: Request, kept: float = 0.0) -> bool:
-        """Whether one more request may run, and all would find blocks up to their ends."""
-        num_running = len(self._queues.running)
-        if not num_running:
-            return self._kv.fits(request)
-        if num_running >= places_left(self._most_running, kept):
-            return False
-        kept_blocks = int(kept * self._kv.num_blocks)
-        # The forecast is made only between the least and the most blocks that they may need.
-        most = -(-self._lengths.longest // self._kv.block_size)
-        return self._kv.fits(request, spare_blocks=kept_blocks + (num_running + 1) * most) or (
-            self._kv.fits(request, spare_blocks=kept_blocks + num_running + 1)
-            and self._kv.fits(
-                request, spare_blocks=kept_blocks + self._memory_forecast().peak_blocks(request)
-            )
-        )
-
-    def _memory_forecast(self) -> MemoryForecast:
-        if self._memory is None:
-            running = [*self._queues.running.values()]
-            self._memory = MemoryForecast(running, self._lengths, self._kv.block_size)
-        return self._memory
-
-    def _can_pace(self, request: Request, kept: float = 0.0) -> bool:
-        """Whether all promised streams would still get their tokens in time beside the request.
-
-        An admitted request that is late all the same does not wait for that, too.
-        """
-        if request.is_best_effort or (self._config.shed_load and request.is_late):
-            return True
-        self._promised.add_decode(request.num_tokens)
-        limit_s = (1.0 - kept) * min(self._pace_s, request.step_s)
-        fits = self._budget.paces(self._promised, limit_s)
-        self._promised.remove_decode(request.num_tokens)
-        return fits
-
-    def _note_pace(self, requests: Iterable[Request]) -> None:
-        promised = [request for request in requests if not request.is_best_effort]
-        self._promised.add_decodes([request.num_tokens for request in promised])
-        self._pace_s = min([self._pace_s, *[request.step_s for request in promised]])
 
     def _chunk_size(self, request: Request, start: int, end: int) -> int:
         """Return how many of the request's tokens [start, end) fit into the step."""
         wanted = end - start
         limit_s = self.limit_s
-        if limit_s < UNLIMITED and self._leaves_room(request):
+        if limit_s < UNLIMITED and self._admission.leaves_room(request):
             limit_s *= 1.0 - _KEPT_TIME
         room = self._budget.max_chunk(self.shape, start, wanted, limit_s)
         if not room and not self.chunks:
@@ -476,9 +387,7 @@ class StepBuilder:
         request.preempt()
         request.num_hit_tokens = self._kv.num_hit_tokens(request)
         self._queues.preempt(request)
-        self._memory = None
-        if not request.is_best_effort:
-            self._promised.remove_decode(request.num_tokens)
+        self._admission.note_preempted(request)
         self.preempted.append(request)
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:

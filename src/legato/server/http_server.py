@@ -88,6 +88,7 @@ def metrics_of(engine: Engine, text: TextProcesses, config: ServerConfig) -> Ser
         prefix=config.metrics_prefix,
     )
     engine.activity.on_step = metrics.steps.observe
+    engine.settings.watch(lambda now: metrics.slos.promise(now.asked.classes))
     return metrics
 
 

@@ -9,7 +9,7 @@ import msgspec
 from legato.core.errors import ConfigError
 from legato.routing.request import Role
 from legato.simulation.link import Link
-from legato.simulation.run import Simulable
+from legato.simulation.simulated_run import Simulable
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 _PART = re.compile(r"\s*(\d+)\s+(\w+)\s*")

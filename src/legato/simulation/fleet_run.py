@@ -8,7 +8,7 @@ from legato.simulation.fleet import SimulatedFleet
 from legato.simulation.fleet_simulation import FleetSimulation
 from legato.simulation.record import OnProgress, RequestRecord, StopWhen
 from legato.simulation.replica import ReplicaRun
-from legato.simulation.run import check_servable
+from legato.simulation.simulated_run import check_servable
 from legato.simulation.tally import Tally
 from legato.simulation.workload import Workload
 

@@ -66,10 +66,10 @@ class Handovers:
 
     def note_begun(self, replica: SimulatedReplica, now_s: float) -> None:
         """Note that a replica has begun a step; requests may have got places for blocks in it."""
-        for hold in replica.kv.take_new_holds():
+        for hold in replica.kv.holds.take_new():
             handover = self._open.get(hold.request_id)
             if handover is None:
-                replica.kv.let_go(hold.request_id)  # the target did not need it
+                replica.kv.holds.let_go(hold.request_id)  # the target did not need it
             elif replica is handover.source:
                 handover.source_hold = hold
             else:
@@ -133,4 +133,4 @@ class Handovers:
         handover = self._open.pop(request_id)
         del self._computed_by[handover.source.replica_id][request_id]
         if handover.source_hold is not None:
-            handover.source.kv.let_go(request_id)
+            handover.source.kv.holds.let_go(request_id)

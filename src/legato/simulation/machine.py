@@ -17,7 +17,7 @@ from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.simulation.clients import Delays
 from legato.simulation.drafts import Acceptance
-from legato.simulation.run import MakeTransfers, SimulatedEngine, simulated_engine
+from legato.simulation.simulated_run import MakeTransfers, SimulatedEngine, simulated_engine
 from legato.simulation.step_errors import ErrorSampler, StepErrors
 
 

@@ -21,7 +21,7 @@ from legato.scheduler.step_shape import StepShape
 from legato.simulation.clients import Delays
 from legato.simulation.drafts import Acceptance
 from legato.simulation.profiles import Profile
-from legato.simulation.run import SimulatedEngine, simulated_engine
+from legato.simulation.simulated_run import SimulatedEngine, simulated_engine
 
 _ROUNDS = 3
 _SAMPLED_CHUNKS = 0.2

@@ -9,7 +9,7 @@ from legato.core.request import Event
 from legato.core.stats import EngineStats
 from legato.executor.simulated import VirtualClock
 from legato.routing.request import Role
-from legato.simulation.run import Simulable
+from legato.simulation.simulated_run import Simulable
 
 
 class ReplicaRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from legato.lab.workload.mixes import draw_mix
 from legato.lab.workload.traces import read_workload
 from legato.observe.traces.trace_file import JsonlTrace, TraceHeader
 from legato.simulation.machine import Machine, MeasuredServer
-from legato.simulation.run import SimulatedRun, simulate
+from legato.simulation.simulated_run import SimulatedRun, simulate
 from legato.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from tests.lab.tune.machines import CALIBRATION, CPU, DELAYS
 

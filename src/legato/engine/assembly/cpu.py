@@ -15,7 +15,7 @@ from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.draft_model import DraftModel
 from legato.executor.first_pass import check_forward
-from legato.executor.memory import host_cache_bytes
+from legato.executor.memory import cpu_cache_bytes
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.base import CacheSpec
 from legato.model.native import NativeKernels
@@ -75,7 +75,7 @@ def _load_draft(blueprint: Blueprint, kernels: NativeKernels | None) -> LoadedDr
 
 def _cache_bytes(config: CacheConfig, cache: CacheSpec, draft: LoadedDraft | None) -> int:
     """Return the memory of the model's cache; a draft model's cache holds as many tokens."""
-    num_bytes = host_cache_bytes(config)
+    num_bytes = cpu_cache_bytes(config)
     if draft is None:
         return num_bytes
     return num_bytes * cache.token_bytes // (cache.token_bytes + draft.cache.token_bytes)

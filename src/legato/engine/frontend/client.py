@@ -10,18 +10,15 @@ import msgspec
 from legato.checkpoint.defaults import ModelDefaults, within_vocabulary
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.kv_events import AllBlocksCleared, KVEvent
-from legato.core.kv_transfer import KVTransfer
 from legato.core.request import AbortRequest, AddRequest
-from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import EngineRecord, RequestSent, StepBegun, StepRecord
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
 from legato.engine.frontend.kv_tickets import Tickets
-from legato.engine.frontend.settings import resolved_anew
-from legato.engine.frontend.submission import Submission, Take
+from legato.engine.frontend.settings import RunningSettings
+from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.frontend.submissions import Submissions, Unfinished
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
@@ -49,7 +46,7 @@ class EngineClient:
         info: of the engine that was started first; later ones have the same configuration.
         defaults: the checkpoint's recommendations for sampling.
         tickets: reads and writes requests' parameters for transfers between engines.
-        most_batched_tokens: the largest token budget that `reconfigure` takes.
+        settings: the scheduler's, which `reconfigure` changes.
         activity: publishes records of the engine's work.
     """
 
@@ -73,10 +70,6 @@ class EngineClient:
         self._deliveries = Deliveries(
             config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
         )
-        self._started = info.scheduler
-        self.most_batched_tokens = self._started.most_batched_tokens(
-            info.max_model_len, info.device
-        )
         self._cache_watchers: list[Callable[[Sequence[KVEvent]], object]] = []
         self._submissions = Submissions(
             info,
@@ -87,6 +80,9 @@ class EngineClient:
             abort=lambda request_id: self._supervisor.send(AbortRequest(request_id=request_id)),
         )
         self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
+        self.settings = RunningSettings(config.scheduler, info)
+        self.settings.watch(lambda now: self._supervisor.reconfigure(now.asked, now.resolved))
+        self.settings.watch(lambda now: self._deliveries.promise(now.asked.classes))
 
     @classmethod
     async def start(
@@ -152,25 +148,11 @@ class EngineClient:
         pid = self._supervisor.engine_pid
         return {} if pid is None else {"engine": pid}
 
-    @property
-    def scheduler_config(self) -> SchedulerConfig:
-        """The settings in effect, before "auto" is resolved."""
-        return self._supervisor.config.scheduler
-
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
-        """Use other settings from the next step on; running requests continue.
-
-        Args:
-            scheduler: with the same `max_num_seqs` and the same classes of service by name.
-
-        Raises:
-            ConfigError: they contradict each other, or want larger steps than this engine may run.
-            EngineDeadError: there is no engine at the moment.
-        """
-        resolved = resolved_anew(scheduler, self.info, self._started)
+        """See `Engine.reconfigure`."""
+        resolved = self.settings.resolve(scheduler)
         self._supervisor.check_running()
-        self._supervisor.reconfigure(scheduler, resolved)
-        self._deliveries.promise(scheduler.classes)
+        self.settings.change(scheduler, resolved)
 
     def watch_cache(self, tell: Callable[[Sequence[KVEvent]], object]) -> None:
         """Subscribe to cache events, for good.
@@ -195,27 +177,9 @@ class EngineClient:
         """Raises `EngineDeadError` if there is no engine at the moment."""
         self._supervisor.check_running()
 
-    def submitted(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        *,
-        service: ServiceParams,
-        request_id: str,
-        take: Take,
-        kv_transfer: KVTransfer | None = None,
-        arrived_s: float | None = None,
-    ) -> AbstractAsyncContextManager[Submission]:
+    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
-        return self._submissions.submitted(
-            prompts,
-            params,
-            service=service,
-            request_id=request_id,
-            take=take,
-            kv_transfer=kv_transfer,
-            arrived_s=arrived_s,
-        )
+        return self._submissions.submitted(prompts, take)
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the engine process; unfinished requests are lost.

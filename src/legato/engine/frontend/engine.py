@@ -1,18 +1,16 @@
 """The interface of an engine towards its server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from legato.core.config import SchedulerConfig
-from legato.core.kv_transfer import KVTransfer
-from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import RequestSent
 from legato.engine.frontend.activity import Activity
 from legato.engine.frontend.kv_tickets import Tickets
-from legato.engine.frontend.submission import Submission, Take
+from legato.engine.frontend.settings import RunningSettings
+from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.process.messages import EngineInfo
 from legato.text.vocabulary import Vocabulary
 
@@ -33,8 +31,7 @@ class Engine(Protocol):
         num_stuck: processes killed because they neither answered nor computed.
         problem: why it may soon be restarted; empty if nothing is wrong.
         pids: of its processes on this machine; key a process's name.
-        scheduler_config: the settings in effect, before "auto" is resolved.
-        most_batched_tokens: the largest token budget that `reconfigure` takes.
+        settings: the scheduler's, which `reconfigure` changes.
         num_unfinished, unfinished: requests that have come and not ended, in the order in which
             they came.
     """
@@ -76,10 +73,7 @@ class Engine(Protocol):
     def pids(self) -> dict[str, int]: ...
 
     @property
-    def scheduler_config(self) -> SchedulerConfig: ...
-
-    @property
-    def most_batched_tokens(self) -> int: ...
+    def settings(self) -> RunningSettings: ...
 
     @property
     def num_unfinished(self) -> int: ...
@@ -98,6 +92,8 @@ class Engine(Protocol):
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
         """Use other settings from the next step on; running requests continue.
 
+        All that watch `settings` are called.
+
         Args:
             scheduler: with the same `max_num_seqs` and the same classes of service by name.
 
@@ -107,26 +103,11 @@ class Engine(Protocol):
         """
         ...
 
-    def submitted(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        *,
-        service: ServiceParams,
-        request_id: str,
-        take: Take,
-        kv_transfer: KVTransfer | None = None,
-        arrived_s: float | None = None,
-    ) -> AbstractAsyncContextManager[Submission]:
+    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
         """Run the `params.n` completions of each prompt; leaving the block aborts the rest.
 
         Args:
-            prompts: token ids of each.
             take: called with each delta as it comes.
-            kv_transfer: how the blocks of the only prompt move between this engine and another, as
-                read by `tickets`.
-            arrived_s: when the request arrived, on the clock of `time.monotonic`; None for now.
-                Deadlines and metrics count from then.
 
         Raises:
             InvalidRequestError: a prompt can never be served as asked.

@@ -1,8 +1,13 @@
 """Prompts that were submitted together, and their progress."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import msgspec
+
+from legato.core.kv_transfer import KVTransfer
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
 from legato.engine.frontend.completion import CompletionDelta
 
 Take = Callable[[int, CompletionDelta], object]
@@ -13,8 +18,28 @@ submission.
 """
 
 
+class Prompts(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts to submit together, and how to complete them.
+
+    Attributes:
+        token_ids: of each prompt.
+        request_id: the client's; need not be unique.
+        kv_transfer: how the blocks of the only prompt move between this engine and another, as
+            read by `Tickets`.
+        arrived_s: when the request arrived, on the clock of `time.monotonic`; None for now.
+            Deadlines and metrics count from then.
+    """
+
+    token_ids: Sequence[Sequence[int]]
+    params: SamplingParams
+    request_id: str
+    service: ServiceParams = ServiceParams()
+    kv_transfer: KVTransfer | None = None
+    arrived_s: float | None = None
+
+
 class Submission:
-    """The progress of prompts submitted together. Made by `EngineClient.submitted`.
+    """The progress of prompts submitted together. Made by `Engine.submitted`.
 
     Args:
         num_completions: of all prompts.

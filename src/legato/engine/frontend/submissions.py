@@ -4,20 +4,17 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 
 from legato.checkpoint.defaults import ModelDefaults
-from legato.core.kv_transfer import KVTransfer
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
-from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
 from legato.engine.errors import OverloadedError, failure
 from legato.engine.frontend.completion import CompletionStream
 from legato.engine.frontend.deliveries import StreamDelivery
 from legato.engine.frontend.requests import build_requests
-from legato.engine.frontend.submission import Submission, Take
+from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.process.messages import EngineInfo
 from legato.text.vocabulary import Vocabulary
 
@@ -91,33 +88,23 @@ class Submissions:
         return self._unfinished.get(request_id)
 
     @asynccontextmanager
-    async def submitted(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        *,
-        service: ServiceParams,
-        request_id: str,
-        take: Take,
-        kv_transfer: KVTransfer | None = None,
-        arrived_s: float | None = None,
-    ) -> AsyncGenerator[Submission]:
+    async def submitted(self, prompts: Prompts, take: Take) -> AsyncGenerator[Submission]:
         """See `Engine.submitted`."""
-        submission = Submission(len(prompts) * params.n, take)
+        submission = Submission(len(prompts.token_ids) * prompts.params.n, take)
         try:
-            for index, prompt in enumerate(prompts):
+            for index, prompt in enumerate(prompts.token_ids):
                 sent_s = time.monotonic()
-                came_s = sent_s if arrived_s is None else arrived_s
+                came_s = sent_s if prompts.arrived_s is None else prompts.arrived_s
                 requests = build_requests(
                     prompt,
-                    params,
-                    service=service,
-                    request_id=f"{next(self._ids)}-{request_id}",
+                    prompts.params,
+                    service=prompts.service,
+                    request_id=f"{next(self._ids)}-{prompts.request_id}",
                     info=self._info,
                     eos_token_ids=self._defaults.eos_token_ids,
                     arrival_time_s=came_s,
                     reading_s=sent_s - came_s,
-                    kv_transfer=kv_transfer,
+                    kv_transfer=prompts.kv_transfer,
                 )
                 self._check_running()
                 for i, request in enumerate(requests):

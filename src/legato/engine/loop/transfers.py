@@ -100,7 +100,7 @@ class Transfers:
         Copies may still read from blocks that a fetch will write to, or write to blocks that other
         engines will read.
         """
-        holds = self._kv.take_new_holds()
+        holds = self._kv.holds.take_new()
         if holds:
             self._await_copies()
         for hold in holds:
@@ -152,7 +152,7 @@ class Transfers:
         for transfer_id in self._transport.exports.take_released():
             hold = self._sent.pop(transfer_id).hold
             self._transfer_ids.pop(hold.request_id, None)
-            self._kv.let_go(hold.request_id)
+            self._kv.holds.let_go(hold.request_id)
         # Stuck fetches first: all blocks that arrived before them have been applied by now.
         arrived = self._replace_stuck() + self._transport.take_arrived()
         self._stuck += self._transport.take_stuck()
@@ -208,7 +208,7 @@ class Transfers:
 
     def _send(self, transfer_id: str, hold: Hold) -> None:
         if not self._transport.exports.begin(transfer_id, hold.prompt_digest):
-            self._kv.let_go(hold.request_id)  # the transfer id is in use
+            self._kv.holds.let_go(hold.request_id)  # the transfer id is in use
             return
         self._sent[transfer_id] = _Sent(hold)
         self._transfer_ids[hold.request_id] = transfer_id

@@ -1,7 +1,5 @@
 """The KV cache of the native layers, which compute attention themselves."""
 
-from itertools import pairwise
-
 import torch
 
 from legato.executor.batch import PackedBatch
@@ -35,13 +33,9 @@ class NativeAttentionBackend:
     def begin_step(self, batch: PackedBatch) -> NativeStep:
         num_blocks = -(-batch.context_len // self._block_size)
         chunks = [
-            (first, end - first, context_len - (end - first), block_ids[:count].tolist())
-            for (first, end), context_len, block_ids, count in zip(
-                pairwise(batch.query_start.tolist()),
-                batch.context_len.tolist(),
-                batch.block_table,
-                num_blocks.tolist(),
-                strict=True,
+            (chunk.row_start, chunk.num_tokens, chunk.start, block_ids[:count].tolist())
+            for chunk, block_ids, count in zip(
+                batch.chunks, batch.block_table, num_blocks.tolist(), strict=True
             )
         ]
         slots = batch.slot_mapping.tolist()

@@ -4,16 +4,13 @@ A run of adjacent blocks is a plain strided tensor, which the fused attention op
 place. For that reason the block pool keeps requests in few runs. Only short runs are copied.
 """
 
-from dataclasses import dataclass
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 
 from legato.executor.attention.cache import KeyValueCache, make_cache
 from legato.executor.attention.context import Context, KeysValues, Runs, slot_runs
 from legato.executor.attention.partial import attend_part, merge_parts
-from legato.executor.batch import PackedBatch
+from legato.executor.batch import PackedBatch, PackedChunk
 from legato.model.base import CacheSpec
 
 _SHORT_CHUNK = 32
@@ -21,39 +18,6 @@ _SHORT_CHUNK = 32
 
 Measured in docs/contributing/experiments.md.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """One request's rows [row_start, row_end) of the batch.
-
-    Attributes:
-        start: position of the first row's token; tokens [0, start) are in the cache already.
-        context_len: keys visible to the last row.
-        runs: slots of all its blocks.
-    """
-
-    row_start: int
-    row_end: int
-    start: int
-    context_len: int
-    runs: Runs
-
-    @property
-    def num_tokens(self) -> int:
-        return self.row_end - self.row_start
-
-
-def _chunks(batch: PackedBatch, block_size: int) -> list[_Chunk]:
-    return [
-        _Chunk(first, end, context_len - (end - first), context_len, runs)
-        for (first, end), context_len, runs in zip(
-            pairwise(batch.query_start.tolist()),
-            batch.context_len.tolist(),
-            slot_runs(batch, block_size),
-            strict=True,
-        )
-    ]
 
 
 class TorchAttentionBackend:
@@ -72,16 +36,29 @@ class TorchAttentionBackend:
 
     def begin_step(self, batch: PackedBatch) -> "TorchStepAttention":
         slots = torch.from_numpy(batch.slot_mapping).to(self._device, non_blocking=True)
-        return TorchStepAttention(self._cache, slots, _chunks(batch, self.block_size))
+        return TorchStepAttention(
+            self._cache, slots, batch.chunks, slot_runs(batch, self.block_size)
+        )
 
 
 class TorchStepAttention:
-    """A `StepAttention`; it does not read a long chunk's own keys and values from the cache."""
+    """A `StepAttention`; it does not read a long chunk's own keys and values from the cache.
 
-    def __init__(self, cache: KeyValueCache, slots: torch.Tensor, chunks: list[_Chunk]) -> None:
+    Args:
+        runs: slots of all blocks of each chunk's request.
+    """
+
+    def __init__(
+        self,
+        cache: KeyValueCache,
+        slots: torch.Tensor,
+        chunks: list[PackedChunk],
+        runs: list[Runs],
+    ) -> None:
         self._cache = cache
         self._slots = slots
         self._chunks = chunks
+        self._runs = runs
         self._sizes = [chunk.num_tokens for chunk in chunks]
         # Key window; value for each chunk: its context in the cache, and a mask if it needs one.
         self._contexts: dict[int | None, list[tuple[Context, torch.Tensor | None]]] = {}
@@ -128,15 +105,15 @@ class TorchStepAttention:
         if sliding_window not in self._contexts:
             self._contexts[sliding_window] = [
                 (
-                    self._cache.context(_clip(chunk.runs, *_visible_tokens(chunk, sliding_window))),
+                    self._cache.context(_clip(runs, *_visible_tokens(chunk, sliding_window))),
                     _mask(chunk, sliding_window, query),
                 )
-                for chunk in self._chunks
+                for chunk, runs in zip(self._chunks, self._runs, strict=True)
             ]
         return self._contexts[sliding_window]
 
 
-def _is_masked(chunk: _Chunk, sliding_window: int | None) -> bool:
+def _is_masked(chunk: PackedChunk, sliding_window: int | None) -> bool:
     """Whether one masked call computes the chunk's attention.
 
     That is faster for a short chunk, since all heads of a group then form one product. It is
@@ -146,7 +123,7 @@ def _is_masked(chunk: _Chunk, sliding_window: int | None) -> bool:
     return chunk.num_tokens > 1 and (chunk.num_tokens <= _SHORT_CHUNK or is_clipped)
 
 
-def _visible_tokens(chunk: _Chunk, sliding_window: int | None) -> tuple[int, int]:
+def _visible_tokens(chunk: PackedChunk, sliding_window: int | None) -> tuple[int, int]:
     """Return the tokens [start, end) to read from the cache.
 
     A long chunk takes its own keys from the batch.
@@ -157,7 +134,9 @@ def _visible_tokens(chunk: _Chunk, sliding_window: int | None) -> tuple[int, int
     return oldest, chunk.context_len
 
 
-def _mask(chunk: _Chunk, sliding_window: int | None, query: torch.Tensor) -> torch.Tensor | None:
+def _mask(
+    chunk: PackedChunk, sliding_window: int | None, query: torch.Tensor
+) -> torch.Tensor | None:
     """Return what is added to the scores: [T, S], T rows by the S keys of `_visible_tokens`."""
     if not _is_masked(chunk, sliding_window):
         return None

@@ -9,7 +9,7 @@ from legato.executor.host_cache import HostCache
 from legato.executor.memory import raising_memory_error
 from legato.executor.ranks.agreement import FailedElsewhereError
 from legato.executor.ranks.divided import DividedModel
-from legato.executor.ranks.messages import Forward, Logits, Moves, RankReport, ToRank
+from legato.executor.ranks.rank_messages import Forward, Logits, Moves, RankReport, ToRank
 from legato.model.communicator import RankLostError
 
 logger = logging.getLogger(__name__)

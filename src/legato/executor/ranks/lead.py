@@ -11,7 +11,14 @@ from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch
 from legato.executor.ranks.agreement import FailedElsewhereError
 from legato.executor.ranks.divided import DividedModel
-from legato.executor.ranks.messages import Followers, Forward, Logits, Moves, RankReport, ToRank
+from legato.executor.ranks.rank_messages import (
+    Followers,
+    Forward,
+    Logits,
+    Moves,
+    RankReport,
+    ToRank,
+)
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import RankLostError

@@ -5,7 +5,6 @@ import triton
 import triton.language as tl
 
 from legato.gpu.kernels.cache import head_dim_of, scales_of
-from legato.model.rope import RopeFrequencies
 
 
 def rope_table(positions: torch.Tensor, inverse: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -24,11 +23,6 @@ def rope_table(positions: torch.Tensor, inverse: torch.Tensor, scaling: float) -
     torch.cos(angles, out=table[:, 0])
     torch.sin(angles, out=table[:, 1])
     return table if scaling == 1.0 else table.mul_(scaling)
-
-
-def inverse_frequencies(frequencies: RopeFrequencies, device: torch.device) -> torch.Tensor:
-    """Return float32 [D / 2], for `rope_table`."""
-    return torch.tensor(frequencies.inverse, dtype=torch.float32, device=device)
 
 
 def rotate_and_write(

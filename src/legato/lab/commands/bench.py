@@ -157,7 +157,10 @@ def _capacity(args: argparse.Namespace) -> None:
         random_prompts(server_address(args), vocab_size=args.vocab_size, seed=args.seed)
     )
     capacity = search_capacity(
-        server_address(args), choice, prompts, search_settings(args, args.itl_slo, _TRIAL_REQUESTS)
+        server_address(args),
+        choice,
+        prompts,
+        search_settings(args, args.itl_slo_s, _TRIAL_REQUESTS),
     )
     name = args.name or model.id
     publish(

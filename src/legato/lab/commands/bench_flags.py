@@ -48,14 +48,19 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("SLOs, which decide what counts as goodput")
     group.add_argument(
         "--itl-slo",
+        dest="itl_slo_s",
         action=GapPromise,
         quantile_dest="itl_slo_quantile",
         metavar="TIME[:pQ]",
         help="for 99 of 100 gaps of a request, or what a percentile says",
     )
     parser.set_defaults(itl_slo_quantile=P99)
-    group.add_argument("--tpot-slo", type=duration_s, metavar="TIME", help="for their mean")
-    group.add_argument("--ttft-slo", type=duration_s, metavar="TIME", help="for the first token")
+    group.add_argument(
+        "--tpot-slo", dest="tpot_slo_s", type=duration_s, metavar="TIME", help="for their mean"
+    )
+    group.add_argument(
+        "--ttft-slo", dest="ttft_slo_s", type=duration_s, metavar="TIME", help="for the first token"
+    )
     group.add_argument(
         "--slo-class",
         dest="slo_classes",
@@ -72,10 +77,10 @@ def promised_slos(args: argparse.Namespace) -> "Slos":
     from legato.simulation.summary import Slos
 
     default = SloClass(
-        itl_s=args.itl_slo,
+        itl_s=args.itl_slo_s,
         itl_quantile=args.itl_slo_quantile,
-        tpot_s=args.tpot_slo,
-        ttft_s=args.ttft_slo,
+        tpot_s=args.tpot_slo_s,
+        ttft_s=args.ttft_slo_s,
     )
     return Slos(default=default, by_class=args.slo_classes)
 
@@ -84,6 +89,7 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
     group.add_argument(
         "--itl-slo",
+        dest="itl_slo_s",
         action=GapPromise,
         quantile_dest="itl_slo_quantile",
         required=True,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from legato.lab.kernels import MeasuredKernel
-    from legato.lab.work import Roofline
+    from legato.lab.work import MeasuredRates
 
     Measured = dict[str, tuple[list[MeasuredKernel], float]]
 
@@ -98,7 +98,7 @@ def _measure(args: argparse.Namespace) -> None:
         )
 
 
-def _table(measured: "Measured", roofline: "Roofline") -> "Table":
+def _table(measured: "Measured", roofline: "MeasuredRates") -> "Table":
     from rich.table import Table
 
     table = Table("step", *measured, "roofline", *(f"{name} / roofline" for name in measured))

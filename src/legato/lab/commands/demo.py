@@ -42,6 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument(
         "--itl-slo",
+        dest="itl_slo_s",
         type=duration_s,
         metavar="TIME",
         help="what streams are promised (default: six times what a step of theirs takes)",
@@ -88,7 +89,7 @@ def _play(args: argparse.Namespace, console: "Console") -> None:
     from legato.cli.table import print_table
     from legato.lab.demo.comparison import comparison, plot, verdict
     from legato.lab.demo.play import play, write_svg
-    from legato.lab.demo.run import Stage
+    from legato.lab.demo.stage import Stage
     from legato.lab.demo.traffic import sized_traffic
     from legato.lab.demo.view import View
 
@@ -98,7 +99,7 @@ def _play(args: argparse.Namespace, console: "Console") -> None:
     traffic = sized_traffic(
         stage.step_time,
         stage.longest_request,
-        itl_slo_s=args.itl_slo,
+        itl_slo_s=args.itl_slo_s,
         long_prompt=args.long_prompt,
     )
     title = f"{traffic.num_streams} streams and a prompt of {traffic.long_prompt:,} tokens"

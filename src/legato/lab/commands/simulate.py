@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from legato.simulation.fleet import SimulatedFleet
     from legato.simulation.fleet_run import FleetRun
     from legato.simulation.profiled_server import SimulatedServer
-    from legato.simulation.run import SimulatedRun
+    from legato.simulation.simulated_run import SimulatedRun
 
 _TRIAL_REQUESTS = 1000
 _MOST_RECORDS = 100_000

@@ -18,7 +18,7 @@ from legato.lab.commands.workload_flags import add_workload_flags, tell_notes, w
 
 if TYPE_CHECKING:
     from legato.lab.tune.report import TuneReport
-    from legato.lab.tune.run import TuneConfig
+    from legato.lab.tune.tuning import TuneConfig
 
 _EXTRA_MODULES = ("matplotlib", "optuna")
 _NOT_SETTINGS = {"run", "output"}
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[tune]'")
     from rich.console import Console
 
-    from legato.lab.tune.run import tune, tuned_context
+    from legato.lab.tune.tuning import tune, tuned_context
 
     logging.basicConfig(level=logging.ERROR)
     config = _tune_config(args)
@@ -117,8 +117,8 @@ def _add_fleet_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _tune_config(args: argparse.Namespace) -> "TuneConfig":
-    from legato.lab.tune.run import TuneConfig
     from legato.lab.tune.splits import Fleet
+    from legato.lab.tune.tuning import TuneConfig
 
     return TuneConfig(
         engine=engine_config(args),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from legato.cli.table import Table, duration
-from legato.lab.demo.run import Run
+from legato.lab.demo.stage import Run
 from legato.simulation.summary import distribution
 
 _NOTICEABLE = 1.05

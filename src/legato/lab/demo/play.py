@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from legato.cli.table import duration
-from legato.lab.demo.run import Run, Stage, demo_policies
+from legato.lab.demo.stage import Run, Stage, demo_policies
 from legato.lab.demo.traffic import Traffic
 from legato.lab.demo.view import View
 

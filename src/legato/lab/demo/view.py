@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from legato.cli.table import duration
-from legato.lab.demo.run import Run
+from legato.lab.demo.stage import Run
 
 _NAME_COLUMNS = 26
 _TIME_COLUMNS = 22

@@ -14,7 +14,7 @@ from legato.simulation.fleet import SimulatedFleet
 from legato.simulation.fleet_run import FleetRun, simulate_fleet
 from legato.simulation.record import OnProgress, RequestRecord, StopWhen
 from legato.simulation.replica import ReplicaRun
-from legato.simulation.run import Simulable, SimulatedRun, simulate
+from legato.simulation.simulated_run import Simulable, SimulatedRun, simulate
 from legato.simulation.tally import Tally
 from legato.simulation.workload import Workload
 

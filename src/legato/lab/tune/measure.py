@@ -19,7 +19,7 @@ from legato.scheduler.cost_fit import MeasuredStep
 from legato.simulation.clients import Delays
 from legato.simulation.machine import Machine, MeasuredServer
 from legato.simulation.record import RequestRecord
-from legato.simulation.run import simulate
+from legato.simulation.simulated_run import simulate
 from legato.simulation.workload import Workload
 
 BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096)

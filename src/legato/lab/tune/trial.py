@@ -9,7 +9,7 @@ from legato.lab.tune.candidate import Candidate
 from legato.lab.tune.score import Figures
 from legato.simulation.drafts import Acceptance
 from legato.simulation.machine import Machine, MeasuredServer
-from legato.simulation.run import simulate
+from legato.simulation.simulated_run import simulate
 from legato.simulation.summary import Slos, Summary, summarize
 from legato.simulation.workload import Workload, mean_rate_per_s, rescaled, within
 

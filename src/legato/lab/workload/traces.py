@@ -68,11 +68,6 @@ def read_workload(path: Path) -> Workload:
     return read_file(path, Reading()).requests
 
 
-def write_workload(path: Path, workload: Workload) -> None:
-    """Write Legato's own format."""
-    path.write_bytes(msgspec.json.Encoder().encode_lines(workload))
-
-
 def _text(path: Path) -> str | None:
     """Return a file's text; None for recorded traffic, which may be far larger."""
     try:

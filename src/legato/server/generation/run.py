@@ -9,7 +9,7 @@ from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.completion import CompletionDelta
-from legato.engine.frontend.submission import Submission
+from legato.engine.frontend.submission import Prompts, Submission
 from legato.observe.metrics.request_metrics import INVALID
 from legato.observe.metrics.request_recorder import JobRecorder
 from legato.server.context import Context
@@ -51,15 +51,15 @@ async def running(
         take(choice, delta)
 
     try:
-        async with context.engine.submitted(
-            job.prompts,
-            job.params,
-            service=job.service,
+        prompts = Prompts(
+            token_ids=job.prompts,
+            params=job.params,
             request_id=job.arrival.request_id,
-            take=take_measured,
+            service=job.service,
             kv_transfer=job.kv_transfer,
             arrived_s=job.arrival.received_s,
-        ) as submission:
+        )
+        async with context.engine.submitted(prompts, take_measured) as submission:
             yield submission
     except (InvalidRequestError, OverloadedError) as error:
         why = error.reason if isinstance(error, OverloadedError) else INVALID

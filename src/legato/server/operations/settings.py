@@ -96,11 +96,11 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe(engine: Engine) -> SettingsAnswer:
     """Return the engine's current settings."""
-    config = engine.scheduler_config
+    settings = engine.settings
     return SettingsAnswer(
-        asked=Settings.of(config),
-        resolved=Settings.of(config.resolve(engine.info.max_model_len, engine.info.device)),
-        most_batched_tokens=engine.most_batched_tokens,
+        asked=Settings.of(settings.asked),
+        resolved=Settings.of(settings.resolved),
+        most_batched_tokens=settings.most_batched_tokens,
     )
 
 
@@ -114,8 +114,7 @@ async def get_settings(context: ContextDep) -> Response:
 async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
     """Change settings from the next step on; running requests continue. For admins only."""
     try:
-        context.engine.reconfigure(body.apply(context.engine.scheduler_config))
+        context.engine.reconfigure(body.apply(context.engine.settings.asked))
     except ConfigError as error:
         raise InvalidRequestError(str(error)) from error
-    context.metrics.slos.promise(context.engine.scheduler_config.classes)
     return json_response(describe(context.engine))

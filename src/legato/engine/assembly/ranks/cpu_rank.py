@@ -17,12 +17,12 @@ from legato.engine.assembly.kv_cache import configured_cache
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.first_pass import check_forward
-from legato.executor.memory import host_cache_bytes
+from legato.executor.memory import cpu_cache_bytes
 from legato.executor.ranks.agreement import Agreement
 from legato.executor.ranks.divided import DividedModel
 from legato.executor.ranks.follower import HostFollower
 from legato.executor.ranks.lead import LeadAttention, LeadExecutor, LeadModel
-from legato.executor.ranks.messages import Followers
+from legato.executor.ranks.rank_messages import Followers
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
@@ -59,7 +59,7 @@ class CpuRank:
         self._group.join(meeting_point)
 
     def cache_bytes(self) -> int:
-        return host_cache_bytes(self._blueprint.config.cache)
+        return cpu_cache_bytes(self._blueprint.config.cache)
 
     def make_cache(self, num_blocks: int) -> None:
         model, config = self._divided.own, self._blueprint.config.cache

@@ -6,9 +6,9 @@ from tempfile import TemporaryDirectory
 from legato.core.errors import ConfigError
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager
-from legato.engine.assembly.ranks.messages import Join, MakeCache
 from legato.engine.assembly.ranks.processes import RankProcesses
 from legato.engine.assembly.ranks.rank import Rank, make_rank
+from legato.engine.assembly.ranks.rank_start import Join, MakeCache
 from legato.engine.assembly.runtime import ModelRuntime
 
 

@@ -7,10 +7,10 @@ import torch
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.gpu import GpuShard
 from legato.engine.assembly.runtime import ModelRuntime
-from legato.executor.ranks.messages import Followers
+from legato.executor.ranks.rank_messages import Followers
 from legato.executor.untaken_pages import UntakenPages
 from legato.gpu import device
-from legato.gpu.ranks import GpuFollower, LeadExecutor
+from legato.gpu.ranks import GpuFollower, GpuLeadExecutor
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
 from legato.model.process_group import ProcessGroup
@@ -51,7 +51,7 @@ class GpuRank:
 
     def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
         shard = self._shard
-        executor = LeadExecutor(
+        executor = GpuLeadExecutor(
             shard.program,
             self._device,
             shard.runner,

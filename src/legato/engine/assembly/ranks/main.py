@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from legato.core.garbage import uncollected
 from legato.core.signals import leave_to_parent
-from legato.engine.assembly.ranks.messages import BeRank, FromLead, Join, MakeCache, RankReady
+from legato.engine.assembly.ranks.rank_start import BeRank, FromLead, Join, MakeCache, RankReady
 from legato.engine.process.channel import Channel, ChannelClosedError, on_hang_up
 from legato.engine.process.messages import EngineFailed
 from legato.model.communicator import RankLostError

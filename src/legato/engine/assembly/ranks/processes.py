@@ -13,11 +13,11 @@ from typing import Any
 from legato.core import signals
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.engine.assembly.ranks.messages import BeRank, FromLead, FromRank, RankReady
+from legato.engine.assembly.ranks.rank_start import BeRank, FromLead, FromRank, RankReady
 from legato.engine.process.channel import Channel, ChannelClosedError, on_hang_up
 from legato.engine.process.engine_process import SHORT_SPIN
 from legato.engine.process.messages import EngineFailed
-from legato.executor.ranks.messages import RankReport, ToRank
+from legato.executor.ranks.rank_messages import RankReport, ToRank
 from legato.model.communicator import RankLostError
 
 logger = logging.getLogger(__name__)

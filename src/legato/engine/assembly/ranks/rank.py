@@ -9,7 +9,7 @@ from legato.core.config import EngineConfig
 from legato.engine.assembly.blueprint import Blueprint, draw_blueprint
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.engine.assembly.start_timer import StartTimer
-from legato.executor.ranks.messages import Follower, Followers
+from legato.executor.ranks.rank_messages import Follower, Followers
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec

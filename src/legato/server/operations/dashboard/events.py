@@ -100,7 +100,7 @@ class _Page:
         shown += [r for r in records.take_now() if not isinstance(r, AnswerRecord)]
         is_draining = self._context.lifecycle.is_draining
         is_heard = time.monotonic() - self._told_s < _IDLE_S and is_draining == self._was_draining
-        if not shown and is_heard and self._engine.scheduler_config is self._told:
+        if not shown and is_heard and self._engine.settings.asked is self._told:
             return None
         return self._update(shown, live.num_dropped + records.num_dropped)
 
@@ -123,8 +123,8 @@ class _Page:
         if (replicas := list(engine.replicas)) != self._told_replicas:
             self._told_replicas = replicas
             update = replace(update, replicas=replicas)
-        if engine.scheduler_config is not self._told:
-            self._told = engine.scheduler_config
+        if engine.settings.asked is not self._told:
+            self._told = engine.settings.asked
             flags = shlex.join(part_flags(self._told))
             update = replace(update, settings=describe(engine), flags=flags)
         self._told_s, self._was_draining = update.now_s, update.is_draining

@@ -8,7 +8,7 @@ from legato.kv.cache_events import CacheEvents
 from legato.kv.prefix_node import Node
 
 
-class HostPool:
+class HostCacheSlots:
     """Slots of one block each, and the copies that the next step must begin with.
 
     Args:

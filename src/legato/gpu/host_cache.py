@@ -14,7 +14,7 @@ _MOST = 64
 """Blocks copied at once; the copy needs as much memory again."""
 
 
-class HostBlocks:
+class GpuHostCache:
     """`num_slots` blocks in host memory that the device can copy by itself.
 
     All copies run on the device's second stream, in order. Blocks to swap out are gathered before

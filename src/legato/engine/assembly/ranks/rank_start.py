@@ -4,7 +4,7 @@ import msgspec
 
 from legato.core.config import EngineConfig
 from legato.engine.process.messages import EngineFailed
-from legato.executor.ranks.messages import RankReport, ToRank
+from legato.executor.ranks.rank_messages import RankReport, ToRank
 
 
 class BeRank(msgspec.Struct, frozen=True, tag=True):

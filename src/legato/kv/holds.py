@@ -1,0 +1,121 @@
+"""All holds, and the blocks that are still to arrive for some of them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from legato.core.block_ids import BlockIds, block_array
+from legato.kv.hold import Hold
+from legato.kv.prefix_node import Node
+from legato.kv.prefix_tree import PrefixTree
+
+
+class Holds:
+    """Keeps blocks of prompts in the tree while transfers read them or write to them.
+
+    No request computes an arriving block until it has arrived, or is given up. Arrived tokens count
+    as computed once all tokens before them do.
+
+    Args:
+        free: lets go of a hold's blocks.
+    """
+
+    def __init__(self, tree: PrefixTree, free: Callable[[Hold], object]) -> None:
+        self._tree = tree
+        self._free = free
+        self._holds: dict[str, Hold] = {}  # key request id
+        self._new: list[Hold] = []
+        self._arriving: set[int] = set()  # blocks
+
+    def __getitem__(self, request_id: str) -> Hold:
+        return self._holds[request_id]
+
+    def __iter__(self) -> Iterator[Hold]:
+        return iter(self._holds.values())
+
+    @property
+    def num_arriving_blocks(self) -> int:
+        return len(self._arriving)
+
+    def add(self, hold: Hold) -> None:
+        """Keep the blocks of a hold; the blocks that it fetches are arriving."""
+        self._tree.join(hold.last)
+        self._holds[hold.request_id] = hold
+        self._new.append(hold)
+        self._arriving.update(hold.blocks(hold.start))
+
+    def take_new(self) -> list[Hold]:
+        """Return the holds since the last call, for transfers between engines."""
+        taken, self._new = self._new, []
+        return taken
+
+    def note_arrived(self, request_id: str, num_tokens: int) -> int:
+        """Record that the first `num_tokens` tokens of a fetching request are in their blocks.
+
+        Returns:
+            how many of these tokens are new.
+        """
+        hold = self._holds[request_id]
+        num_new = num_tokens - hold.num_arrived
+        hold.num_arrived = num_tokens
+        self.settle()
+        return num_new
+
+    def end_arrival(self, request_id: str, *, has_blocks: bool) -> None:
+        """End a request's fetch; tokens that have not arrived are to be computed.
+
+        Args:
+            has_blocks: whether the request still has blocks.
+        """
+        hold = self._holds[request_id]
+        hold.is_over = True
+        self._arriving.difference_update(hold.blocks(hold.num_arrived))
+        # Arrived blocks may wait for earlier ones, which the request computes.
+        if hold.is_settled or not has_blocks:
+            self.let_go(request_id)
+
+    def release(self, request_id: str) -> None:
+        """End the hold of a request that gives up its blocks, if nothing more will arrive."""
+        hold = self._holds.get(request_id)
+        if hold is not None and hold.is_over:
+            self.let_go(request_id)
+
+    def let_go(self, request_id: str) -> None:
+        """End the hold on a request's blocks."""
+        hold = self._holds.pop(request_id)
+        self._arriving.difference_update(hold.blocks(hold.start))
+        self._free(hold)
+
+    def settle(self) -> None:
+        """Count arrived tokens as computed if all tokens before them are."""
+        if not self._arriving:
+            return
+        for hold in tuple(self._holds.values()):
+            if hold.is_settled:
+                continue
+            if hold.num_computed_tokens >= hold.start:
+                self._tree.note_computed(hold.last, hold.num_arrived)
+            if hold.is_settled:
+                self._arriving.difference_update(hold.blocks(hold.start, hold.num_arrived))
+                if hold.is_over:
+                    self.let_go(hold.request_id)
+
+    def arriving_tokens(self, nodes: Iterable[Node], block_size: int) -> Iterator[int]:
+        """Yield the first token of each arriving block in these nodes."""
+        for node in nodes:
+            if node.num_missing:
+                tokens = range(node.start, node.end, block_size)
+                for token, place in zip(tokens, node.places, strict=True):
+                    if place in self._arriving:
+                        yield token
+
+    def rename(self, replaced: Mapping[int, int]) -> None:
+        """Replace blocks by others; key and value are block ids."""
+        for hold in self:
+            hold.block_ids = renamed(hold.block_ids, replaced)
+        self._arriving = {replaced.get(block_id, block_id) for block_id in self._arriving}
+
+
+def renamed(block_ids: BlockIds, replaced: Mapping[int, int]) -> BlockIds:
+    """Return a table with some of its blocks replaced; the same one if it has none of them."""
+    if replaced.keys().isdisjoint(block_ids):
+        return block_ids
+    return block_array(replaced.get(block_id, block_id) for block_id in block_ids)

@@ -1,0 +1,166 @@
+"""Dispatch: the plans, steps in flight and requests that the executor has been given."""
+
+import math
+from collections import ChainMap, deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from legato.core.plan import StepPlan, StepResult
+from legato.core.request import Request
+from legato.core.step_record import DraftsEndedBy
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.budget import UNLIMITED
+from legato.scheduler.step_builder import StepBuilder
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+
+
+class Flight(NamedTuple):
+    """A planned step that has not landed.
+
+    Attributes:
+        planned_s: time of planning.
+        ends_s: its expected end, the model's margin included, so that the next step is in time even
+            if this one is late.
+        drafting_s, first_blocks: as in `StepBuilder`.
+    """
+
+    plan: StepPlan
+    shape: StepShape
+    planned_s: float
+    ends_s: float
+    drafting_s: float
+    first_blocks: dict[int, str]
+
+
+class Dispatch:
+    """Makes plans of built steps, and follows each until its result or its withdrawal.
+
+    Args:
+        step_time: predicts when a step ends, and learns from its result.
+    """
+
+    def __init__(self, kv: KVCacheManager, step_time: StepTimeModel) -> None:
+        self._kv = kv
+        self._step_time = step_time
+        self._in_flight: deque[Flight] = deque()
+        self._landed_s = -math.inf  # end of the last step
+        self._later_s = 0.0  # from `note_way`, for the next step that is observed
+        self._known_to_executor: set[str] = set()
+        self._ended: list[str] = []  # request ids that the next plan ends in the executor
+        # Since the last step. A request that waits for remote blocks is admitted without a chunk.
+        self._admitted: dict[str, int] = {}
+        self._preempted: list[str] = []
+        self._num_steps = 0
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a step in flight verifies drafts."""
+        return any(flight.shape.num_draft_rows for flight in self._in_flight)
+
+    @property
+    def first_blocks(self) -> Mapping[int, str]:
+        """As in `StepBuilder`, of all steps in flight."""
+        return ChainMap(*(flight.first_blocks for flight in self._in_flight))
+
+    def look_ahead(self, now_s: float, running: Mapping[str, Request]) -> float:
+        """Return when a step planned now can begin; set `in_flight_until_s` of requests.
+
+        Args:
+            running: key the request's id.
+        """
+        begins_s = now_s
+        for flight in self._in_flight:
+            begins_s = max(now_s, flight.ends_s)
+            for chunk in flight.plan.chunks:
+                request = running.get(chunk.request_id)
+                if request is not None and chunk.num_samples:
+                    request.in_flight_until_s = flight.ends_s
+        return begins_s
+
+    def note_changes(self, step: StepBuilder) -> None:
+        """Record the step's admissions and preemptions for the next plan."""
+        self._admitted |= step.admitted
+        self._preempted += [request.request_id for request in step.preempted]
+
+    def plan(
+        self,
+        step: StepBuilder,
+        running: Mapping[str, Request],
+        drafts_ended_by: DraftsEndedBy | None,
+        budget_tokens: int,
+        *,
+        now_s: float,
+        begins_s: float,
+    ) -> StepPlan:
+        """Make the plan of a step that has chunks; the step is in flight from now on.
+
+        Args:
+            running: key the request's id.
+            drafts_ended_by, budget_tokens: as in `StepPlan`.
+            begins_s: when the step can begin.
+        """
+        model = self._step_time
+        predicted_s = model.seconds(step.shape) if model.is_known else None
+        new = [c.request_id for c in step.chunks if c.request_id not in self._known_to_executor]
+        self._known_to_executor.update(new)
+        plan = StepPlan(
+            step_id=self._num_steps,
+            chunks=tuple(step.chunks),
+            new_requests=tuple(running[request_id].message for request_id in new),
+            ended_requests=tuple(self._ended),
+            preempted=tuple(self._preempted),
+            moves=self._kv.take_moves(),
+            admitted=self._admitted,
+            held_by=step.held_by,
+            drafts_ended_by=drafts_ended_by,
+            drafting_s=step.drafting_s,
+            drafts_s=model.drafts_s(step.shape) if model.is_known else None,
+            predicted_s=predicted_s,
+            limit_s=None if step.limit_s == UNLIMITED else step.limit_s,
+            budget_tokens=budget_tokens,
+        )
+        ends_s = begins_s + step.drafting_s + (predicted_s or 0.0) * model.caution(step.limit_s)
+        for request in step.becoming_streams:
+            request.in_flight_since_s = ends_s
+        self._in_flight.append(
+            Flight(plan, step.shape, now_s, ends_s, step.drafting_s, step.first_blocks)
+        )
+        self._kv.begin_step()
+        self._num_steps += 1
+        self._ended.clear()
+        self._admitted, self._preempted = {}, []
+        return plan
+
+    def land(self, result: StepResult, now_s: float) -> Flight:
+        """Remove the oldest step in flight, whose result this is, and learn how long it took."""
+        flight = self._in_flight.popleft()
+        assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
+        self._kv.end_step()
+        begun_s = max(flight.planned_s, self._landed_s)
+        self._landed_s = now_s
+        if not (result.ran_out_of_memory or result.faults):
+            delivered_s = now_s - begun_s - flight.drafting_s + self._later_s
+            self._step_time.observe(flight.shape, result.seconds, delivered_s, flight.plan.limit_s)
+            self._later_s = 0.0
+        return flight
+
+    def withdraw(self) -> StepPlan:
+        """Remove the newest step in flight, which the executor will not compute."""
+        plan = self._in_flight.pop().plan
+        self._kv.end_step()
+        return plan
+
+    def note_way(self, later_s: float) -> None:
+        """Record the delivery of a step's tokens, as `Scheduler.note_way`."""
+        self._later_s = later_s
+
+    def end(self, request_id: str) -> None:
+        """End a request in the executor, with the next plan, if the executor knows it."""
+        if request_id in self._known_to_executor:
+            self._known_to_executor.discard(request_id)
+            self._ended.append(request_id)
