@@ -33,6 +33,8 @@ _OBJECTS = (
         "AnthropicToolChoice",
     ),
     *("Thinking", "OutputConfig", "OutputFormat", "AnthropicMetadata"),
+    *("ContextManagement", "ClearThinking", "ClearToolUses"),
+    *("Trigger", "KeptToolUses", "InputTokens"),
 )
 _MIXED = (*_GENERATION, "StreamOptions")
 """Schemas with fields of more than one origin."""

@@ -85,7 +85,7 @@ FIELDS = {
     "functions": "the older name of `tools`; calls are answered as `function_call`",
     "function_call": "the older name of `tool_choice`",
     "reasoning_effort": "for the chat template, where it reads `reasoning_effort` or "
-    "`enable_thinking`; refused where it reads neither",
+    "`enable_thinking`; a template that reads neither ignores it",
     # Of a chat template.
     "add_generation_prompt": "end the prompt with the beginning of an answer",
     "continue_final_message": "go on with the last message instead of answering it",
@@ -168,7 +168,8 @@ FIELDS = {
     "generate_summary": "changes nothing: reasoning is shown whole",
     "ResponseStreamOptions.include_obfuscation": "random padding is not supported",
     # Of /v1/messages.
-    "MessagesRequest.max_tokens": "most tokens to generate, of thinking and answer together",
+    "MessagesRequest.max_tokens": "most tokens to generate, of thinking and answer together; the "
+    "context may hold fewer",
     "system": "a system message that goes before all others",
     "MessagesRequest.tools": "functions that the model may call",
     "MessagesRequest.tool_choice": "whether it may call any, must call one, or must call this one",
@@ -176,6 +177,27 @@ FIELDS = {
     "CountTokensRequest.tool_choice": "changes nothing but where no tools may be called",
     "thinking": "switch the model's thinking on or off, where its chat template can",
     "output_config": "how much the model is to think, and the form of the answer",
+    "output_format": "the old name of `format` in `output_config`",
+    "context_management": "what is cleared from a long conversation before the model reads it",
+    "thread": "refused: the server holds no conversations, and clients send the whole of them",
+    "ContextManagement.edits": "`clear_thinking_20251015`, `clear_tool_uses_20250919` or both, "
+    "applied one after the other",
+    "ClearThinking.type": "clear the thinking of old turns",
+    "ClearThinking.keep": 'the most recent turns that keep theirs, `{"type": "thinking_turns", '
+    '"value": 1}` unless sent; or `"all"`',
+    "ClearToolUses.type": "replace old results of tools by a short text",
+    "ClearToolUses.trigger": "how long a conversation must be: more than this",
+    "ClearToolUses.keep": "the most recent tool uses, which stay",
+    "ClearToolUses.clear_at_least": "tokens; an edit that clears fewer is not applied",
+    "ClearToolUses.exclude_tools": "names of tools whose uses stay",
+    "ClearToolUses.clear_tool_inputs": "clear the inputs of the calls, too: of all tools, or of "
+    "these",
+    "Trigger.type": "tokens of the prompt, or tool uses in it",
+    "Trigger.value": "how many",
+    "KeptToolUses.type": "tool uses",
+    "KeptToolUses.value": "how many",
+    "InputTokens.type": "tokens of the prompt",
+    "InputTokens.value": "how many",
     "cache_control": "changes nothing: what is cached is found by itself",
     "speed": "changes nothing",
     "stop_sequences": "strings that end the output",
@@ -199,7 +221,7 @@ FIELDS = {
     "disable_parallel_tool_use": "let it call one at a time only",
     "Thinking.type": "`adaptive` and `between_tools` leave it to the model",
     "budget_tokens": "changes nothing: `max_tokens` bounds thinking, too",
-    "display": "thinking is shown whole",
+    "display": "show the text of thinking; `omitted` leaves it in `signature` alone",
     "OutputConfig.effort": "`reasoning_effort` of `/v1/chat/completions`",
     "OutputConfig.format": "JSON of a schema",
     "OutputFormat.type": "only schemas are supported",
@@ -253,6 +275,7 @@ CODES = {
     "from_this_machine_only": "only clients on the server's machine may do this, without a proxy",
     "host_not_allowed": "the server does not go by the name in `Host`; see `--allowed-host`",
     "origin_not_allowed": "a web page of another origin asks; see `--allowed-origins`",
+    "thread_unsupported_request": "`thread` of `/v1/messages`",
     "model_not_found": "`model` is not the served one",
     "not_found": "the response, or the item of it, is not stored",
     "previous_response_not_found": "the response that this one is to go on from is not stored",

@@ -7,6 +7,7 @@ from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
 from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.server.http.errors import ErrorDetail
+from legato.server.requests.context_edits import AppliedEdit
 from legato.text.message_syntax import MessageSyntax
 
 
@@ -44,6 +45,18 @@ class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     previous_response_id: str | None
     is_stored: bool
     shows_logprobs: bool
+
+
+class MessageTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A part: what an answer of Anthropic's API needs from its request.
+
+    Attributes:
+        edits: what the context edits have cleared; None if the request has none.
+        omits_thinking: whether the text of thinking is in the signature only.
+    """
+
+    edits: list[AppliedEdit] | None
+    omits_thinking: bool
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -99,5 +112,5 @@ class NeedsStored(msgspec.Struct, frozen=True, tag=True):
     item_ids: list[str]
 
 
-Part = PromptTokens | Piece | InputItem | ResponseTerms
+Part = PromptTokens | Piece | InputItem | ResponseTerms | MessageTerms
 End = Generation | Answered | Refused | NeedsStored
