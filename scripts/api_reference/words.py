@@ -29,7 +29,8 @@ FIELDS = {
     "length_penalty": "of beam search, which there is not",
     "early_stopping": "of beam search, which there is not",
     "truncation_side": "the end of a prompt is kept",
-    "return_tokens_as_token_ids": "`return_token_ids` returns them beside the text",
+    "return_tokens_as_token_ids": "name tokens `token_id:5` rather than by their text, where log "
+    "probabilities are shown",
     "return_token_ids": "return the tokens of the prompt, `prompt_token_ids`, and of each "
     "completion, `token_ids`; of a stream, the former in its first chunk",
     "kv_transfer_params": "what becomes of the prompt's keys and values between this server and "
@@ -61,6 +62,9 @@ FIELDS = {
     "guided_regex": "an older name of `regex` in it",
     "guided_choice": "an older name of `choice` in it",
     "guided_grammar": "an older name of `grammar` in it",
+    "regex": "SGLang's name of `regex` in it",
+    "ebnf": "SGLang's name of `grammar` in it",
+    "grammar": "llama.cpp's name of `grammar` in it",
     # Of one of them.
     "messages": "the conversation",
     "prompt": "a text, token ids, or a list of either; each is completed `n` times",
@@ -86,18 +90,29 @@ FIELDS = {
     "function_call": "the older name of `tool_choice`",
     "reasoning_effort": "for the chat template, where it reads `reasoning_effort` or "
     "`enable_thinking`; a template that reads neither ignores it",
+    **dict.fromkeys(
+        ("cache_prompt", "id_slot", "timings_per_token"),
+        "changes nothing: of llama.cpp's slots, caches and answers",
+    ),
+    **dict.fromkeys(("rid", "session_id"), "changes nothing: of SGLang's logs and sessions"),
+    "request_id": "changes nothing: the header `X-Request-Id` names a request",
+    "stream_interval": "changes nothing: each token is sent when it comes",
     # Of a chat template.
     "add_generation_prompt": "end the prompt with the beginning of an answer",
     "continue_final_message": "go on with the last message instead of answering it",
     "chat_template": "a Jinja template instead of the model's own; refused unless the server was "
     "started with `--trust-request-chat-template`",
     "chat_template_kwargs": "further variables of the template",
+    "enable_thinking": "this variable of the template, unless `chat_template_kwargs` has it",
+    "thinking_token_budget": "0 is `enable_thinking: false`; else it changes nothing: `max_tokens` "
+    "bounds thinking, too",
     # Of their objects.
     "StreamOptions.include_usage": "send the token counts in a last chunk, which has no choices",
     "StreamOptions.continuous_usage_stats": "send the token counts so far in every chunk",
     "StreamOptions.include_obfuscation": "random padding is not supported",
     "ResponseFormat.type": "structural_tag is vLLM's",
     "ResponseFormat.json_schema": "goes with that type",
+    "ResponseFormat.schema": "llama.cpp's: JSON of this schema, with `json_object` only",
     "ResponseFormat.structures": "tags in their older form; with `triggers`, for a structural tag",
     "ResponseFormat.triggers": "texts with which tags begin",
     "ResponseFormat.format": "tags in their newer form, for a structural tag",
@@ -248,13 +263,15 @@ FIELDS = {
 }
 """Key a field, or one of a schema; value what it is."""
 
-LEGATO = frozenset({"slo_class", "tenant", "allow_best_effort"})
-"""Fields that neither OpenAI nor vLLM has."""
-
-SGLANG = frozenset(
-    {"no_stop_trim", "return_hidden_states", "separate_reasoning", "stream_reasoning"}
-)
-"""Fields of SGLang's."""
+ORIGINS = {
+    "Legato": ("slo_class", "tenant", "allow_best_effort"),
+    "SGLang": (
+        *("no_stop_trim", "return_hidden_states", "separate_reasoning", "stream_reasoning"),
+        *("regex", "ebnf", "rid", "session_id", "enable_thinking"),
+    ),
+    "llama.cpp": ("grammar", "cache_prompt", "id_slot", "timings_per_token"),
+}
+"""Key who defined fields that neither OpenAI nor vLLM has; value their names."""
 
 DEFINED_BY = {
     "OpenAI": "OpenAI",

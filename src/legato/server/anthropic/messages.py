@@ -133,7 +133,7 @@ class MessagesFormat:
 )
 async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Answer the next turn of a conversation."""
-    outcome = await context.text.outcome("messages", body, arrival.tenant)
+    outcome = await context.text.outcome("messages", body, arrival)
     asked = outcome.end
     assert isinstance(asked, Generation)
     [terms] = [part for part in outcome.parts if isinstance(part, MessageTerms)]
@@ -161,4 +161,4 @@ async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalD
 )
 async def count_tokens(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Count the tokens of a conversation's prompt."""
-    return pieces_response(await context.text.answer("count_tokens", body, arrival.tenant))
+    return pieces_response(await context.text.answer("count_tokens", body, arrival))

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_STOP
-from legato.server.limits import MAX_MESSAGES, MAX_TOOLS
+from legato.server.limits import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, MAX_TOOLS
 from legato.server.requests.anthropic_blocks import (
     AnthropicMessage,
     TextBlock,
@@ -23,6 +23,7 @@ from legato.server.requests.context_edits import AppliedEdit, ContextManagement,
 from legato.server.requests.generation import GenerationOptions
 from legato.server.requests.request_model import (
     AtMost,
+    LenientModel,
     ModelRequest,
     Name,
     RequestModel,
@@ -87,7 +88,9 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
-class AnthropicMetadata(RequestModel):
+class AnthropicMetadata(LenientModel):
+    """A client's notes on a request; its other fields change nothing, too."""
+
     user_id: Name | None = None
 
 
@@ -121,6 +124,7 @@ class CountTokensRequest(ModelRequest):
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
     thread: Thread = None
+    chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
     # Hints, and values that change nothing.
     cache_control: dict[str, Any] | None = None
     speed: Annotated[str, only("standard")] | None = None
@@ -152,9 +156,9 @@ class CountTokensRequest(ModelRequest):
         if last.get("role") == "assistant" and "tool_calls" not in last:
             # The beginning of the assistant's answer.
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        fields["chat_template_kwargs"] = self.chat_template_kwargs
         if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
-            switch = self.thinking.type == "enabled"
-            fields["chat_template_kwargs"] = {"enable_thinking": switch}
+            fields["enable_thinking"] = self.thinking.type == "enabled"
         config = self.output_config or OutputConfig()
         fields["reasoning_effort"] = config.effort
         output = self.output_format or config.format
@@ -236,7 +240,6 @@ _NAMES = {
     "response_format.json_schema": "output_config.format",
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
-    "chat_template_kwargs": "thinking",
     "tools.*.function": "tools.*",
     "tools.*.function.parameters": "tools.*.input_schema",
 }

@@ -82,7 +82,7 @@ class ChatPrompts:
                 "add_generation_prompt": options.add_generation_prompt,
                 "continue_final_message": options.continue_final_message,
                 **_reasoning_variables(template, effort),
-                **(options.chat_template_kwargs or {}),
+                **options.template_variables,
             },
             special_tokens=self._special_tokens,
         )

@@ -23,6 +23,12 @@ class Piece(msgspec.Struct, frozen=True, tag=True):
     data: bytes
 
 
+class Warned(msgspec.Struct, frozen=True, tag=True):
+    """A part: what of the request is ignored, for the answer's `Warning` header."""
+
+    text: str
+
+
 class InputItem(msgspec.Struct, frozen=True, tag=True):
     """A part: the next item of a response's input, in JSON, without an id.
 
@@ -70,6 +76,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         shows_prompt_logprobs: whether the request has `prompt_logprobs`; `params` may have it for
             an echo's log probabilities.
         returns_token_ids: whether answers have the token ids of prompts and completions.
+        names_tokens_by_id: whether log probabilities name tokens by their ids, not their texts.
         calls_functions: whether the request uses OpenAI's older `functions`.
         kv_transfer_params: the parameters of a transfer of the prompt's blocks between engines.
         message_syntax: for reading the completions as messages; None if all text is content.
@@ -85,6 +92,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_echo_only: bool = False
     shows_prompt_logprobs: bool = False
     returns_token_ids: bool = False
+    names_tokens_by_id: bool = False
     calls_functions: bool = False
     kv_transfer_params: KVTransferParams | None = None
     message_syntax: MessageSyntax | None = None
@@ -112,5 +120,5 @@ class NeedsStored(msgspec.Struct, frozen=True, tag=True):
     item_ids: list[str]
 
 
-Part = PromptTokens | Piece | InputItem | ResponseTerms | MessageTerms
+Part = PromptTokens | Piece | InputItem | ResponseTerms | MessageTerms | Warned
 End = Generation | Answered | Refused | NeedsStored

@@ -44,8 +44,9 @@ from legato.server.requests.outcome import (
     Piece,
     PromptTokens,
     ResponseTerms,
+    Warned,
 )
-from legato.server.requests.request_model import ModelRequest
+from legato.server.requests.request_model import IgnoredFields, ModelRequest
 from legato.server.requests.response_items import Placed, shown_item
 from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
@@ -75,6 +76,7 @@ class RequestReader:
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._serving = serving
+        self._ignored: IgnoredFields | None = None  # of the present body
         self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
         self._prompts = ChatPrompts(
             tokenizer,
@@ -110,9 +112,14 @@ class RequestReader:
             InvalidRequestError: the body cannot be served.
             MemoryError: parsing needs more memory than allowed.
         """
-        if kind == "responses":
-            return self._responses(body, stored)
-        return self._by_kind[kind](body)
+        is_lenient = self._serving.unknown_fields == "ignore"
+        self._ignored = IgnoredFields() if is_lenient else None
+        is_response = kind == "responses"
+        parts = self._responses(body, stored) if is_response else self._by_kind[kind](body)
+        for part in parts:
+            if isinstance(part, End) and self._ignored is not None and self._ignored.names:
+                yield Warned(f"ignored fields: {', '.join(self._ignored.names)}")
+            yield part
 
     def _chat(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(ChatRequest, body)
@@ -342,7 +349,7 @@ class RequestReader:
         yield from _answered(self._tokenizer.info)
 
     def _parse(self, model: type[_Model], body: bytes) -> _Model:
-        request = _validated(model, parse_json(body))
+        request = _validated(model, parse_json(body), self._ignored)
         info = self._serving.info
         if request.model is not None and not info.is_called(request.model):
             raise unknown_model(request.model, info.served_model_names)
@@ -382,9 +389,9 @@ class RequestReader:
         return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
 
 
-def _validated(model: type[_Model], data: Any) -> _Model:
+def _validated(model: type[_Model], data: Any, ignored: IgnoredFields | None = None) -> _Model:
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=ignored)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         raise first_problem(problems, known=model.model_fields) from None
@@ -398,6 +405,7 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         include_usage=options.include_usage,
         continuous_usage_stats=options.continuous_usage_stats,
         returns_token_ids=request.return_token_ids,
+        names_tokens_by_id=request.return_tokens_as_token_ids,
         kv_transfer_params=request.kv_transfer,
         **known,
     )
