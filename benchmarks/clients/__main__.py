@@ -3,8 +3,9 @@
     python -m benchmarks clients [--client openai] [--update] [--url http://127.0.0.1:8000]
 
 Makes an environment for each client in the user's cache, with the current version from PyPI or npm
-(`--update` makes it anew), starts a server with the default model, runs each client's script
-against it, and writes docs/guides/clients.md. With `--client`, tries some and prints; with `--url`,
+(`--update` makes it anew; coding agents have the version that is pinned), starts a server with the
+default model, and one with room for the prompts of coding agents, runs each client's script against
+its server, and writes docs/guides/clients.md. With `--client`, tries some and prints; with `--url`,
 tries a server that runs already, whose model has the default one's tokenizer. Exits with status 1
 where something does not work that is not a client's own fault.
 """
@@ -21,6 +22,7 @@ import httpx
 
 from benchmarks.clients.catalog import CLIENTS, Client
 from benchmarks.clients.environment import Environment
+from benchmarks.clients.long_context import LONG_CONTEXT
 from benchmarks.clients.page import Row, page
 from benchmarks.clients.tokenizer import save_tokenizer
 from benchmarks.clients.trial import Outcome, Target, outcomes
@@ -44,9 +46,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def measure(run: Run) -> int:
     clients = [CLIENTS[key] for key in run.flags.client or CLIENTS]
-    with tempfile.TemporaryDirectory() as folder, _server(run.flags.url) as url:
-        target = _target(url, Path(folder))
-        rows = [_row(run, client, target) for client in clients]
+    agents = [client for client in clients if client.kind == "agent"]
+    others = [client for client in clients if client.kind != "agent"]
+    rows = [*_rows(run, others, SERVE), *_rows(run, agents, LONG_CONTEXT)]
     if not run.flags.client:
         _PAGE.write_text(page(rows, datetime.now(UTC).date()), encoding="utf-8")
         run.tell(f"written to {_PAGE}")
@@ -54,12 +56,21 @@ def measure(run: Run) -> int:
     return int(any(outcome.status == "failed" for row in rows for outcome in row.outcomes))
 
 
+def _rows(run: Run, clients: Sequence[Client], command: str) -> list[Row]:
+    """Try clients with one server."""
+    if not clients:
+        return []
+    with tempfile.TemporaryDirectory() as folder, _server(run.flags.url, command) as url:
+        target = _target(url, Path(folder))
+        return [_row(run, client, target) for client in clients]
+
+
 @contextmanager
-def _server(url: str | None) -> Iterator[str]:
+def _server(url: str | None, command: str) -> Iterator[str]:
     if url:
         yield url.rstrip("/")
         return
-    with running_server(SERVE) as started:
+    with running_server(command) as started:
         yield started
 
 

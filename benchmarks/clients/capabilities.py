@@ -27,3 +27,11 @@ BENCHMARK = {
     "scores": "log probabilities of given texts, by which multiple choice is scored",
 }
 """Of tools that measure or evaluate a server."""
+
+AGENT = {
+    "chat": "a question, answered in the program's own output",
+    "tool loop": "the model calls the program's shell, reads what the command printed, and answers",
+    "session": "the same again, in the session that the program has stored",
+    "second turn": "the TTFT of that session's next question, beside the first one's",
+}
+"""Of coding agents."""

@@ -1,6 +1,11 @@
 """The clients, and what their environments are made of."""
 
+from typing import Literal
+
 import msgspec
+
+Kind = Literal["library", "benchmark", "agent"]
+"""What a client is: a library, a tool that measures or evaluates a server, or a coding agent."""
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -11,18 +16,24 @@ class Client(msgspec.Struct, frozen=True):
         name: as people call it.
         script: in `scripts/`; the suffix .mjs makes it one for Node.
         packages: requirements for pip or npm, the client's own first.
+        kind: what it is.
         needs_torch: pip would otherwise bring torch with CUDA to a machine that has no use for it.
         finish: a script that makes the environment fit to be used.
-        is_benchmark: it measures or evaluates a server.
     """
 
     key: str
     name: str
     script: str
     packages: tuple[str, ...]
+    kind: Kind = "library"
     needs_torch: bool = False
     finish: str | None = None
-    is_benchmark: bool = False
+
+    @property
+    def package(self) -> str:
+        """The client's own package, without a version or extras."""
+        name = self.packages[0].split("[")[0]
+        return name[:1] + name[1:].partition("@")[0]  # npm's scopes begin with @
 
     @property
     def is_node(self) -> bool:
@@ -40,7 +51,12 @@ def _node(key: str, name: str, *packages: str) -> Client:
 def _benchmark(
     key: str, name: str, *packages: str, needs_torch: bool = False, finish: str | None = None
 ) -> Client:
-    return Client(key, name, _script(key, "py"), packages, needs_torch, finish, is_benchmark=True)
+    return Client(key, name, _script(key, "py"), packages, "benchmark", needs_torch, finish)
+
+
+def _agent(key: str, name: str, package: str) -> Client:
+    """Agents change from day to day, so each is pinned."""
+    return Client(key, name, _script(key, "mjs"), (package,), "agent")
 
 
 def _script(key: str, suffix: str) -> str:
@@ -71,6 +87,9 @@ CLIENTS = {
             "zod",
         ),
         _python("anthropic", "anthropic", "anthropic"),
+        _agent("codex", "Codex", "@openai/codex@0.169.0"),
+        _agent("opencode", "opencode", "opencode-ai@1.18.33"),
+        _agent("qwen-code", "qwen-code", "@qwen-code/qwen-code@0.24.4"),
         _benchmark("guidellm", "guidellm", "guidellm", needs_torch=True),
         _benchmark("genai-bench", "genai-bench", "genai-bench"),
         _benchmark("aiperf", "aiperf", "aiperf"),

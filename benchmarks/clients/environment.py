@@ -49,7 +49,7 @@ class Environment:
 
     def version(self) -> str:
         """The client's own."""
-        package = self._client.packages[0].split("[")[0]
+        package = self._client.package
         if self._client.is_node:
             manifest = self.folder / "node_modules" / package / "package.json"
             version: str = json.loads(manifest.read_bytes())["version"]

@@ -6,8 +6,8 @@ from datetime import date
 
 import msgspec
 
-from benchmarks.clients.capabilities import BENCHMARK, LIBRARY
-from benchmarks.clients.catalog import Client
+from benchmarks.clients.capabilities import AGENT, BENCHMARK, LIBRARY
+from benchmarks.clients.catalog import Client, Kind
 from benchmarks.clients.trial import Outcome
 from legato.core.version import __version__
 
@@ -23,7 +23,18 @@ makes an environment for each client, installs the current version, and runs a s
 parameters says little that is of use, so the scripts judge the protocol: whether an answer arrives,
 is valid, ends as it was asked to, and reaches the program in the client's own classes.
 
+Coding agents run as their users run them, against random weights of a small model with 32k tokens
+of context: their own prompts have up to 19,000 tokens. A proxy between the two adds a
+`tool_choice` and a schema to their requests, so that such a model calls the shell with a harmless
+command, or says one sentence.
+
 ✓ works · ✗ does not · (✗) does not, by the client's own fault · – the client has no such thing"""
+
+_TABLES: tuple[tuple[Kind, str, Mapping[str, str]], ...] = (
+    ("library", "Libraries", LIBRARY),
+    ("agent", "Coding agents", AGENT),
+    ("benchmark", "Benchmarks and evaluations", BENCHMARK),
+)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -37,19 +48,11 @@ class Row(msgspec.Struct, frozen=True):
 def page(rows: Sequence[Row], day: date) -> str:
     """The whole of it."""
     footnotes: list[str] = []
-    libraries = [row for row in rows if not row.client.is_benchmark]
-    benchmarks = [row for row in rows if row.client.is_benchmark]
-    parts = [
-        _INTRODUCTION,
-        f"Legato {__version__}, {day.isoformat()}.",
-        "## Libraries",
-        _legend(LIBRARY),
-        table(libraries, LIBRARY, footnotes),
-        "## Benchmarks and evaluations",
-        _legend(BENCHMARK),
-        table(benchmarks, BENCHMARK, footnotes),
-        *footnotes,
-    ]
+    parts = [_INTRODUCTION, f"Legato {__version__}, {day.isoformat()}."]
+    for kind, title, columns in _TABLES:
+        of_kind = [row for row in rows if row.client.kind == kind]
+        parts += [f"## {title}", _legend(columns), table(of_kind, columns, footnotes)]
+    parts += footnotes
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -74,7 +77,7 @@ def _cell(row: Row, outcome: Outcome | None, footnotes: list[str]) -> str:
         return _NOT_TRIED
     sign = _SIGNS[outcome.status]
     if outcome.status == "ok":
-        return sign
+        return outcome.message or sign
     said = html.escape(" ".join(outcome.message.split())[:_MESSAGE_CHARS], quote=False)
     footnotes.append(f"[^{len(footnotes) + 1}]: {row.client.name}, {outcome.capability}: {said}")
     return f"{sign}[^{len(footnotes)}]"

@@ -23,7 +23,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """What became of one capability; the line by which a script says so.
 
     Attributes:
-        message: why it is not ok.
+        message: why it is not ok, or the figure that it found.
     """
 
     capability: str

@@ -24,7 +24,8 @@ _GENERATION = ("ChatRequest", "CompletionRequest")
 _OBJECTS = (
     *("ChatMessage", "MessageToolCall", "CalledFunction", "Tool", "FunctionDefinition"),
     *("StreamOptions", "KVTransferRequest", "ResponseFormat", "JsonSchemaFormat"),
-    *("ResponseTool", "TextOptions", "TextFormat", "ReasoningOptions"),
+    *("FunctionTool", "CustomTool", "InputFormat", "NamespaceTool"),
+    *("TextOptions", "TextFormat", "ReasoningOptions"),
     *(
         "ResponseStreamOptions",
         "AnthropicMessage",

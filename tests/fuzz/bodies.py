@@ -120,6 +120,12 @@ _CHAT: dict[str, list[Any]] = {
     "tool_choice": ["none", "auto", "required"],
 }
 _TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+_INPUT_FORMATS = [
+    {"type": "text"},
+    {"type": "grammar", "syntax": "regex", "definition": "[ab]+"},
+    {"type": "grammar", "syntax": "regex", "definition": "("},
+    {"type": "grammar", "syntax": "lark", "definition": "start: x"},
+]
 _SHARED = {
     name: values
     for name, values in _SAMPLING.items()
@@ -134,6 +140,8 @@ _RESPONSES: dict[str, list[Any]] = {
         [{"type": "reasoning", "id": "rs_1", "summary": []}],
         [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}],
         [{"type": "function_call_output", "call_id": "c", "output": "Hi"}],
+        [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "{"}],
+        [{"type": "custom_tool_call_output", "call_id": "c", "output": "Hi"}],
         [{"id": "msg_1_0"}, {"type": "item_reference", "id": "_"}],
     ],
     "instructions": _TEXTS,
@@ -145,8 +153,10 @@ _RESPONSES: dict[str, list[Any]] = {
         *([{**_TOOL, "parameters": s}] for s in _SCHEMAS),
         [_TOOL, _TOOL],
         [{"type": "web_search"}],
+        [{"type": "namespace", "name": "n", "tools": [_TOOL, {"type": "custom", "name": "c"}]}],
+        *([{"type": "custom", "name": "c", "format": form}] for form in _INPUT_FORMATS),
     ],
-    "tool_choice": ["none", "required", {"type": "function", "name": "f"}],
+    "tool_choice": ["none", "required", {"type": "function", "name": "f"}, {"type": "web_search"}],
     "text": [{}, {"format": {"type": "text"}}, {"format": {"type": "json_object"}}],
     "include": [[], ["message.output_text.logprobs"]],
     "top_logprobs": [0, 20],

@@ -5,7 +5,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from benchmarks.clients.capabilities import BENCHMARK, LIBRARY
+from benchmarks.clients.capabilities import AGENT, BENCHMARK, LIBRARY
 from benchmarks.clients.catalog import CLIENTS
 from benchmarks.clients.environment import SCRIPTS
 from benchmarks.clients.page import Row, page
@@ -76,6 +76,14 @@ def test_each_client_has_its_script() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("key", "package"),
+    [("codex", "@openai/codex"), ("opencode", "opencode-ai"), ("lm-eval", "lm_eval")],
+)
+def test_a_package_has_no_version(key: str, package: str) -> None:
+    assert CLIENTS[key].package == package
+
+
 def test_the_page_numbers_what_does_not_work() -> None:
     library = Row(
         CLIENTS["openai"],
@@ -83,9 +91,13 @@ def test_the_page_numbers_what_does_not_work() -> None:
         [Outcome("chat", "ok", ""), Outcome("tool", "failed", "no\ntools")],
     )
     benchmark = Row(CLIENTS["aiperf"], "3", [Outcome("lengths", "client", "miscounts")])
-    text = page([library, benchmark], date(2026, 1, 2))
+    agent = Row(CLIENTS["codex"], "4", [Outcome("second turn", "ok", "0.1 s")])
+    text = page([library, benchmark, agent], date(2026, 1, 2))
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     first, second = [row for row in rows if "✓" in row or "✗" in row]
+    [third] = [row for row in rows if "Codex" in row]
+    assert third.count("–") == len(AGENT) - 1
+    assert "| 0.1 s |" in third
     assert first.count("–") == len(LIBRARY) - 2
     assert "| openai (Python) | 1.2 | ✓ |" in first
     assert "| ✗[^1] |" in first

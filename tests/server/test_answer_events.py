@@ -70,7 +70,7 @@ def shown(item: Any) -> dict[str, Any]:
 @examples(150)
 @given(deltas=messages())
 def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> None:
-    items = OutputItems("abc")
+    items = OutputItems("abc", {})
     events: list[TypedEvent] = [event for delta in deltas for event in items.take(delta, ())]
     events += items.close("completed")
     response: dict[str, Any] = {
@@ -110,7 +110,7 @@ def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> 
 @examples(100)
 @given(deltas=messages())
 def test_a_stored_response_is_read_as_what_was_said(deltas: list[MessageDelta]) -> None:
-    items = OutputItems("abc")
+    items = OutputItems("abc", {})
     for delta in deltas:
         items.take(delta, ())
     items.close("completed")

@@ -312,7 +312,6 @@ def test_what_other_clients_send_is_accepted(client: openai.OpenAI) -> None:
         ({"temperature": -1}, "temperature"),
         ({"include": ["everything"]}, "include.0"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function"}]}, "tools.0.name"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "tools.1.name"),

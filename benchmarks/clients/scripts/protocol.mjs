@@ -34,13 +34,13 @@ export async function checkIdle() {
   }
 }
 
-// Try each capability, a function by its name, and say how it went.
+// Try each capability, a function by its name, and say how it went. What it returns is a figure.
 export async function run(functions) {
   say({ tries: Object.keys(functions) });
   for (const [capability, attempt] of Object.entries(functions)) {
     try {
-      await Promise.race([attempt(), timeout()]);
-      say({ capability, status: "ok", message: "" });
+      const message = (await Promise.race([attempt(), timeout()])) ?? "";
+      say({ capability, status: "ok", message });
     } catch (error) {
       say({ capability, status: "failed", message: `${error.name}: ${error.message}` });
     }

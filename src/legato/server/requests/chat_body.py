@@ -16,7 +16,8 @@ class ChatBody(NamedTuple):
 
     Attributes:
         places: the client's name of each message.
-        names: the client's names of other fields; key and value are paths, with `*` for an index.
+        names: the client's names of other fields; key and value are paths. In a key, `*` stands for
+            any index, and is that index in the value; a key with the index itself goes first.
     """
 
     fields: dict[str, Any]
@@ -42,10 +43,14 @@ class ChatBody(NamedTuple):
         if found := _MESSAGE.fullmatch(param):
             return self.places[int(found[1])]
         indices = iter(_INDEX.findall(param))
-        path = _INDEX.sub(".*", param)
-        for end in range(len(path), 0, -1):
-            head, rest = path[:end], path[end:]
-            if head in self.names and rest[:1] in ("", "."):
-                path = self.names[head] + rest
-                break
+        starred = _INDEX.sub(".*", param)
+        path = _renamed(param, self.names) or _renamed(starred, self.names) or param
         return re.sub(r"\*", lambda _: next(indices), path)
+
+
+def _renamed(path: str, names: Mapping[str, str]) -> str | None:
+    for end in range(len(path), 0, -1):
+        head, rest = path[:end], path[end:]
+        if head in names and rest[:1] in ("", "."):
+            return names[head] + rest
+    return None

@@ -40,17 +40,33 @@ class InputItem(msgspec.Struct, frozen=True, tag=True):
     data: bytes
 
 
+class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of the Responses API that the model knows as a function of another name or form.
+
+    Attributes:
+        is_custom: its input is a text, which the function takes as its only argument.
+    """
+
+    name: str
+    namespace: str | None
+    is_custom: bool
+
+
 class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A part: what a response needs from its request.
 
     Attributes:
         shown: the fields that the response repeats; key the field, value JSON.
+        renamed_tools: key the model's name of a tool.
+        left_out_tools: types of the request's tools that the model is not offered.
     """
 
     shown: dict[str, bytes]
     previous_response_id: str | None
     is_stored: bool
     shows_logprobs: bool
+    renamed_tools: dict[str, CalledTool] = {}
+    left_out_tools: tuple[str, ...] = ()
 
 
 class MessageTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -133,11 +133,14 @@ class RequestReader:
             return
         turns = Stored(stored or b"")
         found = turns.items()
+        offered = request.offered_tools
         yield ResponseTerms(
             shown=request.shown(),
             previous_response_id=request.previous_response_id,
             is_stored=request.store,
             shows_logprobs=request.shows_logprobs,
+            renamed_tools=offered.renamed,
+            left_out_tools=offered.left_out,
         )
         if request.store:
             yield from map(shown_item, request.own_items(found))

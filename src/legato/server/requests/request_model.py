@@ -189,24 +189,25 @@ def only(*allowed: object) -> _Only:
     return _Only(allowed)
 
 
-def by_type(what: str, *kinds: str) -> tuple[Discriminator, BeforeValidator]:
+def by_type(what: str, *kinds: str, **others: str) -> tuple[Discriminator, BeforeValidator]:
     """Choose a model of a union by an object's "type"; each has a `Tag` of `<type>`.
 
     Args:
         what: the name for such an object in errors.
+        others: types that share a tag; key the type, value the tag without brackets.
     """
+
+    def tag(value: Any) -> str:
+        kind: str = value["type"] if isinstance(value, dict) else value.type
+        return f"<{others.get(kind, kind)}>"
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        if kind not in kinds:
+        if kind not in kinds and not (isinstance(kind, str) and kind in others):
             raise ValueError(f"{what} of type {json.dumps(kind, default=str)} is not supported")
         return value
 
-    return Discriminator(_type_tag), BeforeValidator(check)
-
-
-def _type_tag(value: Any) -> str:
-    return f"<{value['type'] if isinstance(value, dict) else value.type}>"
+    return Discriminator(tag), BeforeValidator(check)
 
 
 Name = Annotated[str, AtMost(MAX_NAME_CHARS)]

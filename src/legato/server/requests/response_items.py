@@ -1,5 +1,6 @@
 """Input items of OpenAI's Responses API, and their conversion to chat messages."""
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from legato.server.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
 from legato.server.requests.messages import TEXT_PARTS
 from legato.server.requests.outcome import InputItem
 from legato.server.requests.request_model import AtMost, LenientModel, Name, by_type
+from legato.server.requests.response_tools import CUSTOM_INPUT, called_name
 
 _PART = {
     "type": "object",
@@ -67,14 +69,35 @@ class FunctionCallItem(LenientModel):
     type: Literal["function_call"]
     call_id: Name
     name: Name
+    namespace: Name | None = None
     arguments: str
 
     def shown(self) -> dict[str, Any]:
-        return {**self.model_dump(), "status": "completed"}
+        return {**self.model_dump(exclude_none=True), "status": "completed"}
 
 
-class FunctionCallOutputItem(LenientModel):
-    type: Literal["function_call_output"]
+class CustomToolCallItem(LenientModel):
+    """Attributes: `input` is any text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Name
+    name: Name
+    namespace: Name | None = None
+    input: str
+
+    @property
+    def arguments(self) -> str:
+        """The same as a function's arguments, in JSON."""
+        return json.dumps({CUSTOM_INPUT: self.input}, ensure_ascii=False)
+
+    def shown(self) -> dict[str, Any]:
+        return {**self.model_dump(exclude_none=True), "status": "completed"}
+
+
+class ToolOutputItem(LenientModel):
+    """The output of a function or of a custom tool."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Name
     output: Texts
 
@@ -121,15 +144,19 @@ def _typed(item: Any) -> Any:
     return item
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+Item = MessageItem | FunctionCallItem | CustomToolCallItem | ToolOutputItem | ReasoningItem
 AnyItem = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[FunctionCallItem, Tag("<function_call>")]
-    | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[CustomToolCallItem, Tag("<custom_tool_call>")]
+    | Annotated[ToolOutputItem, Tag("<tool_output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[ItemReference, Tag("<item_reference>")],
     *by_type(
-        "an item", "message", "function_call", "function_call_output", "reasoning", "item_reference"
+        "an item",
+        *("message", "function_call", "custom_tool_call", "reasoning", "item_reference"),
+        function_call_output="tool_output",
+        custom_tool_call_output="tool_output",
     ),
     BeforeValidator(_typed),
 ]
@@ -144,6 +171,8 @@ _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
 """Key the type of an item, value the prefix of its ids."""
@@ -163,13 +192,18 @@ def messages_of(items: Iterable[Placed]) -> Iterator[tuple[str, dict[str, Any]]]
             yield place, turn
             turn = {}
         match item:
-            case MessageItem(role="assistant") | FunctionCallItem() | ReasoningItem():
+            case (
+                MessageItem(role="assistant")
+                | FunctionCallItem()
+                | CustomToolCallItem()
+                | ReasoningItem()
+            ):
                 place = place if turn else name
                 turn = turn or {"role": "assistant", "content": None}
                 _add(turn, item)
             case MessageItem():
                 yield name, {"role": item.role, "content": "\n".join(item.content)}
-            case FunctionCallOutputItem():
+            case ToolOutputItem():
                 content = "\n".join(item.output)
                 yield (
                     name,
@@ -182,7 +216,7 @@ def messages_of(items: Iterable[Placed]) -> Iterator[tuple[str, dict[str, Any]]]
 def _continues(turn: dict[str, Any], item: Item) -> bool:
     """Whether an item belongs to the same message, in the order reasoning, text, calls."""
     match item:
-        case FunctionCallItem():
+        case FunctionCallItem() | CustomToolCallItem():
             return True
         case MessageItem(role="assistant"):
             return turn["content"] is None and "tool_calls" not in turn
@@ -196,7 +230,8 @@ def _add(turn: dict[str, Any], item: Item) -> None:
             turn["reasoning_content"] = item.text
         case MessageItem():
             turn["content"] = "\n".join(item.content)
-        case FunctionCallItem():
-            function = {"name": item.name, "arguments": item.arguments}
+        case FunctionCallItem() | CustomToolCallItem():
+            name = called_name(item.name, item.namespace)
+            function = {"name": name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)

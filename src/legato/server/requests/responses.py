@@ -4,16 +4,20 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 
 from legato.core.errors import InvalidRequestError
-from legato.server.limits import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, MAX_TOOLS
+from legato.server.limits import MAX_MESSAGES, MAX_METADATA, MAX_TEMPLATE_VARIABLES, MAX_TOOLS
 from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.generation import GenerationOptions, NumLogprobs
 from legato.server.requests.neutral import Metadata
 from legato.server.requests.request_model import AtMost, Name, OrText, RequestModel, only
 from legato.server.requests.response_items import AnyItem, Item, ItemReference, Placed, messages_of
-from legato.server.requests.tools import described_tool, named_tool
+from legato.server.requests.response_tools import (
+    OfferedTools,
+    ResponseTool,
+    ResponseToolChoice,
+)
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (
@@ -31,59 +35,6 @@ _INCLUDED = (
 
 def _as_items(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
-
-
-class ResponseTool(RequestModel):
-    """A function that the model may call."""
-
-    type: Annotated[str, only("function")]
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    output_schema: dict[str, Any] | None = None
-    defer_loading: Annotated[bool, only(False)] | None = None
-    allowed_callers: Annotated[list[str], only(["direct"]), AtMost(1)] | None = None
-
-
-_FUNCTION = {
-    "type": "object",
-    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
-    "required": ["type", "name"],
-}
-_ALLOWED = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "allowed_tools"},
-        "mode": {"enum": ["auto", "required"]},
-        "tools": {"type": "array", "items": _FUNCTION},
-    },
-    "required": ["type", "mode", "tools"],
-}
-_MODES = ("none", "auto", "required")
-
-
-def _tool_choice(value: Any) -> Any:
-    match value:
-        case "none" | "auto" | "required":
-            return value
-        case {"type": "function", "name": str()}:
-            return value
-        case {"type": "allowed_tools", "mode": "auto" | "required", "tools": [*tools]} if all(
-            isinstance(tool, dict)
-            and tool.get("type") == "function"
-            and isinstance(tool.get("name"), str)
-            for tool in tools
-        ):
-            return value
-    raise ValueError('must be "none", "auto", "required", a function, or allowed functions')
-
-
-ToolChoice = Annotated[
-    Any,
-    BeforeValidator(_tool_choice),
-    WithJsonSchema({"anyOf": [{"enum": list(_MODES)}, _FUNCTION, _ALLOWED]}),
-]
 
 
 class TextFormat(RequestModel):
@@ -144,7 +95,7 @@ class ResponsesRequest(GenerationOptions):
     tools: Annotated[list[ResponseTool], Field(fail_fast=True), AtMost(MAX_TOOLS)] = Field(
         default_factory=list
     )
-    tool_choice: ToolChoice = "auto"
+    tool_choice: ResponseToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -158,6 +109,7 @@ class ResponsesRequest(GenerationOptions):
 
     # Hints, and values that change nothing.
     background: Annotated[bool, only(False)] | None = None
+    client_metadata: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs
     metadata: Metadata | None = None
     prompt_cache_key: Name | None = None
@@ -171,6 +123,10 @@ class ResponsesRequest(GenerationOptions):
     def referred(self) -> list[str]:
         """Ids of the stored items that the input refers to."""
         return [item.id for item in self.input if isinstance(item, ItemReference)]
+
+    @property
+    def offered_tools(self) -> OfferedTools:
+        return OfferedTools.of(self.tools)
 
     @property
     def shows_logprobs(self) -> bool:
@@ -191,6 +147,7 @@ class ResponsesRequest(GenerationOptions):
 
     def chat(self, items: Iterable[Placed]) -> ChatBody:
         """Convert the request to a chat. Args: items: of the whole conversation."""
+        offered = self.offered_tools
         messages = list(messages_of(items))
         if self.instructions is not None:
             messages.insert(0, ("instructions", {"role": "system", "content": self.instructions}))
@@ -203,10 +160,10 @@ class ResponsesRequest(GenerationOptions):
                 "chat_template_kwargs": self.chat_template_kwargs,
                 "response_format": self.text and self.text.format and self.text.format.chat(),
                 "reasoning_effort": self.reasoning and self.reasoning.effort,
-                **self._tool_fields(),
+                **self._tool_fields(offered),
             },
             places=[place for place, _ in messages],
-            names=_NAMES,
+            names={**_NAMES, **offered.names},
         )
 
     def own_items(self, found: Mapping[str, Item]) -> list[Item]:
@@ -244,29 +201,21 @@ class ResponsesRequest(GenerationOptions):
                 "verbosity": text.verbosity,
             },
             "tool_choice": self.tool_choice,
-            "tools": [self._shown_tool(tool) for tool in self.tools],
+            "tools": [tool.shown() for tool in self.tools],
             "top_logprobs": self.top_logprobs or 0,
             "truncation": self.truncation,
             "user": self.user,
         }
         return {name: msgspec.json.encode(value) for name, value in told.items()}
 
-    @staticmethod
-    def _shown_tool(tool: ResponseTool) -> dict[str, Any]:
-        # Clients expect these two even if they are null.
-        always = {"parameters": tool.parameters, "strict": tool.strict}
-        return {**tool.model_dump(exclude_none=True), **always}
-
-    def _tool_fields(self) -> dict[str, Any]:
+    def _tool_fields(self, offered: OfferedTools) -> dict[str, Any]:
         """Return the chat's fields for tools; empty without tools."""
-        if not self.tools:
+        choice = offered.choice(self.tool_choice) if self.tools else None
+        if not offered.functions:
             return {}
         return {
-            "tools": [
-                described_tool(tool.name, tool.parameters, tool.description, strict=tool.strict)
-                for tool in self.tools
-            ],
-            "tool_choice": _chat_choice(self.tool_choice),
+            "tools": offered.functions,
+            "tool_choice": choice,
             "parallel_tool_calls": self.parallel_tool_calls,
         }
 
@@ -279,16 +228,5 @@ _NAMES = {
     "response_format.json_schema": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
     "reasoning_effort": "reasoning.effort",
-    "tools.*.function": "tools.*",
 }
 """Key the path of a chat's field, value its path in this API; `*` stands for an index."""
-
-
-def _chat_choice(choice: Any) -> Any:
-    if isinstance(choice, str):
-        return choice
-    if choice["type"] == "function":
-        return named_tool(choice["name"])
-    tools = [named_tool(tool["name"]) for tool in choice["tools"]]
-    allowed = {"mode": choice["mode"], "tools": tools}
-    return {"type": "allowed_tools", "allowed_tools": allowed}

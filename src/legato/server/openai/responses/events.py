@@ -89,6 +89,14 @@ class ArgumentsDone(_OfItem, frozen=True, tag="response.function_call_arguments.
     arguments: str
 
 
+class InputDelta(_OfItem, frozen=True, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class InputDone(_OfItem, frozen=True, tag="response.custom_tool_call_input.done"):
+    input: str
+
+
 class EventNumbers:
     """Numbers events from 0, in the order in which they are written."""
 

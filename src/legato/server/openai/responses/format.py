@@ -61,7 +61,7 @@ class ResponsesFormat:
         self._usage = UsageCounter(job.prompts)
         self._logprobs = LogprobsWriter(vocabulary)
         self._reader = MessageReader(asked.message_syntax)
-        self._items = OutputItems(job.arrival.answer_id)
+        self._items = OutputItems(job.arrival.answer_id, terms.renamed_tools)
         self._num_reasoning_tokens = 0
         self._finish_reason: FinishReason | None = None
         self._shows_logprobs = terms.shows_logprobs

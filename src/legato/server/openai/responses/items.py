@@ -1,14 +1,19 @@
 """Turns the deltas of a message into a response's items and their events."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from msgspec import UNSET
 
 from legato.engine.frontend.message import MessageDelta, ToolCallDelta
 from legato.server.http.bodies import TypedEvent
 from legato.server.openai.logprobs import TokenLogprob
+from legato.server.openai.responses.custom_input import CustomInput
 from legato.server.openai.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
+    InputDelta,
+    InputDone,
     ItemAdded,
     ItemDone,
     PartAdded,
@@ -19,6 +24,7 @@ from legato.server.openai.responses.events import (
     TextDone,
 )
 from legato.server.openai.responses.output import (
+    OutputCustomToolCall,
     OutputFunctionCall,
     OutputItem,
     OutputMessage,
@@ -27,6 +33,7 @@ from legato.server.openai.responses.output import (
     ReasoningText,
     Status,
 )
+from legato.server.requests.outcome import CalledTool
 
 _PART = 0
 """Index of an item's only part."""
@@ -40,10 +47,12 @@ class OutputItems:
 
     Args:
         suffix: common to the items' ids, between a prefix for the type and the item's index.
+        renamed_tools: as of `ResponseTerms`.
     """
 
-    def __init__(self, suffix: str) -> None:
+    def __init__(self, suffix: str, renamed_tools: Mapping[str, CalledTool]) -> None:
         self.done: list[OutputItem] = []
+        self._renamed_tools = renamed_tools
         self._suffix = suffix
         self._open: _OpenItem | None = None
 
@@ -62,7 +71,7 @@ class OutputItems:
             events += self._open.add(delta.content, logprobs)
         for call in delta.tool_calls:
             if call.name is not None:
-                self._begin(_FunctionCall(*self._place("fc"), call), events)
+                self._begin(self._called(call, call.name), events)
             if call.arguments:
                 events += self._open_item.add(call.arguments)
         return events
@@ -76,6 +85,14 @@ class OutputItems:
         if self._open is not None:
             self._end(status, events)
         return events
+
+    def _called(self, call: ToolCallDelta, name: str) -> "_OpenItem":
+        """Return a new item for a call. Args: call: its first delta."""
+        tool = self._renamed_tools.get(name)
+        if tool is not None and tool.is_custom:
+            return _CustomToolCall(*self._place("ctc"), call, tool)
+        tool = tool or CalledTool(name=name, namespace=None, is_custom=False)
+        return _FunctionCall(*self._place("fc"), call, tool)
 
     def _place(self, prefix: str) -> tuple[str, int]:
         """Return the id and index of the next item."""
@@ -177,11 +194,11 @@ class _Reasoning:
 
 
 class _FunctionCall:
-    def __init__(self, item_id: str, index: int, call: ToolCallDelta) -> None:
+    def __init__(self, item_id: str, index: int, call: ToolCallDelta, tool: CalledTool) -> None:
         self._id = item_id
         self._index = index
         self._call_id = call.id or item_id
-        self._name = call.name or ""
+        self._tool = tool
         self._texts: list[str] = []
 
     def begin(self) -> list[TypedEvent]:
@@ -192,12 +209,54 @@ class _FunctionCall:
         return [ArgumentsDelta(self._id, self._index, text)]
 
     def item(self, status: Status) -> OutputItem:
-        arguments = "".join(self._texts)
-        return OutputFunctionCall(self._id, status, self._call_id, self._name, arguments)
+        return OutputFunctionCall(
+            self._id,
+            status,
+            self._call_id,
+            self._tool.name,
+            arguments="".join(self._texts),
+            namespace=self._tool.namespace or UNSET,
+        )
 
     def end(self, item: OutputItem) -> list[TypedEvent]:
         assert isinstance(item, OutputFunctionCall)
         return [
-            ArgumentsDone(self._id, self._index, self._name, item.arguments),
+            ArgumentsDone(self._id, self._index, self._tool.name, item.arguments),
             ItemDone(self._index, item),
         ]
+
+
+class _CustomToolCall:
+    """Its function's only argument is the input."""
+
+    def __init__(self, item_id: str, index: int, call: ToolCallDelta, tool: CalledTool) -> None:
+        self._id = item_id
+        self._index = index
+        self._call_id = call.id or item_id
+        self._tool = tool
+        self._reader = CustomInput()
+        self._texts: list[str] = []
+
+    def begin(self) -> list[TypedEvent]:
+        return [ItemAdded(self._index, self.item("in_progress"))]
+
+    def add(self, text: str) -> list[TypedEvent]:
+        piece = self._reader.feed(text)
+        if not piece:
+            return []
+        self._texts.append(piece)
+        return [InputDelta(self._id, self._index, piece)]
+
+    def item(self, status: Status) -> OutputItem:
+        return OutputCustomToolCall(
+            self._id,
+            status,
+            self._call_id,
+            self._tool.name,
+            input="".join(self._texts),
+            namespace=self._tool.namespace or UNSET,
+        )
+
+    def end(self, item: OutputItem) -> list[TypedEvent]:
+        assert isinstance(item, OutputCustomToolCall)
+        return [InputDone(self._id, self._index, item.input), ItemDone(self._index, item)]

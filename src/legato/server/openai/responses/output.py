@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from legato.server.generation.answer_format import Usage
 from legato.server.openai.logprobs import TokenLogprob
@@ -37,16 +38,28 @@ class OutputReasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reason
 
 
 class OutputFunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
-    """Attributes: `arguments` is a JSON text."""
+    """Attributes: `arguments` is a JSON text; `namespace` is of the tool, if it has one."""
 
     id: str
     status: Status
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall
+class OutputCustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool. Attributes: as of `OutputFunctionCall`, but `input` is any text."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomToolCall
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):

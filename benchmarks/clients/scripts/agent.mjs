@@ -1,0 +1,168 @@
+// What a coding agent is asked to do. It runs as its users run it; only what the model says is held
+// to a form, by a proxy between the two, because a small model says nothing that is of use.
+
+import { spawn } from "node:child_process";
+import http from "node:http";
+import { check, run, URL } from "./protocol.mjs";
+
+const SAID = "The model has spoken.";
+const COMMAND = "echo legato-$((6 * 7))";
+const PRINTED = "legato-42"; // in the command's output alone
+const OUTPUT_CHARS = 600;
+
+// Tries a program.
+//
+//   program: the command and its first arguments.
+//   ask(prompt, baseUrl): arguments for a new session. again(prompt, baseUrl): for the last one.
+//   shell: the tool that runs commands, and call(command), its arguments.
+//   environment: variables that it needs.
+export async function tryAgent({ program, ask, again, shell, call, environment = () => ({}) }) {
+  const proxy = await Proxy.start(shell, call(COMMAND));
+
+  async function tell(args) {
+    const [command, ...first] = program;
+    const env = { ...process.env, HOME: process.cwd(), ...environment(proxy.url) };
+    const { code, output } = await ended(spawn(command, [...first, ...args], { env, stdio: ["ignore", "pipe", "pipe"] }));
+    check(code === 0, `it ended with ${code}: ${output.slice(-OUTPUT_CHARS)}`);
+    return output;
+  }
+
+  async function chat() {
+    check((await tell(ask("Say hi.", proxy.url))).includes(SAID), "it does not show the answer");
+  }
+
+  async function tool() {
+    await loop(ask("Run the command.", proxy.url), 1);
+  }
+
+  async function session() {
+    await loop(again("Run it again.", proxy.url), 2);
+    const [, second] = proxy.calling;
+    check(second.numResults === 1, "the session's earlier turn is gone");
+    check(second.usage.cached > 0, "nothing of the earlier turn was cached");
+  }
+
+  async function secondTurn() {
+    const [first, second] = proxy.calling;
+    const { cached, prompt } = second.usage;
+    return `${seconds(second)}, with ${cached} of ${prompt} tokens cached; the first ${seconds(first)}`;
+  }
+
+  // The model calls the shell, reads what the command printed, and speaks.
+  async function loop(args, numResults) {
+    proxy.numCalls = 1;
+    const output = await tell(args);
+    check(proxy.numCalls === 0, "it offered no tool");
+    check(proxy.last.numResults === numResults, "the model never read the command's output");
+    check(output.includes(SAID), "it does not show the answer to the output");
+  }
+
+  await run({ chat, "tool loop": tool, session, "second turn": secondTurn });
+}
+
+// Forwards requests to the server, and holds the model's answers to a form.
+//
+//   numCalls: how often the model is still to call the shell; else it speaks.
+//   calling: the turns in which it did. last: the latest turn in which it spoke.
+class Proxy {
+  static async start(shell, args) {
+    const proxy = new Proxy(shell, args);
+    const server = http.createServer((request, response) => proxy.#forward(request, response));
+    await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+    proxy.url = `http://127.0.0.1:${server.address().port}/v1`;
+    return proxy;
+  }
+
+  constructor(shell, args) {
+    this.numCalls = 0;
+    this.calling = [];
+    this.last = undefined;
+    this.shell = shell;
+    this.args = args;
+  }
+
+  async #forward(request, response) {
+    let body = await text(request);
+    let turn;
+    if (request.method === "POST" && /(responses|completions)$/.test(request.url)) {
+      const asked = JSON.parse(body);
+      turn = { numResults: body.split(PRINTED).length - 1 };
+      this.#hold(asked, turn);
+      body = JSON.stringify(asked);
+    }
+    const headers = { ...request.headers, "content-length": Buffer.byteLength(body) };
+    delete headers["transfer-encoding"];
+    const options = { method: request.method, headers };
+    const started = performance.now();
+    const forwarded = http.request(URL + request.url, options, (answer) => {
+      let told = "";
+      response.writeHead(answer.statusCode, answer.headers);
+      answer.on("data", (piece) => {
+        if (turn && !turn.firstMs) turn.firstMs = performance.now() - started;
+        told += piece;
+        response.write(piece);
+      });
+      answer.on("end", () => {
+        if (turn && answer.statusCode === 200) turn.usage = usage(told);
+        if (answer.statusCode >= 400) console.error(request.url, told);
+        response.end();
+      });
+    });
+    forwarded.on("error", () => response.destroy());
+    response.on("close", () => forwarded.destroy());
+    forwarded.end(body);
+  }
+
+  #hold(asked, turn) {
+    const tool = asked.tools?.find((tool) => (tool.function ?? tool).name === this.shell);
+    if (tool && this.numCalls > 0) {
+      this.numCalls -= 1;
+      this.calling.push(turn);
+      (tool.function ?? tool).parameters = constants(this.args);
+      const name = { name: this.shell };
+      asked.tool_choice = { type: "function", ...(tool.function ? { function: name } : name) };
+      asked.parallel_tool_calls = false;
+      return;
+    }
+    if (tool) this.last = turn;
+    if (asked.tools) asked.tool_choice = "none";
+    const schema = { name: "said", schema: { type: "string", enum: [SAID] } };
+    if (asked.input) asked.text = { ...asked.text, format: { type: "json_schema", ...schema } };
+    else asked.response_format = { type: "json_schema", json_schema: schema };
+  }
+}
+
+function constants(args) {
+  const properties = Object.entries(args).map(([name, value]) => [name, { enum: [value] }]);
+  return {
+    type: "object",
+    properties: Object.fromEntries(properties),
+    required: Object.keys(args),
+    additionalProperties: false,
+  };
+}
+
+function usage(told) {
+  const last = (pattern) => Number([...told.matchAll(pattern)].at(-1)?.[1] ?? 0);
+  return { prompt: last(/"(?:input|prompt)_tokens":(\d+)/g), cached: last(/"cached_tokens":(\d+)/g) };
+}
+
+function seconds(turn) {
+  return `${(turn.firstMs / 1000).toFixed(2)} s`;
+}
+
+async function text(stream) {
+  const pieces = [];
+  for await (const piece of stream) pieces.push(piece);
+  return Buffer.concat(pieces).toString();
+}
+
+function ended(child) {
+  return new Promise((resolve, reject) => {
+    let output = "";
+    child.stdout.on("data", (piece) => (output += piece));
+    child.stderr.on("data", (piece) => (output += piece));
+    child.on("error", reject);
+    child.on("close", (code) => resolve({ code, output }));
+  });
+}
