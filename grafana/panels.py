@@ -258,11 +258,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Ends",
-            "Completions a second, by reason; and HTTP errors by status.",
+            "Completions a second, by reason; HTTP errors by status; and answers with a warning.",
             "reqps",
             {
                 "{{finished_reason}}": rate("legato:request_success_total", by="finished_reason"),
                 "HTTP {{status}}": rate("legato:request_errors_total", by="status"),
+                "with a warning": rate("legato:request_warnings_total"),
             },
         ),
     ),

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from legato.checkpoint.defaults import ModelDefaults
 from legato.server.app import create_app
+from legato.server.arrival import Arrival
 from legato.server.config import ServerConfig
 from legato.server.requests.read import RequestReader
 from legato.server.requests.serving import Kind, Serving
@@ -37,13 +38,14 @@ class _TextInThisProcess:
             max_completions=1,
             trust_request_chat_template=False,
             message_special_tokens="text",
+            unknown_fields="refuse",
         )
         no_tokenizer: Any = SimpleNamespace(max_token_chars=1)
         self._reader = RequestReader(
             no_tokenizer, ModelDefaults(eos_token_ids=(), sampling={}), serving
         )
 
-    async def generation(self, kind: Kind, body: bytearray, tenant: None) -> None:  # noqa: ARG002
+    async def generation(self, kind: Kind, body: bytearray, arrival: Arrival) -> None:  # noqa: ARG002
         list(self._reader.read(kind, bytes(body)))
 
     answer = outcome = generation

@@ -18,7 +18,7 @@ from scripts.api_reference.app_without_engine import ask
 from scripts.api_reference.docstrings import parse
 from scripts.api_reference.json_types import Schema, skeleton, type_words
 from scripts.api_reference.markdown import clause, code, table
-from scripts.api_reference.words import CODES, DEFINED_BY, FIELDS, LEGATO, REFUSED, RIGHT, SGLANG
+from scripts.api_reference.words import CODES, DEFINED_BY, FIELDS, ORIGINS, REFUSED, RIGHT
 
 _GENERATION = ("ChatRequest", "CompletionRequest")
 _OBJECTS = (
@@ -34,6 +34,8 @@ _OBJECTS = (
         "AnthropicToolChoice",
     ),
     *("Thinking", "OutputConfig", "OutputFormat", "AnthropicMetadata"),
+    *("ContextManagement", "ClearThinking", "ClearToolUses"),
+    *("Trigger", "KeptToolUses", "InputTokens"),
 )
 _MIXED = (*_GENERATION, "StreamOptions")
 """Schemas with fields of more than one origin."""
@@ -147,7 +149,7 @@ def _default(schema: Schema, otherwise: Any = None) -> str:
 def _origin(name: str) -> str:
     if any(name in params.__annotations__ for params in _OPENAI_TYPES):
         return "OpenAI"
-    return "Legato" if name in LEGATO else "SGLang" if name in SGLANG else "vLLM"
+    return next((origin for origin, names in ORIGINS.items() if name in names), "vLLM")
 
 
 def _words(title: str, name: str) -> str:

@@ -29,7 +29,8 @@ FIELDS = {
     "length_penalty": "of beam search, which there is not",
     "early_stopping": "of beam search, which there is not",
     "truncation_side": "the end of a prompt is kept",
-    "return_tokens_as_token_ids": "`return_token_ids` returns them beside the text",
+    "return_tokens_as_token_ids": "name tokens `token_id:5` rather than by their text, where log "
+    "probabilities are shown",
     "return_token_ids": "return the tokens of the prompt, `prompt_token_ids`, and of each "
     "completion, `token_ids`; of a stream, the former in its first chunk",
     "kv_transfer_params": "what becomes of the prompt's keys and values between this server and "
@@ -61,6 +62,9 @@ FIELDS = {
     "guided_regex": "an older name of `regex` in it",
     "guided_choice": "an older name of `choice` in it",
     "guided_grammar": "an older name of `grammar` in it",
+    "regex": "SGLang's name of `regex` in it",
+    "ebnf": "SGLang's name of `grammar` in it",
+    "grammar": "llama.cpp's name of `grammar` in it",
     # Of one of them.
     "messages": "the conversation",
     "prompt": "a text, token ids, or a list of either; each is completed `n` times",
@@ -85,19 +89,30 @@ FIELDS = {
     "functions": "the older name of `tools`; calls are answered as `function_call`",
     "function_call": "the older name of `tool_choice`",
     "reasoning_effort": "for the chat template, where it reads `reasoning_effort` or "
-    "`enable_thinking`; refused where it reads neither",
+    "`enable_thinking`; a template that reads neither ignores it",
+    **dict.fromkeys(
+        ("cache_prompt", "id_slot", "timings_per_token"),
+        "changes nothing: of llama.cpp's slots, caches and answers",
+    ),
+    **dict.fromkeys(("rid", "session_id"), "changes nothing: of SGLang's logs and sessions"),
+    "request_id": "changes nothing: the header `X-Request-Id` names a request",
+    "stream_interval": "changes nothing: each token is sent when it comes",
     # Of a chat template.
     "add_generation_prompt": "end the prompt with the beginning of an answer",
     "continue_final_message": "go on with the last message instead of answering it",
     "chat_template": "a Jinja template instead of the model's own; refused unless the server was "
     "started with `--trust-request-chat-template`",
     "chat_template_kwargs": "further variables of the template",
+    "enable_thinking": "this variable of the template, unless `chat_template_kwargs` has it",
+    "thinking_token_budget": "0 is `enable_thinking: false`; else it changes nothing: `max_tokens` "
+    "bounds thinking, too",
     # Of their objects.
     "StreamOptions.include_usage": "send the token counts in a last chunk, which has no choices",
     "StreamOptions.continuous_usage_stats": "send the token counts so far in every chunk",
     "StreamOptions.include_obfuscation": "random padding is not supported",
     "ResponseFormat.type": "structural_tag is vLLM's",
     "ResponseFormat.json_schema": "goes with that type",
+    "ResponseFormat.schema": "llama.cpp's: JSON of this schema, with `json_object` only",
     "ResponseFormat.structures": "tags in their older form; with `triggers`, for a structural tag",
     "ResponseFormat.triggers": "texts with which tags begin",
     "ResponseFormat.format": "tags in their newer form, for a structural tag",
@@ -182,7 +197,8 @@ FIELDS = {
     "generate_summary": "changes nothing: reasoning is shown whole",
     "ResponseStreamOptions.include_obfuscation": "random padding is not supported",
     # Of /v1/messages.
-    "MessagesRequest.max_tokens": "most tokens to generate, of thinking and answer together",
+    "MessagesRequest.max_tokens": "most tokens to generate, of thinking and answer together; the "
+    "context may hold fewer",
     "system": "a system message that goes before all others",
     "MessagesRequest.tools": "functions that the model may call",
     "MessagesRequest.tool_choice": "whether it may call any, must call one, or must call this one",
@@ -190,6 +206,27 @@ FIELDS = {
     "CountTokensRequest.tool_choice": "changes nothing but where no tools may be called",
     "thinking": "switch the model's thinking on or off, where its chat template can",
     "output_config": "how much the model is to think, and the form of the answer",
+    "output_format": "the old name of `format` in `output_config`",
+    "context_management": "what is cleared from a long conversation before the model reads it",
+    "thread": "refused: the server holds no conversations, and clients send the whole of them",
+    "ContextManagement.edits": "`clear_thinking_20251015`, `clear_tool_uses_20250919` or both, "
+    "applied one after the other",
+    "ClearThinking.type": "clear the thinking of old turns",
+    "ClearThinking.keep": 'the most recent turns that keep theirs, `{"type": "thinking_turns", '
+    '"value": 1}` unless sent; or `"all"`',
+    "ClearToolUses.type": "replace old results of tools by a short text",
+    "ClearToolUses.trigger": "how long a conversation must be: more than this",
+    "ClearToolUses.keep": "the most recent tool uses, which stay",
+    "ClearToolUses.clear_at_least": "tokens; an edit that clears fewer is not applied",
+    "ClearToolUses.exclude_tools": "names of tools whose uses stay",
+    "ClearToolUses.clear_tool_inputs": "clear the inputs of the calls, too: of all tools, or of "
+    "these",
+    "Trigger.type": "tokens of the prompt, or tool uses in it",
+    "Trigger.value": "how many",
+    "KeptToolUses.type": "tool uses",
+    "KeptToolUses.value": "how many",
+    "InputTokens.type": "tokens of the prompt",
+    "InputTokens.value": "how many",
     "cache_control": "changes nothing: what is cached is found by itself",
     "speed": "changes nothing",
     "stop_sequences": "strings that end the output",
@@ -213,7 +250,7 @@ FIELDS = {
     "disable_parallel_tool_use": "let it call one at a time only",
     "Thinking.type": "`adaptive` and `between_tools` leave it to the model",
     "budget_tokens": "changes nothing: `max_tokens` bounds thinking, too",
-    "display": "thinking is shown whole",
+    "display": "show the text of thinking; `omitted` leaves it in `signature` alone",
     "OutputConfig.effort": "`reasoning_effort` of `/v1/chat/completions`",
     "OutputConfig.format": "JSON of a schema",
     "OutputFormat.type": "only schemas are supported",
@@ -240,13 +277,15 @@ FIELDS = {
 }
 """Key a field, or one of a schema; value what it is."""
 
-LEGATO = frozenset({"slo_class", "tenant", "allow_best_effort"})
-"""Fields that neither OpenAI nor vLLM has."""
-
-SGLANG = frozenset(
-    {"no_stop_trim", "return_hidden_states", "separate_reasoning", "stream_reasoning"}
-)
-"""Fields of SGLang's."""
+ORIGINS = {
+    "Legato": ("slo_class", "tenant", "allow_best_effort"),
+    "SGLang": (
+        *("no_stop_trim", "return_hidden_states", "separate_reasoning", "stream_reasoning"),
+        *("regex", "ebnf", "rid", "session_id", "enable_thinking"),
+    ),
+    "llama.cpp": ("grammar", "cache_prompt", "id_slot", "timings_per_token"),
+}
+"""Key who defined fields that neither OpenAI nor vLLM has; value their names."""
 
 DEFINED_BY = {
     "OpenAI": "OpenAI",
@@ -267,6 +306,7 @@ CODES = {
     "from_this_machine_only": "only clients on the server's machine may do this, without a proxy",
     "host_not_allowed": "the server does not go by the name in `Host`; see `--allowed-host`",
     "origin_not_allowed": "a web page of another origin asks; see `--allowed-origins`",
+    "thread_unsupported_request": "`thread` of `/v1/messages`",
     "model_not_found": "`model` is not the served one",
     "not_found": "the response, or the item of it, is not stored",
     "previous_response_not_found": "the response that this one is to go on from is not stored",

@@ -20,6 +20,7 @@ PROMISING = (
     "--calibration-dir", "no-such-folder",
 )  # fmt: skip
 GUARDED = ("--message-special-tokens", "refuse", "--max-unread-tokens", str(FEW_UNREAD))
+LENIENT = ("--unknown-fields", "ignore", "--max-model-len", "256")
 
 
 class Servers:

@@ -127,9 +127,11 @@ def test_a_stored_response_is_read_as_what_was_said(deltas: list[MessageDelta]) 
 
 
 @examples(150)
-@given(deltas=messages())
-def test_anthropics_client_puts_a_message_together(deltas: list[MessageDelta]) -> None:
-    blocks = Blocks()
+@given(deltas=messages(), omits_thinking=st.booleans())
+def test_anthropics_client_puts_a_message_together(
+    deltas: list[MessageDelta], omits_thinking: bool
+) -> None:
+    blocks = Blocks(omits_thinking=omits_thinking)
     events: list[TypedEvent] = [event for delta in deltas for event in blocks.take(delta)]
     events += blocks.close()
     start: dict[str, Any] = {

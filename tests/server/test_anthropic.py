@@ -173,6 +173,64 @@ def test_output_has_the_form_of_a_schema(claude: anthropic.Anthropic) -> None:
     assert list(json.loads(block.model_dump()["text"])) == ["city"]
 
 
+def test_the_older_name_of_the_form_means_the_same(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "schema": WEATHER["input_schema"]}
+    body = {"messages": QUESTION, "max_tokens": 60, **GREEDY}
+    old = http.post("/v1/messages", json={**body, "output_format": form}).json()
+    new = http.post("/v1/messages", json={**body, "output_config": {"format": form}}).json()
+    assert list(json.loads(old["content"][0]["text"])) == ["city"]
+    assert old["content"] == new["content"]
+
+
+def test_the_note_for_accounts_is_left_out(claude: anthropic.Anthropic) -> None:
+    def count(system: Any) -> int:
+        return claude.messages.count_tokens(
+            model=MODEL, messages=QUESTION, system=system
+        ).input_tokens
+
+    note = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.331.471;"}
+    told = {"type": "text", "text": "You are terse."}
+    assert count([note, told]) == count([told])
+    assert (
+        count([note]) == claude.messages.count_tokens(model=MODEL, messages=QUESTION).input_tokens
+    )
+
+
+def test_a_tool_runner_goes_on_without_a_thread(
+    claude: anthropic.Anthropic, http: httpx.Client
+) -> None:
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Tells the weather in a city."""
+        cities.append(city)
+        return "It is sunny."
+
+    cities: list[str] = []
+    runner = claude.beta.messages.tool_runner(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        max_tokens=50,
+        tools=[get_weather],
+        tool_choice={"type": "tool", "name": "get_weather"},
+        max_iterations=2,
+        extra_body=GREEDY,
+    )
+    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
+    assert cities[0]
+    body = {"messages": QUESTION, "max_tokens": 5, "thread": {"type": "create"}}
+    refused = http.post("/v1/messages", json=body)
+    check(refused, 400, "invalid_request_error")
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert refused.json()["error"]["details"] == details
+
+
+def test_a_server_is_found(http: httpx.Client) -> None:
+    """Coding agents ask before their first request."""
+    assert http.head("/").headers["location"] == http.get("/").headers["location"]
+    found = http.head("/", follow_redirects=True)
+    assert (found.status_code, found.content) == (200, b"")
+
+
 def test_what_other_clients_send_is_accepted(claude: anthropic.Anthropic) -> None:
     ask(
         claude,
@@ -180,7 +238,8 @@ def test_what_other_clients_send_is_accepted(claude: anthropic.Anthropic) -> Non
         cache_control={"type": "ephemeral"},
         metadata={"user_id": "somebody"},
         service_tier="auto",
-        thinking={"type": "disabled"},
+        thinking={"type": "disabled", "display": "omitted"},
+        output_config={"effort": "high"},
         tool_choice={"type": "auto"},
         extra_body={"temperature": 1.0, "top_k": 5, "top_p": 0.9, "slo_class": "batch"},
         extra_headers={"anthropic-version": "2023-06-01"},
@@ -233,6 +292,14 @@ def test_a_client_that_goes_away_frees_its_request(server: ServerProcess) -> Non
         ({"stop_sequences": ["a"] * 65}, "stop_sequences: "),
         ({"stop_sequences": ["x" * 5000]}, "stop_sequences"),
         ({"service_tier": "priority"}, "service_tier: "),
+        ({"thread": {"type": "continue", "previous_message_id": "m"}}, "thread: "),
+        (
+            {
+                "output_format": {"type": "json_schema", "schema": {"type": "x"}},
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
+            "output_format is the old name",
+        ),
     ],
 )
 def test_what_is_refused(http: httpx.Client, fields: dict[str, Any], where: str) -> None:

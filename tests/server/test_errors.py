@@ -89,7 +89,7 @@ def test_invalid_completion(http: httpx.Client, fields: dict[str, Any], param: s
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "some"}, "reasoning_effort"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),

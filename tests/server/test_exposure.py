@@ -97,18 +97,23 @@ def test_what_a_server_is_called() -> None:
     never = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "@localhost",
              "evil.example:80:80", "[evil.example]", "a b.example"]  # fmt: skip
     lan = [own, f"{own}:8000", f"{own.partition('.')[0]}.local", "legato:8000"]
+    inside = ["host.docker.internal:8000", "host.containers.internal", "llm.team.svc",
+              "llm.team.svc.cluster.local:80"]  # fmt: skip
     for config, some, others in (
-        (ServerConfig(), [], ["legato:8000", "other.local"]),
+        (ServerConfig(), [], ["legato:8000", "other.local", *inside]),
         (ServerConfig(host="::1"), [], ["legato"]),
         (ServerConfig(host="localhost"), [], ["legato"]),
-        (ServerConfig(host="0.0.0.0"), lan, ["other.local", "api.example"]),
+        (ServerConfig(host="0.0.0.0"), [*lan, *inside],
+         ["other.local", "api.example", "svc.example", "docker.internal.example"]),
         (ServerConfig(host="api.example"), ["api.example:80", *lan], ["b.api.example"]),
         (ServerConfig(allowed_hosts=("API.example", ".b.example")),
          ["api.EXAMPLE", "a.b.example"], ["b.example", "x.api.example", "ab.example"]),
-        (ServerConfig(api_keys=("k",), allowed_hosts=("api.example",)), ["api.example"], []),
+        (ServerConfig(api_keys=("k",), allowed_hosts=("api.example",)),
+         ["api.example", *inside], ["legato"]),
     ):  # fmt: skip
         names = HostNames(config)
         assert [name for name in [*always, *some] if name not in names] == []
         assert [name for name in [*never, *others] if name in names] == []
+        assert not any(map(names.is_own, inside))
     for config in ServerConfig(api_keys=("k",)), ServerConfig(allowed_hosts=("*",)):
         assert all(name in HostNames(config) for name in [*always, *never])

@@ -21,6 +21,13 @@ HINTS: dict[str, Any] = {
     "prompt_cache_options": {"mode": "auto"},
     "verbosity": "low",
     "spaces_between_special_tokens": True,
+    "cache_prompt": False,
+    "id_slot": -1,
+    "timings_per_token": True,
+    "session_id": "a session",
+    "request_id": "a request",
+    "rid": "a request",
+    "stream_interval": 4,
 }
 OFF: dict[str, Any] = {
     "n": 1,
@@ -121,7 +128,6 @@ def test_the_openai_client_sends_hints(client: openai.OpenAI) -> None:
                 {"length_penalty": 0.5},
                 {"early_stopping": True},
                 {"truncation_side": "right"},
-                {"return_tokens_as_token_ids": True},
                 {"no_stop_trim": True},
                 {"return_hidden_states": True},
                 {"stream_options": {"include_usage": True}},

@@ -50,7 +50,7 @@ def test_an_endpoint_that_there_is_not(
     [
         ("GET", "/v1/completions", "POST"),
         ("DELETE", "/settings", "GET, PATCH"),
-        ("POST", "/dashboard", "GET"),
+        ("POST", "/dashboard", "GET, HEAD"),
     ],
 )
 def test_a_method_that_an_endpoint_does_not_take(

@@ -317,7 +317,7 @@ def test_what_other_clients_send_is_accepted(client: openai.OpenAI) -> None:
         ({"tools": [WEATHER, WEATHER]}, "tools.1.name"),
         ({"tools": [{**WEATHER, "parameters": {"type": "x"}}]}, "tools.0.parameters.type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "some"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),

@@ -94,6 +94,7 @@ class FrontDoor:
                 max_completions=server_config.max_completions,
                 trust_request_chat_template=server_config.trust_request_chat_template,
                 message_special_tokens=server_config.message_special_tokens,
+                unknown_fields=server_config.unknown_fields,
             )
         )
         metrics = metrics_of(self._engine, self._text, server_config)

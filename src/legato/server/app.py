@@ -37,6 +37,7 @@ from legato.server.http.middleware import (
     RequireApiKey,
 )
 from legato.server.http.origins import CheckHost, CheckOrigin, HostNames
+from legato.server.http.warnings import AnswerWarnings
 from legato.server.openai import chat, completions, models, tokenization
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
@@ -99,7 +100,7 @@ _REQUESTS = (
 _UNROUTED = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 _OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
-_CORS_EXPOSED = ("X-Request-Id", "Retry-After")
+_CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
     *(chat, completions, responses, messages, models, tokenization),
     *(trace, settings, probes, routers, events, dashboard),
@@ -155,7 +156,7 @@ def create_app(
     api.state.endpoints = [route for router in routers for route in router.routes]
     for error in _ERRORS:
         api.add_exception_handler(error, _handle)
-    app: ASGIApp = CancelOnDisconnect(api)
+    app: ASGIApp = CancelOnDisconnect(AnswerWarnings(api, metrics))
     app = RefuseWhileDraining(app, lifecycle)
     app = ReadBody(app, config.max_body_bytes)  # uncounted: draining waits for no body
     # The API reference and the files of pages are not secret.

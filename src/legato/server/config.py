@@ -3,7 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ _tracing = partial(Flag, group="tracing")
 _limit = partial(Flag, group="limits on clients")
 _routing = partial(Flag, group="routers")
 
+UnknownFields = Literal["refuse", "ignore"]
 ModelName = Annotated[str, msgspec.Meta(min_length=1)]
 
 _ORIGIN = re.compile(r"\*|https?://[^/]+")
@@ -125,6 +126,13 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             "clients can write turns of others into theirs, or a reason to refuse the request"
         ),
     ] = "text"
+    unknown_fields: Annotated[
+        UnknownFields,
+        Flag(
+            "refuse requests with fields that Legato does not have, or ignore such fields and "
+            "name them in the answer's Warning header"
+        ),
+    ] = "refuse"
     trace: Annotated[
         str | None,
         _tracing(

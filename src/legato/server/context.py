@@ -8,31 +8,13 @@ from fastapi import Depends, Request
 
 from legato.engine.frontend.engine import Engine
 from legato.observe.metrics.server_metrics import ServerMetrics
+from legato.server.arrival import Arrival
 from legato.server.http.errors import unknown_model
 from legato.server.http.middleware import Lifecycle
 from legato.server.http.turns import Turns
 from legato.server.text.text_processes import TextProcesses
 
 _TRACE_CONTEXT = ("traceparent", "tracestate")
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """The identity of an HTTP request, and the time it came.
-
-    Attributes:
-        request_id: the client's, or one made for it; two requests may share it.
-        answer_id: a unique id, used with a prefix in the ids of the answer.
-        received_s: when its first bytes came, on the clock of `time.monotonic`.
-        trace_context: its W3C trace context headers; key the name.
-        tenant: the tenant of its API key; None if the key names none.
-    """
-
-    request_id: str
-    answer_id: str
-    received_s: float
-    trace_context: dict[str, str]
-    tenant: str | None = None
 
 
 class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +71,14 @@ async def _arrival(request: Request) -> Arrival:
     headers = request.headers
     context = {name: headers[name] for name in _TRACE_CONTEXT if name in headers}
     state = request.state
-    tenant = getattr(state, "tenant", None)
-    return Arrival(state.request_id, state.answer_id, state.received_s, context, tenant)
+    return Arrival(
+        request_id=state.request_id,
+        answer_id=state.answer_id,
+        received_s=state.received_s,
+        trace_context=context,
+        tenant=getattr(state, "tenant", None),
+        warnings=state.warnings,
+    )
 
 
 ContextDep = Annotated[Context, Depends(_context)]

@@ -119,6 +119,7 @@ async def _serve(
                 max_completions=config.max_completions,
                 trust_request_chat_template=config.trust_request_chat_template,
                 message_special_tokens=config.message_special_tokens,
+                unknown_fields=config.unknown_fields,
             )
         )
         return await (await serving)(engine, text, config, listener, on_ready)

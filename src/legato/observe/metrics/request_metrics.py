@@ -105,6 +105,11 @@ class RequestMetrics:
         self.errors = counter(
             "request_errors", "HTTP requests answered with an error.", "status", own=True
         )
+        self.warnings = counter(
+            "request_warnings",
+            "Answers whose `Warning` header names what of the request was ignored.",
+            own=True,
+        ).of()
         self.prompt_tokens = counter(
             "prompt_tokens", "Prompt tokens, counted at the first token."
         ).of()

@@ -12,6 +12,7 @@ from legato.server.anthropic.events import (
     Content,
     InputPiece,
     Piece,
+    SignaturePiece,
     TextContent,
     TextPiece,
     ThinkingContent,
@@ -19,16 +20,21 @@ from legato.server.anthropic.events import (
     ToolUseContent,
 )
 from legato.server.http.bodies import TypedEvent
+from legato.server.requests.anthropic_blocks import signature
 
 
 class Blocks:
     """Builds a message's content block by block, from its deltas.
 
+    Args:
+        omits_thinking: whether the text of thinking is in the signature only.
+
     Attributes:
         done: the complete blocks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, omits_thinking: bool = False) -> None:
+        self._omits_thinking = omits_thinking
         self.done: list[Content] = []
         self._open: Content | None = None  # the open block, without its text
         self._texts: list[str] = []  # pieces of the open block's text
@@ -39,7 +45,8 @@ class Blocks:
         if delta.reasoning:
             if not isinstance(self._open, ThinkingContent):
                 self._begin(ThinkingContent(""), events)
-            self._add(delta.reasoning, ThinkingPiece(delta.reasoning), events)
+            shown = None if self._omits_thinking else ThinkingPiece(delta.reasoning)
+            self._add(delta.reasoning, shown, events)
         if delta.content:
             if not isinstance(self._open, TextContent):
                 self._begin(TextContent(""), events)
@@ -63,27 +70,32 @@ class Blocks:
         self._open = block
         events.append(BlockStart(len(self.done), block))
 
-    def _add(self, text: str, piece: Piece, events: list[TypedEvent]) -> None:
+    def _add(self, text: str, piece: Piece | None, events: list[TypedEvent]) -> None:
         self._texts.append(text)
-        events.append(BlockDelta(len(self.done), piece))
+        if piece is not None:
+            events.append(BlockDelta(len(self.done), piece))
 
     def _end(self, events: list[TypedEvent]) -> None:
         if self._open is None:
             return
+        block = self._filled(self._open, "".join(self._texts))
+        if isinstance(block, ThinkingContent) and block.signature:
+            events.append(BlockDelta(len(self.done), SignaturePiece(block.signature)))
         events.append(BlockStop(len(self.done)))
-        self.done.append(_filled(self._open, "".join(self._texts)))
+        self.done.append(block)
         self._open = None
         self._texts.clear()
 
-
-def _filled(block: Content, text: str) -> Content:
-    match block:
-        case TextContent():
-            return TextContent(text)
-        case ThinkingContent():
-            return ThinkingContent(text)
-        case ToolUseContent():
-            return msgspec.structs.replace(block, input=_as_object(text))
+    def _filled(self, block: Content, text: str) -> Content:
+        match block:
+            case TextContent():
+                return TextContent(text)
+            case ThinkingContent() if self._omits_thinking:
+                return ThinkingContent("", signature(text))
+            case ThinkingContent():
+                return ThinkingContent(text)
+            case ToolUseContent():
+                return msgspec.structs.replace(block, input=_as_object(text))
 
 
 def _as_object(text: str) -> dict[str, Any]:

@@ -3,10 +3,14 @@
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from legato.server.http.bodies import TypedEvent
+from legato.server.requests.context_edits import AppliedEdit
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
 
 
 class TextContent(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -14,7 +18,7 @@ class TextContent(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class ThinkingContent(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
-    """Attributes: `signature` is empty, since clients may change a message."""
+    """Attributes: `signature` has the text if `thinking` omits it, else it is empty."""
 
     thinking: str
     signature: str = ""
@@ -38,7 +42,15 @@ class MessageUsage(msgspec.Struct, frozen=True):
     cache_creation_input_tokens: int = 0
 
 
+class ContextEdits(msgspec.Struct, frozen=True):
+    """What was cleared from the conversation before the model read it."""
+
+    applied_edits: list[AppliedEdit]
+
+
 class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: `context_management` is present if the request has it."""
+
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -47,6 +59,7 @@ class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    context_management: ContextEdits | UnsetType = UNSET
 
 
 class MessageStart(TypedEvent, frozen=True, tag="message_start"):
@@ -74,7 +87,11 @@ class InputPiece(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_
     partial_json: str
 
 
-Piece = TextPiece | ThinkingPiece | InputPiece
+class SignaturePiece(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+Piece = TextPiece | ThinkingPiece | InputPiece | SignaturePiece
 
 
 class BlockDelta(TypedEvent, frozen=True, tag="content_block_delta"):
@@ -92,10 +109,11 @@ class MessageChange(msgspec.Struct, frozen=True):
 
 
 class MessageDelta(TypedEvent, frozen=True, tag="message_delta"):
-    """Attributes: `usage` is the whole message's."""
+    """Attributes: `usage` and `context_management` are the whole message's."""
 
     delta: MessageChange
     usage: MessageUsage
+    context_management: ContextEdits | UnsetType = UNSET
 
 
 class MessageStop(TypedEvent, frozen=True, tag="message_stop"):

@@ -4,12 +4,14 @@ from http import HTTPStatus
 
 from fastapi import APIRouter
 from fastapi.responses import Response
+from msgspec import UNSET, UnsetType
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.message import MessageReader
 from legato.server.anthropic.blocks import Blocks
 from legato.server.anthropic.events import (
+    ContextEdits,
     MessageAnswer,
     MessageChange,
     MessageDelta,
@@ -30,20 +32,29 @@ from legato.server.http.errors import ApiError
 from legato.server.http.json_pieces import encode_json
 from legato.server.openapi import responses, takes
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
-from legato.server.requests.outcome import Generation
+from legato.server.requests.outcome import Generation, MessageTerms
 
 router = APIRouter(tags=["Anthropic"])
 
 
 class MessagesFormat:
-    """Formats the answer to one request."""
+    """Formats the answer to one request.
 
-    def __init__(self, asked: Generation, job: Job, *, model: str) -> None:
+    Args:
+        max_model_len: of the model's context, in tokens.
+    """
+
+    def __init__(
+        self, asked: Generation, terms: MessageTerms, job: Job, *, model: str, max_model_len: int
+    ) -> None:
+        self._max_model_len = max_model_len
+        edits = terms.edits
+        self._edits: ContextEdits | UnsetType = UNSET if edits is None else ContextEdits(edits)
         self._arrival = job.arrival
         self._model = model
         self._usage = UsageCounter(job.prompts)
         self._reader = MessageReader(asked.message_syntax)
-        self._blocks = Blocks()
+        self._blocks = Blocks(omits_thinking=terms.omits_thinking)
         self._stop_reason: StopReason | None = None
         self._stop_sequence: str | None = None
 
@@ -65,7 +76,8 @@ class MessagesFormat:
 
     def ended(self) -> list[TypedEvent]:
         change = MessageChange(self._stop_reason, self._stop_sequence)
-        return [*self._blocks.close(), MessageDelta(change, self._message_usage), MessageStop()]
+        delta = MessageDelta(change, self._message_usage, self._edits)
+        return [*self._blocks.close(), delta, MessageStop()]
 
     def failed(self, error: ApiError) -> list[TypedEvent]:
         return [anthropic_error(error, self._arrival.request_id)]
@@ -83,6 +95,7 @@ class MessagesFormat:
             stop_reason=self._stop_reason,
             stop_sequence=self._stop_sequence,
             usage=self._message_usage,
+            context_management=self._edits,
         )
 
     @property
@@ -97,7 +110,9 @@ class MessagesFormat:
 
     def _note_end(self, delta: CompletionDelta, calls_tools: bool) -> None:
         if delta.finish_reason is FinishReason.LENGTH:
-            self._stop_reason = "max_tokens"
+            usage = self._usage.so_far
+            is_full = usage.total_tokens >= self._max_model_len
+            self._stop_reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif calls_tools:
             self._stop_reason = "tool_use"
         elif isinstance(delta.stop_reason, str):
@@ -118,15 +133,25 @@ class MessagesFormat:
 )
 async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Answer the next turn of a conversation."""
-    asked, prompts = await context.text.generation("messages", body, arrival.tenant)
+    outcome = await context.text.outcome("messages", body, arrival)
+    asked = outcome.end
+    assert isinstance(asked, Generation)
+    [terms] = [part for part in outcome.parts if isinstance(part, MessageTerms)]
     job = Job.of(
         asked,
-        prompts,
+        outcome.prompts,
         arrival=arrival,
         operation="messages",
         field_names={"prompt": "messages", "stop": "stop_sequences"},
     )
-    return await respond(context, job, MessagesFormat(asked, job, model=context.model_name))
+    answer_format = MessagesFormat(
+        asked,
+        terms,
+        job,
+        model=context.model_name,
+        max_model_len=context.engine.info.max_model_len,
+    )
+    return await respond(context, job, answer_format)
 
 
 @router.post(
@@ -136,4 +161,4 @@ async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalD
 )
 async def count_tokens(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Count the tokens of a conversation's prompt."""
-    return pieces_response(await context.text.answer("count_tokens", body, arrival.tenant))
+    return pieces_response(await context.text.answer("count_tokens", body, arrival))

@@ -6,7 +6,7 @@ from legato.core.kv_transfer import KVTransfer
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
-from legato.server.context import Arrival
+from legato.server.arrival import Arrival
 from legato.server.requests.outcome import Generation
 
 

@@ -3,11 +3,13 @@
 from http import HTTPStatus
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from legato.server.http.bodies import TypedEvent
 from legato.server.http.errors import ApiError
 
 _PATH = "/v1/messages"
+_UNSUPPORTED = "thread_unsupported_request"
 _TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -19,9 +21,19 @@ _TYPES: dict[int, str] = {
 }
 
 
+class UnsupportedDetails(msgspec.Struct, frozen=True):
+    """Attributes: `unsupported` names fields of the request."""
+
+    error_code: str
+    unsupported: list[str]
+
+
 class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+    """Attributes: clients go on in another way by `details`, where they are present."""
+
     type: str
     message: str
+    details: UnsupportedDetails | UnsetType = UNSET
 
 
 class AnthropicErrorBody(TypedEvent, frozen=True, tag="error"):
@@ -43,5 +55,8 @@ def is_anthropic(path: str) -> bool:
 def anthropic_error(error: ApiError, request_id: str) -> AnthropicErrorBody:
     """Return an error in Anthropic's format."""
     kind = _TYPES.get(error.status, "invalid_request_error")
-    detail = AnthropicErrorDetail(kind, error.detail.message)
+    details: UnsupportedDetails | UnsetType = UNSET
+    if error.detail.code == _UNSUPPORTED and error.detail.param is not None:
+        details = UnsupportedDetails(error.detail.code, [error.detail.param])
+    detail = AnthropicErrorDetail(kind, error.detail.message, details)
     return AnthropicErrorBody(detail, request_id)

@@ -19,6 +19,10 @@ from legato.server.http.errors import host_not_allowed, origin_not_allowed
 _ANY = "*"
 _LOOPBACK = "localhost"
 _HOST = re.compile(r"(\[[^]]+\]|[\w.-]+)(:\d*)?", re.ASCII)
+_CONTAINER_DOMAINS = (".docker.internal", ".containers.internal", ".svc", ".svc.cluster.local")
+"""Of Docker, Podman and Kubernetes. No stranger can own such a name: its last label is reserved, or
+no top-level domain.
+"""
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
@@ -27,7 +31,8 @@ class HostNames:
 
     It accepts any address, since an address needs no DNS, and the names of the loopback interface,
     of `--host` and of each `--allowed-host`. If other machines can connect, it also accepts names
-    that no stranger can own: this machine's, and any without a dot.
+    that no stranger can own: this machine's, and any without a dot. Then, and if clients need a
+    key, it accepts the names that containers and clusters give to machines and services.
 
     If clients need a key, it accepts any host unless some are allowed: a page without the key
     learns nothing, whatever it calls the server.
@@ -39,20 +44,23 @@ class HostNames:
         self._names = {_LOOPBACK, config.host.lower(), *allowed}
         self._domains = (f".{_LOOPBACK}", *(host for host in allowed if host.startswith(".")))
         self._are_dotless_known = not is_loopback(config.host)
+        self._are_containers_known = self._are_dotless_known or bool(config.api_keys)
         if self._are_dotless_known:
             own = socket.gethostname().lower()
             self._names |= {own, f"{own.partition('.')[0]}.local"}
 
     def __contains__(self, host: str) -> bool:
         """Args: host: with or without a port."""
-        return self._is_any_known or self.is_own(host)
+        if self._is_any_known or self.is_own(host):
+            return True
+        name = _name(host)
+        return name is not None and self._are_containers_known and name.endswith(_CONTAINER_DOMAINS)
 
     def is_own(self, host: str) -> bool:
         """Whether a host is one of the server's own names, regardless of other accepted ones."""
-        match = _HOST.fullmatch(host.lower())
-        if match is None:
+        name = _name(host)
+        if name is None:
             return False
-        name = match[1].strip("[]").removesuffix(".")
         is_known = name in self._names or name.endswith(self._domains)
         return is_known or _is_address(name) or (self._are_dotless_known and "." not in name)
 
@@ -109,6 +117,12 @@ def _is_own(headers: Headers) -> bool:
 def _is_link(method: str, headers: Headers) -> bool:
     """Whether a browser navigates here; the page with the link does not see the answer."""
     return method in _SAFE_METHODS and headers.get("Sec-Fetch-Dest") == "document"
+
+
+def _name(host: str) -> str | None:
+    """Return a host without its port, in lower case; None if it is not well-formed."""
+    match = _HOST.fullmatch(host.lower())
+    return match[1].strip("[]").removesuffix(".") if match else None
 
 
 def _is_address(name: str) -> bool:

@@ -157,7 +157,7 @@ class ChatFormat:
         ticket: KVTransferParams | None = None,
     ) -> None:
         self._ticket = ticket
-        self._logprobs = LogprobsWriter(vocabulary)
+        self._logprobs = LogprobsWriter(vocabulary, names_by_id=asked.names_tokens_by_id)
         self._syntax = asked.message_syntax
         self._returns_token_ids = asked.returns_token_ids
         self._prompt = prompt
@@ -281,7 +281,7 @@ async def create_chat_completion(
     body: JsonBytes, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Answer a conversation."""
-    asked, prompts = await context.text.generation("chat", body, arrival.tenant)
+    asked, prompts = await context.text.generation("chat", body, arrival)
     tickets = context.engine.tickets
     transfer = tickets.transfer(asked.kv_transfer_params)
     answer_format = ChatFormat(

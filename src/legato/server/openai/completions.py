@@ -101,7 +101,7 @@ class CompletionFormat:
         self._id = answer_id
         self._created = created
         self._model = model
-        self._logprobs = LogprobsWriter(vocabulary)
+        self._logprobs = LogprobsWriter(vocabulary, names_by_id=asked.names_tokens_by_id)
         self._writers: dict[int, CompletionLogprobsWriter] = {}  # key: choice, once begun
         self._prompt_ids: dict[int, Raw] = {}  # key: prompt, once begun; value: JSON
 
@@ -215,7 +215,7 @@ class CompletionFormat:
 )
 async def create_completion(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete one or several prompts."""
-    asked, prompts = await context.text.generation("completions", body, arrival.tenant)
+    asked, prompts = await context.text.generation("completions", body, arrival)
     tickets = context.engine.tickets
     transfer = tickets.transfer(asked.kv_transfer_params)
     job = Job.of(asked, prompts, arrival=arrival, operation="text_completion", kv_transfer=transfer)

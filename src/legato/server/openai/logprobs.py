@@ -69,10 +69,14 @@ class LogprobsWriter:
     """Writes the log probabilities of one request's answer in JSON, token by token.
 
     It caches the JSON of each token's text and bytes, since tokens recur.
+
+    Args:
+        names_by_id: write "token_id:5" in place of a token's text, as vLLM does.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, names_by_id: bool = False) -> None:
         self.vocabulary = vocabulary
+        self._names_by_id = names_by_id
         self._texts: dict[int, bytes] = {}  # key: token id
         self._bytes: dict[int, bytes] = {}  # key: token id
 
@@ -83,6 +87,10 @@ class LogprobsWriter:
             data = self.vocabulary.token_bytes(token_id)
             text = self._texts[token_id] = encode_json(data.decode(errors="replace"))
         return text
+
+    def name(self, token_id: int) -> bytes:
+        """Return a token's text, or its id in words."""
+        return b'"token_id:%d"' % token_id if self._names_by_id else self.text(token_id)
 
     def chat(self, entries: Iterable[TokenLogprobs] | None) -> ChatLogprobs | None:
         """Return an entry for each token, with as many alternatives as the request asked for."""
@@ -107,7 +115,7 @@ class LogprobsWriter:
         if data is None:
             token_bytes = list(self.vocabulary.token_bytes(token_id))
             data = self._bytes[token_id] = encode_json(token_bytes)
-        text = self.text(token_id)
+        text = self.name(token_id)
         return b'{"token":%b,"logprob":%b,"bytes":%b' % (text, number(logprob), data)
 
     def _prompt_entry(self, entry: TokenLogprobs) -> bytes:
@@ -160,7 +168,7 @@ class CompletionLogprobsWriter:
 
     def _columns(self, entries: Sequence[TokenLogprobs]) -> Columns:
         return Columns(
-            (self._writer.text(entry.token_id) for entry in entries),
+            (self._writer.name(entry.token_id) for entry in entries),
             (number(entry.logprob) for entry in entries),
             (self._top(entry) for entry in entries),
             (self._advance(entry.token_id) for entry in entries),
@@ -174,7 +182,7 @@ class CompletionLogprobsWriter:
         """Return a prompt's entries. Args: scored: its tokens from the second on."""
         null = [b"null"]
         return Columns(
-            map(self._writer.text, token_ids),
+            map(self._writer.name, token_ids),
             chain(null, (number(entry.logprob) for entry in entries_of(scored))),
             chain(null, (self._top(entry) for entry in entries_of(scored))),
             map(self._advance, token_ids),
@@ -188,7 +196,7 @@ class CompletionLogprobsWriter:
     def _top(self, entry: TokenLogprobs) -> bytes:
         # Worst first: if tokens share a text, the last one stays: the best, or the sampled token.
         pairs = [*reversed(entry.top[: self._num_top]), (entry.token_id, entry.logprob)]
-        texts = {self._writer.text(token_id): number(logprob) for token_id, logprob in pairs}
+        texts = {self._writer.name(token_id): number(logprob) for token_id, logprob in pairs}
         return b"{%b}" % b",".join([b"%b:%b" % pair for pair in texts.items()])
 
     def _advance(self, token_id: int) -> bytes:

@@ -32,7 +32,7 @@ info_router = APIRouter(tags=["tokenization"])
 )
 async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the token ids of a prompt or a conversation."""
-    return pieces_response(await context.text.answer("tokenize", body, arrival.tenant))
+    return pieces_response(await context.text.answer("tokenize", body, arrival))
 
 
 @router.post(
@@ -42,7 +42,7 @@ async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) ->
 )
 async def detokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the text of token ids, including special tokens."""
-    return pieces_response(await context.text.answer("detokenize", body, arrival.tenant))
+    return pieces_response(await context.text.answer("detokenize", body, arrival))
 
 
 @router.post(
@@ -52,7 +52,7 @@ async def detokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) 
 )
 async def render_chat(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the prompt's token ids of a request to /v1/chat/completions."""
-    return pieces_response(await context.text.answer("render_chat", body, arrival.tenant))
+    return pieces_response(await context.text.answer("render_chat", body, arrival))
 
 
 @router.post(
@@ -62,7 +62,7 @@ async def render_chat(body: JsonBytes, context: ContextDep, arrival: ArrivalDep)
 )
 async def render_completions(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the token ids of each prompt of a request to /v1/completions."""
-    return pieces_response(await context.text.answer("render_completions", body, arrival.tenant))
+    return pieces_response(await context.text.answer("render_completions", body, arrival))
 
 
 @router.post(
@@ -74,7 +74,7 @@ async def render_completions(body: JsonBytes, context: ContextDep, arrival: Arri
 )
 async def render_messages(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the prompt's token ids of a request to /v1/messages."""
-    return pieces_response(await context.text.answer("render_messages", body, arrival.tenant))
+    return pieces_response(await context.text.answer("render_messages", body, arrival))
 
 
 @router.post(
@@ -84,10 +84,10 @@ async def render_messages(body: JsonBytes, context: ContextDep, arrival: Arrival
 )
 async def render_response(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the prompt's token ids of a request to /v1/responses that needs no stored response."""
-    return pieces_response(await context.text.answer("render_responses", body, arrival.tenant))
+    return pieces_response(await context.text.answer("render_responses", body, arrival))
 
 
 @info_router.get("/tokenizer_info", responses=responses())
 async def tokenizer_info(context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the tokenizer's configuration, as in its tokenizer_config.json."""
-    return pieces_response(await context.text.answer("tokenizer_info", bytearray(), arrival.tenant))
+    return pieces_response(await context.text.answer("tokenizer_info", bytearray(), arrival))

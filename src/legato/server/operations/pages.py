@@ -48,5 +48,5 @@ def pages_router(assets: dict[str, Asset]) -> APIRouter:
         return Response(asset.content, media_type=asset.media_type, headers=_HEADERS)
 
     for path in assets:
-        router.add_api_route(path, serve)
+        router.add_api_route(path, serve, methods=["GET", "HEAD"])
     return router

@@ -1,89 +1,35 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens, converted to chats."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Field, Tag
+from msgspec import UNSET, UnsetType
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_STOP
-from legato.server.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
+from legato.server.limits import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, MAX_TOOLS
+from legato.server.requests.anthropic_blocks import (
+    AnthropicMessage,
+    TextBlock,
+    Texts,
+    assistant_message,
+    joined_text,
+    said_messages,
+)
 from legato.server.requests.chat_body import ChatBody
+from legato.server.requests.context_edits import AppliedEdit, ContextManagement, edited
 from legato.server.requests.generation import GenerationOptions
 from legato.server.requests.request_model import (
     AtMost,
     LenientModel,
     ModelRequest,
     Name,
-    OrText,
     RequestModel,
-    by_type,
     only,
 )
 from legato.server.requests.tools import described_tool, named_tool
-
-
-def _as_blocks(text: str) -> list[Any]:
-    return [{"type": "text", "text": text}]
-
-
-class TextBlock(LenientModel):
-    type: Annotated[str, only("text")]
-    text: str
-
-
-Texts = Annotated[
-    list[TextBlock],
-    Field(fail_fast=True),
-    AtMost(MAX_CONTENT_PARTS),
-    OrText(_as_blocks),
-]
-
-
-class ToolUseBlock(LenientModel):
-    type: Literal["tool_use"]
-    id: Name
-    name: Name
-    input: dict[str, Any]
-
-
-class ToolResultBlock(LenientModel):
-    type: Literal["tool_result"]
-    tool_use_id: Name
-    content: Texts = Field(default_factory=list)
-    is_error: bool = False
-
-
-class ThinkingBlock(LenientModel):
-    type: Literal["thinking"]
-    thinking: str
-
-
-class RedactedThinkingBlock(LenientModel):
-    """Encrypted, so it is left out of the prompt."""
-
-    type: Literal["redacted_thinking"]
-
-
-Block = Annotated[
-    Annotated[TextBlock, Tag("<text>")]
-    | Annotated[ToolUseBlock, Tag("<tool_use>")]
-    | Annotated[ToolResultBlock, Tag("<tool_result>")]
-    | Annotated[ThinkingBlock, Tag("<thinking>")]
-    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
-    *by_type("a block", "text", "tool_use", "tool_result", "thinking", "redacted_thinking"),
-]
-
-
-class AnthropicMessage(RequestModel):
-    role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        list[Block],
-        Field(fail_fast=True),
-        AtMost(MAX_CONTENT_PARTS),
-        OrText(_as_blocks),
-    ]
 
 
 class AnthropicTool(RequestModel):
@@ -115,11 +61,16 @@ class AnthropicToolChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Attributes: `budget_tokens` is a hint; `max_tokens` bounds thinking and answer together."""
+    """How the model thinks.
+
+    Attributes:
+        budget_tokens: a hint; `max_tokens` bounds thinking and answer together.
+        display: whether answers show the text of thinking; if not, it is in the signature.
+    """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    display: Annotated[str, only("summarized")] | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(RequestModel):
@@ -137,8 +88,24 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
-class AnthropicMetadata(RequestModel):
+class AnthropicMetadata(LenientModel):
+    """A client's notes on a request; its other fields change nothing, too."""
+
     user_id: Name | None = None
+
+
+def _refused(_value: Any) -> Any:
+    raise InvalidRequestError(
+        "thread: this server holds no conversations; send the whole of it, without thread",
+        param="thread",
+        code="thread_unsupported_request",
+    )
+
+
+Thread = Annotated[
+    dict[str, Any] | None, BeforeValidator(_refused), WithJsonSchema({"type": "null"})
+]
+"""A conversation that the server is to hold; clients go on without one after this error."""
 
 
 class CountTokensRequest(ModelRequest):
@@ -154,36 +121,61 @@ class CountTokensRequest(ModelRequest):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    context_management: ContextManagement | None = None
+    thread: Thread = None
+    chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
     # Hints, and values that change nothing.
     cache_control: dict[str, Any] | None = None
     speed: Annotated[str, only("standard")] | None = None
 
-    def chat(self) -> ChatBody:
-        """Convert the request to a chat."""
-        messages = list(self._chat_messages())
+    @model_validator(mode="after")
+    def _check_formats(self) -> "CountTokensRequest":
+        if self.output_format and self.output_config and self.output_config.format:
+            raise InvalidRequestError(
+                "output_format is the old name of output_config.format; give one of them",
+                param="output_format",
+            )
+        return self
+
+    def edited(self, count: Callable[[ChatBody], int]) -> tuple[ChatBody, list[AppliedEdit]]:
+        """Apply the context edits; return the chat, and what was cleared.
+
+        Args:
+            count: returns the tokens of a chat's prompt.
+        """
+        edits = self.context_management.edits if self.context_management else []
+        messages, applied = edited(self.messages, edits, lambda left: count(self.chat(left)))
+        return self.chat(messages), applied
+
+    def chat(self, conversation: Sequence[AnthropicMessage]) -> ChatBody:
+        """Convert the request to a chat, with these messages."""
+        messages = list(self._chat_messages(conversation))
         fields = {"messages": [message for _, message in messages], **self._tool_fields()}
         last = messages[-1][1] if messages else {}
         if last.get("role") == "assistant" and "tool_calls" not in last:
             # The beginning of the assistant's answer.
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        fields["chat_template_kwargs"] = self.chat_template_kwargs
         if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
-            switch = self.thinking.type == "enabled"
-            fields["chat_template_kwargs"] = {"enable_thinking": switch}
-        if self.output_config is not None:
-            config = self.output_config
-            fields["reasoning_effort"] = config.effort
-            fields["response_format"] = config.format and config.format.chat()
+            fields["enable_thinking"] = self.thinking.type == "enabled"
+        config = self.output_config or OutputConfig()
+        fields["reasoning_effort"] = config.effort
+        output = self.output_format or config.format
+        fields["response_format"] = output and output.chat()
         return ChatBody(fields, [place for place, _ in messages], _NAMES)
 
-    def _chat_messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _chat_messages(
+        self, messages: Sequence[AnthropicMessage]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the chat's messages, each with the client's name for it."""
-        if self.system:
-            yield "system", {"role": "system", "content": _text(self.system)}
-        for i, message in enumerate(self.messages):
+        if system := [block for block in self.system or () if not _is_billing(block)]:
+            yield "system", {"role": "system", "content": joined_text(system)}
+        for i, message in enumerate(messages):
             if message.role == "assistant":
-                yield f"messages.{i}", _assistant_message(message.content)
+                yield f"messages.{i}", assistant_message(message.content)
             else:
-                for said in _said(message):
+                for said in said_messages(message):
                     yield f"messages.{i}", said
 
     def _tool_fields(self) -> dict[str, Any]:
@@ -200,8 +192,15 @@ class CountTokensRequest(ModelRequest):
         }
 
 
+class TokensBeforeEdits(msgspec.Struct, frozen=True):
+    original_input_tokens: int
+
+
 class TokenCount(msgspec.Struct, frozen=True):
+    """Attributes: `context_management` is present if the request has it."""
+
     input_tokens: int
+    context_management: TokensBeforeEdits | UnsetType = UNSET
 
 
 class MessagesRequest(CountTokensRequest, GenerationOptions):
@@ -214,11 +213,23 @@ class MessagesRequest(CountTokensRequest, GenerationOptions):
     metadata: AnthropicMetadata | None = None
     service_tier: Annotated[str, only("auto", "standard_only")] | None = None
 
-    def chat(self) -> ChatBody:
-        body = super().chat()
+    @property
+    def omits_thinking(self) -> bool:
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    def chat(self, conversation: Sequence[AnthropicMessage]) -> ChatBody:
+        body = super().chat(conversation)
         body.fields["max_tokens"] = self.max_tokens
         body.fields["stop"] = self.stop_sequences
         return body
+
+
+def _is_billing(block: TextBlock) -> bool:
+    """Whether a block is Claude Code's note for Anthropic's accounts, which differs by session.
+
+    Left out, so that sessions share the beginning of their prompts in the cache.
+    """
+    return block.text.startswith("x-anthropic-billing-header:")
 
 
 _NAMES = {
@@ -229,50 +240,7 @@ _NAMES = {
     "response_format.json_schema": "output_config.format",
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
-    "chat_template_kwargs": "thinking",
     "tools.*.function": "tools.*",
     "tools.*.function.parameters": "tools.*.input_schema",
 }
 """Key the path of a chat's field, value its path in this API; `*` stands for an index."""
-
-
-def _assistant_message(blocks: list[Any]) -> dict[str, Any]:
-    texts = [block for block in blocks if isinstance(block, TextBlock)]
-    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
-    message: dict[str, Any] = {"role": "assistant", "content": _text(texts) if texts else None}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    elif not texts:
-        message["content"] = ""
-    return message
-
-
-def _said(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
-    """Yield the message's tool results and the texts between them, each as a chat message."""
-    texts: list[TextBlock] = []
-    for block in message.content:
-        if isinstance(block, TextBlock):
-            texts.append(block)
-        elif isinstance(block, ToolResultBlock):
-            if texts:
-                yield {"role": message.role, "content": _text(texts)}
-                texts = []
-            yield {
-                "role": "tool",
-                "tool_call_id": block.tool_use_id,
-                "content": _text(block.content),
-            }
-    if texts or not message.content:
-        yield {"role": message.role, "content": _text(texts)}
-
-
-def _text(blocks: list[TextBlock]) -> str:
-    return "\n".join(block.text for block in blocks)
-
-
-def _call(block: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
-    return {"id": block.id, "type": "function", "function": function}

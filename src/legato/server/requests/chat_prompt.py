@@ -59,7 +59,7 @@ class ChatPrompts:
 
         Args:
             tools: shown to the model; those in `options` are ignored.
-            effort: `reasoning_effort`.
+            effort: `reasoning_effort`; ignored if the template reads no such thing.
             is_cut: whether it may be longer than the context.
 
         Raises:
@@ -82,7 +82,7 @@ class ChatPrompts:
                 "add_generation_prompt": options.add_generation_prompt,
                 "continue_final_message": options.continue_final_message,
                 **_reasoning_variables(template, effort),
-                **(options.chat_template_kwargs or {}),
+                **options.template_variables,
             },
             special_tokens=self._special_tokens,
         )
@@ -98,10 +98,4 @@ def _reasoning_variables(template: str, effort: str | None) -> dict[str, Any]:
         return {"reasoning_effort": effort}
     if "enable_thinking" in template:
         return {"enable_thinking": effort != _NO_REASONING}
-    if effort == _NO_REASONING:
-        return {}
-    raise InvalidRequestError(
-        "this model's chat template knows no efforts of reasoning",
-        param="reasoning_effort",
-        code="unsupported_parameter",
-    )
+    return {}

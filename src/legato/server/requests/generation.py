@@ -23,7 +23,7 @@ from legato.core.sampling_params import (
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
 from legato.core.tenant import DEFAULT_TENANT, TENANT_PATTERN
 from legato.engine.frontend.kv_tickets import KVTransferParams
-from legato.server.requests.neutral import Hints, UnaskedOptions
+from legato.server.requests.neutral import Hints, PeersHints, UnaskedOptions
 from legato.server.requests.output_form import OutputForm
 from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
 
@@ -124,7 +124,7 @@ class KVTransferRequest(RequestModel):
     remote_block_ids: Annotated[list[int] | None, only(None)] = None
 
 
-class GenerationOptions(ModelRequest):
+class GenerationOptions(PeersHints, ModelRequest):
     """Options of a generation request in any API.
 
     Fields named as in `SamplingParams` and `ServiceParams` mean the same. Those of `SamplingParams`
@@ -174,6 +174,7 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
     stop: Strings | None = None
     prompt_logprobs: NumLogprobs | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     kv_transfer_params: KVTransferRequest | None = None
 
     @property

@@ -153,13 +153,19 @@ Messages = Annotated[list[ChatMessage], Field(fail_fast=True), AtMost(MAX_MESSAG
 
 
 class TemplateOptions(RequestModel):
-    """Options for rendering messages to a prompt."""
+    """Options for rendering messages to a prompt.
+
+    Attributes:
+        thinking_token_budget: 0 switches thinking off; `max_tokens` bounds it anyway.
+    """
 
     tools: Tools | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: Annotated[str, AtMost(MAX_TEMPLATE_CHARS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
 
     @model_validator(mode="after")
     def _check_template_options(self) -> "TemplateOptions":
@@ -168,3 +174,10 @@ class TemplateOptions(RequestModel):
                 f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
             )
         return self
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the template that the client has set."""
+        switch = False if self.thinking_token_budget == 0 else self.enable_thinking
+        variables = {} if switch is None else {"enable_thinking": switch}
+        return {**variables, **(self.chat_template_kwargs or {})}

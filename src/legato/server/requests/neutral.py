@@ -6,6 +6,9 @@ is better than ignoring it.
 
 from typing import Annotated, Any
 
+from pydantic import Field
+
+from legato.core.sampling_params import MAX_N
 from legato.server.limits import (
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
@@ -36,6 +39,21 @@ class Hints(RequestModel):
     spaces_between_special_tokens: bool | None = None  # the tokenizers here never add any
 
 
+class PeersHints(RequestModel):
+    """Fields of llama.cpp's, SGLang's and vLLM's for their own caches, logs and streams.
+
+    They change nothing: prompts share the cache anyway, and each token is sent when it comes.
+    """
+
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    timings_per_token: bool | None = None
+    session_id: Name | None = None
+    request_id: Name | None = None
+    rid: Name | Annotated[list[Name], AtMost(MAX_N)] | None = None
+    stream_interval: Annotated[int, Field(ge=1)] | None = None
+
+
 class UnaskedOptions(RequestModel):
     """Options that Legato does not have, accepted only if they are off."""
 
@@ -44,7 +62,6 @@ class UnaskedOptions(RequestModel):
     length_penalty: Annotated[float, only(1)] | None = None
     early_stopping: Annotated[bool, only(False)] | None = None
     truncation_side: Annotated[str, only("left")] | None = None
-    return_tokens_as_token_ids: Annotated[bool, only(False)] | None = None
     no_stop_trim: Annotated[bool, only(False)] | None = None
     return_hidden_states: Annotated[bool, only(False)] | None = None
 

@@ -7,6 +7,7 @@ from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
 from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.server.http.errors import ErrorDetail
+from legato.server.requests.context_edits import AppliedEdit
 from legato.text.message_syntax import MessageSyntax
 
 
@@ -20,6 +21,12 @@ class Piece(msgspec.Struct, frozen=True, tag=True):
     """A part: the next bytes of a whole answer."""
 
     data: bytes
+
+
+class Warned(msgspec.Struct, frozen=True, tag=True):
+    """A part: what of the request is ignored, for the answer's `Warning` header."""
+
+    text: str
 
 
 class InputItem(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +69,18 @@ class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     left_out_tools: tuple[str, ...] = ()
 
 
+class MessageTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A part: what an answer of Anthropic's API needs from its request.
+
+    Attributes:
+        edits: what the context edits have cleared; None if the request has none.
+        omits_thinking: whether the text of thinking is in the signature only.
+    """
+
+    edits: list[AppliedEdit] | None
+    omits_thinking: bool
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An end: a request for completions of the preceding prompts.
 
@@ -73,6 +92,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         shows_prompt_logprobs: whether the request has `prompt_logprobs`; `params` may have it for
             an echo's log probabilities.
         returns_token_ids: whether answers have the token ids of prompts and completions.
+        names_tokens_by_id: whether log probabilities name tokens by their ids, not their texts.
         calls_functions: whether the request uses OpenAI's older `functions`.
         kv_transfer_params: the parameters of a transfer of the prompt's blocks between engines.
         message_syntax: for reading the completions as messages; None if all text is content.
@@ -88,6 +108,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_echo_only: bool = False
     shows_prompt_logprobs: bool = False
     returns_token_ids: bool = False
+    names_tokens_by_id: bool = False
     calls_functions: bool = False
     kv_transfer_params: KVTransferParams | None = None
     message_syntax: MessageSyntax | None = None
@@ -115,5 +136,5 @@ class NeedsStored(msgspec.Struct, frozen=True, tag=True):
     item_ids: list[str]
 
 
-Part = PromptTokens | Piece | InputItem | ResponseTerms
+Part = PromptTokens | Piece | InputItem | ResponseTerms | MessageTerms | Warned
 End = Generation | Answered | Refused | NeedsStored

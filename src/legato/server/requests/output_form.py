@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, WithJsonSchema, model_v
 
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
+from legato.server.http.errors import naming_fields
 from legato.server.requests.request_model import ModelRequest, Name, RequestModel
 
 _TEXT_OR_OBJECT = {"anyOf": [{"type": "string"}, {"type": "object"}]}
@@ -70,10 +71,17 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """Attributes: `structures` and `triggers`, or `format`, are vLLM's, for "structural_tag"."""
+    """The form of an answer.
+
+    Attributes:
+        schema_: llama.cpp's, for "json_object".
+        structures, triggers: vLLM's, for "structural_tag".
+        format: in their place, likewise.
+    """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
     format: dict[str, Any] | None = None
@@ -85,6 +93,10 @@ class ResponseFormat(RequestModel):
                 'json_schema goes with "type": "json_schema", and the other way round',
                 param="response_format.json_schema",
             )
+        if self.schema_ is not None and self.type != "json_object":
+            raise InvalidRequestError(
+                'schema goes with "type": "json_object" only', param="response_format.schema"
+            )
         return self
 
     @property
@@ -92,6 +104,8 @@ class ResponseFormat(RequestModel):
         match self.type:
             case "text":
                 return None
+            case "json_object" if self.schema_ is not None:
+                return StructuredOutputs(json=enforced(self.schema_, is_strict=False))
             case "json_object":
                 return StructuredOutputs(json_object=True)
             case "json_schema":
@@ -110,6 +124,9 @@ class OutputForm(ModelRequest):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
     @model_validator(mode="after")
     def _check_forms(self) -> "OutputForm":
@@ -129,11 +146,13 @@ class OutputForm(ModelRequest):
         if self.structured_outputs is not None:
             return {}
         if self.response_format is not None:
+            is_plain = self.response_format.json_schema is None
+            schema = "schema" if is_plain else "json_schema.schema"
             return {
-                "structured_outputs.json": "response_format.json_schema.schema",
+                "structured_outputs.json": f"response_format.{schema}",
                 "structured_outputs.structural_tag": "response_format",
             }
-        return {f"structured_outputs.{field}": f"guided_{field}" for field in _GUIDED}
+        return {f"structured_outputs.{_PEERS_FORMS[name]}": name for name in self._forms}
 
     @property
     def _forms(self) -> dict[str, StructuredOutputs]:
@@ -141,11 +160,21 @@ class OutputForm(ModelRequest):
         forms = {"structured_outputs": self.structured_outputs}
         if self.response_format is not None:
             forms["response_format"] = self.response_format.form
-        for field in _GUIDED:
-            value = getattr(self, f"guided_{field}")
+        for name, form in _PEERS_FORMS.items():
+            value = getattr(self, name)
             if value is not None:
-                forms[f"guided_{field}"] = StructuredOutputs(**{field: value})
+                with naming_fields(**{f"structured_outputs.{form}": name}):
+                    forms[name] = StructuredOutputs(**{form: value})
         return {name: form for name, form in forms.items() if form is not None}
 
 
-_GUIDED = ("json", "regex", "choice", "grammar")
+_PEERS_FORMS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+}
+"""Key a field of older vLLM, SGLang or llama.cpp; value the field of `StructuredOutputs`."""

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import ValidationError
 
 from legato.checkpoint.defaults import ModelDefaults
@@ -17,7 +18,12 @@ from legato.server.http.errors import first_problem, naming_fields, unknown_mode
 from legato.server.http.json_body import parse_json
 from legato.server.limits import MAX_ANSWER_BYTES
 from legato.server.requests.answer_size import AnswerForm, check_answer_size
-from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
+from legato.server.requests.anthropic import (
+    CountTokensRequest,
+    MessagesRequest,
+    TokenCount,
+    TokensBeforeEdits,
+)
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
@@ -32,13 +38,15 @@ from legato.server.requests.outcome import (
     Answered,
     End,
     Generation,
+    MessageTerms,
     NeedsStored,
     Part,
     Piece,
     PromptTokens,
     ResponseTerms,
+    Warned,
 )
-from legato.server.requests.request_model import ModelRequest
+from legato.server.requests.request_model import IgnoredFields, ModelRequest
 from legato.server.requests.response_items import Placed, shown_item
 from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
@@ -68,6 +76,7 @@ class RequestReader:
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._serving = serving
+        self._ignored: IgnoredFields | None = None  # of the present body
         self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
         self._prompts = ChatPrompts(
             tokenizer,
@@ -103,9 +112,14 @@ class RequestReader:
             InvalidRequestError: the body cannot be served.
             MemoryError: parsing needs more memory than allowed.
         """
-        if kind == "responses":
-            return self._responses(body, stored)
-        return self._by_kind[kind](body)
+        is_lenient = self._serving.unknown_fields == "ignore"
+        self._ignored = IgnoredFields() if is_lenient else None
+        is_response = kind == "responses"
+        parts = self._responses(body, stored) if is_response else self._by_kind[kind](body)
+        for part in parts:
+            if isinstance(part, End) and self._ignored is not None and self._ignored.names:
+                yield Warned(f"ignored fields: {', '.join(self._ignored.names)}")
+            yield part
 
     def _chat(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(ChatRequest, body)
@@ -150,24 +164,47 @@ class RequestReader:
 
     def _messages(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(MessagesRequest, body)
-        return self._answer_as_chat(request, request.chat())
+        chat, edits = request.edited(self._num_tokens)
+        yield MessageTerms(
+            edits=None if request.context_management is None else edits,
+            omits_thinking=request.omits_thinking,
+        )
+        yield from self._answer_as_chat(request, chat, bounds_output=True)
 
     def _count_tokens(self, body: bytes) -> Iterator[Part | End]:
-        chat = self._parse(CountTokensRequest, body).chat()
-        with chat.naming_fields():
-            request = _validated(ChatRequest, chat.fields)
-            prompt = self._prompt(request)
-        yield from _answered(TokenCount(len(prompt.token_ids)))
+        request = self._parse(CountTokensRequest, body)
+        chat, edits = request.edited(self._num_tokens)
+        count = self._num_tokens(chat)
+        before: TokensBeforeEdits | UnsetType = UNSET
+        if request.context_management is not None:
+            before = TokensBeforeEdits(count + sum(edit.cleared_input_tokens for edit in edits))
+        yield from _answered(TokenCount(count, before))
 
-    def _answer_as_chat(self, request: GenerationOptions, chat: ChatBody) -> Iterator[Part | End]:
+    def _num_tokens(self, chat: ChatBody) -> int:
+        """Return the tokens of a chat's prompt, which may be longer than the context."""
+        with chat.naming_fields():
+            return len(self._prompt(_validated(ChatRequest, chat.fields), is_cut=True).token_ids)
+
+    def _answer_as_chat(
+        self, request: GenerationOptions, chat: ChatBody, *, bounds_output: bool = False
+    ) -> Iterator[Part | End]:
         """Serve another API's request as a chat; errors name the fields of that API."""
         with chat.naming_fields():
             yield from self._answer(
-                _validated(ChatRequest, {**request.shared_options(), **chat.fields}), is_held=True
+                _validated(ChatRequest, {**request.shared_options(), **chat.fields}),
+                is_held=True,
+                bounds_output=bounds_output,
             )
 
-    def _answer(self, request: ChatRequest, *, is_held: bool) -> Iterator[Part | End]:
-        """Args: is_held: whether the answer is held until its end."""
+    def _answer(
+        self, request: ChatRequest, *, is_held: bool, bounds_output: bool = False
+    ) -> Iterator[Part | End]:
+        """Yield the prompt and the generation of a chat.
+
+        Args:
+            is_held: whether the answer is held until its end.
+            bounds_output: whether `max_tokens` may be more than the context has room for.
+        """
         self._check_completions(request.n)
         tools, prompt = request.tool_use.shown, self._prompt(request)
         held = message_form(
@@ -189,6 +226,9 @@ class RequestReader:
             params = self._with_known_tokens(params)
             max_len = self._serving.info.max_model_len
             token_ids = last_tokens(prompt.token_ids, params, max_len)
+            room = max_len - len(token_ids)
+            if bounds_output and params.max_tokens is not None and 0 < room < params.max_tokens:
+                params = msgspec.structs.replace(params, max_tokens=room)
             if is_held:
                 form = AnswerForm(
                     is_chat=True,
@@ -205,13 +245,13 @@ class RequestReader:
             calls_functions=bool(request.functions),
         )
 
-    def _prompt(self, request: ChatRequest) -> ChatPrompt:
+    def _prompt(self, request: ChatRequest, *, is_cut: bool = False) -> ChatPrompt:
         return self._prompts.make(
             request.messages,
             request,
             request.tool_use.shown,
             effort=request.reasoning_effort,
-            is_cut=request.truncate_prompt_tokens is not None,
+            is_cut=is_cut or request.truncate_prompt_tokens is not None,
         )
 
     def _completions(self, body: bytes) -> Iterator[Part | End]:
@@ -312,7 +352,7 @@ class RequestReader:
         yield from _answered(self._tokenizer.info)
 
     def _parse(self, model: type[_Model], body: bytes) -> _Model:
-        request = _validated(model, parse_json(body))
+        request = _validated(model, parse_json(body), self._ignored)
         info = self._serving.info
         if request.model is not None and not info.is_called(request.model):
             raise unknown_model(request.model, info.served_model_names)
@@ -352,9 +392,9 @@ class RequestReader:
         return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
 
 
-def _validated(model: type[_Model], data: Any) -> _Model:
+def _validated(model: type[_Model], data: Any, ignored: IgnoredFields | None = None) -> _Model:
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=ignored)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         raise first_problem(problems, known=model.model_fields) from None
@@ -368,6 +408,7 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         include_usage=options.include_usage,
         continuous_usage_stats=options.continuous_usage_stats,
         returns_token_ids=request.return_token_ids,
+        names_tokens_by_id=request.return_tokens_as_token_ids,
         kv_transfer_params=request.kv_transfer,
         **known,
     )

@@ -1,7 +1,8 @@
-"""Base models of bodies; they refuse unknown fields and check lengths before contents."""
+"""Base models of bodies; they refuse or drop unknown fields, and check lengths before contents."""
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import (
@@ -11,6 +12,7 @@ from pydantic import (
     Discriminator,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationInfo,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -23,9 +25,36 @@ _NULL = {"type": "null"}
 _BOUNDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}  # key: JSON type
 
 
+class IgnoredFields:
+    """Drops the unknown fields of a request's objects; the context of its validation.
+
+    Attributes:
+        names: of the dropped fields, each once, in the order of the request.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+
+    def drop(self, model: type[BaseModel], sent: dict[str, Any]) -> None:
+        """Remove from an object what its model would refuse to know."""
+        if model.model_config.get("extra") != "forbid":
+            return
+        known = _names(model)
+        for name in [name for name in sent if name not in known]:
+            del sent[name]
+            self.names[name] = None
+
+
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """Return the fields of a model by the names in JSON."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
 class RequestModel(BaseModel):
     """A JSON object that refuses unknown fields; null is the same as not sent.
 
+    With `IgnoredFields` as the context of the validation, it drops them.
     JSON has one kind of number: 16.0 is as good an integer as 16.
     """
 
@@ -33,12 +62,15 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_sent(cls, data: Any) -> Any:
+    def _as_sent(cls, data: Any, info: ValidationInfo) -> Any:
         if not isinstance(data, dict):
             return data
         if len(data) > MAX_FIELDS:
             raise InvalidRequestError(f"an object has {len(data)} fields, over {MAX_FIELDS}")
-        return {name: _whole(value) for name, value in data.items() if value is not None}
+        sent = {name: _whole(value) for name, value in data.items() if value is not None}
+        if isinstance(info.context, IgnoredFields):
+            info.context.drop(cls, sent)
+        return sent
 
     @classmethod
     def __get_pydantic_json_schema__(

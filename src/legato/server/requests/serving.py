@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from legato.engine.process.messages import EngineInfo
+from legato.server.config import UnknownFields
 from legato.text.message_guard import MessageSpecialTokens
 
 Kind = Literal[
@@ -28,10 +29,12 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """The model and the settings that bodies are parsed with.
 
     Attributes:
-        max_completions, trust_request_chat_template, message_special_tokens: as in `ServerConfig`.
+        max_completions, trust_request_chat_template, message_special_tokens, unknown_fields: as in
+            `ServerConfig`.
     """
 
     info: EngineInfo
     max_completions: int
     trust_request_chat_template: bool
     message_special_tokens: MessageSpecialTokens
+    unknown_fields: UnknownFields

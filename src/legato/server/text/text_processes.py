@@ -14,9 +14,10 @@ from legato.core.token_ids import TokenIds
 from legato.engine.errors import RequestFailedError
 from legato.engine.process.child_process import status_words
 from legato.engine.process.pulse import TICK_S
+from legato.server.arrival import Arrival
 from legato.server.http.errors import ApiError, out_of_memory, readers_dead
 from legato.server.limits import LARGE_BODY_BYTES
-from legato.server.requests.outcome import Generation, Piece, Refused
+from legato.server.requests.outcome import Generation, Piece, Refused, Warned
 from legato.server.requests.serving import Kind, Serving
 from legato.server.text.lane import PATIENCE_S, Lane, Place
 from legato.server.text.messages import LoadText, Serve
@@ -101,12 +102,9 @@ class TextProcesses:
         await self._quick.warm_up(DEFAULT_TENANT)
 
     async def generation(
-        self, kind: Kind, body: bytearray, tenant: str | None
+        self, kind: Kind, body: bytearray, arrival: Arrival
     ) -> tuple[Generation, list[TokenIds]]:
         """Read a generation request; return it with its prompts.
-
-        Args:
-            tenant: as of `outcome`.
 
         Raises:
             ApiError: the reader refused it.
@@ -114,30 +112,27 @@ class TextProcesses:
             OverloadedError: too many bodies are waiting.
             RequestFailedError: readers die over it for another reason.
         """
-        outcome = await self.outcome(kind, body, tenant)
+        outcome = await self.outcome(kind, body, arrival)
         assert isinstance(outcome.end, Generation)
         return outcome.end, outcome.prompts
 
-    async def answer(self, kind: Kind, body: bytearray, tenant: str | None) -> list[bytes]:
+    async def answer(self, kind: Kind, body: bytearray, arrival: Arrival) -> list[bytes]:
         """Return the pieces of the whole answer to a body, in JSON.
-
-        Args:
-            tenant: as of `outcome`.
 
         Raises:
             Exception: as `generation`.
         """
-        outcome = await self.outcome(kind, body, tenant)
+        outcome = await self.outcome(kind, body, arrival)
         return [part.data for part in outcome.parts if isinstance(part, Piece)]
 
     async def outcome(
-        self, kind: Kind, body: bytearray, tenant: str | None, stored: bytes | None = None
+        self, kind: Kind, body: bytearray, arrival: Arrival, stored: bytes | None = None
     ) -> Outcome:
         """Read a body; return its parts and end, which is not `Refused`.
 
         Args:
-            tenant: the API key's tenant, for sharing places. A tenant that the body itself names is
-                known only after reading.
+            arrival: of the body; its API key's tenant shares places, since a tenant that the body
+                itself names is known only after reading. It gets the reader's warnings.
             stored: the responses that the body needs, if its end was `NeedsStored`.
 
         Raises:
@@ -145,12 +140,15 @@ class TextProcesses:
         """
         for _ in range(_NUM_ATTEMPTS):
             try:
-                outcome = await self._read(kind, body, tenant or DEFAULT_TENANT, stored)
+                outcome = await self._read(kind, body, arrival.tenant or DEFAULT_TENANT, stored)
             except ReaderLostError as lost:
                 logger.warning("a process died while it read a request: %s", lost)
                 continue
             if isinstance(outcome.end, Refused):
                 raise ApiError(outcome.end.status, outcome.end.detail)
+            for part in outcome.parts:
+                if isinstance(part, Warned):
+                    arrival.warn(part.text)
             return outcome
         raise RequestFailedError("the processes that read this request died")
 

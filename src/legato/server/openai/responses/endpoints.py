@@ -8,7 +8,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from legato.server.context import Arrival, ArrivalDep, ContextDep
+from legato.server.arrival import Arrival
+from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes, json_response, pieces_response
@@ -61,10 +62,10 @@ async def create_response(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
 ) -> Response:
     """Answer the next turn of a conversation, and store both for later turns."""
-    outcome = await context.text.outcome("responses", body, arrival.tenant)
+    outcome = await context.text.outcome("responses", body, arrival)
     if isinstance(outcome.end, NeedsStored):
         stored = store.named(arrival.tenant, outcome.end)
-        outcome = await context.text.outcome("responses", body, arrival.tenant, stored)
+        outcome = await context.text.outcome("responses", body, arrival, stored)
     asked = outcome.end
     assert isinstance(asked, Generation)
     job = Job.of(

@@ -24,6 +24,7 @@ def load_dashboard() -> dict[str, Asset]:
     return assets
 
 
+@router.head(ROOT)
 @router.get(ROOT)
 async def root() -> RedirectResponse:
     # A relative URL, since a proxy may serve the server under a path of its own.

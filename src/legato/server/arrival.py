@@ -1,0 +1,29 @@
+"""What the server knows of an HTTP request before it reads the body."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The identity of an HTTP request, and the time it came.
+
+    Attributes:
+        request_id: the client's, or one made for it; two requests may share it.
+        answer_id: a unique id, used with a prefix in the ids of the answer.
+        received_s: when its first bytes came, on the clock of `time.monotonic`.
+        trace_context: its W3C trace context headers; key the name.
+        tenant: the tenant of its API key; None if the key names none.
+        warnings: for the answer's `Warning` header, each once.
+    """
+
+    request_id: str
+    answer_id: str
+    received_s: float
+    trace_context: dict[str, str]
+    tenant: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, text: str) -> None:
+        """Add a warning, unless it is there."""
+        if text not in self.warnings:
+            self.warnings.append(text)
