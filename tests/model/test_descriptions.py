@@ -103,8 +103,8 @@ def test_as_transformers_reads_it(folder: Path, contents: dict[str, Any]) -> Non
         assert (ours.num_heads if value is None else value) == getattr(theirs, name, value), name
     size = theirs.hidden_size // theirs.num_attention_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or size)
-    assert ours.sliding_windows == windows(theirs)
-    assert ours.rope == rope(theirs, ours.head_dim)
+    assert ours.windows == windows(theirs)
+    assert ours.ropes == (rope(theirs, ours.head_dim),)
 
 
 def windows(config: PreTrainedConfig) -> tuple[int | None, ...]:

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
-from legato.core.validation import check_fields
 from legato.model.description import Description
 from legato.model.rope import rope_frequencies
-from legato.model.spec import DecoderSpec
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
 
 def llama(described: Description) -> DecoderSpec:
@@ -51,7 +50,7 @@ def qwen3(described: Description) -> DecoderSpec:
         windows=_windows(described),
         qkv_bias=described.attention_bias,
         output_bias=described.attention_bias,
-        qk_norm=True,
+        qk_norm="head",
     )
 
 
@@ -129,7 +128,7 @@ def described(contents: dict[str, Any]) -> tuple[Description, DecoderSpec]:
     architecture = ARCHITECTURES[contents["architectures"][0]]
     description = msgspec.convert(architecture.defaults | contents, Description)
     spec = architecture.spec(description)
-    check_fields(spec)
+    spec.check()
     return description, spec
 
 
@@ -137,13 +136,14 @@ def _spec(
     description: Description,
     *,
     windows: tuple[int | None, ...] | None = None,
-    **switches: bool,
+    mlp_bias: bool = False,
+    **attention: Any,
 ) -> DecoderSpec:
     """Build a spec from the fields that all architectures share; the keywords say what differs.
 
     Args:
         windows: of each layer; None if no layer has one.
-        switches: fields of the spec that are off by default.
+        attention: fields of `AttentionSpec` that differ from their defaults.
 
     Raises:
         UnsupportedModelError: an activation or rope type that Legato does not know.
@@ -152,19 +152,29 @@ def _spec(
         raise UnsupportedModelError(
             f"unsupported activation {description.hidden_act!r}; Legato supports 'silu'"
         )
-    head_dim = description.head_size
+    head_dim, length = description.head_size, description.max_position_embeddings
+    rope = rope_frequencies(description.rope, head_dim, length)
+    mlp = MlpSpec(size=description.intermediate_size, has_bias=mlp_bias)
+    layers = (
+        LayerSpec(
+            attention=AttentionSpec(
+                num_heads=description.num_attention_heads,
+                num_kv_heads=description.num_key_value_heads or description.num_attention_heads,
+                head_dim=head_dim,
+                scale=head_dim**-0.5,
+                window=window,
+                **attention,
+            ),
+            mlp=mlp,
+        )
+        for window in windows or (None,) * description.num_hidden_layers
+    )
     return DecoderSpec(
         vocab_size=description.vocab_size,
         hidden_size=description.hidden_size,
-        intermediate_size=description.intermediate_size,
-        num_layers=description.num_hidden_layers,
-        num_heads=description.num_attention_heads,
-        num_kv_heads=description.num_key_value_heads or description.num_attention_heads,
-        head_dim=head_dim,
-        rms_norm_eps=description.rms_norm_eps,
-        max_model_len=description.max_position_embeddings,
-        rope=rope_frequencies(description.rope, head_dim, description.max_position_embeddings),
-        sliding_windows=windows or (None,) * description.num_hidden_layers,
+        max_model_len=length,
+        norm_eps=description.rms_norm_eps,
+        ropes=(rope,),
+        layers=tuple(layers),
         tie_word_embeddings=description.tie_word_embeddings,
-        **switches,
     )

@@ -72,11 +72,11 @@ class Decoder(nn.Module):
         self.num_weight_bytes = 0
         self._communicator = communicator
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
-        self.rotary = RotaryEmbedding(spec.rope, device)
+        self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, empty, communicator) for layer in range(spec.num_layers)
         )
-        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, empty)
         self.lm_head: nn.Module | None = (
             None
             if spec.tie_word_embeddings
@@ -116,9 +116,9 @@ class Decoder(nn.Module):
         # The residual stream is float32 for weights of any dtype: every layer adds to it, so
         # rounding it costs far more accuracy than rounding the values added.
         hidden = self.embed_tokens(input_ids).float()
-        rope = self.rotary(positions, self.dtype)
+        ropes = [rotary(positions, self.dtype) for rotary in self.rotary]
         for layer in islice(self.layers, num_layers):
-            hidden = layer(hidden, rope, attention)
+            hidden = layer(hidden, ropes, attention)
         output: torch.Tensor = self.norm(hidden)
         return output
 

@@ -6,7 +6,7 @@ come from a checkpoint, so initializing them would be wasted. Attribute names ar
 transformers' checkpoints.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -15,8 +15,8 @@ from torch import nn
 
 from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
-from legato.model.rope import rotate
-from legato.model.spec import DecoderSpec
+from legato.model.rope import Turns, rotate
+from legato.model.spec import DecoderSpec, MlpSpec
 
 MakeEmpty = Callable[..., torch.Tensor]
 
@@ -72,39 +72,40 @@ class Attention(nn.Module):
 
     def __init__(self, spec: DecoderSpec, layer: int, empty: MakeEmpty) -> None:
         super().__init__()
+        own = spec.layers[layer].attention
         self.layer = layer
-        self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
-        self.head_dim = spec.head_dim
-        self.scale = spec.head_dim**-0.5
-        self.sliding_window = spec.sliding_windows[layer]
-        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.num_heads, self.num_kv_heads = own.num_heads, own.num_kv_heads
+        self.head_dim = own.head_dim
+        self.scale = own.scale
+        self.sliding_window = own.window
+        self.rope = own.rope
         self.qkv_proj = FusedLinear(
             spec.hidden_size,
-            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
-            spec.qkv_bias,
+            {"q_proj": own.query_size, "k_proj": own.kv_size, "v_proj": own.kv_size},
+            own.qkv_bias,
             empty,
         )
-        self.o_proj = Linear(q_size, spec.hidden_size, spec.output_bias, empty)
-        if spec.qk_norm:
-            self.q_norm: RMSNorm | None = RMSNorm(spec.head_dim, spec.rms_norm_eps, empty)
-            self.k_norm: RMSNorm | None = RMSNorm(spec.head_dim, spec.rms_norm_eps, empty)
+        self.o_proj = Linear(own.query_size, spec.hidden_size, own.output_bias, empty)
+        if own.qk_norm is not None:
+            self.q_norm: RMSNorm | None = RMSNorm(own.head_dim, spec.norm_eps, empty)
+            self.k_norm: RMSNorm | None = RMSNorm(own.head_dim, spec.norm_eps, empty)
         else:
             self.q_norm = self.k_norm = None
 
     def forward(
         self,
         hidden: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        ropes: Sequence[Turns],
         attention: StepAttention,
     ) -> torch.Tensor:
-        """Map [T, E] to [T, E]; `rope` is from `RotaryEmbedding`."""
+        """Map [T, E] to [T, E]; `ropes` has the step's turns by each of the decoder's ropes."""
         num_tokens, num_heads = hidden.shape[0], self.num_heads
         qkv = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
         # Queries and keys are rotated together, which halves the number of small operations.
         qk, value = qkv.split((num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, :num_heads]), self.k_norm(qk[:, num_heads:])), dim=1)
-        qk = rotate(qk, *rope)
+        qk = rotate(qk, *ropes[self.rope])
         context = attention.attend(
             self.layer,
             qk[:, :num_heads],
@@ -120,13 +121,12 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Gated MLP with SiLU (SwiGLU; Shazeer, 2020, arXiv:2002.05202)."""
 
-    def __init__(self, spec: DecoderSpec, empty: MakeEmpty) -> None:
+    def __init__(self, spec: MlpSpec, hidden_size: int, empty: MakeEmpty) -> None:
         super().__init__()
-        size = spec.intermediate_size
         self.gate_up_proj = FusedLinear(
-            spec.hidden_size, {"gate_proj": size, "up_proj": size}, spec.mlp_bias, empty
+            hidden_size, {"gate_proj": spec.size, "up_proj": spec.size}, spec.has_bias, empty
         )
-        self.down_proj = Linear(size, spec.hidden_size, spec.mlp_bias, empty)
+        self.down_proj = Linear(spec.size, hidden_size, spec.has_bias, empty)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [T, E] to [T, E]."""
@@ -152,19 +152,19 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self._communicator = communicator
-        self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+        self.input_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps, empty)
         self.self_attn = Attention(spec, layer, empty)
-        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
-        self.mlp = MLP(spec, empty)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps, empty)
+        self.mlp = MLP(spec.layers[layer].mlp, spec.hidden_size, empty)
 
     def forward(
         self,
         hidden: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        ropes: Sequence[Turns],
         attention: StepAttention,
     ) -> torch.Tensor:
         """Add this layer's output to `hidden` [T, E] float32, in place."""
-        attended = self.self_attn(self.input_layernorm(hidden), rope, attention)
+        attended = self.self_attn(self.input_layernorm(hidden), ropes, attention)
         hidden += self._communicator.sum(attended)
         hidden += self._communicator.sum(self.mlp(self.post_attention_layernorm(hidden)))
         return hidden

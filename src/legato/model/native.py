@@ -8,9 +8,8 @@ processor.
 
 import math
 import re
-import reprlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
@@ -18,6 +17,7 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
+import msgspec
 import torch
 
 from legato.core.errors import UnsupportedModelError
@@ -27,7 +27,8 @@ from legato.model.decoder import Embedding
 from legato.model.layers import RMSNorm
 from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, plain
 from legato.model.rope import RotaryEmbedding
-from legato.model.spec import DecoderSpec
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
 
 try:
     from legato import _processor
@@ -99,52 +100,55 @@ class NativeKernels:
         self.pool = self.extension.ThreadPool(num_threads)
 
 
-_Rule = tuple[Callable[[DecoderSpec], bool], str]
-_ANYTHING: _Rule = (lambda _: True, "anything")
-
-
-def _multiple(field: str, at_most: float = math.inf) -> _Rule:
-    def fits(spec: DecoderSpec) -> bool:
-        size: int = getattr(spec, field)
+def _multiple(field: str, at_most: float = math.inf) -> Rule:
+    def fits(record: msgspec.Struct) -> bool:
+        size: int = getattr(record, field)
         return size % _TILE_DEPTH == 0 and size <= at_most
 
     limit = "" if at_most == math.inf else f" up to {at_most}"
-    return fits, f"a multiple of {_TILE_DEPTH}{limit}"
+    return Rule(fits, f"a multiple of {_TILE_DEPTH}{limit}")
 
 
-def _switch(field: str) -> _Rule:
-    return lambda spec: isinstance(getattr(spec, field), bool), "on or off"
-
-
-_SUPPORTED: dict[str, _Rule] = {
-    "vocab_size": _ANYTHING,
-    "hidden_size": _multiple("hidden_size"),
-    "intermediate_size": _multiple("intermediate_size"),
-    "num_layers": _ANYTHING,
-    "num_heads": _ANYTHING,
-    "num_kv_heads": _ANYTHING,
-    "head_dim": _multiple("head_dim", _LARGEST_HEAD),
-    "rms_norm_eps": _ANYTHING,
-    "max_model_len": _ANYTHING,
-    "rope": (
-        lambda spec: (
-            spec.rope._fields == ("inverse", "scaling")
-            and 2 * len(spec.rope.inverse) == spec.head_dim
+_SUPPORTED: Rules = {
+    DecoderSpec: {
+        "vocab_size": anything(),
+        "hidden_size": _multiple("hidden_size"),
+        "max_model_len": anything(),
+        "norm_eps": anything(),
+        "ropes": Rule(
+            lambda spec: all(
+                rope._fields == ("inverse", "scaling") and 2 * len(rope.inverse) == spec.head_dim
+                for rope in spec.ropes
+            ),
+            "frequencies and a scale for whole heads",
         ),
-        "frequencies and a scale for whole heads",
-    ),
-    "sliding_windows": (
-        lambda spec: all(window is None or window > 0 for window in spec.sliding_windows),
-        "positive or None",
-    ),
-    "tie_word_embeddings": _switch("tie_word_embeddings"),
-    "qkv_bias": _switch("qkv_bias"),
-    "output_bias": _switch("output_bias"),
-    "mlp_bias": _switch("mlp_bias"),
-    "qk_norm": _switch("qk_norm"),
+        "layers": anything(),
+        "tie_word_embeddings": switch("tie_word_embeddings"),
+    },
+    LayerSpec: {"attention": anything(), "mlp": anything()},
+    AttentionSpec: {
+        "num_heads": anything(),
+        "num_kv_heads": anything(),
+        "head_dim": _multiple("head_dim", _LARGEST_HEAD),
+        "scale": Rule(
+            lambda attention: math.isclose(attention.scale, attention.head_dim**-0.5),
+            "that of the head's size",
+        ),
+        "rope": one_of("rope", 0),
+        "window": Rule(
+            lambda attention: attention.window is None or attention.window > 0, "positive or none"
+        ),
+        "qk_norm": one_of("qk_norm", None, "head"),
+        "qkv_bias": switch("qkv_bias"),
+        "output_bias": switch("output_bias"),
+    },
+    MlpSpec: {
+        "size": _multiple("size"),
+        "activation": one_of("activation", "silu"),
+        "has_bias": switch("has_bias"),
+    },
 }
-"""Key a field of `DecoderSpec`, value a test of its values and a description of those supported.
-The extension does not know a field that is missing here, whatever its value."""
+"""What the extension computes. It does not know a field that is missing here."""
 
 
 def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
@@ -161,13 +165,7 @@ def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) 
 
 
 def _unsupported(spec: DecoderSpec) -> str:
-    for field in spec.__struct_fields__:
-        if field not in _SUPPORTED:
-            return f"native layers do not know {field}"
-        is_supported, supported = _SUPPORTED[field]
-        if not is_supported(spec):
-            return f"{field} is {reprlib.repr(getattr(spec, field))}, not {supported}"
-    return ""
+    return unsupported("native layers", spec, _SUPPORTED)
 
 
 class NativeModel:
@@ -210,8 +208,8 @@ class NativeModel:
         self.num_weight_bytes = 0
         self._communicator = communicator
         self._embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
-        self._rotary = RotaryEmbedding(spec.rope, self.device)
-        self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+        self._rotary = RotaryEmbedding(spec.ropes[0], self.device)
+        self._norm = RMSNorm(spec.hidden_size, spec.norm_eps, empty)
 
     @property
     def num_part_tokens(self) -> int:
@@ -239,8 +237,8 @@ class NativeModel:
                     continue
                 layer, own = int(match[1]), unpacked[int(match[1])]
                 own[match[2]] = weight
-                if len(own) == _num_parts(self.spec):
-                    layers[layer] = threads.submit(self._make_layer, unpacked.pop(layer))
+                if len(own) == _num_parts(self.spec.layers[layer]):
+                    layers[layer] = threads.submit(self._make_layer, layer, unpacked.pop(layer))
             embedding = others["model.embed_tokens.weight"]
             head = embedding if self.spec.tie_word_embeddings else others["lm_head.weight"]
             packed_head = threads.submit(NativeLinear, head, self.kernels)
@@ -317,12 +315,12 @@ class NativeModel:
     def _join(self, layers: list[object]) -> Any:
         return self.kernels.extension.Layers(layers)
 
-    def _make_layer(self, own: dict[str, _Weight]) -> object:
+    def _make_layer(self, layer: int, own: dict[str, _Weight]) -> object:
         """Build a layer; the extension copies the weights, so none must outlive the call."""
         weights, spec = _take_parts(own), self.spec
         sizes = (
             spec.hidden_size,
-            spec.intermediate_size,
+            spec.layers[layer].mlp.size,
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,
@@ -330,7 +328,7 @@ class NativeModel:
         addresses: dict[str, int] = {}
         for name, weight in weights.items():
             addresses |= _addresses(name, weight)
-        return self.kernels.extension.Layer(sizes, spec.rms_norm_eps, addresses)
+        return self.kernels.extension.Layer(sizes, spec.norm_eps, addresses)
 
 
 class NativeStep:
@@ -390,11 +388,12 @@ def _num_bytes(weight: _Weight) -> int:
     return weight.num_bytes(_DTYPE) if isinstance(weight, QuantizedWeight) else weight.nbytes
 
 
-def _num_parts(spec: DecoderSpec) -> int:
+def _num_parts(layer: LayerSpec) -> int:
     """Return the number of weights that a layer has in checkpoints."""
+    attention = layer.attention
     num_matrices = sum(map(len, _MATRICES.values()))
-    num_biases = 3 * spec.qkv_bias + spec.output_bias + 3 * spec.mlp_bias
-    return num_matrices + num_biases + (4 if spec.qk_norm else 2)
+    num_biases = 3 * attention.qkv_bias + attention.output_bias + 3 * layer.mlp.has_bias
+    return num_matrices + num_biases + (2 if attention.qk_norm is None else 4)
 
 
 def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:

@@ -191,6 +191,10 @@ _TYPES = {
 the context length; it returns the angles, and the factor on cosines and sines."""
 
 
+Turns = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of a step's rows, as `rotate` takes them."""
+
+
 class RotaryEmbedding(nn.Module):
     """Cosines and sines for the rows of one step."""
 
@@ -201,9 +205,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inverse", inverse, persistent=False)  # [D / 2]
         self.inverse: torch.Tensor
 
-    def forward(
-        self, positions: torch.Tensor, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> Turns:
         """Compute cosines and sines in float32, then round to `dtype`.
 
         Args:
