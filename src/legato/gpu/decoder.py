@@ -95,10 +95,12 @@ class GpuDecoder(Decoder):
         self._embed(inputs.input_source, memory.last_token, residual)
         rotary = self.rotary[0]
         assert isinstance(rotary, RotaryEmbedding)
+        assert isinstance(rotary.scaling, float)
         table = rope_table(inputs.positions, rotary.inverse, rotary.scaling)
         delta: torch.Tensor | None = None
         for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
+            assert isinstance(layer.mlp, MLP)
             rows = self._normed(layer.input_layernorm, residual, delta)
             delta = _attention(layer.self_attn, rows, table, inputs, memory, memory.caches[index])
             delta = self._communicator.sum(delta)
@@ -152,8 +154,9 @@ class GpuDecoder(Decoder):
             torch.mm(hidden, weight.t(), out=out)
 
     def _normed(
-        self, norm: RMSNorm, residual: torch.Tensor, delta: torch.Tensor | None
+        self, norm: nn.Module | None, residual: torch.Tensor, delta: torch.Tensor | None
     ) -> torch.Tensor:
+        assert isinstance(norm, RMSNorm)
         out = self._new(*residual.shape)
         add_rms_norm(residual, delta, norm.weight, norm.eps, out)
         return out

@@ -59,10 +59,11 @@ def operators_of(
     query_size = sum(attention.query_size for attention in attentions)
     kv_size = sum(attention.kv_size for attention in attentions)
     mlp_size = sum(layer.mlp.size for layer in spec.layers)
+    up_size = sum((1 + layer.mlp.is_gated) * layer.mlp.size for layer in spec.layers)
     of_layers = {
         "qkv": spec.hidden_size * (query_size + 2 * kv_size),
         "output": spec.hidden_size * query_size,
-        "gate and up": 2 * spec.hidden_size * mlp_size,
+        "gate and up": spec.hidden_size * up_size,
         "down": spec.hidden_size * mlp_size,
     }
     matrices = {name: (size, shape.num_tokens) for name, size in of_layers.items()}

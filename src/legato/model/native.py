@@ -117,15 +117,27 @@ _SUPPORTED: Rules = {
         "norm_eps": anything(),
         "ropes": Rule(
             lambda spec: all(
-                rope._fields == ("inverse", "scaling") and 2 * len(rope.inverse) == spec.head_dim
+                rope._fields == ("inverse", "scaling", "query_growth")
+                and 2 * len(rope.inverse) == spec.head_dim
+                and rope.query_growth is None
                 for rope in spec.ropes
             ),
             "frequencies and a scale for whole heads",
         ),
         "layers": anything(),
+        "norm": one_of("norm", "rms"),
+        "norm_bias": one_of("norm_bias", False),
+        "embedding_scale": one_of("embedding_scale", 1.0),
+        "logit_scale": one_of("logit_scale", 1.0),
+        "logit_softcap": one_of("logit_softcap", None),
         "tie_word_embeddings": switch("tie_word_embeddings"),
     },
-    LayerSpec: {"attention": anything(), "mlp": anything()},
+    LayerSpec: {
+        "attention": anything(),
+        "mlp": anything(),
+        "order": one_of("order", "pre"),
+        "residual_scale": one_of("residual_scale", 1.0),
+    },
     AttentionSpec: {
         "num_heads": anything(),
         "num_kv_heads": anything(),
@@ -139,12 +151,15 @@ _SUPPORTED: Rules = {
             lambda attention: attention.window is None or attention.window > 0, "positive or none"
         ),
         "qk_norm": one_of("qk_norm", None, "head"),
+        "norm_after_rope": one_of("norm_after_rope", False),
+        "softcap": one_of("softcap", None),
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
     },
     MlpSpec: {
         "size": _multiple("size"),
         "activation": one_of("activation", "silu"),
+        "is_gated": one_of("is_gated", True),
         "has_bias": switch("has_bias"),
     },
 }
@@ -260,7 +275,7 @@ class NativeModel:
     ) -> torch.Tensor:
         assert isinstance(attention, NativeStep)
         hidden = self._embed_tokens(input_ids).float()
-        cos, sin = self._rotary(positions, torch.float32)
+        cos, sin, _ = self._rotary(positions, torch.float32)
         if self._communicator.size > 1:
             self._add_parts(attention, hidden, cos, sin, num_layers)
         else:

@@ -22,6 +22,10 @@ _Eps = Annotated[float, msgspec.Meta(ge=1e-12, le=0.1)]
 _Scale = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "xielu"]
+NormOrder = Literal["pre", "post", "sandwich", "parallel", "parallel_two"]
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention.
 
@@ -29,8 +33,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         scale: factor on the query-key products.
         rope: which of the decoder's ropes turns queries and keys.
         window: keys visible to a query; None if all are.
-        qk_norm: queries and keys are RMS-normalized a head before rope (Qwen3); None if they are
-            not.
+        qk_norm: queries and keys are RMS-normalized, each head or all heads as one row; None if
+            they are not.
+        norm_after_rope: they are normalized after rope rather than before.
+        softcap: largest scaled query-key product c; it becomes c * tanh(product / c).
         qkv_bias: the query, key and value projections have biases.
         output_bias: the output projection has a bias.
 
@@ -44,7 +50,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     scale: _Scale
     rope: Annotated[int, msgspec.Meta(ge=0)] = 0
     window: Size | None = None
-    qk_norm: Literal["head"] | None = None
+    qk_norm: Literal["head", "whole"] | None = None
+    norm_after_rope: bool = False
+    softcap: _Scale | None = None
     qkv_bias: bool = False
     output_bias: bool = False
 
@@ -64,24 +72,41 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A gated feed-forward network.
+    """A feed-forward network, gated (`act(gate) * up`) or not (`act(up)`).
 
     Attributes:
         size: width of its activations.
-        activation: of the gates.
         has_bias: its projections have biases.
     """
 
     size: Size
-    activation: Literal["silu"] = "silu"
+    activation: Activation = "silu"
+    is_gated: bool = True
     has_bias: bool = False
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer: attention, then a feed-forward network, each after a norm."""
+    """One layer: attention and a feed-forward network, each added to the residual stream.
+
+    Attributes:
+        order: where the norms are: before each network (pre), after each (post), or both
+            (sandwich). In parallel layers, both networks read the same rows: after one norm, or
+            each after its own.
+        residual_scale: factor on what is added.
+    """
 
     attention: AttentionSpec
     mlp: MlpSpec
+    order: NormOrder = "pre"
+    residual_scale: _Scale = 1.0
+
+    @property
+    def has_norms_before(self) -> bool:
+        return self.order != "post"
+
+    @property
+    def has_norms_after(self) -> bool:
+        return self.order in ("post", "sandwich")
 
 
 class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +116,13 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ropes: used by some of the layers each.
+        norm: kind of the layers' norms and of the last one. Norms of queries and keys are RMS
+            norms.
+        norm_bias: those norms have biases.
         norm_eps: added to the mean square in every norm.
+        embedding_scale: factor on the embeddings.
+        logit_scale: factor on the logits.
+        logit_softcap: largest logit c; a logit becomes c * tanh(logit / c).
         max_model_len: positions that the model was made for (prompt plus output, in tokens).
         tie_word_embeddings: the output projection is the embedding matrix.
 
@@ -107,6 +138,11 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     ropes: tuple[RopeFrequencies, ...]
     layers: tuple[LayerSpec, ...]
     tie_word_embeddings: bool = False
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    embedding_scale: _Scale = 1.0
+    logit_scale: _Scale = 1.0
+    logit_softcap: _Scale | None = None
 
     def __post_init__(self) -> None:
         if not 1 < self.max_model_len < _MODEL_LEN_LIMIT:
@@ -126,6 +162,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         """
         check_fields(self)
         for layer in set(self.layers):
+            check_fields(layer)
             check_fields(layer.attention)
             check_fields(layer.mlp)
 
@@ -170,6 +207,10 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         """
         if num_ranks == 1:
             return self
+        if any(layer.attention.qk_norm == "whole" for layer in self.layers):
+            raise ConfigError(
+                "--tensor-parallel-size takes 1 for this model, which normalizes all heads together"
+            )
         sizes = sorted({layer.mlp.size for layer in self.layers})
         fitting = math.gcd(self.num_heads, self.num_kv_heads, *sizes)
         if fitting % num_ranks:
