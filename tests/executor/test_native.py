@@ -138,6 +138,9 @@ RANKS = {
     "normed heads, untied": decoder_spec(
         qk_norm="head", tie_word_embeddings=False, intermediate_size=128
     ),
+    "norms around": decoder_spec(
+        order="sandwich", residual_scale=0.5, activation="gelu_tanh", intermediate_size=128
+    ),
 }
 
 
@@ -212,4 +215,4 @@ def test_what_cannot_run_natively_is_named() -> None:
     assert "float32" in why_not_native(spec, torch.float32, CPU)
     assert "cuda" in why_not_native(spec, torch.bfloat16, torch.device("cuda"))
     assert "24" in why_not_native(decoder_spec(head_dim=24), torch.bfloat16, CPU)
-    assert "288" in why_not_native(decoder_spec(head_dim=288), torch.bfloat16, CPU)
+    assert "544" in why_not_native(decoder_spec(head_dim=544), torch.bfloat16, CPU)

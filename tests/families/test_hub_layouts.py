@@ -206,5 +206,5 @@ def test_fused_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     tensors = load_file(weights)
     name = "model.layers.1.self_attn.qkv_proj.weight"
     save_file({**tensors, name: tensors[name][1:].contiguous()}, weights)
-    with pytest.raises(UnsupportedModelError, match="has no groups of 128 rows"):
+    with pytest.raises(UnsupportedModelError, match="has no groups of 256 rows"):
         open_checkpoint(ModelConfig(model=str(tmp_path)))

@@ -13,7 +13,7 @@ WINDOW = 24
 
 _SIZES = {
     "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -65,15 +65,14 @@ MODELS = {
     "qwen2": Tiny(
         "qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
     ),
-    "qwen3": Tiny("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3": Tiny("qwen3", {"head_dim": 64, "tie_word_embeddings": True}),
     "phi3": Tiny("phi3", {"sliding_window": WINDOW}),
     "phi4-mini": Tiny(
         "phi3",
         {
             "partial_rotary_factor": 0.75,
-            "head_dim": 16,
             "original_max_position_embeddings": 64,
-            "rope_parameters": {**_longrope(6), "partial_rotary_factor": 0.75},
+            "rope_parameters": {**_longrope(12), "partial_rotary_factor": 0.75},
             "tie_word_embeddings": True,
         },
     ),
@@ -123,16 +122,14 @@ MODELS = {
         },
     ),
     "exaone4": Tiny("exaone4", {"sliding_window": WINDOW}),
-    "exaone4-small": Tiny(
-        "exaone4", {"sliding_window": None, "layer_types": [_FULL] * 4, "head_dim": 32}
-    ),
-    "glm4": Tiny("glm4", {"head_dim": 32}),
-    "seed-oss": Tiny("seed_oss", {"head_dim": 32}),
-    "ernie4.5": Tiny("ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "exaone4-small": Tiny("exaone4", {"sliding_window": None, "layer_types": [_FULL] * 4}),
+    "glm4": Tiny("glm4", {"head_dim": 64}),
+    "seed-oss": Tiny("seed_oss", {"head_dim": 64}),
+    "ernie4.5": Tiny("ernie4_5", {"head_dim": 64, "use_bias": True}),
     "hunyuan": Tiny(
         "hunyuan_v1_dense",
         {
-            "head_dim": 32,
+            "head_dim": 64,
             "rope_parameters": {
                 "rope_type": "dynamic",
                 "rope_theta": 1e4,
@@ -144,7 +141,7 @@ MODELS = {
     "ministral3": Tiny(
         "ministral3",
         {
-            "head_dim": 32,
+            "head_dim": 64,
             "rope_parameters": _yarn(
                 llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0, beta_fast=32.0
             ),
@@ -153,7 +150,7 @@ MODELS = {
     "gemma2": Tiny(
         "gemma2",
         {
-            "head_dim": 32,
+            "head_dim": 64,
             "sliding_window": WINDOW,
             "query_pre_attn_scalar": 24,
             "attn_logit_softcapping": 3.0,
@@ -163,7 +160,7 @@ MODELS = {
     "gemma3": Tiny(
         "gemma3_text",
         {
-            "head_dim": 32,
+            "head_dim": 64,
             "sliding_window": WINDOW,
             "query_pre_attn_scalar": 24,
             "rope_parameters": {
@@ -174,8 +171,8 @@ MODELS = {
     ),
     "cohere2": Tiny("cohere2", {"sliding_window": WINDOW, "logit_scale": 0.25}),
     "starcoder2": Tiny("starcoder2", {"sliding_window": WINDOW}),
-    "gpt-neox": Tiny("gpt_neox", {"hidden_size": 128}),
-    "gpt-neox-sequential": Tiny("gpt_neox", {"hidden_size": 128, "use_parallel_residual": False}),
+    "gpt-neox": Tiny("gpt_neox"),
+    "gpt-neox-sequential": Tiny("gpt_neox", {"use_parallel_residual": False}),
     "apertus": Tiny("apertus"),
     "arcee": Tiny("arcee", {"mlp_bias": True, "attention_bias": True}),
 }

@@ -10,7 +10,7 @@ import torch
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel
-from legato.model.rope import RopeFrequencies
+from legato.model.rope import QueryGrowth, RopeFrequencies, no_rope
 from legato.model.sharding import shard
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
@@ -25,9 +25,10 @@ def decoder_spec(
     sliding_windows: Sequence[int | None] = (None, None),
     intermediate_size: int = 96,
     mlp_bias: bool = False,
+    rope_of_layer: Sequence[int] = (),
     **changes: Any,
 ) -> DecoderSpec:
-    """Small layers that differ in their windows alone; `changes` are fields of any record."""
+    """Small layers that differ in windows and ropes alone; `changes` are fields of any record."""
     fields: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -46,11 +47,13 @@ def decoder_spec(
     fields.setdefault("ropes", (RopeFrequencies(tuple(0.5**i for i in range(head_dim // 2)), 1.0),))
     fields["layers"] = tuple(
         LayerSpec(
-            attention=AttentionSpec(**_own(AttentionSpec, fields), window=window),
+            attention=AttentionSpec(**_own(AttentionSpec, fields), window=window, rope=rope),
             mlp=MlpSpec(**_own(MlpSpec, fields)),
             **_own(LayerSpec, fields),
         )
-        for window in sliding_windows
+        for window, rope in zip(
+            sliding_windows, rope_of_layer or (0,) * len(sliding_windows), strict=True
+        )
     )
     return DecoderSpec(**_own(DecoderSpec, fields))
 
@@ -67,6 +70,25 @@ SPECS = {
     "windows": decoder_spec(sliding_windows=(45, None)),
     "biases": decoder_spec(qkv_bias=True, output_bias=True, mlp_bias=True),
     "normed heads, untied": decoder_spec(qk_norm="head", tie_word_embeddings=False),
+    "norms after, of whole rows": decoder_spec(
+        order="post", qk_norm="whole", residual_scale=0.5, scale=0.3, logit_scale=0.25
+    ),
+    "norms around, capped": decoder_spec(
+        order="sandwich",
+        activation="gelu_tanh",
+        softcap=2.0,
+        logit_softcap=3.0,
+        embedding_scale=4.0,
+        sliding_windows=(45, None),
+        ropes=(RopeFrequencies((*(0.5**i for i in range(6)), *(0.0,) * 10), 1.3), no_rope(32)),
+        rope_of_layer=(0, 1),
+    ),
+    "heads normed after rope": decoder_spec(
+        qk_norm="head",
+        norm_after_rope=True,
+        ropes=(RopeFrequencies(tuple(0.5**i for i in range(16)), 1.1, QueryGrowth(0.3, 40.0)),),
+    ),
+    "largest heads": decoder_spec(head_dim=512, num_heads=3, num_kv_heads=1),
 }
 
 

@@ -41,6 +41,7 @@ def fields(record: msgspec.Struct) -> dict[str, Any]:
 class PartialRope(NamedTuple):
     inverse: tuple[float, ...]
     scaling: float
+    query_growth: None = None
     num_turned: int = 16
 
 
@@ -83,21 +84,33 @@ def test_another_record_is_refused() -> None:
         ("hidden_size", 72),
         ("size", 100),
         ("head_dim", 24),
-        ("head_dim", 288),
+        ("head_dim", 544),
         ("ropes", (RopeFrequencies((1.0,) * 8, 1.0),)),  # of half a head
         ("ropes", (PartialRope((1.0,) * 16, 1.0),)),
-        ("rope", 1),
-        ("scale", 1.0),
         ("tie_word_embeddings", "halves"),
         ("qkv_bias", "keys"),
         ("output_bias", None),
         ("has_bias", 2),
         ("qk_norm", "layer"),
-        ("activation", "relu"),
+        ("activation", "gelu"),
+        ("is_gated", False),
+        ("order", "parallel"),
+        ("norm", "layer"),
+        ("norm_bias", True),
     ],
 )
 def test_other_values_are_refused(field: str, value: Any) -> None:
     assert_refused(decoder_spec(**{field: value}), field)
+
+
+def test_whole_rows_normed_after_rope_are_refused() -> None:
+    assert_refused(decoder_spec(qk_norm="whole", norm_after_rope=True), "norm_after_rope")
+
+
+def test_layers_of_different_sizes_are_refused() -> None:
+    spec = decoder_spec()
+    layer = msgspec.structs.replace(spec.layers[1], mlp=MlpSpec(size=64))
+    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), "layers")
 
 
 def test_a_window_of_no_keys_is_refused() -> None:

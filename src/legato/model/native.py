@@ -19,14 +19,15 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.nn.functional as F
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
-from legato.model.decoder import Embedding
+from legato.model.decoder import Embedding, finished_logits, scaled_embeddings
 from legato.model.layers import RMSNorm
 from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, plain
-from legato.model.rope import RotaryEmbedding
+from legato.model.rope import RotaryEmbedding, Turns
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
 
@@ -38,7 +39,7 @@ except ImportError:  # no compiler was available at installation
 _DTYPE = torch.bfloat16
 _TILE_DEPTH = 32
 """Values in a row of a tile; every size must be a multiple of it."""
-_LARGEST_HEAD = 256
+_LARGEST_HEAD = 512
 _PLAIN_BITS = 16
 """Given as bits of a code if the extension is to dequantize the weight."""
 
@@ -54,6 +55,8 @@ _MATRICES = {
 _NORMS = {
     "input_norm": "input_layernorm",
     "post_norm": "post_attention_layernorm",
+    "attention_output_norm": "attention_output_layernorm",
+    "mlp_output_norm": "mlp_output_layernorm",
     "query_norm": "self_attn.q_norm",
     "key_norm": "self_attn.k_norm",
 }
@@ -119,46 +122,51 @@ _SUPPORTED: Rules = {
             lambda spec: all(
                 rope._fields == ("inverse", "scaling", "query_growth")
                 and 2 * len(rope.inverse) == spec.head_dim
-                and rope.query_growth is None
                 for rope in spec.ropes
             ),
             "frequencies and a scale for whole heads",
         ),
-        "layers": anything(),
+        "layers": Rule(
+            lambda spec: len({layer.mlp.size for layer in spec.layers}) == 1,
+            "layers of the same sizes",
+        ),
         "norm": one_of("norm", "rms"),
         "norm_bias": one_of("norm_bias", False),
-        "embedding_scale": one_of("embedding_scale", 1.0),
-        "logit_scale": one_of("logit_scale", 1.0),
-        "logit_softcap": one_of("logit_softcap", None),
+        "embedding_scale": anything(),
+        "logit_scale": anything(),
+        "logit_softcap": anything(),
         "tie_word_embeddings": switch("tie_word_embeddings"),
     },
     LayerSpec: {
         "attention": anything(),
         "mlp": anything(),
-        "order": one_of("order", "pre"),
-        "residual_scale": one_of("residual_scale", 1.0),
+        "order": one_of("order", "pre", "post", "sandwich"),
+        "residual_scale": anything(),
     },
     AttentionSpec: {
         "num_heads": anything(),
         "num_kv_heads": anything(),
         "head_dim": _multiple("head_dim", _LARGEST_HEAD),
-        "scale": Rule(
-            lambda attention: math.isclose(attention.scale, attention.head_dim**-0.5),
-            "that of the head's size",
-        ),
-        "rope": one_of("rope", 0),
+        "scale": anything(),
+        "rope": anything(),
         "window": Rule(
             lambda attention: attention.window is None or attention.window > 0, "positive or none"
         ),
-        "qk_norm": one_of("qk_norm", None, "head"),
-        "norm_after_rope": one_of("norm_after_rope", False),
-        "softcap": one_of("softcap", None),
+        "qk_norm": one_of("qk_norm", None, "head", "whole"),
+        "norm_after_rope": Rule(
+            lambda attention: (
+                attention.norm_after_rope is False
+                or (attention.norm_after_rope is True and attention.qk_norm != "whole")
+            ),
+            "on or off for norms of heads, off for norms of whole rows",
+        ),
+        "softcap": anything(),
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
     },
     MlpSpec: {
         "size": _multiple("size"),
-        "activation": one_of("activation", "silu"),
+        "activation": one_of("activation", "silu", "gelu_tanh"),
         "is_gated": one_of("is_gated", True),
         "has_bias": switch("has_bias"),
     },
@@ -223,7 +231,9 @@ class NativeModel:
         self.num_weight_bytes = 0
         self._communicator = communicator
         self._embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
-        self._rotary = RotaryEmbedding(spec.ropes[0], self.device)
+        self._rotaries = [RotaryEmbedding(rope, self.device) for rope in spec.ropes]
+        # Key a layer, value the weights of the norms after its attention and its MLP.
+        self._output_norms: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         self._norm = RMSNorm(spec.hidden_size, spec.norm_eps, empty)
 
     @property
@@ -274,25 +284,23 @@ class NativeModel:
         num_layers: int | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, NativeStep)
-        hidden = self._embed_tokens(input_ids).float()
-        cos, sin, _ = self._rotary(positions, torch.float32)
+        hidden = scaled_embeddings(self._embed_tokens(input_ids), self.spec)
+        turns = [rotary(positions, torch.float32) for rotary in self._rotaries]
         if self._communicator.size > 1:
-            self._add_parts(attention, hidden, cos, sin, num_layers)
+            self._add_parts(attention, hidden, turns, num_layers)
         else:
-            self._add_layers(attention, hidden, cos, sin, num_layers)
+            self._add_layers(attention, hidden, turns, num_layers)
         output: torch.Tensor = self._norm(hidden)
         return output
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        part = self._lm_head(hidden)
-        return self._communicator.gather(part)[:, : self.spec.vocab_size]
+        return finished_logits(self._communicator.gather(self._lm_head(hidden)), self.spec)
 
     def _add_layers(
         self,
         attention: "NativeStep",
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        turns: Sequence[Turns],
         num_layers: int | None,
     ) -> None:
         """Add the layers' output to `hidden` [T, E]."""
@@ -303,47 +311,53 @@ class NativeModel:
             attention.caches,
             hidden.data_ptr(),
             len(hidden),
-            cos.data_ptr(),
-            sin.data_ptr(),
+            _turn_addresses(turns),
         )
 
     def _add_parts(
         self,
         attention: "NativeStep",
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        turns: Sequence[Turns],
         num_layers: int | None,
     ) -> None:
         """Add the layers' output to `hidden` [T, E]; ranks sum each half of a layer."""
         pool, step, layers = self.kernels.pool, attention.native, self._native
         rows = hidden.data_ptr(), len(hidden)
-        turns = cos.data_ptr(), sin.data_ptr()
+        addresses = _turn_addresses(turns)
         for layer, cache in enumerate(islice(attention.caches, num_layers)):
+            after_attention, after_mlp = self._output_norms[layer]
             sums = torch.zeros_like(hidden)
-            layers.add_attention(pool, step, layer, cache, *rows, *turns, sums.data_ptr())
-            hidden += self._communicator.sum(sums)
+            layers.add_attention(pool, step, layer, cache, *rows, addresses, sums.data_ptr())
+            self._add_sum(hidden, sums, layer, after_attention)
             sums.zero_()
             layers.add_mlp(pool, step, layer, *rows, sums.data_ptr())
-            hidden += self._communicator.sum(sums)
+            self._add_sum(hidden, sums, layer, after_mlp)
+
+    def _add_sum(
+        self, hidden: torch.Tensor, part: torch.Tensor, layer: int, norm: torch.Tensor | None
+    ) -> None:
+        """Add the sum of all ranks' parts of a network's output, after its norm if it has one."""
+        output = self._communicator.sum(part)
+        if norm is not None:
+            output = F.rms_norm(output, norm.shape, norm, self.spec.norm_eps)
+        hidden.add_(output, alpha=self.spec.layers[layer].residual_scale)
 
     def _join(self, layers: list[object]) -> Any:
         return self.kernels.extension.Layers(layers)
 
     def _make_layer(self, layer: int, own: dict[str, _Weight]) -> object:
         """Build a layer; the extension copies the weights, so none must outlive the call."""
-        weights, spec = _take_parts(own), self.spec
-        sizes = (
-            spec.hidden_size,
-            spec.layers[layer].mlp.size,
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
+        weights = _take_parts(own)
+        after_attention, after_mlp = (
+            plain(weights[name]).clone() if name in weights else None
+            for name in ("attention_output_norm", "mlp_output_norm")
         )
+        self._output_norms[layer] = after_attention, after_mlp
         addresses: dict[str, int] = {}
         for name, weight in weights.items():
             addresses |= _addresses(name, weight)
-        return self.kernels.extension.Layer(sizes, spec.norm_eps, addresses)
+        return self.kernels.extension.Layer(_numbers(self.spec, layer), addresses)
 
 
 class NativeStep:
@@ -408,7 +422,37 @@ def _num_parts(layer: LayerSpec) -> int:
     attention = layer.attention
     num_matrices = sum(map(len, _MATRICES.values()))
     num_biases = 3 * attention.qkv_bias + attention.output_bias + 3 * layer.mlp.has_bias
-    return num_matrices + num_biases + (2 if attention.qk_norm is None else 4)
+    num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
+    return num_matrices + num_biases + num_norms + (0 if attention.qk_norm is None else 2)
+
+
+def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
+    """Return a layer's numbers by the extension's names."""
+    layer = spec.layers[index]
+    attention = layer.attention
+    return {
+        "hidden_size": spec.hidden_size,
+        "mlp_size": layer.mlp.size,
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rope": attention.rope,
+        "eps": spec.norm_eps,
+        "scale": attention.scale,
+        "softcap": attention.softcap or 0.0,
+        "residual_scale": layer.residual_scale,
+        "is_gelu": layer.mlp.activation == "gelu_tanh",
+        "has_whole_norms": attention.qk_norm == "whole",
+        "norm_after_rope": attention.norm_after_rope,
+    }
+
+
+def _turn_addresses(turns: Sequence[Turns]) -> list[tuple[int, int, int]]:
+    """Return the addresses of cosines, sines and factors on queries, 0 for none, of each rope."""
+    return [
+        (cos.data_ptr(), sin.data_ptr(), 0 if scale is None else scale.data_ptr())
+        for cos, sin, scale in turns
+    ]
 
 
 def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:
