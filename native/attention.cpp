@@ -88,6 +88,7 @@ private:
     // Lets query rows [first, first + count) attend to keys [key, key + num_keys).
     void attend(int first, int count, int key, int num_keys) {
         score(first, count, key, num_keys);
+        if (call_.softcap) cap(count, num_keys);
         if constexpr (kIsQuantized) gather_value_scales(key, num_keys);
         for (int i = 0; i < count; ++i) weigh(first + i, i, key, num_keys);
         add_values(s_.sums + first * head_dim_, count, key, num_keys);
@@ -168,6 +169,19 @@ private:
             store(scores, load(scores) * left);
             store(scores + 16, load(scores + 16) * right);
         }
+    }
+
+    // Limits scores: c * tanh(score / c). tanh(y) is (1 - e^-2|y|) / (1 + e^-2|y|), with y's sign.
+    void cap(int count, int num_keys) const {
+        constexpr float kLog2E = 1.4426950408889634f;
+        const Floats one = fill(1.0f), most = fill(call_.softcap), least = fill(-call_.softcap);
+        const Floats steep = fill(-2.0f * kLog2E / call_.softcap);
+        for (int i = 0; i < count; ++i)
+            for (int key = 0; key < round_up(num_keys, kGroup); key += 16) {
+                float *const at = s_.scores + i * kKeys + key;
+                const Floats score = load(at), e = exp2_fast(abs(score) * steep);
+                store(at, where_negative(score, least, most) * ((one - e) / (one + e)));
+            }
     }
 
     // Clears the scales after the last key, which were another request's: a weight of zero would

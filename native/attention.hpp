@@ -52,9 +52,10 @@ struct AttentionCall {
     const AttentionPlan &plan;
     CacheShape shape;
     int group;            // query heads per key/value head
-    const bf16 *queries;  // [K, query_rows, D], in units of log2(e) / sqrt(D)
+    const bf16 *queries;  // [K, query_rows, D], in units of log2(e) times the layer's scale
     size_t query_rows;    // per key/value head, with room for one more tile
     const std::byte *keys, *values;
+    float softcap;  // of scores in these units; 0 for no limit
     const TiledRows &output;  // [T, K * group * D]
     float *parts;             // [num_parts, part_floats]
 };

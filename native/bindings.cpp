@@ -35,6 +35,15 @@ LayerCache cache_of(const PlainCache &plain) {
     return {at<std::byte>(keys), at<std::byte>(values), window};
 }
 
+using PlainTurns = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
+
+std::vector<Turns> turns_of(const std::vector<PlainTurns> &plain) {
+    std::vector<Turns> turns;
+    for (const auto &[cos, sin, scale] : plain)
+        turns.push_back({at<float>(cos), at<float>(sin), at<float>(scale)});
+    return turns;
+}
+
 std::vector<LayerCache> caches_of(const std::vector<PlainCache> &plain) {
     std::vector<LayerCache> caches;
     for (const auto &cache : plain) caches.push_back(cache_of(cache));
@@ -61,6 +70,8 @@ LayerWeights weights_of(const nb::dict &addresses) {
     const auto bias = [&](const char *name) { return at<bf16>(find(addresses, name)); };
     return {norm("input_norm"),
             norm("post_norm"),
+            norm("attention_output_norm"),
+            norm("mlp_output_norm"),
             norm("query_norm"),
             norm("key_norm"),
             weight_of(addresses, "qkv"),
@@ -71,6 +82,17 @@ LayerWeights weights_of(const nb::dict &addresses) {
             bias("output_bias"),
             bias("gate_up_bias"),
             bias("down_bias")};
+}
+
+LayerShape shape_of(const nb::dict &numbers) {
+    const auto whole = [&](const char *name) { return nb::cast<int>(numbers[name]); };
+    const auto real = [&](const char *name) { return nb::cast<float>(numbers[name]); };
+    const auto is = [&](const char *name) { return nb::cast<bool>(numbers[name]); };
+    return {whole("hidden_size"), whole("mlp_size"),      whole("num_heads"),
+            whole("num_kv_heads"), whole("head_dim"),      whole("rope"),
+            real("eps"),           real("scale"),          real("softcap"),
+            real("residual_scale"), is("is_gelu"),         is("has_whole_norms"),
+            is("norm_after_rope")};
 }
 
 }  // namespace
@@ -94,38 +116,37 @@ NB_MODULE(LEGATO_MODULE, m) {
     nb::class_<Layer>(m, "Layer")
         .def(
             "__init__",
-            [](Layer *self, std::tuple<int, int, int, int, int> sizes, float eps,
-               const nb::dict &weights) {
-                const auto [hidden, intermediate, heads, kv_heads, head_dim] = sizes;
-                const LayerShape shape{hidden, intermediate, heads, kv_heads, head_dim, eps};
+            [](Layer *self, const nb::dict &numbers, const nb::dict &weights) {
+                const LayerShape shape = shape_of(numbers);
                 const LayerWeights found = weights_of(weights);
                 const nb::gil_scoped_release release;  // so that several layers are packed at a time
                 new (self) Layer(shape, found);
             },
-            "sizes"_a, "eps"_a, "weights"_a);
+            "numbers"_a, "weights"_a);
 
     nb::class_<Layers>(m, "Layers")
         .def(nb::init<std::vector<Layer *>>(), "layers"_a)
         .def(
             "forward",
             [](Layers &self, ThreadPool &pool, Step &step, const std::vector<PlainCache> &caches,
-               uintptr_t hidden, int num_rows, uintptr_t cos, uintptr_t sin) {
+               uintptr_t hidden, int num_rows, const std::vector<PlainTurns> &turns) {
                 const nb::gil_scoped_release release;
-                self.forward(pool, step, caches_of(caches),
-                             Rows{at<float>(hidden), num_rows, at<float>(cos), at<float>(sin),
-                                  at<float>(hidden)});
+                self.forward(
+                    pool, step, caches_of(caches),
+                    Rows{at<float>(hidden), num_rows, turns_of(turns), at<float>(hidden)});
             },
-            "pool"_a, "step"_a, "caches"_a, "hidden"_a, "num_rows"_a, "cos"_a, "sin"_a)
+            "pool"_a, "step"_a, "caches"_a, "hidden"_a, "num_rows"_a, "turns"_a)
         .def(
             "add_attention",
             [](Layers &self, ThreadPool &pool, Step &step, int layer, const PlainCache &cache,
-               uintptr_t hidden, int num_rows, uintptr_t cos, uintptr_t sin, uintptr_t sums) {
+               uintptr_t hidden, int num_rows, const std::vector<PlainTurns> &turns,
+               uintptr_t sums) {
                 const nb::gil_scoped_release release;
-                self.add_attention(pool, step, layer, cache_of(cache),
-                                   Rows{at<float>(hidden), num_rows, at<float>(cos),
-                                        at<float>(sin), at<float>(sums)});
+                self.add_attention(
+                    pool, step, layer, cache_of(cache),
+                    Rows{at<float>(hidden), num_rows, turns_of(turns), at<float>(sums)});
             },
-            "pool"_a, "step"_a, "layer"_a, "cache"_a, "hidden"_a, "num_rows"_a, "cos"_a, "sin"_a,
+            "pool"_a, "step"_a, "layer"_a, "cache"_a, "hidden"_a, "num_rows"_a, "turns"_a,
             "sums"_a)
         .def(
             "add_mlp",
@@ -133,7 +154,7 @@ NB_MODULE(LEGATO_MODULE, m) {
                int num_rows, uintptr_t sums) {
                 const nb::gil_scoped_release release;
                 self.add_mlp(pool, step, layer,
-                             Rows{at<float>(hidden), num_rows, nullptr, nullptr, at<float>(sums)});
+                             Rows{at<float>(hidden), num_rows, {}, at<float>(sums)});
             },
             "pool"_a, "step"_a, "layer"_a, "hidden"_a, "num_rows"_a, "sums"_a);
 

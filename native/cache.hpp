@@ -8,7 +8,7 @@
 
 namespace legato {
 
-constexpr int kLargestHead = 256;
+constexpr int kLargestHead = 512;
 
 // Keys and values are in blocks [num_kv_heads, head]. A head's part is [block_size, head_dim] numbers
 // in an order that strips read directly: keys as [block_size / 16, head_dim / 2, 16, 2], so that 16

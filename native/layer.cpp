@@ -71,11 +71,19 @@ size_t query_rows(const LayerShape &shape, const Rows &rows) {
     return static_cast<size_t>(rows.count) * shape.group() + kPanel;
 }
 
-// x * sigmoid(x)
-Floats silu(Floats x) {
+// x * sigmoid(y)
+Floats gated(Floats x, Floats y) {
     const Floats one = fill(1.0f);
-    const Floats e = exp2_fast(abs(x) * fill(-kLog2E));  // e^-|x|, so that nothing overflows
-    return x * where_negative(x, e, one) / (one + e);
+    const Floats e = exp2_fast(abs(y) * fill(-kLog2E));  // e^-|y|, so that nothing overflows
+    return x * where_negative(y, e, one) / (one + e);
+}
+
+Floats silu(Floats x) { return gated(x, x); }
+
+// x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), where 1 + tanh(y) = 2 sigmoid(2y).
+Floats gelu(Floats x) {
+    constexpr float kSlope = 1.5957691216057308f;
+    return gated(x, x * fma(x * x, fill(kSlope * 0.044715f), fill(kSlope)));
 }
 
 // Stores past the caches if possible: rows of a vocabulary's logits are a multiple of a page apart
@@ -115,6 +123,7 @@ void Workspace::reserve(const LayerShape &shape, int num_rows, int num_parts) {
         context = TiledRows(num_rows, shape.query_size());
         gated = TiledRows(num_rows, shape.intermediate_size);
         qkv = aligned_array<float>(rows * shape.qkv_size());
+        output = aligned_array<float>(rows * shape.hidden_size);
         num_rows_ = rows;
     }
     if (static_cast<size_t>(num_parts) > num_parts_) {
@@ -127,8 +136,10 @@ Layer::Layer(LayerShape shape, const LayerWeights &w)
     : shape(shape),
       input_norm_(copy(w.input_norm, shape.hidden_size)),
       post_norm_(copy(w.post_norm, shape.hidden_size)),
-      query_norm_(copy(w.query_norm, shape.head_dim)),
-      key_norm_(copy(w.key_norm, shape.head_dim)),
+      query_norm_(copy(w.query_norm, shape.has_whole_norms ? shape.query_size() : shape.head_dim)),
+      key_norm_(copy(w.key_norm, shape.has_whole_norms ? shape.kv_size() : shape.head_dim)),
+      attention_output_norm_(copy(w.attention_output_norm, shape.hidden_size)),
+      mlp_output_norm_(copy(w.mlp_output_norm, shape.hidden_size)),
       qkv_bias_(widen(w.qkv_bias, shape.qkv_size())),
       output_bias_(widen(w.output_bias, shape.hidden_size)),
       gate_up_bias_(widen(w.gate_up_bias, 2 * shape.intermediate_size)),
@@ -152,6 +163,7 @@ void Layer::add_attention(Workspace &space, const Step &step, const AttentionPla
                              query_rows(shape, rows),
                              cache.keys,
                              cache.values,
+                             shape.softcap * kLog2E,
                              space.context,
                              space.parts.get()};
     const int threads = step.num_threads;
@@ -160,22 +172,28 @@ void Layer::add_attention(Workspace &space, const Step &step, const AttentionPla
     spread(space, step, cache, rows);
     attend(call, phases_[kAttend]);
     merge(call, phases_[kMerge]);
-    add_to(rows, space.context, output_, output_bias_, threads, phases_[kOutput]);
+    add(space, rows, space.context, output_, output_bias_, attention_output_norm_, threads,
+        phases_[kOutput], phases_[kOutputNorm]);
 }
 
 void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows) {
     const int threads = step.num_threads;
     normalize(rows, post_norm_, space.normed, threads, phases_[kPostNorm]);
     gate(space, rows.count, threads);
-    add_to(rows, space.gated, down_, down_bias_, threads, phases_[kDown]);
+    add(space, rows, space.gated, down_, down_bias_, mlp_output_norm_, threads, phases_[kDown],
+        phases_[kDownNorm]);
 }
 
-// RMS norm of rows [P, E].
+// RMS norm of rows [P, E], or the rows themselves if the layer has no norm there.
 void Layer::normalize(const Rows &rows, const std::vector<float> &weight, const TiledRows &normed,
                       int num_threads, Phase &phase) const {
     const int size = shape.hidden_size;
     RowShares(rows.count, num_threads).run(phase, [&](int row) {
         const float *from = rows.hidden + static_cast<size_t>(row) * size;
+        if (weight.empty()) {
+            for (int i = 0; i < size; i += 16) store_bf16(normed.at(row, i), load(from + i));
+            return;
+        }
         const Floats by = fill(1.0f / std::sqrt(mean_square(from, size) + shape.eps));
         for (int i = 0; i < size; i += 16)
             store_bf16(normed.at(row, i), load(from + i) * by * load(&weight[i]));
@@ -200,23 +218,42 @@ void Layer::gate(Workspace &space, int num_rows, int num_threads) {
         for (int i = 0; i < count; ++i, sums += kPanel) {
             const Floats gate = biased(sums, gate_up_bias_, column);
             const Floats up = biased(sums + 16, gate_up_bias_, size + column);
-            store_bf16(space.gated.at(row + i, column), silu(gate) * up);
+            const Floats active = shape.is_gelu ? gelu(gate) : silu(gate);
+            store_bf16(space.gated.at(row + i, column), active * up);
         }
     };
     multiply(space.normed, num_rows, gate_up_, num_threads, phases_[kGateUp], keep_sums);
 }
 
-void Layer::add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &matrix,
-                   const std::vector<float> &bias, int num_threads, Phase &phase) const {
-    const auto add = [&](int row, int count, int panel, const float *sums) {
+// Adds a network's output to the rows, after its norm if it has one.
+void Layer::add(Workspace &space, const Rows &rows, const TiledRows &from,
+                const PackedMatrix &matrix, const std::vector<float> &bias,
+                const std::vector<float> &norm, int num_threads, Phase &phase,
+                Phase &norm_phase) const {
+    const int size = shape.hidden_size;
+    const bool is_normed = !norm.empty() && !rows.has_parts();
+    const Floats scale = fill(rows.has_parts() ? 1.0f : shape.residual_scale);
+    const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
         const int column = panel * kPanel;
         for (int i = 0; i < count; ++i) {
-            float *to = rows.sums + static_cast<size_t>(row + i) * shape.hidden_size + column;
-            for (int j = 0; j < kPanel; j += 16)
-                store(to + j, load(to + j) + biased(sums + i * kPanel + j, bias, column + j));
+            const size_t at = static_cast<size_t>(row + i) * size + column;
+            for (int j = 0; j < kPanel; j += 16) {
+                const Floats output = biased(sums + i * kPanel + j, bias, column + j);
+                float *to = (is_normed ? space.output.get() : rows.sums) + at + j;
+                store(to, is_normed ? output : fma(output, scale, load(to)));
+            }
         }
     };
-    multiply(from, rows.count, matrix, num_threads, phase, add);
+    multiply(from, rows.count, matrix, num_threads, phase, keep_sums);
+    if (!is_normed) return;
+    RowShares(rows.count, num_threads).run(norm_phase, [&](int row) {
+        const float *output = space.output.get() + static_cast<size_t>(row) * size;
+        float *to = rows.sums + static_cast<size_t>(row) * size;
+        const float mean = mean_square(output, size);
+        const Floats by = fill(1.0f / std::sqrt(mean + shape.eps)) * scale;
+        for (int i = 0; i < size; i += 16)
+            store(to + i, fma(load(output + i) * by, load(&norm[i]), load(to + i)));
+    });
 }
 
 void Layer::spread(Workspace &space, const Step &step, const LayerCache &cache,
@@ -233,38 +270,57 @@ void Layer::spread(Workspace &space, const Step &step, const LayerCache &cache,
 void Layer::spread_row(int row, Workspace &space, const Step &step, const LayerCache &cache,
                        const Rows &rows) const {
     const int head_dim = shape.head_dim, group = shape.group();
-    const Floats unit = fill(kLog2E / std::sqrt(static_cast<float>(head_dim)));
+    const Turns &turns = rows.turns[shape.rope];
+    const float growth = turns.query_scale ? turns.query_scale[row] : 1.0f;
+    const Floats unit = fill(kLog2E * shape.scale * growth);
     alignas(64) float turned[kLargestHead];
     float *head = space.qkv.get() + static_cast<size_t>(row) * shape.qkv_size();
-    const float *cos = rows.cos + static_cast<size_t>(row) * head_dim;
-    const float *sin = rows.sin + static_cast<size_t>(row) * head_dim;
+    const float *cos = turns.cos + static_cast<size_t>(row) * head_dim;
+    const float *sin = turns.sin + static_cast<size_t>(row) * head_dim;
+    const int norm_step = shape.has_whole_norms ? head_dim : 0;
+    HeadNorm norm = head_norm(query_norm_, head);
     for (int i = 0; i < shape.num_heads; ++i, head += head_dim) {
-        turn(head, query_norm_, cos, sin, turned);
+        turn(head, norm, cos, sin, turned);
+        if (norm.weight) norm.weight += norm_step;
         const size_t query = static_cast<size_t>(row) * group + i % group;
         bf16 *to = space.queries.get() + (i / group * query_rows(shape, rows) + query) * head_dim;
         for (int dim = 0; dim < head_dim; dim += 16)
             store_bf16(to + dim, load(turned + dim) * unit);
     }
+    norm = head_norm(key_norm_, head);
     for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim) {
-        turn(head, key_norm_, cos, sin, turned);
+        turn(head, norm, cos, sin, turned);
+        if (norm.weight) norm.weight += norm_step;
         write_key(cache.keys, step.shape, i, step.slots[row], turned);
     }
     for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim)
         write_value(cache.values, step.shape, i, step.slots[row], head);
 }
 
-// Normalizes a head if the model does that, and rotates it by its row's angles.
-void Layer::turn(float *head, const std::vector<float> &norm, const float *cos, const float *sin,
+HeadNorm Layer::head_norm(const std::vector<float> &weight, const float *heads) const {
+    if (weight.empty()) return {nullptr, 0.0f};
+    if (!shape.has_whole_norms) return {weight.data(), 0.0f};
+    const float mean = mean_square(heads, static_cast<int>(weight.size()));
+    return {weight.data(), 1.0f / std::sqrt(mean + shape.eps)};
+}
+
+void Layer::normalize_head(float *head, const HeadNorm &norm) const {
+    const int head_dim = shape.head_dim;
+    const float by =
+        norm.by ? norm.by : 1.0f / std::sqrt(mean_square(head, head_dim) + shape.eps);
+    for (int dim = 0; dim < head_dim; ++dim) head[dim] *= by * norm.weight[dim];
+}
+
+// Rotates a head by its row's angles, and normalizes it if the model does that.
+void Layer::turn(float *head, const HeadNorm &norm, const float *cos, const float *sin,
                  float *turned) const {
     const int head_dim = shape.head_dim, half = head_dim / 2;
-    if (!norm.empty()) {
-        const float by = 1.0f / std::sqrt(mean_square(head, head_dim) + shape.eps);
-        for (int dim = 0; dim < head_dim; ++dim) head[dim] *= by * norm[dim];
-    }
+    if (norm.weight && !shape.norm_after_rope) normalize_head(head, norm);
     for (int dim = 0; dim < head_dim; dim += 16) {
         const Floats other = load(head + (dim < half ? dim + half : dim - half));
         store(turned + dim, fma(other, load(sin + dim), load(head + dim) * load(cos + dim)));
     }
+    if (norm.weight && shape.norm_after_rope) normalize_head(turned, norm);
 }
 
 void Layers::forward(ThreadPool &pool, Step &step, const std::vector<LayerCache> &caches,

@@ -13,7 +13,14 @@ namespace legato {
 // Sizes by the project's legend: E hidden, I intermediate, H heads, K key/value heads, D head.
 struct LayerShape {
     int hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
-    float eps;
+    int rope;              // which of a step's turns
+    float eps;             // of all norms
+    float scale;           // factor on query-key products
+    float softcap;         // largest scaled product; 0 for no limit
+    float residual_scale;  // factor on what the layer adds
+    bool is_gelu;          // gates have GELU's tanh form, not SiLU
+    bool has_whole_norms;  // queries and keys are normalized as whole rows, not head by head
+    bool norm_after_rope;  // heads are normalized after rope, not before
 
     int query_size() const { return num_heads * head_dim; }
     int kv_size() const { return num_kv_heads * head_dim; }
@@ -23,8 +30,9 @@ struct LayerShape {
 
 // Weights of a layer as in a checkpoint; null for weights that the layer does not have.
 struct LayerWeights {
-    const float *input_norm, *post_norm;                   // [E]
-    const float *query_norm, *key_norm;                    // [D]
+    const float *input_norm, *post_norm;                   // [E], before attention and MLP
+    const float *attention_output_norm, *mlp_output_norm;  // [E]
+    const float *query_norm, *key_norm;                    // [D], or [H * D] and [K * D] as a whole
     Weight qkv;                                            // [(H + 2K) * D, E]
     Weight output;                                         // [E, H * D]
     Weight gate_up;                                        // [2I, E]
@@ -57,6 +65,7 @@ struct Workspace {
     TiledRows normed, context, gated;
     std::unique_ptr<bf16[], Free> queries;
     std::unique_ptr<float[], Free> qkv, parts;
+    std::unique_ptr<float[], Free> output;  // [rows, E], of a network before its norm
 
 private:
     size_t num_rows_ = 0, num_parts_ = 0;
@@ -68,14 +77,28 @@ struct LayerCache {
     int window;
 };
 
-// All rows of a step. hidden: [P, E]; cos, sin: [P, D], the first half of the sines negated. sums:
-// [P, E], to which the layers add their outputs: the hidden states themselves, unless this rank has
-// only a part of each layer.
+// How the rows of a step rotate. cos, sin: [P, D], the first half of the sines negated. query_scale:
+// [P], factors on rotated queries, or null.
+struct Turns {
+    const float *cos, *sin, *query_scale;
+};
+
+// All rows of a step. hidden: [P, E]; turns: one for each of the decoder's ropes. sums: [P, E], to
+// which the layers add their outputs: the hidden states themselves, unless this rank has only a part
+// of each layer. Then norms and the scale of outputs are left to the caller, which adds the parts up.
 struct Rows {
     float *hidden;
     int count;
-    const float *cos, *sin;
+    std::vector<Turns> turns;
     float *sums;
+
+    bool has_parts() const { return sums != hidden; }
+};
+
+// A norm of heads. by: the factor of a whole row, or 0 if each head has its own.
+struct HeadNorm {
+    const float *weight;  // null for none
+    float by;
 };
 
 class Layer {
@@ -99,15 +122,22 @@ private:
     void spread(Workspace &space, const Step &step, const LayerCache &cache, const Rows &rows);
     void spread_row(int row, Workspace &space, const Step &step, const LayerCache &cache,
                     const Rows &rows) const;
-    void turn(float *head, const std::vector<float> &norm, const float *cos, const float *sin,
+    HeadNorm head_norm(const std::vector<float> &weight, const float *heads) const;
+    void normalize_head(float *head, const HeadNorm &norm) const;
+    void turn(float *head, const HeadNorm &norm, const float *cos, const float *sin,
               float *turned) const;
     void gate(Workspace &space, int num_rows, int num_threads);
-    void add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &matrix,
-                const std::vector<float> &bias, int num_threads, Phase &phase) const;
+    void add(Workspace &space, const Rows &rows, const TiledRows &from, const PackedMatrix &matrix,
+             const std::vector<float> &bias, const std::vector<float> &norm, int num_threads,
+             Phase &phase, Phase &norm_phase) const;
 
-    enum { kInputNorm, kQkv, kSpread, kAttend, kMerge, kOutput, kPostNorm, kGateUp, kDown, kPhases };
+    enum {
+        kInputNorm, kQkv, kSpread, kAttend, kMerge, kOutput, kOutputNorm,
+        kPostNorm, kGateUp, kDown, kDownNorm, kPhases
+    };
     Phase phases_[kPhases];
     std::vector<float> input_norm_, post_norm_, query_norm_, key_norm_;
+    std::vector<float> attention_output_norm_, mlp_output_norm_;
     std::vector<float> qkv_bias_, output_bias_, gate_up_bias_, down_bias_;
     PackedMatrix qkv_, output_, gate_up_, down_;
 };

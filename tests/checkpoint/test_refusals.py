@@ -39,10 +39,10 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM, Mistral"),
         ({"architectures": None}, r"unsupported architecture \(none named\)"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized.*'awq'"),
-        ({"hidden_act": "gelu"}, "unsupported activation 'gelu'"),
+        ({"hidden_act": "tanh"}, "unsupported activation 'tanh'"),
         (
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "unsupported rope type 'dynamic'",
+            {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0}},
+            "unsupported rope type 'spiral'",
         ),
         (
             {
@@ -50,11 +50,10 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
                     "rope_type": "longrope",
                     "rope_theta": 1e4,
                     "short_factor": [1.0] * 8,
-                    "long_factor": [2.0] * 8,
                     "original_max_position_embeddings": 64,
                 }
             },
-            "longrope.*cached keys",
+            "lack short_factor or long_factor",
         ),
         (
             {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},

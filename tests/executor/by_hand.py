@@ -23,7 +23,7 @@ from tests.executor.backends import BLOCK_SIZE, Backend
 from tests.model.random_models import VOCAB_SIZE, decoder_spec
 
 SPEC = decoder_spec(
-    sliding_windows=(45, None), qkv_bias=True, qk_norm=True, tie_word_embeddings=False
+    sliding_windows=(45, None), qkv_bias=True, qk_norm="head", tie_word_embeddings=False
 )
 NUM_BLOCKS = 24
 EOS = 2

@@ -16,7 +16,7 @@ from legato.model.spec import DecoderSpec
 from tests.model.random_models import CPU, decoder_spec, random_decoder
 
 BLOCK_SIZE = 32
-SPEC = decoder_spec(num_layers=3, sliding_windows=(None,) * 3, tie_word_embeddings=False)
+SPEC = decoder_spec(sliding_windows=(None,) * 3, tie_word_embeddings=False)
 
 Make = Callable[[dict[str, float]], tuple[Model, AttentionBackend]]
 """Makes a model in which the weights of some tensors, by name, are all the same value."""

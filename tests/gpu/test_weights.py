@@ -119,7 +119,7 @@ def test_layers_of_8_bit_floats(device: torch.device) -> None:
     from legato.gpu.decoder import GpuDecoder
     from legato.gpu.linear import Fp8Linear
 
-    sizes = {"intermediate_size": 40, "num_layers": 1, "sliding_windows": (None,)}
+    sizes = {"intermediate_size": 40, "sliding_windows": (None,)}
     spec = decoder_spec(**sizes, qkv_bias=True, tie_word_embeddings=False)
     plain = random_decoder(spec, torch.bfloat16)
     decoder = GpuDecoder(spec, dtype=torch.bfloat16, device=device, is_fp8=True)

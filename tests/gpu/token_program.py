@@ -22,7 +22,7 @@ from tests.model.random_models import decoder_spec
 
 VOCAB_SIZE = 40
 SPEC = decoder_spec(
-    vocab_size=VOCAB_SIZE, hidden_size=1, intermediate_size=1, num_layers=1, num_heads=1,
+    vocab_size=VOCAB_SIZE, hidden_size=1, intermediate_size=1, num_heads=1,
     num_kv_heads=1, head_dim=2, sliding_windows=(None,),
 )  # fmt: skip
 

@@ -3,8 +3,6 @@
 import pytest
 
 from legato.lab.work import Roofline, Work, operators_of, work_of
-from legato.model.rope import RopeFrequencies
-from legato.model.spec import DecoderSpec
 from tests.executor.test_native import decoder_spec
 from tests.scheduler.step_times import step_shape
 
@@ -37,17 +35,13 @@ def test_a_step_takes_the_longer_of_reading_and_multiplying() -> None:
     assert roofline.least_s(Work(num_bytes=20.0, num_flops=500.0)) == 5.0
 
 
-LLAMA_8B = DecoderSpec(
+LLAMA_8B = decoder_spec(
     vocab_size=128_256,
     hidden_size=4096,
     intermediate_size=14_336,
-    num_layers=32,
     num_heads=32,
     num_kv_heads=8,
     head_dim=128,
-    rms_norm_eps=1e-5,
-    max_model_len=131_072,
-    rope=RopeFrequencies((1.0,) * 64, 1.0),
     sliding_windows=(None,) * 32,
     tie_word_embeddings=False,
 )

@@ -22,6 +22,7 @@ class DenseAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         del layer
         group_size = query.shape[1] // key.shape[1]
@@ -31,6 +32,8 @@ class DenseAttention:
         ):
             k, v = (rows.repeat_interleave(group_size, dim=1) for rows in (k, v))
             scores = torch.einsum("qhd,khd->hqk", q, k).float() * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
             scores = scores.masked_fill(~visible(len(q), sliding_window), float("-inf"))
             outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(v.dtype), v))
         return torch.cat(outputs)

@@ -1,15 +1,18 @@
 """Decoders of random shapes and weights, which need no checkpoint."""
 
 import threading
+from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import torch
 
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel
-from legato.model.rope import RopeFrequencies
+from legato.model.rope import QueryGrowth, RopeFrequencies, no_rope
 from legato.model.sharding import shard
-from legato.model.spec import DecoderSpec
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
 CPU = torch.device("cpu")
 _RANDOM = threading.Lock()
@@ -17,25 +20,46 @@ _RANDOM = threading.Lock()
 VOCAB_SIZE = 100
 
 
-def decoder_spec(**changes: object) -> DecoderSpec:
-    head_dim = changes.get("head_dim", 32)
-    assert isinstance(head_dim, int)
-    settings = {
+def decoder_spec(
+    *,
+    sliding_windows: Sequence[int | None] = (None, None),
+    intermediate_size: int = 96,
+    mlp_bias: bool = False,
+    rope_of_layer: Sequence[int] = (),
+    **changes: Any,
+) -> DecoderSpec:
+    """Small layers that differ in windows and ropes alone; `changes` are fields of any record."""
+    fields: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_layers": 2,
+        "max_model_len": 8192,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
         "num_heads": 4,
         "num_kv_heads": 2,
-        "head_dim": head_dim,
-        "rms_norm_eps": 1e-5,
-        "max_model_len": 8192,
-        "rope": RopeFrequencies(tuple(0.5**i for i in range(head_dim // 2)), 1.0),
-        "sliding_windows": (None, None),
-        "tie_word_embeddings": True,
+        "head_dim": 32,
+        "size": intermediate_size,
+        "has_bias": mlp_bias,
         **changes,
     }
-    return DecoderSpec(**settings)  # type: ignore[arg-type]
+    head_dim = fields["head_dim"]
+    fields.setdefault("scale", head_dim**-0.5)
+    fields.setdefault("ropes", (RopeFrequencies(tuple(0.5**i for i in range(head_dim // 2)), 1.0),))
+    fields["layers"] = tuple(
+        LayerSpec(
+            attention=AttentionSpec(**_own(AttentionSpec, fields), window=window, rope=rope),
+            mlp=MlpSpec(**_own(MlpSpec, fields)),
+            **_own(LayerSpec, fields),
+        )
+        for window, rope in zip(
+            sliding_windows, rope_of_layer or (0,) * len(sliding_windows), strict=True
+        )
+    )
+    return DecoderSpec(**_own(DecoderSpec, fields))
+
+
+def _own(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: fields[name] for name in kind.__struct_fields__ if name in fields}
 
 
 SPECS = {
@@ -45,7 +69,26 @@ SPECS = {
     "one key head": decoder_spec(num_heads=9, num_kv_heads=1, head_dim=64),
     "windows": decoder_spec(sliding_windows=(45, None)),
     "biases": decoder_spec(qkv_bias=True, output_bias=True, mlp_bias=True),
-    "normed heads, untied": decoder_spec(qk_norm=True, tie_word_embeddings=False),
+    "normed heads, untied": decoder_spec(qk_norm="head", tie_word_embeddings=False),
+    "norms after, of whole rows": decoder_spec(
+        order="post", qk_norm="whole", residual_scale=0.5, scale=0.3, logit_scale=0.25
+    ),
+    "norms around, capped": decoder_spec(
+        order="sandwich",
+        activation="gelu_tanh",
+        softcap=2.0,
+        logit_softcap=3.0,
+        embedding_scale=4.0,
+        sliding_windows=(45, None),
+        ropes=(RopeFrequencies((*(0.5**i for i in range(6)), *(0.0,) * 10), 1.3), no_rope(32)),
+        rope_of_layer=(0, 1),
+    ),
+    "heads normed after rope": decoder_spec(
+        qk_norm="head",
+        norm_after_rope=True,
+        ropes=(RopeFrequencies(tuple(0.5**i for i in range(16)), 1.1, QueryGrowth(0.3, 40.0)),),
+    ),
+    "largest heads": decoder_spec(head_dim=512, num_heads=3, num_kv_heads=1),
 }
 
 

@@ -73,7 +73,7 @@ def test_rope_scaling_as_older_checkpoints_spell_it(save_tiny: SaveTiny) -> None
 def test_windows_are_per_layer(save_tiny: SaveTiny) -> None:
     folder, _ = save_tiny(CONFIGS["qwen2-window"])
     spec = open_checkpoint(ModelConfig(model=str(folder))).spec
-    assert spec.sliding_windows == (None, 5, 5)
+    assert spec.windows == (None, 5, 5)
     assert (spec.max_model_len, spec.head_dim) == (256, 16)
 
 
@@ -81,7 +81,7 @@ def test_bfloat16_is_close_and_logits_stay_float32(save_tiny: SaveTiny) -> None:
     folder, model = save_tiny(CONFIGS["qwen3"])
     decoder = load(folder, "bfloat16")
     assert decoder.dtype == torch.bfloat16
-    assert decoder.rotary.inverse.dtype == torch.float32
+    assert decoder.rotary[0].inverse.dtype == torch.float32
     (logits,) = packed_logits(decoder, PROMPTS[:1])
     assert logits.dtype == torch.float32
     expected = reference_logits(model, PROMPTS[0])

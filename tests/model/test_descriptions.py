@@ -36,6 +36,8 @@ OPTIONAL: dict[str, Any] = {
     "max_window_layers": st.integers(0, 4),
     "rope_theta": st.floats(2, 1e7) | st.integers(2, 10**7),
 }
+PLAIN = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+"""Architectures that read all of these fields."""
 FACTOR = {"factor": st.floats(1, 64)}
 # Key the type, value parameters that it cannot do without, and those that it can.
 ROPE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -62,7 +64,7 @@ ROPE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @st.composite
 def configurations(draw: st.DrawFn) -> dict[str, Any]:
     """config.json as one of its authors may have left it, old spellings included."""
-    name = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    name = draw(st.sampled_from(PLAIN))
     contents = SIZES | {"architectures": [name], "model_type": ARCHITECTURES[name].model_type}
     contents |= draw(st.fixed_dictionaries({}, optional=OPTIONAL))
     if draw(st.booleans()):
@@ -103,8 +105,37 @@ def test_as_transformers_reads_it(folder: Path, contents: dict[str, Any]) -> Non
         assert (ours.num_heads if value is None else value) == getattr(theirs, name, value), name
     size = theirs.hidden_size // theirs.num_attention_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or size)
-    assert ours.sliding_windows == windows(theirs)
-    assert ours.rope == rope(theirs, ours.head_dim)
+    assert ours.windows == windows(theirs)
+    assert ours.ropes == (rope(theirs, ours.head_dim),)
+
+
+@pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - {"GraniteMoeHybridForCausalLM"}))
+def test_missing_fields_have_the_defaults_of_transformers(name: str, tmp_path: Path) -> None:
+    """`GraniteMoeHybrid` is a model with recurrent layers by default."""
+    kind = ARCHITECTURES[name].model_type
+    contents = SIZES | {"architectures": [name], "model_type": kind}
+    (tmp_path / "config.json").write_text(json.dumps(contents))
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    _, ours = described(contents)
+    num_heads = theirs.num_attention_heads
+    assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", num_heads)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // num_heads)
+    eps = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+    assert ours.norm_eps == next(getattr(theirs, name) for name in eps if hasattr(theirs, name))
+    assert ours.max_model_len == theirs.max_position_embeddings
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    default = "sliding_attention" if theirs.model_type == "mistral" else "full_attention"
+    types = getattr(theirs, "layer_types", None) or [default] * len(ours.layers)
+    assert [window is None for window in ours.windows] == [kind[0] == "f" for kind in types]
+    thetas = theirs.rope_parameters
+    by_kind = thetas if "full_attention" in thetas else {"full_attention": thetas}
+    for parameters in (by_kind[kind] for kind in set(types) & set(by_kind)):
+        fastest_but_one = parameters["rope_theta"] ** (-2 / 16)
+        if parameters["rope_type"] == "default" and "partial_rotary_factor" not in parameters:
+            assert any(
+                rope.inverse[1] == pytest.approx(fastest_but_one ** (16 / ours.head_dim))
+                for rope in ours.ropes
+            )
 
 
 def windows(config: PreTrainedConfig) -> tuple[int | None, ...]:

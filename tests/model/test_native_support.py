@@ -8,20 +8,40 @@ import pytest
 from legato.core.errors import UnsupportedModelError
 from legato.model.native import _SUPPORTED, NativeModel, _unsupported
 from legato.model.rope import RopeFrequencies
-from legato.model.spec import DecoderSpec
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
 from .random_models import SPECS, decoder_spec
 
 
-class CappedSpec(DecoderSpec, frozen=True, kw_only=True):
-    """A decoder of which nobody has told the native layers."""
+class NewDecoder(DecoderSpec, frozen=True, kw_only=True):
+    """Records with a field that the native layers do not know."""
 
-    logit_softcap: float | None = None
+    new: float | None
+
+
+class NewLayer(LayerSpec, frozen=True, kw_only=True):
+    new: float | None
+
+
+class NewAttention(AttentionSpec, frozen=True, kw_only=True):
+    new: float | None
+
+
+class Experts(msgspec.Struct, frozen=True):
+    """A feed-forward network of a kind that the native layers do not know."""
+
+    size: int
+    num_experts: int
+
+
+def fields(record: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 class PartialRope(NamedTuple):
     inverse: tuple[float, ...]
     scaling: float
+    query_growth: None = None
     num_turned: int = 16
 
 
@@ -31,9 +51,9 @@ def assert_refused(spec: DecoderSpec, field: str) -> None:
         NativeModel(spec, None)  # type: ignore[arg-type]
 
 
-def test_each_field_of_a_spec_is_listed() -> None:
-    """Who adds one has to say here which of its values the native layers compute."""
-    assert set(_SUPPORTED) == set(DecoderSpec.__struct_fields__)
+@pytest.mark.parametrize("record", [DecoderSpec, LayerSpec, AttentionSpec, MlpSpec])
+def test_known_fields_exist(record: type[msgspec.Struct]) -> None:
+    assert set(_SUPPORTED[record]) <= set(record.__struct_fields__)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -41,28 +61,57 @@ def test_what_is_listed_is_taken(spec: DecoderSpec) -> None:
     assert _unsupported(spec) == ""
 
 
-@pytest.mark.parametrize("cap", [None, 30.0])
-def test_an_unknown_field_is_refused_whatever_its_value(cap: float | None) -> None:
-    known = msgspec.structs.asdict(decoder_spec())
-    assert_refused(CappedSpec(**known, logit_softcap=cap), "logit_softcap")
+@pytest.mark.parametrize("value", [None, 30.0])
+def test_an_unknown_field_is_refused_whatever_its_value(value: float | None) -> None:
+    spec = decoder_spec()
+    assert_refused(NewDecoder(**fields(spec), new=value), "new")
+    layer = NewLayer(**fields(spec.layers[1]), new=value)
+    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), "new")
+    attention = NewAttention(**fields(spec.layers[1].attention), new=value)
+    layer = msgspec.structs.replace(spec.layers[1], attention=attention)
+    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), "new")
+
+
+def test_another_record_is_refused() -> None:
+    spec = decoder_spec()
+    layer = msgspec.structs.replace(spec.layers[1], mlp=Experts(size=96, num_experts=8))
+    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), "size")
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("hidden_size", 72),
-        ("intermediate_size", 100),
+        ("size", 100),
         ("head_dim", 24),
-        ("head_dim", 288),
-        ("rope", RopeFrequencies((1.0,) * 8, 1.0)),  # of half a head
-        ("rope", PartialRope((1.0,) * 16, 1.0)),
-        ("sliding_windows", (0, None)),
+        ("head_dim", 544),
+        ("ropes", (RopeFrequencies((1.0,) * 8, 1.0),)),  # of half a head
+        ("ropes", (PartialRope((1.0,) * 16, 1.0),)),
         ("tie_word_embeddings", "halves"),
         ("qkv_bias", "keys"),
         ("output_bias", None),
-        ("mlp_bias", 2),
+        ("has_bias", 2),
         ("qk_norm", "layer"),
+        ("activation", "gelu"),
+        ("is_gated", False),
+        ("order", "parallel"),
+        ("norm", "layer"),
+        ("norm_bias", True),
     ],
 )
 def test_other_values_are_refused(field: str, value: Any) -> None:
     assert_refused(decoder_spec(**{field: value}), field)
+
+
+def test_whole_rows_normed_after_rope_are_refused() -> None:
+    assert_refused(decoder_spec(qk_norm="whole", norm_after_rope=True), "norm_after_rope")
+
+
+def test_layers_of_different_sizes_are_refused() -> None:
+    spec = decoder_spec()
+    layer = msgspec.structs.replace(spec.layers[1], mlp=MlpSpec(size=64))
+    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), "layers")
+
+
+def test_a_window_of_no_keys_is_refused() -> None:
+    assert_refused(decoder_spec(sliding_windows=(0, None)), "window")

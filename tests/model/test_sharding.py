@@ -47,8 +47,9 @@ class CausalAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
-        del layer, sliding_window
+        del layer, sliding_window, softcap
         heads = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         out = torch.nn.functional.scaled_dot_product_attention(
             *heads, is_causal=True, scale=scale, enable_gqa=True

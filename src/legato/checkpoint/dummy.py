@@ -4,6 +4,7 @@ They are as large as trained weights. A matrix keeps the size of the rows that i
 that no step overflows, and the best logits are clearly apart.
 """
 
+import math
 import zlib
 from functools import partial
 
@@ -32,7 +33,7 @@ def open_dummy_checkpoint(config: ModelConfig, source: ModelSource) -> Checkpoin
     """
     if config.quantization == "gguf":
         raise ConfigError("quantization gguf keeps a file's weights, which load_format dummy skips")
-    spec, dtype = _described(source)
+    spec, dtype = _described(source, config.max_model_len)
     on_paper = Decoder(spec, dtype=dtype, device=torch.device("meta"))
     shapes = {name: tuple(slot.shape) for name, slot in on_paper.checkpoint_slots().items()}
     return Checkpoint(
@@ -44,11 +45,11 @@ def open_dummy_checkpoint(config: ModelConfig, source: ModelSource) -> Checkpoin
     )
 
 
-def _described(source: ModelSource) -> tuple[DecoderSpec, torch.dtype]:
+def _described(source: ModelSource, served_len: int | None) -> tuple[DecoderSpec, torch.dtype]:
     if source.is_gguf:
         checkpoint = open_gguf_checkpoint(source.path)
         return checkpoint.spec, checkpoint.dtype
-    description, spec = read_description(source.path)
+    description, spec, _ = read_description(source.path, served_len)
     return spec, said_dtype(description) or torch.bfloat16
 
 
@@ -62,4 +63,4 @@ def _random_tensors(
             continue
         seeded = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
         values = torch.empty(shape, dtype=dtype, device=device)
-        yield name, values.normal_(std=shape[-1] ** -0.5, generator=seeded)
+        yield name, values.normal_(std=math.prod(shape[-1:]) ** -0.5, generator=seeded)

@@ -12,10 +12,11 @@ from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.json_file import read_json
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
-from legato.model.architectures import check_supported, described
+from legato.model.architectures import check_supported, described, text_config, transforms
 from legato.model.base import NamedWeights
 from legato.model.description import Description
 from legato.model.spec import DecoderSpec
+from legato.model.transforms import Transform, shapes_after, transformed
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -37,27 +38,35 @@ class _Header(NamedTuple):
     shape: tuple[int, ...]
 
 
-def open_hf_checkpoint(folder: Path) -> Checkpoint:
+def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoint:
     """Open a folder with config.json and one or more safetensors files.
+
+    Args:
+        served_len: positions that are served; None for all that the model was made for.
 
     Raises:
         UnsupportedModelError: files are missing or broken, the weights are pickled, or Legato
             cannot run the model.
     """
-    description, spec = read_description(folder)
+    description, spec, changes = read_description(folder, served_len)
     files = _weight_files(folder)
     headers = _headers(files)
     return Checkpoint(
         name=str(folder),
         spec=spec,
         dtype=said_dtype(description) or _used_dtype(headers),
-        shapes={name: header.shape for name, header in headers.items()},
-        tensors=partial(_read_tensors, files),
+        shapes=shapes_after({name: found.shape for name, found in headers.items()}, changes),
+        tensors=partial(_read_tensors, files, changes),
     )
 
 
-def read_description(folder: Path) -> tuple[Description, DecoderSpec]:
-    """Read a folder's config.json.
+def read_description(
+    folder: Path, served_len: int | None = None
+) -> tuple[Description, DecoderSpec, list[Transform]]:
+    """Read a folder's config.json; return also how the checkpoint's tensors become weights.
+
+    Args:
+        served_len: positions that are served; None for all that the model was made for.
 
     Raises:
         UnsupportedModelError: the file is missing, or Legato cannot run the model.
@@ -67,10 +76,12 @@ def read_description(folder: Path) -> tuple[Description, DecoderSpec]:
     if not contents:
         raise UnsupportedModelError(f"{folder} has no config.json")
     with refusing_what_fails(path):
-        check_supported(contents)
-        sizes = {name: contents.get(name) for name in _SIZES}
-        check_sizes(path, contents.get("num_hidden_layers"), **sizes)
-        return described(contents)
+        text = text_config(contents)
+        check_supported(text)
+        sizes = {name: text.get(name) for name in _SIZES}
+        check_sizes(path, text.get("num_hidden_layers"), **sizes)
+        description, spec = described(text, served_len)
+        return description, spec, transforms(contents, spec)
 
 
 def said_dtype(description: Description) -> torch.dtype | None:
@@ -134,8 +145,10 @@ def _used_dtype(headers: Mapping[str, _Header]) -> torch.dtype:
     return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)
 
 
-def _read_tensors(files: Sequence[Path], _: torch.device) -> NamedWeights:
+def _read_tensors(
+    files: Sequence[Path], changes: Sequence[Transform], _: torch.device
+) -> NamedWeights:
     for path in files:
         with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                yield name, file.get_tensor(name)
+            tensors = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            yield from transformed(tensors, changes)

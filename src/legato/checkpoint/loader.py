@@ -48,7 +48,7 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
         return open_gguf_checkpoint(source.path)
     if config.quantization == "gguf":
         raise ConfigError(f"quantization gguf needs a GGUF file, which {config.model} is not")
-    return open_hf_checkpoint(source.path)
+    return open_hf_checkpoint(source.path, config.max_model_len)
 
 
 def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> torch.dtype:

@@ -24,7 +24,7 @@ from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeLinear, NativeModel
 from legato.model.quantization import QuantizedWeight, plain, quantize
 from legato.model.rope import RopeFrequencies
-from legato.model.spec import DecoderSpec
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
 START_COUNTS = (*range(1, 35), 47, 48, 49, 63, 64, 65)
 """Row counts on both sides of every edge: blocks of 6 and 8 rows, tiles of 16, strips of 32."""
@@ -42,15 +42,20 @@ _EARLIER = 19
 _SPEC = DecoderSpec(
     vocab_size=64,
     hidden_size=64,
-    intermediate_size=64,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=2,
-    head_dim=32,
-    rms_norm_eps=1e-5,
     max_model_len=256,
-    rope=RopeFrequencies(tuple(0.5**i for i in range(16)), 1.0),
-    sliding_windows=(None,),
+    norm_eps=1e-5,
+    ropes=(RopeFrequencies(tuple(0.5**i for i in range(16)), 1.0),),
+    layers=(
+        LayerSpec(
+            attention=AttentionSpec(
+                num_heads=2,
+                num_kv_heads=2,
+                head_dim=32,
+                scale=32**-0.5,
+            ),
+            mlp=MlpSpec(size=64),
+        ),
+    ),
     tie_word_embeddings=True,
 )
 """One query head for each key/value head, so that a chunk has as many query rows as tokens."""

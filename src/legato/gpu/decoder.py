@@ -5,6 +5,7 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from legato.gpu.kernels.activation import silu_mul
 from legato.gpu.kernels.attention import AttentionScratch, attend
@@ -12,6 +13,7 @@ from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.norm import add_rms_norm
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.step_inputs import StepInputs
+from legato.gpu.support import check_supported
 from legato.gpu.weights import check_fp8, load_weights
 from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
@@ -50,6 +52,7 @@ class GpuDecoder(Decoder):
 
     Raises:
         ConfigError: this device does not compute with 8-bit floats, or not with this dtype.
+        UnsupportedModelError: the kernels cannot compute these layers.
     """
 
     def __init__(
@@ -61,11 +64,12 @@ class GpuDecoder(Decoder):
         communicator: Communicator = ALONE,
         is_fp8: bool = False,
     ) -> None:
+        check_supported(spec)
         if is_fp8:
             check_fp8(dtype, device)
         super().__init__(spec, dtype=dtype, device=torch.device("meta"), communicator=communicator)
         self._is_fp8 = is_fp8
-        self.rotary = RotaryEmbedding(spec.rope, device)
+        self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         for module in self.modules():
             if isinstance(module, Embedding | RMSNorm):
                 module.to_empty(device=device)
@@ -89,10 +93,14 @@ class GpuDecoder(Decoder):
             num_layers: run only the first so many; None runs all.
         """
         self._embed(inputs.input_source, memory.last_token, residual)
-        table = rope_table(inputs.positions, self.rotary.inverse, self.rotary.scaling)
+        rotary = self.rotary[0]
+        assert isinstance(rotary, RotaryEmbedding)
+        assert isinstance(rotary.scaling, float)
+        table = rope_table(inputs.positions, rotary.inverse, rotary.scaling)
         delta: torch.Tensor | None = None
         for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
+            assert isinstance(layer.mlp, MLP)
             rows = self._normed(layer.input_layernorm, residual, delta)
             delta = _attention(layer.self_attn, rows, table, inputs, memory, memory.caches[index])
             delta = self._communicator.sum(delta)
@@ -146,8 +154,9 @@ class GpuDecoder(Decoder):
             torch.mm(hidden, weight.t(), out=out)
 
     def _normed(
-        self, norm: RMSNorm, residual: torch.Tensor, delta: torch.Tensor | None
+        self, norm: nn.Module | None, residual: torch.Tensor, delta: torch.Tensor | None
     ) -> torch.Tensor:
+        assert isinstance(norm, RMSNorm)
         out = self._new(*residual.shape)
         add_rms_norm(residual, delta, norm.weight, norm.eps, out)
         return out

@@ -40,7 +40,7 @@ class StepLoader:
         self._settings = SamplingTable(program.num_slots)
         self._block_table = BlockTable(*program.block_table.shape)
         self._staged = StagedInputs(device, program.max_words, depth + 1)
-        windows = program.model.spec.sliding_windows
+        windows = program.model.spec.windows
         self._window = None if None in windows else max(window or 0 for window in windows)
 
     def forget(self, request_ids: Iterable[str]) -> None:

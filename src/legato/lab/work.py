@@ -55,19 +55,23 @@ def operators_of(
         token_bytes: of a token's keys and values in the cache.
         weight_bytes: of all weights that a step reads.
     """
-    heads_size = spec.num_heads * spec.head_dim
-    qkv_size = heads_size + 2 * spec.num_kv_heads * spec.head_dim
-    a_layer = {
-        "qkv": spec.hidden_size * qkv_size,
-        "output": spec.hidden_size * heads_size,
-        "gate and up": 2 * spec.hidden_size * spec.intermediate_size,
-        "down": spec.hidden_size * spec.intermediate_size,
+    attentions = [layer.attention for layer in spec.layers]
+    query_size = sum(attention.query_size for attention in attentions)
+    kv_size = sum(attention.kv_size for attention in attentions)
+    mlp_size = sum(layer.mlp.size for layer in spec.layers)
+    up_size = sum((1 + layer.mlp.is_gated) * layer.mlp.size for layer in spec.layers)
+    of_layers = {
+        "qkv": spec.hidden_size * (query_size + 2 * kv_size),
+        "output": spec.hidden_size * query_size,
+        "gate and up": spec.hidden_size * up_size,
+        "down": spec.hidden_size * mlp_size,
     }
-    matrices = {name: (spec.num_layers * size, shape.num_tokens) for name, size in a_layer.items()}
+    matrices = {name: (size, shape.num_tokens) for name, size in of_layers.items()}
     if shape.num_samples:
         matrices["logits"] = (spec.vocab_size * spec.hidden_size, shape.num_samples)
-    pair_flops = _FLOPS_PER_PAIR * spec.num_layers * heads_size
-    weight = weight_bytes / _num_weights(spec, sum(a_layer.values()))
+    pair_flops = _FLOPS_PER_PAIR * query_size
+    num_weights = sum(of_layers.values()) + spec.vocab_size * spec.hidden_size
+    weight = weight_bytes / num_weights
     operators = {
         name: Work(weight * size, _FLOPS_PER_WEIGHT * size * num_rows)
         for name, (size, num_rows) in matrices.items()
@@ -82,10 +86,6 @@ def operators_of(
         keys, pairs = shape.prefill_context, shape.prefill_area
         operators["attention of chunks"] = Work(token_bytes * keys, pair_flops * pairs)
     return operators
-
-
-def _num_weights(spec: DecoderSpec, a_layer: int) -> int:
-    return spec.num_layers * a_layer + spec.vocab_size * spec.hidden_size
 
 
 def _sum(works: Iterable[Work]) -> Work:

@@ -1,98 +1,325 @@
-"""The supported architectures, and how each differs from Llama."""
+"""The supported architectures: names in config.json, defaults, and layouts of checkpoints."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
-from legato.core.validation import check_fields
+from legato.model import families
 from legato.model.description import Description
-from legato.model.rope import rope_frequencies
+from legato.model.rope import rotary_order
 from legato.model.spec import DecoderSpec
+from legato.model.transforms import (
+    Transform,
+    add_one_to_norms,
+    drop,
+    rename,
+    reorder_heads,
+    split,
+)
 
 
-def llama(described: Description) -> DecoderSpec:
-    """Describe Llama: the plain decoder, with biases if its configuration has them.
+class Architecture(NamedTuple):
+    """A family of decoders, and how its checkpoints differ from Llama's.
 
-    Touvron et al., 2023, arXiv:2302.13971; Llama 3, 2024, arXiv:2407.21783.
-    """
-    return _spec(
-        described,
-        qkv_bias=described.attention_bias,
-        output_bias=described.attention_bias,
-        mlp_bias=described.mlp_bias,
-    )
-
-
-def mistral(described: Description) -> DecoderSpec:
-    """Describe Mistral: Llama without biases, in some versions with windows in some or all layers.
-
-    Jiang et al., 2023, arXiv:2310.06825.
-    """
-    return _spec(described, windows=described.windows(described.sliding_window, num_full=0))
-
-
-def qwen2(described: Description) -> DecoderSpec:
-    """Describe Qwen2: Llama with biases on queries, keys and values, and windows in some layers.
-
-    Qwen2 and Qwen2.5: Yang et al., 2024, arXiv:2407.10671.
-    """
-    return _spec(described, windows=_windows(described), qkv_bias=True)
-
-
-def qwen3(described: Description) -> DecoderSpec:
-    """Describe Qwen3: Llama with queries and keys normalized a head, and windows in some layers.
-
-    Yang et al., 2025, arXiv:2505.09388; the dense models.
-    """
-    return _spec(
-        described,
-        windows=_windows(described),
-        qkv_bias=described.attention_bias,
-        output_bias=described.attention_bias,
-        qk_norm=True,
-    )
-
-
-def _windows(described: Description) -> tuple[int | None, ...]:
-    window = described.sliding_window if described.use_sliding_window else None
-    return described.windows(window, num_full=described.max_window_layers)
-
-
-class _Architecture(NamedTuple):
-    """Attributes:
-    model_type: the value of `model_type` in its config.json.
-    defaults: of fields missing there, if they differ from `Description`'s.
+    Attributes:
+        model_type: the value of `model_type` in its config.json.
+        spec: describes a decoder of the family.
+        defaults: of fields missing in config.json, if they differ from `Description`'s.
+        names: key parts of a tensor's name, value what `Decoder` calls them.
+        fused: projections that are stored as one, as `Decoder` would call them.
+        is_fused_by_head: fused rows of queries, keys and values alternate, a head of each.
+        has_partial_rope: rope may rotate only the first dimensions of a head.
+        is_interleaved: rope rotates neighbours, not halves of a head.
+        adds_one: norms are stored minus 1.
+        unused: ends of the names of tensors that are not weights.
     """
 
     model_type: str
     spec: Callable[[Description], DecoderSpec]
-    defaults: dict[str, Any]
+    defaults: Mapping[str, Any]
+    names: Mapping[str, str] = {}
+    fused: tuple[str, ...] = ()
+    is_fused_by_head: bool = False
+    has_partial_rope: bool = False
+    is_interleaved: bool = False
+    adds_one: bool = False
+    unused: tuple[str, ...] = ()
 
 
-# Key a name in a configuration's `architectures`.
+_POST_NAMES = {
+    "post_attention_layernorm": "attention_output_layernorm",
+    "post_feedforward_layernorm": "mlp_output_layernorm",
+}
+_GEMMA_NAMES = {**_POST_NAMES, "pre_feedforward_layernorm": "post_attention_layernorm"}
+_GEMMA = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+}
+_OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+_GRANITE = {"max_position_embeddings": 2048}
+
 ARCHITECTURES = {
-    "LlamaForCausalLM": _Architecture("llama", llama, {"max_position_embeddings": 2048}),
-    "MistralForCausalLM": _Architecture(
-        "mistral", mistral, {"max_position_embeddings": 2**17, "num_key_value_heads": 8}
+    "LlamaForCausalLM": Architecture("llama", families.llama, {"max_position_embeddings": 2048}),
+    "MistralForCausalLM": Architecture(
+        "mistral",
+        families.mistral,
+        {"max_position_embeddings": 2**17, "num_key_value_heads": 8},
     ),
-    "Qwen2ForCausalLM": _Architecture(
-        "qwen2", qwen2, {"max_position_embeddings": 2**15, "num_key_value_heads": 32}
+    "Ministral3ForCausalLM": Architecture(
+        "ministral3",
+        families.ministral3,
+        {
+            "max_position_embeddings": 2**18,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale_all_dim": 1.0,
+                "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
     ),
-    "Qwen3ForCausalLM": _Architecture(
+    "Qwen2ForCausalLM": Architecture(
+        "qwen2", families.qwen2, {"max_position_embeddings": 2**15, "num_key_value_heads": 32}
+    ),
+    "Qwen3ForCausalLM": Architecture(
         "qwen3",
-        qwen3,
+        families.qwen3,
         {"max_position_embeddings": 2**15, "num_key_value_heads": 32, "head_dim": 128},
     ),
+    "Phi3ForCausalLM": Architecture(
+        "phi3",
+        families.phi3,
+        {
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+        },
+        fused=("qkv_proj", "gate_up_proj"),
+        has_partial_rope=True,
+    ),
+    "GraniteForCausalLM": Architecture("granite", families.granite, _GRANITE),
+    "GraniteMoeHybridForCausalLM": Architecture(
+        "granitemoehybrid",
+        families.granite_hybrid,
+        {**_GRANITE, "num_local_experts": 8, "shared_intermediate_size": 1024},
+        names={
+            "shared_mlp.input_linear": "mlp.gate_up_proj",
+            "shared_mlp.output_linear": "mlp.down_proj",
+        },
+        fused=("gate_up_proj",),
+    ),
+    "SmolLM3ForCausalLM": Architecture(
+        "smollm3",
+        families.smollm3,
+        {
+            "max_position_embeddings": 2**15,
+            "num_key_value_heads": 4,
+            "rope_theta": 2e6,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Olmo2ForCausalLM": Architecture("olmo2", families.olmo2, _OLMO, names=_POST_NAMES),
+    "Olmo3ForCausalLM": Architecture(
+        "olmo3", families.olmo3, {**_OLMO, "rope_theta": 5e5}, names=_POST_NAMES
+    ),
+    "Exaone4ForCausalLM": Architecture(
+        "exaone4",
+        families.exaone4,
+        {"max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5},
+        names=_POST_NAMES,
+    ),
+    "Glm4ForCausalLM": Architecture(
+        "glm4",
+        families.glm4,
+        {
+            "max_position_embeddings": 2**17,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1.5625e-7,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+        names={
+            "post_self_attn_layernorm": "attention_output_layernorm",
+            "post_mlp_layernorm": "mlp_output_layernorm",
+        },
+        fused=("gate_up_proj",),
+        has_partial_rope=True,
+        is_interleaved=True,
+    ),
+    "SeedOssForCausalLM": Architecture(
+        "seed_oss",
+        families.seed_oss,
+        {
+            "max_position_embeddings": 2**19,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+        },
+    ),
+    "Ernie4_5ForCausalLM": Architecture(
+        "ernie4_5",
+        families.ernie4_5,
+        {
+            "max_position_embeddings": 2**17,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+        },
+        is_interleaved=True,
+    ),
+    "HunYuanDenseV1ForCausalLM": Architecture(
+        "hunyuan_v1_dense",
+        families.hunyuan,
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+        names={"query_layernorm": "q_norm", "key_layernorm": "k_norm"},
+    ),
+    "Gemma2ForCausalLM": Architecture(
+        "gemma2",
+        families.gemma2,
+        {
+            **_GEMMA,
+            "max_position_embeddings": 8192,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        names=_GEMMA_NAMES,
+        adds_one=True,
+    ),
+    "Gemma3ForCausalLM": Architecture(
+        "gemma3_text",
+        families.gemma3,
+        {
+            **_GEMMA,
+            "vocab_size": 262_208,
+            "max_position_embeddings": 2**17,
+            "rope_theta": 1e6,
+        },
+        names=_GEMMA_NAMES,
+        adds_one=True,
+    ),
+    "Cohere2ForCausalLM": Architecture(
+        "cohere2",
+        families.cohere2,
+        {"max_position_embeddings": 8192, "tie_word_embeddings": True},
+        is_interleaved=True,
+    ),
+    "Starcoder2ForCausalLM": Architecture(
+        "starcoder2",
+        families.starcoder2,
+        {
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+            "sliding_window": None,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+        names={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"},
+    ),
+    "GPTNeoXForCausalLM": Architecture(
+        "gpt_neox",
+        families.gpt_neox,
+        {"max_position_embeddings": 2048, "hidden_act": "gelu", "attention_bias": True},
+        names={
+            "gpt_neox": "model",
+            "embed_in": "embed_tokens",
+            "embed_out": "lm_head",
+            "final_layer_norm": "norm",
+            "attention.query_key_value": "self_attn.qkv_proj",
+            "attention.dense": "self_attn.o_proj",
+            "dense_h_to_4h": "up_proj",
+            "dense_4h_to_h": "down_proj",
+        },
+        fused=("qkv_proj",),
+        is_fused_by_head=True,
+        unused=("attention.bias", "attention.masked_bias"),
+        has_partial_rope=True,
+    ),
+    "ApertusForCausalLM": Architecture(
+        "apertus",
+        families.apertus,
+        {
+            "max_position_embeddings": 2**16,
+            "hidden_act": "xielu",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 12e6,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 12e6,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        },
+        names={
+            "attention_layernorm": "input_layernorm",
+            "feedforward_layernorm": "post_attention_layernorm",
+        },
+    ),
+    "ArceeForCausalLM": Architecture(
+        "arcee",
+        families.arcee,
+        {"max_position_embeddings": 4096, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
+    ),
 }
+"""Key a name in a configuration's `architectures`."""
+
+_NESTED = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+"""Architectures with images: their text model runs alone."""
+_NESTED_NAMES = {
+    "language_model.model": "model",
+    "model.language_model": "model",
+    "language_model.lm_head": "lm_head",
+}
+_IMAGE_PREFIXES = tuple(
+    f"{prefix}{part}."
+    for prefix in ("", "model.")
+    for part in ("vision_tower", "multi_modal_projector")
+)
+
+
+def is_nested(config: Mapping[str, Any]) -> bool:
+    """Whether config.json describes its text model apart, in `text_config`."""
+    return (config.get("architectures") or [""])[0] in _NESTED
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of the text model, which may be a part of config.json."""
+    text = config.get("text_config")
+    if not is_nested(config) or not isinstance(text, dict):
+        return config
+    kind = text.get("model_type")
+    names = [name for name, known in ARCHITECTURES.items() if known.model_type == kind]
+    outer = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+    shared = {name: config[name] for name in outer if name in config}
+    return {**text, **shared, "architectures": names or [str(kind)]}
 
 
 def check_supported(config: dict[str, Any]) -> None:
     """Reject models that Legato cannot run.
 
     Args:
-        config: the contents of config.json.
+        config: from `text_config`.
 
     Raises:
         UnsupportedModelError: an unknown architecture or a quantized checkpoint.
@@ -116,55 +343,59 @@ def check_supported(config: dict[str, Any]) -> None:
         )
 
 
-def described(contents: dict[str, Any]) -> tuple[Description, DecoderSpec]:
+def described(
+    contents: dict[str, Any], served_len: int | None = None
+) -> tuple[Description, DecoderSpec]:
     """Return a supported model's description and the spec of its decoder.
 
     Args:
         contents: of config.json, or the same fields from other metadata.
+        served_len: positions that are served; None for all that the model was made for.
 
     Raises:
         UnsupportedModelError: a setting that Legato does not know, or an impossible value.
         msgspec.ValidationError: a field is missing, or of another type.
     """
     architecture = ARCHITECTURES[contents["architectures"][0]]
-    description = msgspec.convert(architecture.defaults | contents, Description)
+    fields = {**architecture.defaults, **contents, "served_len": served_len}
+    description = msgspec.convert(fields, Description)
     spec = architecture.spec(description)
-    check_fields(spec)
+    spec.check()
+    is_partial = any(0 < rope.inverse.count(0.0) < len(rope.inverse) for rope in spec.ropes)
+    if is_partial and not architecture.has_partial_rope:
+        raise UnsupportedModelError("rope on only a part of each head is not supported")
     return description, spec
 
 
-def _spec(
-    description: Description,
-    *,
-    windows: tuple[int | None, ...] | None = None,
-    **switches: bool,
-) -> DecoderSpec:
-    """Build a spec from the fields that all architectures share; the keywords say what differs.
+def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
+    """Return the transforms of a checkpoint's tensors.
 
     Args:
-        windows: of each layer; None if no layer has one.
-        switches: fields of the spec that are off by default.
-
-    Raises:
-        UnsupportedModelError: an activation or rope type that Legato does not know.
+        config: contents of config.json.
     """
-    if description.hidden_act not in ("silu", "swish"):
-        raise UnsupportedModelError(
-            f"unsupported activation {description.hidden_act!r}; Legato supports 'silu'"
-        )
-    head_dim = description.head_size
-    return DecoderSpec(
-        vocab_size=description.vocab_size,
-        hidden_size=description.hidden_size,
-        intermediate_size=description.intermediate_size,
-        num_layers=description.num_hidden_layers,
-        num_heads=description.num_attention_heads,
-        num_kv_heads=description.num_key_value_heads or description.num_attention_heads,
-        head_dim=head_dim,
-        rms_norm_eps=description.rms_norm_eps,
-        max_model_len=description.max_position_embeddings,
-        rope=rope_frequencies(description.rope, head_dim, description.max_position_embeddings),
-        sliding_windows=windows or (None,) * description.num_hidden_layers,
-        tie_word_embeddings=description.tie_word_embeddings,
-        **switches,
-    )
+    architecture = ARCHITECTURES[text_config(config)["architectures"][0]]
+    found: list[Transform] = []
+    if is_nested(config):
+        found += [drop(prefixes=_IMAGE_PREFIXES), rename(_NESTED_NAMES)]
+    if architecture.unused:
+        found.append(drop(suffixes=architecture.unused))
+    if architecture.names:
+        found.append(rename(architecture.names))
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    if "qkv_proj" in architecture.fused:
+        sizes = {
+            "q_proj": attention.query_size,
+            "k_proj": attention.kv_size,
+            "v_proj": attention.kv_size,
+        }
+        groups = attention.num_kv_heads if architecture.is_fused_by_head else 1
+        found.append(split("qkv_proj", sizes, num_groups=groups))
+    if "gate_up_proj" in architecture.fused:
+        found.append(split("gate_up_proj", {"gate_proj": mlp.size, "up_proj": mlp.size}))
+    turned = max(len(rope.inverse) - rope.inverse.count(0.0) for rope in spec.ropes)
+    order = rotary_order(attention.head_dim, 2 * turned, is_interleaved=architecture.is_interleaved)
+    if turned and order != sorted(order):
+        found.append(reorder_heads(order))
+    if architecture.adds_one:
+        found.append(add_one_to_norms())
+    return found

@@ -32,6 +32,7 @@ class StepAttention(Protocol):
         *,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         """Write the new keys and values to the cache, then attend causally within each request.
 
@@ -43,6 +44,7 @@ class StepAttention(Protocol):
             scale: factor on the query-key products.
             sliding_window: a query at position p sees keys at (p - sliding_window, p]; None sees
                 all keys at [0, p].
+            softcap: c, where a scaled product s becomes c * tanh(s / c); None leaves it as it is.
 
         Returns:
             [T, H, D] in the query's dtype.

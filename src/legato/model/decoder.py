@@ -9,10 +9,28 @@ from torch import nn
 
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator, part_size
-from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, RMSNorm
+from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, make_norm
 from legato.model.quantization import copy_plain
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
+
+
+def scaled_embeddings(rows: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
+    """Return embeddings [T, E] as the first hidden states, in float32."""
+    if spec.embedding_scale == 1.0:
+        return rows.float()
+    # As in training, the factor is rounded to the embeddings' dtype.
+    return rows.float() * torch.tensor(spec.embedding_scale, dtype=rows.dtype).float()
+
+
+def finished_logits(products: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
+    """Return logits [S, V] float32 of products with the output projection, padding included."""
+    logits = products[:, : spec.vocab_size]
+    if spec.logit_scale != 1.0:
+        logits = logits * spec.logit_scale
+    if spec.logit_softcap is not None:
+        logits = (logits / spec.logit_softcap).tanh_().mul_(spec.logit_softcap)
+    return logits
 
 
 class Embedding(nn.Module):
@@ -72,11 +90,11 @@ class Decoder(nn.Module):
         self.num_weight_bytes = 0
         self._communicator = communicator
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
-        self.rotary = RotaryEmbedding(spec.rope, device)
+        self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, empty, communicator) for layer in range(spec.num_layers)
         )
-        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+        self.norm = make_norm(spec, empty)
         self.lm_head: nn.Module | None = (
             None
             if spec.tie_word_embeddings
@@ -115,10 +133,10 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         # The residual stream is float32 for weights of any dtype: every layer adds to it, so
         # rounding it costs far more accuracy than rounding the values added.
-        hidden = self.embed_tokens(input_ids).float()
-        rope = self.rotary(positions, self.dtype)
+        hidden = scaled_embeddings(self.embed_tokens(input_ids), self.spec)
+        ropes = [rotary(positions, self.dtype) for rotary in self.rotary]
         for layer in islice(self.layers, num_layers):
-            hidden = layer(hidden, rope, attention)
+            hidden = layer(hidden, ropes, attention)
         output: torch.Tensor = self.norm(hidden)
         return output
 
@@ -127,7 +145,7 @@ class Decoder(nn.Module):
             part = F.linear(hidden, self.embed_tokens.weight)
         else:
             part = self.lm_head(hidden)
-        return self._communicator.gather(part.float())[:, : self.spec.vocab_size]
+        return finished_logits(self._communicator.gather(part.float()), self.spec)
 
     def load_weights(self, weights: NamedWeights) -> None:
         slots = self.checkpoint_slots()

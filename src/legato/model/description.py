@@ -4,13 +4,15 @@ transformers' own configurations are not used: to import one takes longer than t
 model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers in `layer_types`."""
 _STRETCHED_TYPES = ("llama3", "yarn", "longrope")
 """Rope types that depend on the model's context length before it was stretched."""
 
@@ -23,6 +25,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         rope_theta, partial_rotary_factor, original_max_position_embeddings: used if the rope
             parameters lack them.
         dtype, torch_dtype: the new name and the old one.
+        served_len: positions that are served, None for all; not a field of config.json.
     """
 
     vocab_size: int
@@ -34,21 +37,46 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     hidden_act: str = "silu"
+    hidden_activation: str | None = None
     rms_norm_eps: float = 1e-6
+    layer_norm_eps: float = 1e-5
+    norm_epsilon: float = 1e-5
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    attention_out_bias: bool = False
     mlp_bias: bool = False
+    use_bias: bool = False
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
     max_window_layers: int = 28
+    sliding_window_pattern: int | str | None = None
     layer_types: list[str] | None = None
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: int = 4
+    use_parallel_residual: bool = True
+    query_pre_attn_scalar: float = 256
+    attention_multiplier: float = 1.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    logit_scale: float = 0.0625
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    use_bidirectional_attention: bool | None = None
+    num_local_experts: int = 0
+    shared_intermediate_size: int | None = None
+    position_embedding_type: str | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_theta: float = 10000.0
+    rope_local_base_freq: float = 10000.0
+    rotary_emb_base: float = 10000.0
+    rotary_pct: float = 0.25
     partial_rotary_factor: float | None = None
     original_max_position_embeddings: float | None = None
     dtype: Any = None
     torch_dtype: Any = None
+    served_len: int | None = None
 
     @property
     def head_size(self) -> int:
@@ -56,15 +84,34 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rope(self) -> dict[str, Any]:
-        """All rope parameters, including the type.
+        """All rope parameters of the layers, including the type.
 
         Raises:
             UnsupportedModelError: layers have parameters of their own.
         """
         own = self.rope_scaling or self.rope_parameters or {}
-        if any(isinstance(value, Mapping) for value in own.values()):
+        if _is_nested(own):
             raise UnsupportedModelError("rope parameters of each kind of layer are not supported")
-        rope = {"rope_theta": self.rope_theta, "rope_type": own.get("type", "default"), **own}
+        return self._complete(own, self.rope_theta)
+
+    def rope_of(self, kind: str, *, theta: float) -> dict[str, Any]:
+        """Return all rope parameters of one kind of layers, of a family where kinds differ.
+
+        Older checkpoints have one set of parameters, apart from theta. It is for full attention.
+
+        Args:
+            kind: as in `layer_types`.
+            theta: used if the parameters lack it.
+        """
+        own = self.rope_scaling or self.rope_parameters or {}
+        if _is_nested(own):
+            own = own.get(kind) or {}
+        elif kind != FULL:
+            own = {}
+        return self._complete(own, theta)
+
+    def _complete(self, own: Mapping[str, Any], theta: float) -> dict[str, Any]:
+        rope = {"rope_theta": theta, "rope_type": own.get("type", "default"), **own}
         if self.partial_rotary_factor is not None:
             rope.setdefault("partial_rotary_factor", self.partial_rotary_factor)
         if rope["rope_type"] in _STRETCHED_TYPES:
@@ -72,6 +119,35 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             if self.original_max_position_embeddings is not None:
                 rope["original_max_position_embeddings"] = self.original_max_position_embeddings
         return rope
+
+    def kinds(self, interval: int) -> tuple[str, ...]:
+        """Return the kind of attention of each layer: `layer_types`, or a pattern if it is missing.
+
+        Args:
+            interval: of the pattern, whose every so many-th layer has full attention; 0 for
+                full attention everywhere.
+
+        Raises:
+            UnsupportedModelError: a layer of a type other than full or sliding attention.
+        """
+        types = self.layer_types
+        if types is None:
+            return tuple(
+                SLIDING if interval and (i + 1) % interval else FULL
+                for i in range(self.num_hidden_layers)
+            )
+        if len(types) != self.num_hidden_layers:
+            raise UnsupportedModelError(
+                f"layer_types has {len(types)} entries for {self.num_hidden_layers} layers"
+            )
+        for layer_type in types:
+            if layer_type not in (FULL, SLIDING):
+                raise UnsupportedModelError(f"unsupported layer type {layer_type!r}")
+        return tuple(types)
+
+    def windows_of(self, kinds: Sequence[str]) -> tuple[int | None, ...]:
+        """Return the sliding window of each layer, None for layers with full attention."""
+        return tuple(self.sliding_window if kind == SLIDING else None for kind in kinds)
 
     def windows(self, window: int | None, *, num_full: int) -> tuple[int | None, ...]:
         """Return the sliding window of each layer, None for layers with full attention.
@@ -83,14 +159,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UnsupportedModelError: a layer of a type other than full or sliding attention.
         """
-        types = self.layer_types
-        if types is None:
+        if self.layer_types is None:
             return tuple(window if i >= num_full else None for i in range(self.num_hidden_layers))
-        if len(types) != self.num_hidden_layers:
-            raise UnsupportedModelError(
-                f"layer_types has {len(types)} entries for {self.num_hidden_layers} layers"
-            )
-        for layer_type in types:
-            if layer_type not in ("full_attention", "sliding_attention"):
-                raise UnsupportedModelError(f"unsupported layer type {layer_type!r}")
-        return tuple(window if kind == "sliding_attention" else None for kind in types)
+        return tuple(window if kind == SLIDING else None for kind in self.kinds(0))
+
+
+def _is_nested(parameters: Mapping[str, Any]) -> bool:
+    """Whether rope parameters are given for each kind of layers."""
+    return any(isinstance(value, Mapping) for value in parameters.values())

@@ -6,7 +6,8 @@ come from a checkpoint, so initializing them would be wasted. Attribute names ar
 transformers' checkpoints.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -15,8 +16,8 @@ from torch import nn
 
 from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
-from legato.model.rope import rotate
-from legato.model.spec import DecoderSpec
+from legato.model.rope import Turns, rotate
+from legato.model.spec import Activation, DecoderSpec, MlpSpec
 
 MakeEmpty = Callable[..., torch.Tensor]
 
@@ -34,6 +35,30 @@ class RMSNorm(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Normalize the last dimension, in float32; any dtype to the model's, same shape."""
         return F.rms_norm(rows.float(), self.weight.shape, self.weight, self.eps).to(self.dtype)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalization, with or without a bias (Ba et al., 2016, arXiv:1607.06450)."""
+
+    def __init__(self, size: int, eps: float, has_bias: bool, empty: MakeEmpty) -> None:
+        super().__init__()
+        weight = empty(size)
+        self.dtype = weight.dtype
+        self.weight = nn.Parameter(weight.float(), requires_grad=False)
+        self.bias = nn.Parameter(empty(size).float(), requires_grad=False) if has_bias else None
+        self.eps = eps
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Normalize the last dimension, in float32; any dtype to the model's, same shape."""
+        normed = F.layer_norm(rows.float(), self.weight.shape, self.weight, self.bias, self.eps)
+        return normed.to(self.dtype)
+
+
+def make_norm(spec: DecoderSpec, empty: MakeEmpty) -> RMSNorm | LayerNorm:
+    """Make a norm of the decoder's kind, for its hidden states."""
+    if spec.norm == "layer":
+        return LayerNorm(spec.hidden_size, spec.norm_eps, spec.norm_bias, empty)
+    return RMSNorm(spec.hidden_size, spec.norm_eps, empty)
 
 
 class Linear(nn.Module):
@@ -72,71 +97,142 @@ class Attention(nn.Module):
 
     def __init__(self, spec: DecoderSpec, layer: int, empty: MakeEmpty) -> None:
         super().__init__()
+        own = spec.layers[layer].attention
         self.layer = layer
-        self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
-        self.head_dim = spec.head_dim
-        self.scale = spec.head_dim**-0.5
-        self.sliding_window = spec.sliding_windows[layer]
-        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.num_heads, self.num_kv_heads = own.num_heads, own.num_kv_heads
+        self.head_dim = own.head_dim
+        self.scale = own.scale
+        self.sliding_window = own.window
+        self.rope = own.rope
         self.qkv_proj = FusedLinear(
             spec.hidden_size,
-            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
-            spec.qkv_bias,
+            {"q_proj": own.query_size, "k_proj": own.kv_size, "v_proj": own.kv_size},
+            own.qkv_bias,
             empty,
         )
-        self.o_proj = Linear(q_size, spec.hidden_size, spec.output_bias, empty)
-        if spec.qk_norm:
-            self.q_norm: RMSNorm | None = RMSNorm(spec.head_dim, spec.rms_norm_eps, empty)
-            self.k_norm: RMSNorm | None = RMSNorm(spec.head_dim, spec.rms_norm_eps, empty)
-        else:
-            self.q_norm = self.k_norm = None
+        self.o_proj = Linear(own.query_size, spec.hidden_size, own.output_bias, empty)
+        self.softcap = own.softcap
+        self.norm_after_rope = own.norm_after_rope
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if own.qk_norm is not None:
+            is_whole = own.qk_norm == "whole"
+            sizes = (own.query_size, own.kv_size) if is_whole else (own.head_dim, own.head_dim)
+            self.q_norm = RMSNorm(sizes[0], spec.norm_eps, empty)
+            self.k_norm = RMSNorm(sizes[1], spec.norm_eps, empty)
 
     def forward(
         self,
         hidden: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        ropes: Sequence[Turns],
         attention: StepAttention,
     ) -> torch.Tensor:
-        """Map [T, E] to [T, E]; `rope` is from `RotaryEmbedding`."""
+        """Map [T, E] to [T, E]; `ropes` has the step's turns by each of the decoder's ropes."""
         num_tokens, num_heads = hidden.shape[0], self.num_heads
+        turns = ropes[self.rope]
         qkv = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
         # Queries and keys are rotated together, which halves the number of small operations.
         qk, value = qkv.split((num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, :num_heads]), self.k_norm(qk[:, num_heads:])), dim=1)
-        qk = rotate(qk, *rope)
+        if not self.norm_after_rope:
+            qk = self._normed(qk)
+        qk = rotate(qk, turns.cos, turns.sin)
+        if self.norm_after_rope:
+            qk = self._normed(qk)
+        query = qk[:, :num_heads]
         context = attention.attend(
             self.layer,
-            qk[:, :num_heads],
+            query if turns.query_scale is None else query * turns.query_scale,
             qk[:, num_heads:],
             value,
             scale=self.scale,
             sliding_window=self.sliding_window,
+            softcap=self.softcap,
         )
         output: torch.Tensor = self.o_proj(context.reshape(num_tokens, -1))
         return output
 
+    def _normed(self, qk: torch.Tensor) -> torch.Tensor:
+        """Normalize queries and keys, [T, H + K, D], if the model does."""
+        if self.q_norm is None or self.k_norm is None:
+            return qk
+        parts = []
+        for norm, heads in (
+            (self.q_norm, qk[:, : self.num_heads]),
+            (self.k_norm, qk[:, self.num_heads :]),
+        ):
+            rows = heads.reshape(len(heads), -1, len(norm.weight))
+            parts.append(norm(rows).view(heads.shape))
+        return torch.cat(parts, dim=1)
+
+
+class XIELU(nn.Module):
+    """An activation with learned slopes (Huang and Schlag, 2024, arXiv:2411.13010)."""
+
+    def __init__(self, empty: MakeEmpty) -> None:
+        super().__init__()
+        self.alpha_p = nn.Parameter(empty(1), requires_grad=False)
+        self.alpha_n = nn.Parameter(empty(1), requires_grad=False)
+        self.beta = nn.Parameter(empty(()), requires_grad=False)
+        self.eps = nn.Parameter(empty(()), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Map each number of `rows`, of any shape."""
+        below = self.beta + F.softplus(self.alpha_n)
+        return self.beta * rows + torch.where(
+            rows > 0,
+            F.softplus(self.alpha_p) * rows * rows,
+            below * (torch.expm1(torch.minimum(rows, self.eps)) - rows),
+        )
+
+
+_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": lambda rows: F.relu(rows).square(),
+}
+
+
+def _activation(name: Activation, empty: MakeEmpty) -> Callable[[torch.Tensor], torch.Tensor]:
+    return XIELU(empty) if name == "xielu" else _ACTIVATIONS[name]
+
 
 class MLP(nn.Module):
-    """Gated MLP with SiLU (SwiGLU; Shazeer, 2020, arXiv:2002.05202)."""
+    """Gated MLP (GLU variants; Shazeer, 2020, arXiv:2002.05202)."""
 
-    def __init__(self, spec: DecoderSpec, empty: MakeEmpty) -> None:
+    def __init__(self, spec: MlpSpec, hidden_size: int, empty: MakeEmpty) -> None:
         super().__init__()
-        size = spec.intermediate_size
+        self.activation = spec.activation
         self.gate_up_proj = FusedLinear(
-            spec.hidden_size, {"gate_proj": size, "up_proj": size}, spec.mlp_bias, empty
+            hidden_size, {"gate_proj": spec.size, "up_proj": spec.size}, spec.has_bias, empty
         )
-        self.down_proj = Linear(size, spec.hidden_size, spec.mlp_bias, empty)
+        self.act_fn = _activation(spec.activation, empty)
+        self.down_proj = Linear(spec.size, hidden_size, spec.has_bias, empty)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [T, E] to [T, E]."""
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)  # [T, I] each
-        output: torch.Tensor = self.down_proj(F.silu(gate).mul_(up))
+        output: torch.Tensor = self.down_proj(self.act_fn(gate).mul_(up))
+        return output
+
+
+class UngatedMLP(nn.Module):
+    """Two projections with an activation between them."""
+
+    def __init__(self, spec: MlpSpec, hidden_size: int, empty: MakeEmpty) -> None:
+        super().__init__()
+        self.up_proj = Linear(hidden_size, spec.size, spec.has_bias, empty)
+        self.act_fn = _activation(spec.activation, empty)
+        self.down_proj = Linear(spec.size, hidden_size, spec.has_bias, empty)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map [T, E] to [T, E]."""
+        output: torch.Tensor = self.down_proj(self.act_fn(self.up_proj(hidden)))
         return output
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each after a norm and with a residual connection.
+    """Attention and MLP with a residual connection, and the norms of the layer's order.
 
     Args:
         spec: of this rank's part of the decoder.
@@ -151,20 +247,43 @@ class DecoderLayer(nn.Module):
         communicator: Communicator = ALONE,
     ) -> None:
         super().__init__()
+        own = spec.layers[layer]
         self._communicator = communicator
-        self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+        self._is_parallel = own.order in ("parallel", "parallel_two")
+        self._residual_scale = own.residual_scale
+        self._dtype = empty(0).dtype
         self.self_attn = Attention(spec, layer, empty)
-        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
-        self.mlp = MLP(spec, empty)
+        mlp = MLP if own.mlp.is_gated else UngatedMLP
+        self.mlp = mlp(own.mlp, spec.hidden_size, empty)
+        self.input_layernorm = make_norm(spec, empty) if own.has_norms_before else None
+        has_second = own.has_norms_before and own.order != "parallel"
+        self.post_attention_layernorm = make_norm(spec, empty) if has_second else None
+        self.attention_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
+        self.mlp_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
 
     def forward(
         self,
         hidden: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        ropes: Sequence[Turns],
         attention: StepAttention,
     ) -> torch.Tensor:
         """Add this layer's output to `hidden` [T, E] float32, in place."""
-        attended = self.self_attn(self.input_layernorm(hidden), rope, attention)
-        hidden += self._communicator.sum(attended)
-        hidden += self._communicator.sum(self.mlp(self.post_attention_layernorm(hidden)))
+        rows = self._rows(self.input_layernorm, hidden)
+        attended = self._communicator.sum(self.self_attn(rows, ropes, attention))
+        if not self._is_parallel:
+            self._add(hidden, attended, self.attention_output_layernorm)
+            rows = self._rows(self.post_attention_layernorm, hidden)
+        elif self.post_attention_layernorm is not None:
+            rows = self.post_attention_layernorm(hidden)
+        output = self._communicator.sum(self.mlp(rows))
+        if self._is_parallel:
+            self._add(hidden, attended, None)
+        self._add(hidden, output, self.mlp_output_layernorm)
         return hidden
+
+    def _rows(self, norm: nn.Module | None, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what a network reads, in the model's dtype."""
+        return hidden.to(self._dtype) if norm is None else norm(hidden)
+
+    def _add(self, hidden: torch.Tensor, output: torch.Tensor, norm: nn.Module | None) -> None:
+        hidden.add_(output if norm is None else norm(output), alpha=self._residual_scale)

@@ -8,9 +8,8 @@ processor.
 
 import math
 import re
-import reprlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
@@ -18,16 +17,19 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
+import msgspec
 import torch
+import torch.nn.functional as F
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
-from legato.model.decoder import Embedding
+from legato.model.decoder import Embedding, finished_logits, scaled_embeddings
 from legato.model.layers import RMSNorm
 from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, plain
-from legato.model.rope import RotaryEmbedding
-from legato.model.spec import DecoderSpec
+from legato.model.rope import RotaryEmbedding, Turns
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
 
 try:
     from legato import _processor
@@ -37,7 +39,7 @@ except ImportError:  # no compiler was available at installation
 _DTYPE = torch.bfloat16
 _TILE_DEPTH = 32
 """Values in a row of a tile; every size must be a multiple of it."""
-_LARGEST_HEAD = 256
+_LARGEST_HEAD = 512
 _PLAIN_BITS = 16
 """Given as bits of a code if the extension is to dequantize the weight."""
 
@@ -53,6 +55,8 @@ _MATRICES = {
 _NORMS = {
     "input_norm": "input_layernorm",
     "post_norm": "post_attention_layernorm",
+    "attention_output_norm": "attention_output_layernorm",
+    "mlp_output_norm": "mlp_output_layernorm",
     "query_norm": "self_attn.q_norm",
     "key_norm": "self_attn.k_norm",
 }
@@ -99,52 +103,75 @@ class NativeKernels:
         self.pool = self.extension.ThreadPool(num_threads)
 
 
-_Rule = tuple[Callable[[DecoderSpec], bool], str]
-_ANYTHING: _Rule = (lambda _: True, "anything")
-
-
-def _multiple(field: str, at_most: float = math.inf) -> _Rule:
-    def fits(spec: DecoderSpec) -> bool:
-        size: int = getattr(spec, field)
+def _multiple(field: str, at_most: float = math.inf) -> Rule:
+    def fits(record: msgspec.Struct) -> bool:
+        size: int = getattr(record, field)
         return size % _TILE_DEPTH == 0 and size <= at_most
 
     limit = "" if at_most == math.inf else f" up to {at_most}"
-    return fits, f"a multiple of {_TILE_DEPTH}{limit}"
+    return Rule(fits, f"a multiple of {_TILE_DEPTH}{limit}")
 
 
-def _switch(field: str) -> _Rule:
-    return lambda spec: isinstance(getattr(spec, field), bool), "on or off"
-
-
-_SUPPORTED: dict[str, _Rule] = {
-    "vocab_size": _ANYTHING,
-    "hidden_size": _multiple("hidden_size"),
-    "intermediate_size": _multiple("intermediate_size"),
-    "num_layers": _ANYTHING,
-    "num_heads": _ANYTHING,
-    "num_kv_heads": _ANYTHING,
-    "head_dim": _multiple("head_dim", _LARGEST_HEAD),
-    "rms_norm_eps": _ANYTHING,
-    "max_model_len": _ANYTHING,
-    "rope": (
-        lambda spec: (
-            spec.rope._fields == ("inverse", "scaling")
-            and 2 * len(spec.rope.inverse) == spec.head_dim
+_SUPPORTED: Rules = {
+    DecoderSpec: {
+        "vocab_size": anything(),
+        "hidden_size": _multiple("hidden_size"),
+        "max_model_len": anything(),
+        "norm_eps": anything(),
+        "ropes": Rule(
+            lambda spec: all(
+                rope._fields == ("inverse", "scaling", "query_growth")
+                and 2 * len(rope.inverse) == spec.head_dim
+                for rope in spec.ropes
+            ),
+            "frequencies and a scale for whole heads",
         ),
-        "frequencies and a scale for whole heads",
-    ),
-    "sliding_windows": (
-        lambda spec: all(window is None or window > 0 for window in spec.sliding_windows),
-        "positive or None",
-    ),
-    "tie_word_embeddings": _switch("tie_word_embeddings"),
-    "qkv_bias": _switch("qkv_bias"),
-    "output_bias": _switch("output_bias"),
-    "mlp_bias": _switch("mlp_bias"),
-    "qk_norm": _switch("qk_norm"),
+        "layers": Rule(
+            lambda spec: len({layer.mlp.size for layer in spec.layers}) == 1,
+            "layers of the same sizes",
+        ),
+        "norm": one_of("norm", "rms"),
+        "norm_bias": one_of("norm_bias", False),
+        "embedding_scale": anything(),
+        "logit_scale": anything(),
+        "logit_softcap": anything(),
+        "tie_word_embeddings": switch("tie_word_embeddings"),
+    },
+    LayerSpec: {
+        "attention": anything(),
+        "mlp": anything(),
+        "order": one_of("order", "pre", "post", "sandwich"),
+        "residual_scale": anything(),
+    },
+    AttentionSpec: {
+        "num_heads": anything(),
+        "num_kv_heads": anything(),
+        "head_dim": _multiple("head_dim", _LARGEST_HEAD),
+        "scale": anything(),
+        "rope": anything(),
+        "window": Rule(
+            lambda attention: attention.window is None or attention.window > 0, "positive or none"
+        ),
+        "qk_norm": one_of("qk_norm", None, "head", "whole"),
+        "norm_after_rope": Rule(
+            lambda attention: (
+                attention.norm_after_rope is False
+                or (attention.norm_after_rope is True and attention.qk_norm != "whole")
+            ),
+            "on or off for norms of heads, off for norms of whole rows",
+        ),
+        "softcap": anything(),
+        "qkv_bias": switch("qkv_bias"),
+        "output_bias": switch("output_bias"),
+    },
+    MlpSpec: {
+        "size": _multiple("size"),
+        "activation": one_of("activation", "silu", "gelu_tanh"),
+        "is_gated": one_of("is_gated", True),
+        "has_bias": switch("has_bias"),
+    },
 }
-"""Key a field of `DecoderSpec`, value a test of its values and a description of those supported.
-The extension does not know a field that is missing here, whatever its value."""
+"""What the extension computes. It does not know a field that is missing here."""
 
 
 def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
@@ -161,13 +188,7 @@ def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) 
 
 
 def _unsupported(spec: DecoderSpec) -> str:
-    for field in spec.__struct_fields__:
-        if field not in _SUPPORTED:
-            return f"native layers do not know {field}"
-        is_supported, supported = _SUPPORTED[field]
-        if not is_supported(spec):
-            return f"{field} is {reprlib.repr(getattr(spec, field))}, not {supported}"
-    return ""
+    return unsupported("native layers", spec, _SUPPORTED)
 
 
 class NativeModel:
@@ -210,8 +231,10 @@ class NativeModel:
         self.num_weight_bytes = 0
         self._communicator = communicator
         self._embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
-        self._rotary = RotaryEmbedding(spec.rope, self.device)
-        self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+        self._rotaries = [RotaryEmbedding(rope, self.device) for rope in spec.ropes]
+        # Key a layer, value the weights of the norms after its attention and its MLP.
+        self._output_norms: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+        self._norm = RMSNorm(spec.hidden_size, spec.norm_eps, empty)
 
     @property
     def num_part_tokens(self) -> int:
@@ -239,8 +262,8 @@ class NativeModel:
                     continue
                 layer, own = int(match[1]), unpacked[int(match[1])]
                 own[match[2]] = weight
-                if len(own) == _num_parts(self.spec):
-                    layers[layer] = threads.submit(self._make_layer, unpacked.pop(layer))
+                if len(own) == _num_parts(self.spec.layers[layer]):
+                    layers[layer] = threads.submit(self._make_layer, layer, unpacked.pop(layer))
             embedding = others["model.embed_tokens.weight"]
             head = embedding if self.spec.tie_word_embeddings else others["lm_head.weight"]
             packed_head = threads.submit(NativeLinear, head, self.kernels)
@@ -261,25 +284,23 @@ class NativeModel:
         num_layers: int | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, NativeStep)
-        hidden = self._embed_tokens(input_ids).float()
-        cos, sin = self._rotary(positions, torch.float32)
+        hidden = scaled_embeddings(self._embed_tokens(input_ids), self.spec)
+        turns = [rotary(positions, torch.float32) for rotary in self._rotaries]
         if self._communicator.size > 1:
-            self._add_parts(attention, hidden, cos, sin, num_layers)
+            self._add_parts(attention, hidden, turns, num_layers)
         else:
-            self._add_layers(attention, hidden, cos, sin, num_layers)
+            self._add_layers(attention, hidden, turns, num_layers)
         output: torch.Tensor = self._norm(hidden)
         return output
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        part = self._lm_head(hidden)
-        return self._communicator.gather(part)[:, : self.spec.vocab_size]
+        return finished_logits(self._communicator.gather(self._lm_head(hidden)), self.spec)
 
     def _add_layers(
         self,
         attention: "NativeStep",
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        turns: Sequence[Turns],
         num_layers: int | None,
     ) -> None:
         """Add the layers' output to `hidden` [T, E]."""
@@ -290,47 +311,53 @@ class NativeModel:
             attention.caches,
             hidden.data_ptr(),
             len(hidden),
-            cos.data_ptr(),
-            sin.data_ptr(),
+            _turn_addresses(turns),
         )
 
     def _add_parts(
         self,
         attention: "NativeStep",
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        turns: Sequence[Turns],
         num_layers: int | None,
     ) -> None:
         """Add the layers' output to `hidden` [T, E]; ranks sum each half of a layer."""
         pool, step, layers = self.kernels.pool, attention.native, self._native
         rows = hidden.data_ptr(), len(hidden)
-        turns = cos.data_ptr(), sin.data_ptr()
+        addresses = _turn_addresses(turns)
         for layer, cache in enumerate(islice(attention.caches, num_layers)):
+            after_attention, after_mlp = self._output_norms[layer]
             sums = torch.zeros_like(hidden)
-            layers.add_attention(pool, step, layer, cache, *rows, *turns, sums.data_ptr())
-            hidden += self._communicator.sum(sums)
+            layers.add_attention(pool, step, layer, cache, *rows, addresses, sums.data_ptr())
+            self._add_sum(hidden, sums, layer, after_attention)
             sums.zero_()
             layers.add_mlp(pool, step, layer, *rows, sums.data_ptr())
-            hidden += self._communicator.sum(sums)
+            self._add_sum(hidden, sums, layer, after_mlp)
+
+    def _add_sum(
+        self, hidden: torch.Tensor, part: torch.Tensor, layer: int, norm: torch.Tensor | None
+    ) -> None:
+        """Add the sum of all ranks' parts of a network's output, after its norm if it has one."""
+        output = self._communicator.sum(part)
+        if norm is not None:
+            output = F.rms_norm(output, norm.shape, norm, self.spec.norm_eps)
+        hidden.add_(output, alpha=self.spec.layers[layer].residual_scale)
 
     def _join(self, layers: list[object]) -> Any:
         return self.kernels.extension.Layers(layers)
 
-    def _make_layer(self, own: dict[str, _Weight]) -> object:
+    def _make_layer(self, layer: int, own: dict[str, _Weight]) -> object:
         """Build a layer; the extension copies the weights, so none must outlive the call."""
-        weights, spec = _take_parts(own), self.spec
-        sizes = (
-            spec.hidden_size,
-            spec.intermediate_size,
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
+        weights = _take_parts(own)
+        after_attention, after_mlp = (
+            plain(weights[name]).clone() if name in weights else None
+            for name in ("attention_output_norm", "mlp_output_norm")
         )
+        self._output_norms[layer] = after_attention, after_mlp
         addresses: dict[str, int] = {}
         for name, weight in weights.items():
             addresses |= _addresses(name, weight)
-        return self.kernels.extension.Layer(sizes, spec.rms_norm_eps, addresses)
+        return self.kernels.extension.Layer(_numbers(self.spec, layer), addresses)
 
 
 class NativeStep:
@@ -390,11 +417,42 @@ def _num_bytes(weight: _Weight) -> int:
     return weight.num_bytes(_DTYPE) if isinstance(weight, QuantizedWeight) else weight.nbytes
 
 
-def _num_parts(spec: DecoderSpec) -> int:
+def _num_parts(layer: LayerSpec) -> int:
     """Return the number of weights that a layer has in checkpoints."""
+    attention = layer.attention
     num_matrices = sum(map(len, _MATRICES.values()))
-    num_biases = 3 * spec.qkv_bias + spec.output_bias + 3 * spec.mlp_bias
-    return num_matrices + num_biases + (4 if spec.qk_norm else 2)
+    num_biases = 3 * attention.qkv_bias + attention.output_bias + 3 * layer.mlp.has_bias
+    num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
+    return num_matrices + num_biases + num_norms + (0 if attention.qk_norm is None else 2)
+
+
+def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
+    """Return a layer's numbers by the extension's names."""
+    layer = spec.layers[index]
+    attention = layer.attention
+    return {
+        "hidden_size": spec.hidden_size,
+        "mlp_size": layer.mlp.size,
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rope": attention.rope,
+        "eps": spec.norm_eps,
+        "scale": attention.scale,
+        "softcap": attention.softcap or 0.0,
+        "residual_scale": layer.residual_scale,
+        "is_gelu": layer.mlp.activation == "gelu_tanh",
+        "has_whole_norms": attention.qk_norm == "whole",
+        "norm_after_rope": attention.norm_after_rope,
+    }
+
+
+def _turn_addresses(turns: Sequence[Turns]) -> list[tuple[int, int, int]]:
+    """Return the addresses of cosines, sines and factors on queries, 0 for none, of each rope."""
+    return [
+        (cos.data_ptr(), sin.data_ptr(), 0 if scale is None else scale.data_ptr())
+        for cos, sin, scale in turns
+    ]
 
 
 def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:

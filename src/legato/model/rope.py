@@ -1,6 +1,8 @@
 """Rotary position embedding (Su et al., 2021, arXiv:2104.09864) on packed rows.
 
-Half-rotation convention, as in transformers: dimension i rotates together with i + D / 2.
+Half-rotation convention, as in transformers: dimension i rotates together with i + D / 2. If a
+model has another convention, its projections' rows are reordered at load (`rotary_order`), and
+dimensions that do not rotate have angles of zero.
 """
 
 import math
@@ -38,6 +40,9 @@ class _Parameters(msgspec.Struct, frozen=True):
     short_factor: list[_Positive] | None = None
     long_factor: list[_Positive] | None = None
     truncate: bool = True
+    partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    alpha: _Positive | None = None
+    llama_4_scaling_beta: Annotated[float, msgspec.Meta(ge=0, le=1e3)] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -60,25 +65,67 @@ class _Parameters(msgspec.Struct, frozen=True):
         return max_model_len / self.needed("original_max_position_embeddings")
 
 
+class QueryGrowth(NamedTuple):
+    """Queries grow with their position p, by 1 + rate * ln(1 + floor(p / length)).
+
+    Llama 4's temperature, which Ministral 3 has too.
+    """
+
+    rate: float
+    length: float
+
+
 class RopeFrequencies(NamedTuple):
     """How fast each pair of dimensions rotates.
 
     Attributes:
-        inverse: D / 2 angles in radians a position, exact in float32.
-        scaling: factor on the cosines and sines (YaRN's temperature; 1 for other types).
+        inverse: D / 2 angles in radians a position, exact in float32; 0 for pairs that do not
+            rotate.
+        scaling: factor on the cosines and sines of pairs that rotate (YaRN's temperature; 1 for
+            other types).
+        query_growth: factor on queries by position, after rope.
     """
 
     inverse: tuple[float, ...]
     scaling: float
+    query_growth: QueryGrowth | None = None
+
+
+def no_rope(head_dim: int) -> RopeFrequencies:
+    """Return frequencies that rotate nothing (NoPE)."""
+    return RopeFrequencies((0.0,) * (head_dim // 2), 1.0)
+
+
+def rotary_order(head_dim: int, rotary_dim: int, *, is_interleaved: bool) -> list[int]:
+    """Return the rows of a head in an order where dimension i rotates with i + D / 2.
+
+    Args:
+        rotary_dim: first rows of a head that rotate; the others follow in halves.
+        is_interleaved: whether row 2i rotates with row 2i + 1 instead of i + rotary_dim / 2.
+    """
+    rotated, rest = range(rotary_dim), range(rotary_dim, head_dim)
+    if is_interleaved:
+        first, second = rotated[::2], rotated[1::2]
+    else:
+        first, second = rotated[: rotary_dim // 2], rotated[rotary_dim // 2 :]
+    half = len(rest) // 2
+    return [*first, *rest[:half], *second, *rest[half:]]
+
+
+def rotary_size(parameters: dict[str, Any], head_dim: int) -> int:
+    """Return the dimensions of a head that rotate."""
+    return int(head_dim * parameters.get("partial_rotary_factor", 1.0))
 
 
 def rope_frequencies(
-    parameters: dict[str, Any], head_dim: int, max_model_len: int
+    parameters: dict[str, Any], head_dim: int, max_model_len: int, served_len: int | None = None
 ) -> RopeFrequencies:
     """Compute a model's frequencies, for any supported way of stretching the context.
 
     Args:
         parameters: as in `Description.rope`.
+        max_model_len: positions that the model was made for.
+        served_len: positions that are served; None for all. Only longrope depends on it.
 
     Raises:
         UnsupportedModelError: the rope type is unknown, its frequencies depend on the length of
@@ -87,33 +134,63 @@ def rope_frequencies(
     known = _Parameters(
         **{n: parameters[n] for n in _Parameters.__struct_fields__ if n in parameters}
     )
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError("rope on only a part of each head is not supported")
-    if head_dim % 2:
-        raise UnsupportedModelError(f"rope needs an even rotary dimension, not {head_dim}")
+    size = rotary_size(parameters, head_dim)
+    if size % 2 or head_dim % 2 or not size:
+        raise UnsupportedModelError(f"rope needs an even rotary dimension, not {size}")
     make = _TYPES.get(parameters["rope_type"])
     if make is None:
         raise UnsupportedModelError(
             f"unsupported rope type {parameters['rope_type']!r}; Legato supports "
             + ", ".join(_TYPES)
         )
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    inverse, scaling = make(known, known.rope_theta**exponents, max_model_len)
+    lengths = _Lengths(max_model_len, served_len or max_model_len)
+    theta = known.rope_theta
+    if parameters["rope_type"] == "dynamic":
+        theta = _dynamic_theta(known, size)
+    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
+    inverse, scaling = make(known, theta**exponents, lengths)
     if not all(0 < angle < math.inf for angle in inverse.tolist()):
         raise UnsupportedModelError(f"rope parameters {parameters} make no frequencies")
-    return RopeFrequencies(tuple(inverse.tolist()), float(scaling))
+    still = (0.0,) * ((head_dim - size) // 2)
+    return RopeFrequencies((*inverse.tolist(), *still), float(scaling), _growth(known))
 
 
-def _default(_: _Parameters, periods: torch.Tensor, __: int) -> tuple[torch.Tensor, float]:
+class _Lengths(NamedTuple):
+    """Attributes: made_for, served: positions."""
+
+    made_for: int
+    served: int
+
+
+def _growth(known: _Parameters) -> QueryGrowth | None:
+    if not known.llama_4_scaling_beta:
+        return None
+    return QueryGrowth(known.llama_4_scaling_beta, known.needed("original_max_position_embeddings"))
+
+
+def _dynamic_theta(known: _Parameters, size: int) -> float:
+    """Return the base for every length up to the model's: it grows only beyond that length.
+
+    Hunyuan gives a fixed `alpha` instead of a factor.
+    """
+    factor = known.needed("factor") if known.alpha is None else 1.0
+    growth = factor - (factor - 1) if known.alpha is None else known.alpha
+    theta: float = (
+        known.rope_theta * growth ** (size / (size - 2)) if size > 2 else known.rope_theta
+    )
+    return theta
+
+
+def _default(_: _Parameters, periods: torch.Tensor, __: _Lengths) -> tuple[torch.Tensor, float]:
     return 1.0 / periods, 1.0
 
 
-def _linear(known: _Parameters, periods: torch.Tensor, _: int) -> tuple[torch.Tensor, float]:
+def _linear(known: _Parameters, periods: torch.Tensor, _: _Lengths) -> tuple[torch.Tensor, float]:
     """Chen et al., 2023, arXiv:2306.15595."""
     return 1.0 / periods / known.needed("factor"), 1.0
 
 
-def _llama3(known: _Parameters, periods: torch.Tensor, _: int) -> tuple[torch.Tensor, float]:
+def _llama3(known: _Parameters, periods: torch.Tensor, _: _Lengths) -> tuple[torch.Tensor, float]:
     """Divide slow pairs by the factor, keep fast ones, and blend those between.
 
     Llama 3, 2024, arXiv:2407.21783.
@@ -126,10 +203,10 @@ def _llama3(known: _Parameters, periods: torch.Tensor, _: int) -> tuple[torch.Te
 
 
 def _yarn(
-    known: _Parameters, periods: torch.Tensor, max_model_len: int
+    known: _Parameters, periods: torch.Tensor, lengths: _Lengths
 ) -> tuple[torch.Tensor, float]:
     """Peng et al., 2023, arXiv:2309.00071."""
-    factor = known.stretching(max_model_len)
+    factor = known.stretching(lengths.made_for)
     trained = known.needed("original_max_position_embeddings")
     head_dim = 2 * len(periods)
 
@@ -160,28 +237,31 @@ def _temperature(known: _Parameters, factor: float) -> float:
 
 
 def _longrope(
-    known: _Parameters, periods: torch.Tensor, max_model_len: int
+    known: _Parameters, periods: torch.Tensor, lengths: _Lengths
 ) -> tuple[torch.Tensor, float]:
-    """Ding et al., 2024, arXiv:2402.13753."""
-    if known.short_factor is None or known.short_factor != known.long_factor:
+    """Ding et al., 2024, arXiv:2402.13753.
+
+    Cached keys cannot change as a sequence grows, so one set of factors serves all sequences: the
+    long one if sequences may be longer than in training.
+    """
+    trained = known.needed("original_max_position_embeddings")
+    factors = known.long_factor if lengths.served > trained else known.short_factor
+    if factors is None:
+        raise UnsupportedModelError("the rope parameters lack short_factor or long_factor")
+    if len(factors) != len(periods):
         raise UnsupportedModelError(
-            "rope type 'longrope' is supported only where its short and long factors are the same: "
-            "otherwise cached keys would change as a sequence grows"
+            f"longrope has {len(factors)} factors for {len(periods)} frequencies"
         )
-    if len(known.short_factor) != len(periods):
-        raise UnsupportedModelError(
-            f"longrope has {len(known.short_factor)} factors for {len(periods)} frequencies"
-        )
-    factor = known.stretching(max_model_len)
+    factor = known.stretching(lengths.made_for)
     scaling = known.attention_factor
     if scaling is None:
-        trained = known.needed("original_max_position_embeddings")
         scaling = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-    return 1.0 / (torch.tensor(known.short_factor) * periods), scaling
+    return 1.0 / (torch.tensor(factors) * periods), scaling
 
 
 _TYPES = {
     "default": _default,
+    "dynamic": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
@@ -191,35 +271,60 @@ _TYPES = {
 the context length; it returns the angles, and the factor on cosines and sines."""
 
 
+class Turns(NamedTuple):
+    """How a step's rows rotate.
+
+    Attributes:
+        cos, sin: [T, 1, D], as `rotate` takes them: the first half of the sines is negated.
+        query_scale: [T, 1, 1], factors on the rotated queries; None if there are none.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    query_scale: torch.Tensor | None
+
+
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines for the rows of one step."""
+    """Cosines and sines for the rows of one step.
+
+    Attributes:
+        inverse: [D / 2] float32, angles a position.
+        scaling: factor on cosines and sines; [D / 2] if pairs differ.
+    """
 
     def __init__(self, frequencies: RopeFrequencies, device: torch.device) -> None:
         super().__init__()
-        self.scaling = frequencies.scaling
+        self.query_growth = frequencies.query_growth
         inverse = torch.tensor(frequencies.inverse, dtype=torch.float32, device=device)
         self.register_buffer("inverse", inverse, persistent=False)  # [D / 2]
         self.inverse: torch.Tensor
+        self.scaling: float | torch.Tensor = frequencies.scaling
+        if frequencies.scaling != 1.0 and 0.0 in frequencies.inverse:
+            self.scaling = torch.where(inverse == 0.0, 1.0, frequencies.scaling)
 
-    def forward(
-        self, positions: torch.Tensor, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> Turns:
         """Compute cosines and sines in float32, then round to `dtype`.
 
         Args:
             positions: [T] int64.
 
-        Returns:
-            Cosines and sines, [T, 1, D] each; the first half of the sines is negated, as `rotate`
-            expects.
         """
         angles = positions.to(torch.float32)[:, None] * self.inverse  # [T, D / 2]
         cos, sin = angles.cos(), angles.sin()
-        if self.scaling != 1.0:
+        if isinstance(self.scaling, torch.Tensor) or self.scaling != 1.0:
             cos, sin = cos * self.scaling, sin * self.scaling
         cos = torch.cat((cos, cos), dim=-1)
         sin = torch.cat((-sin, sin), dim=-1)
-        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+        return Turns(
+            cos.to(dtype)[:, None], sin.to(dtype)[:, None], self._query_scale(positions, dtype)
+        )
+
+    def _query_scale(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        if self.query_growth is None:
+            return None
+        rate, length = self.query_growth
+        scale = 1 + rate * torch.log1p(torch.floor(positions / length))
+        return scale.to(dtype)[:, None, None]
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,70 +1,201 @@
-"""The numbers and switches that distinguish one decoder from another; no code."""
+"""What distinguishes one decoder from another, as records of numbers and switches; no code.
+
+A decoder is a list of layers. A layer is an attention and a feed-forward network with norms around
+them. Layers of one decoder may differ in any of their numbers.
+"""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import torch
 
 from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.core.validation import check_fields
 from legato.model.base import CacheSpec
 from legato.model.rope import RopeFrequencies
 
 _MODEL_LEN_LIMIT = 2**31
 
-_Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+_Eps = Annotated[float, msgspec.Meta(ge=1e-12, le=0.1)]
+_Scale = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
-class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of a decoder-only transformer.
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "xielu"]
+NormOrder = Literal["pre", "post", "sandwich", "parallel", "parallel_two"]
 
-    The annotations are the values that models have; a checkpoint's fields are checked.
+
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Grouped-query attention.
 
     Attributes:
-        max_model_len: positions that the model was made for (prompt plus output, in tokens).
-        sliding_windows: for each layer, keys visible to a query; None if all are.
-        tie_word_embeddings: the output projection is the embedding matrix.
+        scale: factor on the query-key products.
+        rope: which of the decoder's ropes turns queries and keys.
+        window: keys visible to a query; None if all are.
+        qk_norm: queries and keys are RMS-normalized, each head or all heads as one row; None if
+            they are not.
+        norm_after_rope: they are normalized after rope rather than before.
+        softcap: largest scaled query-key product c; it becomes c * tanh(product / c).
         qkv_bias: the query, key and value projections have biases.
-        output_bias: the attention's output projection has a bias.
-        mlp_bias: the MLP's projections have biases.
-        qk_norm: queries and keys are RMS-normalized a head before rope (Qwen3).
+        output_bias: the output projection has a bias.
 
     Raises:
-        UnsupportedModelError: query heads do not divide evenly among key/value heads, or the number
-            of positions is out of range.
+        UnsupportedModelError: query heads do not divide evenly among key/value heads.
     """
 
-    vocab_size: _Size
-    hidden_size: _Size
-    intermediate_size: _Size
-    num_layers: _Size
-    num_heads: _Size
-    num_kv_heads: _Size
-    head_dim: _Size
-    rms_norm_eps: Annotated[float, msgspec.Meta(ge=1e-12, le=0.1)]
-    max_model_len: int
-    rope: RopeFrequencies
-    sliding_windows: tuple[_Size | None, ...]
-    tie_word_embeddings: bool
+    num_heads: Size
+    num_kv_heads: Size
+    head_dim: Size
+    scale: _Scale
+    rope: Annotated[int, msgspec.Meta(ge=0)] = 0
+    window: Size | None = None
+    qk_norm: Literal["head", "whole"] | None = None
+    norm_after_rope: bool = False
+    softcap: _Scale | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 < self.max_model_len < _MODEL_LEN_LIMIT:
-            raise UnsupportedModelError(f"{self.max_model_len} positions are not supported")
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModelError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads"
             )
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A feed-forward network, gated (`act(gate) * up`) or not (`act(up)`).
+
+    Attributes:
+        size: width of its activations.
+        has_bias: its projections have biases.
+    """
+
+    size: Size
+    activation: Activation = "silu"
+    is_gated: bool = True
+    has_bias: bool = False
+
+
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer: attention and a feed-forward network, each added to the residual stream.
+
+    Attributes:
+        order: where the norms are: before each network (pre), after each (post), or both
+            (sandwich). In parallel layers, both networks read the same rows: after one norm, or
+            each after its own.
+        residual_scale: factor on what is added.
+    """
+
+    attention: AttentionSpec
+    mlp: MlpSpec
+    order: NormOrder = "pre"
+    residual_scale: _Scale = 1.0
+
+    @property
+    def has_norms_before(self) -> bool:
+        return self.order != "post"
+
+    @property
+    def has_norms_after(self) -> bool:
+        return self.order in ("post", "sandwich")
+
+
+class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder-only transformer.
+
+    The annotations of all records are the values that models have; `check` compares them.
+
+    Attributes:
+        ropes: used by some of the layers each.
+        norm: kind of the layers' norms and of the last one. Norms of queries and keys are RMS
+            norms.
+        norm_bias: those norms have biases.
+        norm_eps: added to the mean square in every norm.
+        embedding_scale: factor on the embeddings.
+        logit_scale: factor on the logits.
+        logit_softcap: largest logit c; a logit becomes c * tanh(logit / c).
+        max_model_len: positions that the model was made for (prompt plus output, in tokens).
+        tie_word_embeddings: the output projection is the embedding matrix.
+
+    Raises:
+        UnsupportedModelError: there are no layers, layers have different heads, or the number of
+            positions is out of range.
+    """
+
+    vocab_size: Size
+    hidden_size: Size
+    max_model_len: int
+    norm_eps: _Eps
+    ropes: tuple[RopeFrequencies, ...]
+    layers: tuple[LayerSpec, ...]
+    tie_word_embeddings: bool = False
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    embedding_scale: _Scale = 1.0
+    logit_scale: _Scale = 1.0
+    logit_softcap: _Scale | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 < self.max_model_len < _MODEL_LEN_LIMIT:
+            raise UnsupportedModelError(f"{self.max_model_len} positions are not supported")
+        heads = {
+            (layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim)
+            for layer in self.layers
+        }
+        if len(heads) != 1:
+            raise UnsupportedModelError("layers with different numbers of heads are not supported")
+
+    def check(self) -> None:
+        """Check each record's fields against their annotations.
+
+        Raises:
+            UnsupportedModelError: a field is of another type, or out of range.
+        """
+        check_fields(self)
+        for layer in set(self.layers):
+            check_fields(layer)
+            check_fields(layer.attention)
+            check_fields(layer.mlp)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of every layer."""
+        return self.layers[0].attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads of every layer."""
+        return self.layers[0].attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head of every layer."""
+        return self.layers[0].attention.head_dim
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer, keys visible to a query; None if all are."""
+        return tuple(layer.attention.window for layer in self.layers)
 
     def cache(self, dtype: torch.dtype) -> CacheSpec:
         """Return the layout of the KV cache, with values of `dtype`."""
         return CacheSpec(
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
-            sliding_windows=self.sliding_windows,
+            sliding_windows=self.windows,
             dtype=dtype,
         )
 
@@ -72,20 +203,26 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the spec of each rank's part of every layer; all ranks have the same.
 
         Raises:
-            ConfigError: heads or the MLP cannot be divided among so many ranks.
+            ConfigError: heads or the MLPs cannot be divided among so many ranks.
         """
-        divided = ("num_heads", "num_kv_heads", "intermediate_size")
-        sizes = {name: getattr(self, name) for name in divided}
-        fitting = math.gcd(*sizes.values())
+        if num_ranks == 1:
+            return self
+        if any(layer.attention.qk_norm == "whole" for layer in self.layers):
+            raise ConfigError(
+                "--tensor-parallel-size takes 1 for this model, which normalizes all heads together"
+            )
+        sizes = sorted({layer.mlp.size for layer in self.layers})
+        fitting = math.gcd(self.num_heads, self.num_kv_heads, *sizes)
         if fitting % num_ranks:
             counts = ", ".join(str(count) for count in range(1, fitting + 1) if not fitting % count)
             raise ConfigError(
                 f"{self.num_heads} query heads, {self.num_kv_heads} key/value heads and an MLP of "
-                f"{self.intermediate_size} cannot be divided among {num_ranks} ranks: "
+                f"{' or '.join(map(str, sizes))} cannot be divided among {num_ranks} ranks: "
                 f"--tensor-parallel-size takes {counts} for this model"
             )
-        parts = {name: size // num_ranks for name, size in sizes.items()}
-        return msgspec.structs.replace(self, **parts)
+        return msgspec.structs.replace(
+            self, layers=tuple(_part(layer, num_ranks) for layer in self.layers)
+        )
 
     def reads_every_step(self, weight: str) -> bool:
         """Whether a step reads all of a weight; it does not read all of an untied embedding.
@@ -94,3 +231,17 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             weight: its name in transformers' checkpoints.
         """
         return weight != "model.embed_tokens.weight" or self.tie_word_embeddings
+
+
+def _part(layer: LayerSpec, num_ranks: int) -> LayerSpec:
+    replace = msgspec.structs.replace
+    attention, mlp = layer.attention, layer.mlp
+    return replace(
+        layer,
+        attention=replace(
+            attention,
+            num_heads=attention.num_heads // num_ranks,
+            num_kv_heads=attention.num_kv_heads // num_ranks,
+        ),
+        mlp=replace(mlp, size=mlp.size // num_ranks),
+    )

@@ -8,6 +8,9 @@ and reads a context in several pieces without copying them together.
 
 import torch
 
+_MOST_SCORES = 2**22
+"""Scores that are in memory at a time, where they are capped."""
+
 
 def attend_part(
     query: torch.Tensor,
@@ -31,6 +34,37 @@ def attend_part(
         query, key, value, 0.0, is_causal, scale=scale
     )
     return out, lse
+
+
+def attend_capped(
+    rows: torch.Tensor,
+    visible: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Return attention with capped scores, for which PyTorch has no fused operator on CPUs.
+
+    Args:
+        rows: queries [T, K, H / K, D].
+        visible: keys and values, [1, K, S, D] each.
+        mask: added to the scores [T, S]; None for a single row.
+
+    Returns:
+        As `rows`.
+    """
+    key, value = visible
+    parts = []
+    num_rows = max(1, _MOST_SCORES // (rows.shape[1] * rows.shape[2] * key.shape[2]))
+    for first in range(0, len(rows), num_rows):
+        query = rows[first : first + num_rows].permute(1, 2, 0, 3)  # [K, H / K, T, D]
+        scores = torch.matmul(query, key[0].unsqueeze(1).mT).float() * scale
+        scores = (scores / softcap).tanh_().mul_(softcap)
+        if mask is not None:
+            scores += mask[first : first + num_rows]
+        weights = scores.softmax(-1).to(value.dtype)
+        parts.append(torch.matmul(weights, value[0].unsqueeze(1)).permute(2, 0, 1, 3))
+    return torch.cat(parts)
 
 
 def merge_parts(

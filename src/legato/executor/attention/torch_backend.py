@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from legato.executor.attention.cache import KeyValueCache, make_cache
 from legato.executor.attention.context import Context, KeysValues, Runs, slot_runs
-from legato.executor.attention.partial import attend_part, merge_parts
+from legato.executor.attention.partial import attend_capped, attend_part, merge_parts
 from legato.executor.batch import PackedBatch, PackedChunk
 from legato.model.base import CacheSpec
 
@@ -60,8 +60,11 @@ class TorchStepAttention:
         self._chunks = chunks
         self._runs = runs
         self._sizes = [chunk.num_tokens for chunk in chunks]
-        # Key window; value for each chunk: its context in the cache, and a mask if it needs one.
-        self._contexts: dict[int | None, list[tuple[Context, torch.Tensor | None]]] = {}
+        # Key window, and whether all chunks are masked; value for each chunk: its context in the
+        # cache, and a mask if it needs one.
+        self._contexts: dict[
+            tuple[int | None, bool], list[tuple[Context, torch.Tensor | None]]
+        ] = {}
 
     def attend(
         self,
@@ -72,6 +75,7 @@ class TorchStepAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         num_padding = len(query) - len(self._slots)
         if num_padding:
@@ -81,9 +85,14 @@ class TorchStepAttention:
         grouped = query.view(len(query), key.shape[1], -1, key.shape[2]).split(self._sizes)  # type: ignore[no-untyped-call]
         attended: list[torch.Tensor] = []
         for chunk, rows, (context, mask) in zip(
-            self._chunks, grouped, self._visible(sliding_window, query), strict=True
+            self._chunks,
+            grouped,
+            self._visible(sliding_window, query, is_capped=softcap is not None),
+            strict=True,
         ):
-            if chunk.num_tokens == 1:
+            if softcap is not None:
+                out = attend_capped(rows, context.in_order(layer), mask, scale, softcap)
+            elif chunk.num_tokens == 1:
                 out = _attend_decode(rows, context.pieces(layer), scale)
             elif mask is not None:
                 out = _attend_masked(rows, context.in_order(layer), mask, scale)
@@ -99,48 +108,52 @@ class TorchStepAttention:
         return torch.cat(attended).flatten(1, 2)
 
     def _visible(
-        self, sliding_window: int | None, query: torch.Tensor
+        self, sliding_window: int | None, query: torch.Tensor, *, is_capped: bool
     ) -> list[tuple[Context, torch.Tensor | None]]:
         """Return each chunk's context and mask; computed once a step, not once a layer."""
-        if sliding_window not in self._contexts:
-            self._contexts[sliding_window] = [
+        key = sliding_window, is_capped
+        if key not in self._contexts:
+            self._contexts[key] = [
                 (
-                    self._cache.context(_clip(runs, *_visible_tokens(chunk, sliding_window))),
-                    _mask(chunk, sliding_window, query),
+                    self._cache.context(_clip(runs, *_visible_tokens(chunk, *key))),
+                    _mask(chunk, *key, query),
                 )
                 for chunk, runs in zip(self._chunks, self._runs, strict=True)
             ]
-        return self._contexts[sliding_window]
+        return self._contexts[key]
 
 
-def _is_masked(chunk: PackedChunk, sliding_window: int | None) -> bool:
+def _is_masked(chunk: PackedChunk, sliding_window: int | None, is_capped: bool) -> bool:
     """Whether one masked call computes the chunk's attention.
 
     That is faster for a short chunk, since all heads of a group then form one product. It is
-    required where the window starts inside the keys.
+    required where the window starts inside the keys, or scores are capped.
     """
     is_clipped = sliding_window is not None and chunk.context_len > sliding_window
-    return chunk.num_tokens > 1 and (chunk.num_tokens <= _SHORT_CHUNK or is_clipped)
+    is_required = is_clipped or is_capped
+    return chunk.num_tokens > 1 and (chunk.num_tokens <= _SHORT_CHUNK or is_required)
 
 
-def _visible_tokens(chunk: PackedChunk, sliding_window: int | None) -> tuple[int, int]:
+def _visible_tokens(
+    chunk: PackedChunk, sliding_window: int | None, is_capped: bool
+) -> tuple[int, int]:
     """Return the tokens [start, end) to read from the cache.
 
     A long chunk takes its own keys from the batch.
     """
-    if chunk.num_tokens > 1 and not _is_masked(chunk, sliding_window):
+    if chunk.num_tokens > 1 and not _is_masked(chunk, sliding_window, is_capped):
         return 0, chunk.start
     oldest = 0 if sliding_window is None else max(0, chunk.start + 1 - sliding_window)
     return oldest, chunk.context_len
 
 
 def _mask(
-    chunk: PackedChunk, sliding_window: int | None, query: torch.Tensor
+    chunk: PackedChunk, sliding_window: int | None, is_capped: bool, query: torch.Tensor
 ) -> torch.Tensor | None:
     """Return what is added to the scores: [T, S], T rows by the S keys of `_visible_tokens`."""
-    if not _is_masked(chunk, sliding_window):
+    if not _is_masked(chunk, sliding_window, is_capped):
         return None
-    first, end = _visible_tokens(chunk, sliding_window)
+    first, end = _visible_tokens(chunk, sliding_window, is_capped)
     row = torch.arange(chunk.start, chunk.context_len, device=query.device).unsqueeze(1)
     key = torch.arange(first, end, device=query.device)
     hidden = key > row

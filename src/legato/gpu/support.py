@@ -1,0 +1,62 @@
+"""Which decoders the GPU's kernels run."""
+
+from legato.core.errors import UnsupportedModelError
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.support import Rule, Rules, anything, one_of, unsupported
+
+_SUPPORTED: Rules = {
+    DecoderSpec: {
+        "vocab_size": anything(),
+        "hidden_size": anything(),
+        "max_model_len": anything(),
+        "norm_eps": anything(),
+        "ropes": Rule(
+            lambda spec: all(
+                rope._fields == ("inverse", "scaling", "query_growth")
+                and rope.query_growth is None
+                and (rope.scaling == 1.0 or 0.0 not in rope.inverse)
+                for rope in spec.ropes
+            ),
+            "frequencies with one scale",
+        ),
+        "layers": anything(),
+        "norm": one_of("norm", "rms"),
+        "norm_bias": one_of("norm_bias", False),
+        "embedding_scale": one_of("embedding_scale", 1.0),
+        "logit_scale": one_of("logit_scale", 1.0),
+        "logit_softcap": one_of("logit_softcap", None),
+        "tie_word_embeddings": anything(),
+    },
+    LayerSpec: {
+        "attention": anything(),
+        "mlp": anything(),
+        "order": one_of("order", "pre"),
+        "residual_scale": one_of("residual_scale", 1.0),
+    },
+    AttentionSpec: {
+        "num_heads": anything(),
+        "num_kv_heads": anything(),
+        "head_dim": anything(),
+        "scale": anything(),
+        "rope": one_of("rope", 0),
+        "window": anything(),
+        "qk_norm": one_of("qk_norm", None, "head"),
+        "norm_after_rope": one_of("norm_after_rope", False),
+        "softcap": one_of("softcap", None),
+        "qkv_bias": anything(),
+        "output_bias": anything(),
+    },
+    MlpSpec: {
+        "size": anything(),
+        "activation": one_of("activation", "silu"),
+        "is_gated": one_of("is_gated", True),
+        "has_bias": anything(),
+    },
+}
+"""What the kernels compute. They do not know a field that is missing here."""
+
+
+def check_supported(spec: DecoderSpec) -> None:
+    """Raise `UnsupportedModelError` if the kernels cannot compute these layers."""
+    if reason := unsupported("GPU layers", spec, _SUPPORTED):
+        raise UnsupportedModelError(f"this model runs on CPUs only: {reason}")

@@ -1,0 +1,134 @@
+"""From the tensors of a family's checkpoints to the weights of `Decoder`.
+
+Families name their tensors differently, fuse projections, or rotate other rows of a head. A family
+has a list of transforms, which are applied to each tensor while it is read, so that the layers have
+one convention. Transforms move whole rows, so a quantized weight stays quantized.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from legato.core.errors import UnsupportedModelError
+from legato.model.quantization import QuantizedWeight, plain
+
+Weight = torch.Tensor | QuantizedWeight
+Named = tuple[str, Weight]
+Transform = Callable[[str, Weight], Iterable[Named]]
+"""Maps a tensor and its name to tensors that replace it; most tensors stay as they are."""
+
+
+def transformed(tensors: Iterable[Named], transforms: Sequence[Transform]) -> Iterator[Named]:
+    """Apply each transform, in order, to each tensor."""
+    for name, weight in tensors:
+        yield from _applied(name, weight, transforms)
+
+
+def shapes_after(
+    shapes: Mapping[str, tuple[int, ...]], transforms: Sequence[Transform]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that tensors of these shapes have after the transforms.
+
+    Args:
+        shapes: key a tensor's name.
+    """
+    on_paper = ((name, torch.empty(shape, device="meta")) for name, shape in shapes.items())
+    return {name: tuple(weight.shape) for name, weight in transformed(on_paper, transforms)}
+
+
+def rename(names: Mapping[str, str]) -> Transform:
+    """Rename parts of dotted names.
+
+    Args:
+        names: key one or several adjacent parts of a name, value their replacement; all are
+            replaced at once.
+    """
+    longest_first = sorted(names, key=len, reverse=True)
+    pattern = re.compile(rf"(?<![^.])(?:{'|'.join(map(re.escape, longest_first))})(?![^.])")
+
+    def apply(name: str, weight: Weight) -> Iterator[Named]:
+        yield pattern.sub(lambda found: names[found[0]], name), weight
+
+    return apply
+
+
+def drop(*, prefixes: tuple[str, ...] = (), suffixes: tuple[str, ...] = ()) -> Transform:
+    """Leave out tensors that are not used, such as those of a vision model."""
+
+    def apply(name: str, weight: Weight) -> Iterator[Named]:
+        if not (name.startswith(prefixes) or name.endswith(suffixes)):
+            yield name, weight
+
+    return apply
+
+
+def split(module: str, sizes: Mapping[str, int], *, num_groups: int = 1) -> Transform:
+    """Split a fused projection into its parts.
+
+    Args:
+        module: last part of the fused projection's name.
+        sizes: key the name of a part, value its rows, all groups together.
+        num_groups: groups of adjacent rows, each with rows of all parts in order.
+    """
+
+    def apply(name: str, weight: Weight) -> Iterator[Named]:
+        parent, _, kind = name.rpartition(".")
+        if parent.rpartition(".")[2] != module:
+            yield name, weight
+            return
+        parent = parent.rpartition(".")[0]
+        group, start = sum(sizes.values()) // num_groups, 0
+        for part, size in sizes.items():
+            end = start + size // num_groups
+            yield f"{parent}.{part}.{kind}", _rows(weight, group, range(start, end))
+            start = end
+
+    return apply
+
+
+def reorder_heads(order: Sequence[int]) -> Transform:
+    """Reorder the rows of each head of queries and keys, and of their norms and biases.
+
+    Args:
+        order: for each row of a head, the row in the checkpoint.
+    """
+    modules = ("q_proj", "k_proj", "q_norm", "k_norm")
+
+    def apply(name: str, weight: Weight) -> Iterator[Named]:
+        is_head = name.rpartition(".")[0].endswith(modules)
+        yield name, _rows(weight, len(order), order) if is_head else weight
+
+    return apply
+
+
+def add_one_to_norms() -> Transform:
+    """Add 1 to the weights of norms, which the checkpoint stores minus 1, in float32."""
+
+    def apply(name: str, weight: Weight) -> Iterator[Named]:
+        yield name, plain(weight).float() + 1 if name.endswith("norm.weight") else weight
+
+    return apply
+
+
+def _applied(name: str, weight: Weight, transforms: Sequence[Transform]) -> Iterator[Named]:
+    if not transforms:
+        yield name, weight
+        return
+    for part, changed in transforms[0](name, weight):
+        yield from _applied(part, changed, transforms[1:])
+
+
+def _rows(weight: Weight, group: int, rows: Sequence[int]) -> Weight:
+    """Take these rows, in this order, of each group of adjacent rows."""
+    if not weight.shape or weight.shape[0] % group:
+        raise UnsupportedModelError(
+            f"a tensor of shape {tuple(weight.shape)} has no groups of {group} rows"
+        )
+
+    def take(values: torch.Tensor) -> torch.Tensor:
+        groups = values.reshape(-1, group, *values.shape[1:])
+        wanted = slice(rows.start, rows.stop) if isinstance(rows, range) else list(rows)
+        return groups[:, wanted].flatten(0, 1)
+
+    return weight.map(take) if isinstance(weight, QuantizedWeight) else take(weight)

@@ -1,0 +1,210 @@
+"""Checkpoints as they are on the Hub, where that is not what transformers saves."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from legato.checkpoint.loader import load_model, open_checkpoint
+from legato.core.config import ModelConfig
+from legato.core.errors import UnsupportedModelError
+from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
+from tests.model.conftest import assert_same_logits, reference_logits
+from tests.model.dense import packed_logits
+
+CPU = torch.device("cpu")
+PROMPT = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(90)]
+Config = dict[str, Any]
+Tensors = dict[str, torch.Tensor]
+
+
+class Layout(NamedTuple):
+    """Attributes:
+    model: in `MODELS`.
+    config: changes config.json as transformers saves it.
+    tensors: changes the tensors.
+    """
+
+    model: str
+    config: Callable[[Config], Config] = lambda config: config
+    tensors: Callable[[Tensors], Tensors] = lambda tensors: tensors
+
+
+def without(config: Config, *names: str) -> Config:
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def renamed(pattern: str, replacement: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {
+        re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()
+    }
+
+
+def flat_gemma3(config: Config) -> Config:
+    """gemma-3-1b-it: theta by kind of layer in two fields, and the pattern as a number."""
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    return without(config, "rope_parameters", "layer_types") | {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": scaling,
+        "sliding_window_pattern": 6,
+    }
+
+
+def nested(kind: str) -> Callable[[Config], Config]:
+    """Put the text model's description into one of a model with images."""
+
+    def change(config: Config) -> Config:
+        text = without(config, "architectures", "tie_word_embeddings", "dtype")
+        return {
+            "architectures": [kind],
+            "model_type": kind.lower(),
+            "dtype": config["dtype"],
+            "text_config": text,
+            "tie_word_embeddings": config["tie_word_embeddings"],
+            "vision_config": {"hidden_size": 8},
+        }
+
+    return change
+
+
+def with_images(prefix: str) -> Callable[[Tensors], Tensors]:
+    """Add tensors of a vision model, and name those of the text model as a part."""
+
+    def change(tensors: Tensors) -> Tensors:
+        text = {re.sub(r"^model\.", prefix, name): tensor for name, tensor in tensors.items()}
+        outer = "model." if prefix.startswith("model.") else ""
+        return text | {
+            f"{outer}vision_tower.layers.0.mlp.fc1.weight": torch.ones(2, 2),
+            f"{outer}multi_modal_projector.norm.weight": torch.ones(3),
+        }
+
+    return change
+
+
+def old_phi4(config: Config) -> Config:
+    rope = without(config["rope_parameters"], "rope_theta", "partial_rotary_factor", "rope_type")
+    return without(config, "rope_parameters") | {
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": {"type": "longrope"} | without(rope, "original_max_position_embeddings"),
+        "original_max_position_embeddings": 64,
+    }
+
+
+def pythia(config: Config) -> Config:
+    return without(config, "rope_parameters") | {"rotary_pct": 0.25, "rotary_emb_base": 10000}
+
+
+def with_buffers(tensors: Tensors) -> Tensors:
+    layer = "gpt_neox.layers.0.attention."
+    found = renamed(r"^lm_head", "embed_out")(tensors)
+    return found | {
+        f"{layer}bias": torch.ones(1, 1, 4, 4),
+        f"{layer}masked_bias": torch.tensor(-1e9),
+        f"{layer}rotary_emb.inv_freq": torch.ones(4),
+    }
+
+
+def old_olmo3(config: Config) -> Config:
+    yarn = without(config["rope_parameters"]["full_attention"], "rope_theta")
+    return without(config, "rope_parameters", "layer_types") | {
+        "rope_theta": 10000.0,
+        "rope_scaling": yarn,
+    }
+
+
+LAYOUTS = {
+    "gemma-3-1b": Layout("gemma3", flat_gemma3),
+    "gemma-3-4b": Layout(
+        "gemma3", nested("Gemma3ForConditionalGeneration"), with_images("language_model.model.")
+    ),
+    "gemma-3-4b as saved": Layout(
+        "gemma3", nested("Gemma3ForConditionalGeneration"), with_images("model.language_model.")
+    ),
+    "ministral-3": Layout(
+        "ministral3",
+        nested("Mistral3ForConditionalGeneration"),
+        lambda tensors: renamed(r"^lm_head", "language_model.lm_head")(
+            with_images("language_model.model.")(tensors)
+        ),
+    ),
+    "phi-4-mini": Layout("phi4-mini", old_phi4),
+    "pythia": Layout("gpt-neox", pythia, with_buffers),
+    "olmo-3": Layout("olmo3", old_olmo3),
+    "glm-4": Layout(
+        "glm4",
+        lambda config: (
+            without(config, "rope_parameters")
+            | {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        ),
+    ),
+    "granite-4": Layout("granite-4", lambda config: config | {"layer_types": ["attention"] * 4}),
+    "smollm3": Layout(
+        "smollm3",
+        lambda config: (
+            without(config, "layer_types", "rope_parameters")
+            | {"no_rope_layers": [1, 1, 1, 0], "rope_theta": 2e6}
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    reference = random_model(MODELS[layout.model])
+    reference.save_pretrained(tmp_path)
+    path, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    path.write_text(json.dumps(layout.config(json.loads(path.read_text()))))
+    save_file(layout.tensors(load_file(weights)), weights)
+    checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path)))
+    model = load_model(checkpoint, dtype=torch.float32, device=CPU)
+    (logits,) = packed_logits(model, [PROMPT])
+    assert_same_logits(logits, reference_logits(reference, PROMPT))
+
+
+def test_short_contexts_have_the_short_factors(tmp_path: Path) -> None:
+    """Served up to the length in training, a longrope model is what transformers makes of it."""
+    reference = random_model(MODELS["phi4-mini"])
+    reference.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path), max_model_len=64))
+    model = load_model(checkpoint, dtype=torch.float32, device=CPU)
+    (logits,) = packed_logits(model, [PROMPT[:60]])
+    assert_same_logits(logits, reference_logits(reference, PROMPT[:60]))
+
+
+REFUSALS: dict[str, tuple[str, Config, str]] = {
+    "experts": ("granite-4", {"num_local_experts": 8}, "8 experts are not supported"),
+    "mamba": ("granite-4", {"layer_types": ["mamba"] * 4}, "unsupported layer types mamba"),
+    "both ways": ("gemma3", {"use_bidirectional_attention": True}, "attention to later tokens"),
+    "part of a head": ("smollm3", {"partial_rotary_factor": 0.5}, "only a part of each head"),
+    "activation": ("arcee", {"hidden_act": "tanh"}, "unsupported activation 'tanh'"),
+    "layers": ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 4 layers"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_run_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    model, changes, message = REFUSALS[name]
+    config = MODELS[model].config().to_dict() | changes
+    config["architectures"] = [random_model(MODELS[model]).__class__.__name__]
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    with pytest.raises(UnsupportedModelError, match=message):
+        open_checkpoint(ModelConfig(model=str(tmp_path)))
+
+
+def test_fused_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    reference = random_model(MODELS["phi3"])
+    reference.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    name = "model.layers.1.self_attn.qkv_proj.weight"
+    save_file({**tensors, name: tensors[name][1:].contiguous()}, weights)
+    with pytest.raises(UnsupportedModelError, match="has no groups of 256 rows"):
+        open_checkpoint(ModelConfig(model=str(tmp_path)))

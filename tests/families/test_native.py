@@ -1,0 +1,77 @@
+"""Native layers in bfloat16 are as close to transformers in float32 as PyTorch's layers are."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from legato.checkpoint.loader import load_model, open_checkpoint
+from legato.core.config import ModelConfig
+from legato.core.plan import ScheduledChunk
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
+from legato.executor.attention.native_backend import NativeAttentionBackend
+from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.sequence import SequenceState
+from legato.model.native import NativeKernels, NativeModel, why_not_native
+from tests.executor.instructions import TESTED
+from tests.executor.test_native import BLOCK_SIZE, CPU, Runner
+from tests.executor.test_native import pytestmark as needs_native
+from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
+from tests.model.conftest import reference_logits
+
+pytestmark = needs_native
+
+NOT_NATIVE = {
+    "cohere2": "order is 'parallel', not pre or post or sandwich",
+    "starcoder2": "is_gated is False, not True",
+    "gpt-neox": "activation is 'gelu', not silu or gelu_tanh",
+    "gpt-neox-sequential": "activation is 'gelu', not silu or gelu_tanh",
+    "apertus": "activation is 'xielu', not silu or gelu_tanh",
+    "arcee": "activation is 'relu2', not silu or gelu_tanh",
+}
+"""Key a model, value why PyTorch's layers run it."""
+CHUNKS = (0, 50, 51, 90)
+"""Bounds of the chunks of a prompt."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_native_layers_are_as_exact_as_pytorch(name: str, tmp_path: Path) -> None:
+    reference = random_model(MODELS[name])
+    reference.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path)))
+    assert why_not_native(checkpoint.spec, torch.bfloat16, CPU) == NOT_NATIVE.get(name, "")
+    if name in NOT_NATIVE:
+        return
+    prompt = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(CHUNKS[-1])]
+    exact = reference_logits(reference, prompt)
+    allowed = (_logits(tmp_path, prompt, None) - exact).abs()
+    for instructions in TESTED:
+        error = (_logits(tmp_path, prompt, NativeKernels(2, instructions)) - exact).abs()
+        largest = float(exact.abs().max())
+        assert float(error.mean()) <= 1.2 * float(allowed.mean()) + 0.002 * largest, instructions
+        assert float(error.max()) <= 1.5 * float(allowed.max()) + 0.01 * largest, instructions
+
+
+def _logits(folder: Path, prompt: list[int], kernels: NativeKernels | None) -> torch.Tensor:
+    """Return logits in bfloat16, computed in chunks, on PyTorch's layers without kernels."""
+    checkpoint = open_checkpoint(ModelConfig(model=str(folder)))
+    model = load_model(checkpoint, dtype=torch.bfloat16, device=CPU, kernels=kernels)
+    sizes = {"num_blocks": 3, "block_size": BLOCK_SIZE}
+    backend = (
+        NativeAttentionBackend(model, model.cache, **sizes)
+        if isinstance(model, NativeModel)
+        else TorchAttentionBackend(model.cache, **sizes, device=CPU)
+    )
+    backend.blocks.fill_(torch.nan)
+    runner = Runner(model, backend)
+    message = AddRequest(
+        request_id="0", prompt_token_ids=token_array(prompt), params=SamplingParams(max_tokens=1)
+    )
+    sequence = SequenceState(message)
+    for start, end in pairwise(CHUNKS):
+        chunk = ScheduledChunk("0", start, end - start, (2, 0, 1), 1, "prefill")
+        runner.step([chunk], [sequence])
+    return torch.cat(runner.logits)

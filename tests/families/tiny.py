@@ -1,0 +1,195 @@
+"""Tiny random checkpoints of every family, made with transformers."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB_SIZE = 320
+WINDOW = 24
+"""Keys visible to a query, in families with windows: fewer than a prompt has."""
+
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _yarn(**more: Any) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        **more,
+    }
+
+
+def _longrope(num_pairs: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(num_pairs)],
+        "long_factor": [2.0 + 0.3 * i for i in range(num_pairs)],
+        "original_max_position_embeddings": 64,
+    }
+
+
+class Tiny(NamedTuple):
+    """Attributes: settings: of the configuration, besides the sizes that all have."""
+
+    model_type: str
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    def config(self) -> Any:
+        return AutoConfig.for_model(self.model_type, **{**_SIZES, **self.settings})
+
+
+MODELS = {
+    "llama": Tiny("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-dynamic": Tiny(
+        "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0}}
+    ),
+    "mistral": Tiny("mistral", {"sliding_window": WINDOW}),
+    "qwen2": Tiny(
+        "qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+    ),
+    "qwen3": Tiny("qwen3", {"head_dim": 64, "tie_word_embeddings": True}),
+    "phi3": Tiny("phi3", {"sliding_window": WINDOW}),
+    "phi4-mini": Tiny(
+        "phi3",
+        {
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {**_longrope(12), "partial_rotary_factor": 0.75},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite": Tiny(
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+            "attention_bias": True,
+        },
+    ),
+    "granite-4": Tiny(
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "layer_types": ["attention"] * 4,
+            "position_embedding_type": "rope",
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "granite-4-nope": Tiny(
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "layer_types": ["attention"] * 4,
+        },
+    ),
+    "smollm3": Tiny("smollm3"),
+    "olmo2": Tiny("olmo2"),
+    "olmo3": Tiny(
+        "olmo3",
+        {
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                _FULL: _yarn(),
+                _SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "exaone4": Tiny("exaone4", {"sliding_window": WINDOW}),
+    "exaone4-small": Tiny("exaone4", {"sliding_window": None, "layer_types": [_FULL] * 4}),
+    "glm4": Tiny("glm4", {"head_dim": 64}),
+    "seed-oss": Tiny("seed_oss", {"head_dim": 64}),
+    "ernie4.5": Tiny("ernie4_5", {"head_dim": 64, "use_bias": True}),
+    "hunyuan": Tiny(
+        "hunyuan_v1_dense",
+        {
+            "head_dim": 64,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "factor": 1.0,
+                "alpha": 1000.0,
+            },
+        },
+    ),
+    "ministral3": Tiny(
+        "ministral3",
+        {
+            "head_dim": 64,
+            "rope_parameters": _yarn(
+                llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0, beta_fast=32.0
+            ),
+        },
+    ),
+    "gemma2": Tiny(
+        "gemma2",
+        {
+            "head_dim": 64,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma3": Tiny(
+        "gemma3_text",
+        {
+            "head_dim": 64,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                _FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "cohere2": Tiny("cohere2", {"sliding_window": WINDOW, "logit_scale": 0.25}),
+    "starcoder2": Tiny("starcoder2", {"sliding_window": WINDOW}),
+    "gpt-neox": Tiny("gpt_neox"),
+    "gpt-neox-sequential": Tiny("gpt_neox", {"use_parallel_residual": False}),
+    "apertus": Tiny("apertus"),
+    "arcee": Tiny("arcee", {"mlp_bias": True, "attention_bias": True}),
+}
+
+
+def random_model(tiny: Tiny) -> PreTrainedModel:
+    """Make a model whose every parameter is random: the usual initialization hides errors."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny.config(), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                # Around 1, also where 1 is added to what is stored.
+                middle = 0.0 if tiny.model_type.startswith("gemma") else 1.0
+                parameter.normal_(middle, 0.2)
+            elif parameter.dim() == 1:
+                parameter.normal_(0.3, 0.3)
+            else:
+                parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+    return model

@@ -1,0 +1,25 @@
+"""Which decoders the GPU's layers take; others are refused by name, before weights are read."""
+
+import pytest
+import torch
+
+from legato.core.errors import UnsupportedModelError
+from legato.gpu.support import check_supported
+from tests.model.random_models import SPECS
+
+REFUSED = {
+    "norms after, of whole rows": "qk_norm is 'whole'",
+    "norms around, capped": "ropes is",
+    "heads normed after rope": "ropes is",
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_the_kernels_do_not_compute_is_refused(name: str) -> None:
+    from legato.gpu.decoder import GpuDecoder
+
+    if name not in REFUSED:
+        check_supported(SPECS[name])
+        return
+    with pytest.raises(UnsupportedModelError, match=f"CPUs only: {REFUSED[name]}"):
+        GpuDecoder(SPECS[name], dtype=torch.float32, device=torch.device("cpu"))
