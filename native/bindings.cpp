@@ -51,17 +51,27 @@ std::vector<LayerCache> caches_of(const std::vector<PlainCache> &plain) {
 }
 
 
-uintptr_t find(const nb::dict &addresses, const std::string &name) {
-    return addresses.contains(name.c_str()) ? nb::cast<uintptr_t>(addresses[name.c_str()]) : 0;
+// Returns an address or a number; 0 if there is none of the name.
+int64_t find(const nb::dict &addresses, const std::string &name) {
+    return addresses.contains(name.c_str()) ? nb::cast<int64_t>(addresses[name.c_str()]) : 0;
 }
 
-// Reads a weight: bfloat16 values as `name`; or codes, scales and minima as `name`.codes, .scales and
-// .minima, with the bits of a code as .bits.
+// Reads a weight: bfloat16 values as `name`; or the parts of a quantized one as `name`.codes and the like.
 Weight weight_of(const nb::dict &addresses, const std::string &name) {
-    Weight weight{at<bf16>(find(addresses, name)), at<uint8_t>(find(addresses, name + ".codes")),
-                  at<uint16_t>(find(addresses, name + ".scales")),
-                  at<uint16_t>(find(addresses, name + ".minima"))};
-    if (weight.codes) weight.bits = static_cast<int>(find(addresses, name + ".bits"));
+    const auto part = [&](const char *of) { return find(addresses, name + of); };
+    const auto number = [&](const char *of) { return static_cast<int>(part(of)); };
+    Weight weight{at<bf16>(find(addresses, name))};
+    weight.codes = at<uint8_t>(part(".codes"));
+    if (!weight.codes) return weight;
+    weight.scales = at<uint16_t>(part(".scales"));
+    weight.minima = at<uint16_t>(part(".minima"));
+    weight.table = at<uint8_t>(part(".table"));
+    weight.order = at<int32_t>(part(".order"));
+    weight.bits = number(".bits");
+    weight.group = number(".group");
+    weight.zero = number(".zero");
+    weight.exponent = number(".exponent");
+    weight.is_float = number(".is_float") != 0;
     return weight;
 }
 

@@ -44,12 +44,16 @@ void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix 
     static thread_local FewRows few;
     static thread_local Buffer<bf16> unpacked;
     alignas(64) float sums[kRowPair * kPanel];
-    const bool are_few = num_rows <= kFewRows;
+    const bool are_few = can_multiply_few(matrix, num_rows);
+    const bool is_ordered = matrix.order.empty();
+    TiledRows own;
+    const TiledRows &inputs = is_ordered ? rows : own;
     if (!are_few) unpacked.reserve(kPanel * matrix.depth);
-    bool needs_rows = are_few;  // a thread without a share need not round rows
+    bool needs_rows = true;  // a thread without a share need not reorder or round rows
     const TileScope scope;
     phase.run(num_shares, [&](int share) {
-        if (needs_rows) few.assign(rows, num_rows, matrix.depth);
+        if (needs_rows && !is_ordered) own = reordered(rows, num_rows, matrix.order);
+        if (needs_rows && are_few) few.assign(inputs, num_rows, matrix.depth);
         needs_rows = false;
         const int first = share * panels_a_share;
         const int end = std::min(first + panels_a_share, matrix.num_panels);
@@ -62,7 +66,7 @@ void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix 
             unpack(matrix, panel, unpacked.get());
             for (int row = 0; row < num_rows; row += kRowPair) {
                 const int count = std::min(kRowPair, num_rows - row);
-                multiply_rows(rows, row, count, unpacked.get(), matrix.num_steps, sums);
+                multiply_rows(inputs, row, count, unpacked.get(), matrix.num_steps, sums);
                 finish(row, count, panel, sums);
             }
         }

@@ -7,116 +7,211 @@ namespace legato {
 
 namespace {
 
-template <int bits>
-void load_codes(const uint8_t *block, Ints *groups) {
-    if constexpr (bits == 8) {
-        for (int i = 0; i < kGroups; ++i) groups[i] = load_ints(block + 64 * i);
+constexpr bool are_nibbles(Codes codes) { return codes == Codes::kFour || codes == Codes::kTable; }
+
+// Bits of a code as integer products take it.
+template <Codes codes>
+constexpr int kProductBits = codes == Codes::kFour ? 4 : 8;
+
+// Loads a block's codes, or the numbers that a table has for them.
+template <Codes codes>
+void load_codes(const uint8_t *block, Ints table, Ints *sets) {
+    if constexpr (!are_nibbles(codes)) {
+        for (int i = 0; i < kSets; ++i) sets[i] = load_ints(block + 64 * i);
     } else {
         const Ints lower = fill(int32_t{0x0f0f0f0f});
-        for (int i = 0; i < kGroups / 2; ++i) {
+        for (int i = 0; i < kSets / 2; ++i) {
             const Ints both = load_ints(block + 64 * i);
-            groups[i] = both & lower;
-            groups[i + kGroups / 2] = both >> 4 & lower;
+            sets[i] = both & lower;
+            sets[i + kSets / 2] = both >> 4 & lower;
+        }
+    }
+    if constexpr (codes == Codes::kTable)
+        for (int i = 0; i < kSets; ++i) sets[i] = look_up(table, sets[i]);
+}
+
+// Returns number `index`, in [0, 32), of each output.
+template <Codes codes>
+Floats number(const uint8_t *block, Ints table, int index) {
+    const int set = index / 4, shift = index % 4 * 8;
+    if constexpr (codes == Codes::kEight) {
+        return to_floats(load_ints(block + 64 * set) >> shift & fill(int32_t{0xff}));
+    } else if constexpr (codes == Codes::kFloat) {
+        return from_float8(load_ints(block + 64 * set) >> shift);
+    } else {
+        const int half = kSets / 2;
+        const Ints both = load_ints(block + 64 * (set % half)) >> (set / half * 4);
+        if constexpr (codes == Codes::kFour) return lowest_4_bits(both >> shift);
+        const Ints found = look_up(table, both & fill(int32_t{0x0f0f0f0f}));
+        return to_floats(found >> shift & fill(int32_t{0xff}));
+    }
+}
+
+// Scales and minima of the groups of a step, which has one or two.
+template <int num_groups>
+struct Numbers {
+    Numbers(const PackedMatrix &matrix, const uint8_t *from) {
+        for (int i = 0; i < num_groups; ++i) {
+            scales[i] = load_halves(from + 32 * i);
+            minima[i] = matrix.has_minima ? load_halves(from + 32 * (num_groups + i))
+                                          : scales[i] * fill(-matrix.zero);
+        }
+    }
+
+    Floats scales[num_groups], minima[num_groups];
+};
+
+template <Codes codes, int num_groups>
+void unpack_half(const PackedMatrix &matrix, int panel, int half, bf16 *tiles) {
+    const uint8_t *block = matrix.blocks(panel, half), *from = matrix.numbers(panel, half);
+    const Ints table = load_ints(matrix.table());
+    const Floats factor = fill(matrix.factor);
+    for (int step = 0; step < matrix.num_steps; ++step, block += matrix.block_bytes()) {
+        Numbers<num_groups> numbers(matrix, from + step / matrix.steps_a_group * matrix.number_bytes());
+        for (int i = 0; i < num_groups; ++i) {
+            numbers.scales[i] = numbers.scales[i] * factor;
+            numbers.minima[i] = numbers.minima[i] * factor;
+        }
+        bf16 *tile = tiles + (2 * step + half) * kTileValues;
+#pragma GCC unroll 16  // shifts by constants take half as long
+        for (int row = 0; row < kTileRows; ++row) {
+            const int group = row * num_groups / kTileRows;
+            const Floats scale = numbers.scales[group], minimum = numbers.minima[group];
+            const Floats first = fma(number<codes>(block, table, 2 * row), scale, minimum);
+            const Floats second = fma(number<codes>(block, table, 2 * row + 1), scale, minimum);
+            store(tile + row * kTileDepth, interleave_bf16(first, second));
         }
     }
 }
 
-// Returns code `index`, in [0, 32), of each output.
-template <int bits>
-Floats code(const uint8_t *block, int index) {
-    const int group = index / 4, shift = index % 4 * 8;
-    if constexpr (bits == 8)
-        return to_floats(load_ints(block + 64 * group) >> shift & fill(int32_t{0xff}));
-    const int half = kGroups / 2;
-    return lowest_4_bits(load_ints(block + 64 * (group % half)) >> (shift + group / half * 4));
-}
-
-template <int bits>
-void unpack_block(const uint8_t *block, bf16 *tile) {
-    const Floats scale = load_halves(block + 64 * bits);
-    const Floats minimum = load_halves(block + 64 * bits + 32);
-#pragma GCC unroll 16  // shifts by constants take half as long
-    for (int row = 0; row < kTileRows; ++row) {
-        const Floats first = fma(code<bits>(block, 2 * row), scale, minimum);
-        const Floats second = fma(code<bits>(block, 2 * row + 1), scale, minimum);
-        store(tile + row * kTileDepth, interleave_bf16(first, second));
-    }
-}
-
-template <int bits, int num_rows>
+template <Codes codes, int num_groups, int num_rows>
 void multiply_few(const FewRows &rows, const PackedMatrix &matrix, int panel, float *sums) {
-    const uint8_t *block = matrix.panel(panel);
+    constexpr int bits = are_nibbles(codes) ? 4 : 8;
+    constexpr int sets_a_group = kSets / num_groups;
+    const long number_bytes = matrix.number_bytes();
+    const Ints table = load_ints(matrix.table());
+    const Floats factor = fill(matrix.factor);
     for (int half = 0; half < 2; ++half) {
+        const uint8_t *block = matrix.blocks(panel, half), *from = matrix.numbers(panel, half);
         Floats totals[num_rows];
         for (auto &total : totals) total = fill(0.0f);
-        for (int step = 0; step < matrix.num_steps; ++step, block += 64 * bits + 64) {
-            for (long line = 0; line < 64 * bits + 64; line += 64) prefetch(block + kAheadBytes + line);
-            Ints groups[kGroups];
-            load_codes<bits>(block, groups);
-            const Floats scale = load_halves(block + 64 * bits);
-            const Floats minimum = load_halves(block + 64 * bits + 32);
-            for (int row = 0; row < num_rows; ++row) {
-                const int32_t *codes = rows.codes(row) + step * kGroups;
-                Ints total = fill(int32_t{0});
-                for (int i = 0; i < kGroups; ++i)
-                    total = add_products<bits>(total, groups[i], fill(codes[i]));
-                const Floats by = scale * fill(rows.scales(row)[step]);
-                totals[row] = fma(to_floats(total), by, totals[row]);
-                totals[row] = fma(minimum, fill(rows.sums(row)[step]), totals[row]);
+        for (int step = 0; step < matrix.num_steps; from += number_bytes) {
+            for (long line = 0; line < number_bytes; line += 64) prefetch(from + kAheadBytes + line);
+            const Numbers<num_groups> numbers(matrix, from);
+            const int end = step + matrix.steps_a_group;
+            for (; step < end; ++step, block += 64 * bits) {
+                for (long line = 0; line < 64 * bits; line += 64) prefetch(block + kAheadBytes + line);
+                Ints sets[kSets];
+                load_codes<codes>(block, table, sets);
+                for (int row = 0; row < num_rows; ++row) {
+                    const int32_t *factors = rows.codes(row) + step * kSets;
+                    const Floats row_scale = fill(rows.scales(row)[step]);
+                    const float *row_sums = rows.sums<num_groups>(row) + step * num_groups;
+                    for (int group = 0; group < num_groups; ++group) {
+                        Ints total = fill(int32_t{0});
+                        for (int i = group * sets_a_group; i < (group + 1) * sets_a_group; ++i)
+                            total = add_products<kProductBits<codes>>(total, sets[i], fill(factors[i]));
+                        const Floats by = numbers.scales[group] * row_scale;
+                        totals[row] = fma(to_floats(total), by, totals[row]);
+                        totals[row] = fma(numbers.minima[group], fill(row_sums[group]), totals[row]);
+                    }
+                }
             }
         }
         for (int row = 0; row < num_rows; ++row)
-            store(sums + row * kPanel + 16 * half, totals[row]);
+            store(sums + row * kPanel + 16 * half, totals[row] * factor);
     }
 }
 
 using MultiplyFew = void (*)(const FewRows &, const PackedMatrix &, int, float *);
 
-template <int bits, int... counts>
+template <Codes codes, int num_groups, int... counts>
 constexpr std::array<MultiplyFew, kFewRows> few(std::integer_sequence<int, counts...>) {
-    return {multiply_few<bits, counts + 1>...};
+    return {multiply_few<codes, num_groups, counts + 1>...};
 }
 
-constexpr auto kFew4 = few<4>(std::make_integer_sequence<int, kFewRows>());
-constexpr auto kFew8 = few<8>(std::make_integer_sequence<int, kFewRows>());
+using UnpackHalf = void (*)(const PackedMatrix &, int, int, bf16 *);
+
+// The kernels for a kind of codes, with groups of 32 values or more, or of 16.
+template <int num_groups>
+struct Kernels {
+    template <Codes codes>
+    static MultiplyFew multiply_by(int num_rows) {
+        static constexpr auto all =
+            few<codes, num_groups>(std::make_integer_sequence<int, kFewRows>());
+        return all[num_rows - 1];
+    }
+
+    static MultiplyFew multiply(Codes codes, int num_rows) {
+        if (codes == Codes::kFour) return multiply_by<Codes::kFour>(num_rows);
+        if (codes == Codes::kTable) return multiply_by<Codes::kTable>(num_rows);
+        return multiply_by<Codes::kEight>(num_rows);
+    }
+
+    static UnpackHalf unpack(Codes codes) {
+        if (codes == Codes::kFour) return unpack_half<Codes::kFour, num_groups>;
+        if (codes == Codes::kTable) return unpack_half<Codes::kTable, num_groups>;
+        if (codes == Codes::kEight) return unpack_half<Codes::kEight, num_groups>;
+        return unpack_half<Codes::kFloat, num_groups>;
+    }
+};
 
 }  // namespace
 
 void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles) {
-    const uint8_t *block = matrix.panel(panel);
-    const auto unpack_one = matrix.bits == 4 ? unpack_block<4> : unpack_block<8>;
-    for (int half = 0; half < 2; ++half)
-        for (int step = 0; step < matrix.num_steps; ++step, block += matrix.block_bytes())
-            unpack_one(block, tiles + (2 * step + half) * kTileValues);
+    const auto unpack_one = matrix.groups_a_step == 1 ? Kernels<1>::unpack(matrix.codes)
+                                                      : Kernels<2>::unpack(matrix.codes);
+    for (int half = 0; half < 2; ++half) unpack_one(matrix, panel, half, tiles);
+}
+
+bool can_multiply_few(const PackedMatrix &matrix, int num_rows) {
+    return num_rows <= kFewRows && matrix.codes != Codes::kFloat;
+}
+
+TiledRows reordered(const TiledRows &rows, int num_rows, const std::vector<int32_t> &order) {
+    const int depth = static_cast<int>(order.size());
+    TiledRows result(num_rows, depth);
+    for (int row = 0; row < num_rows; ++row)
+        for (int i = 0; i < depth; ++i) *result.at(row, i) = *rows.at(row, order[i]);
+    return result;
 }
 
 void FewRows::assign(const TiledRows &rows, int num_rows, int depth) {
     num_rows_ = num_rows;
     num_steps_ = depth / kTileDepth;
-    codes_.reserve(kFewRows * num_steps_ * kGroups);
+    codes_.reserve(kFewRows * num_steps_ * kSets);
     scales_.reserve(kFewRows * num_steps_);
     sums_.reserve(kFewRows * num_steps_);
+    half_sums_.reserve(kFewRows * num_steps_ * 2);
     for (int row = 0; row < num_rows; ++row)
         for (int step = 0; step < num_steps_; ++step) {
             const int at = row * num_steps_ + step;
             round(rows.at(row, step * kTileDepth),
-                  reinterpret_cast<int8_t *>(codes_.get() + at * kGroups), scales_[at], sums_[at]);
+                  reinterpret_cast<int8_t *>(codes_.get() + at * kSets), at);
         }
 }
 
-void FewRows::round(const bf16 *values, int8_t *codes, float &scale, float &sum) const {
+void FewRows::round(const bf16 *values, int8_t *codes, int at) {
     const Floats halves[] = {load_bf16(values), load_bf16(values + 16)};
     const float most = largest(max(abs(halves[0]), abs(halves[1])));
-    scale = most / 127.0f;
+    const float scale = most / 127.0f;
     const Floats by = fill(most > 0.0f ? 127.0f / most : 0.0f);
-    const Ints rounded[] = {to_ints(halves[0] * by), to_ints(halves[1] * by)};
-    for (int i = 0; i < 2; ++i) store_bytes(codes + 16 * i, rounded[i]);
-    sum = scale * static_cast<float>(legato::sum(rounded[0] + rounded[1]));
+    int32_t total = 0;
+    for (int i = 0; i < 2; ++i) {
+        const Ints rounded = to_ints(halves[i] * by);
+        store_bytes(codes + 16 * i, rounded);
+        const int32_t part = legato::sum(rounded);
+        half_sums_[2 * at + i] = scale * static_cast<float>(part);
+        total += part;
+    }
+    scales_[at] = scale;
+    sums_[at] = scale * static_cast<float>(total);
 }
 
 void FewRows::multiply(const PackedMatrix &matrix, int panel, float *sums) const {
-    const auto &kernels = matrix.bits == 4 ? kFew4 : kFew8;
-    kernels[num_rows_ - 1](*this, matrix, panel, sums);
+    const auto kernel = matrix.groups_a_step == 1 ? Kernels<1>::multiply(matrix.codes, num_rows_)
+                                                  : Kernels<2>::multiply(matrix.codes, num_rows_);
+    kernel(*this, matrix, panel, sums);
 }
 
 }  // namespace legato

@@ -19,6 +19,18 @@ inline float to_float(bf16 value) {
 // Prefetches a cache line into the second-level cache.
 inline void prefetch(const void *from) { __builtin_prefetch(from, 0, 2); }
 
+// Returns the 8-bit floats (e4m3fn) in the lowest bytes of the lanes. NaN becomes 480.
+//
+// As float32, small ones would be subnormal, with which products take a hundred times as long.
+inline Floats from_float8(Ints x) {
+    const Ints magnitude = x & fill(int32_t{0x7f}), sign = (x & fill(int32_t{0x80})) << 24;
+    const Floats normal = with_bits((magnitude << 20) + fill(int32_t{120 << 23}));
+    const Floats subnormal = to_floats(magnitude) * fill(0x1p-9f);
+    const Floats is_subnormal = with_bits(magnitude + fill(int32_t{-8}));
+    const Floats found = where_negative(is_subnormal, subnormal, normal);
+    return with_bits(bits_of(found) | sign);
+}
+
 // Returns 2^x for x <= 0, within 8e-5: results are rounded to bfloat16.
 inline Floats exp2_fast(Floats x) {
     const Floats part = fraction(x);

@@ -149,6 +149,19 @@ inline Ints operator>>(Ints x, int count) {
     return {reinterpret_cast<__m256i>(reinterpret_cast<__v8su>(x.low) >> count),
             reinterpret_cast<__m256i>(reinterpret_cast<__v8su>(x.high) >> count)};
 }
+// Returns byte x of the table, which all 16 bytes of `table` repeat, for each byte x below 16.
+inline Ints look_up(Ints table, Ints x) {
+    return {_mm256_shuffle_epi8(table.low, x.low), _mm256_shuffle_epi8(table.high, x.high)};
+}
+inline Ints operator<<(Ints x, int count) {
+    return {reinterpret_cast<__m256i>(reinterpret_cast<__v8su>(x.low) << count),
+            reinterpret_cast<__m256i>(reinterpret_cast<__v8su>(x.high) << count)};
+}
+inline Ints operator|(Ints a, Ints b) {
+    return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
+}
+inline Floats with_bits(Ints x) { return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)}; }
+inline Ints bits_of(Floats x) { return {_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)}; }
 inline int32_t sum(Ints x) {
     const __m256i halves = _mm256_add_epi32(x.low, x.high);
     __m128i total = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));

@@ -85,6 +85,14 @@ inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.values, b.val
 inline Ints operator>>(Ints x, int count) {
     return {reinterpret_cast<__m512i>(reinterpret_cast<__v16su>(x.values) >> count)};
 }
+// Returns byte x of the table, which all 16 bytes of `table` repeat, for each byte x below 16.
+inline Ints look_up(Ints table, Ints x) { return {_mm512_shuffle_epi8(table.values, x.values)}; }
+inline Ints operator<<(Ints x, int count) {
+    return {reinterpret_cast<__m512i>(reinterpret_cast<__v16su>(x.values) << count)};
+}
+inline Ints operator|(Ints a, Ints b) { return {_mm512_or_si512(a.values, b.values)}; }
+inline Floats with_bits(Ints x) { return {_mm512_castsi512_ps(x.values)}; }
+inline Ints bits_of(Floats x) { return {_mm512_castps_si512(x.values)}; }
 inline int32_t sum(Ints x) { return _mm512_reduce_add_epi32(x.values); }
 inline Floats to_floats(Ints x) { return {_mm512_cvtepi32_ps(x.values)}; }
 inline Ints to_ints(Floats x) { return {_mm512_cvtps_epi32(x.values)}; }

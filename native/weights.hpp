@@ -1,6 +1,9 @@
 // Weight matrices, laid out once after loading for the kernels that multiply with them.
 #pragma once
 
+#include <cmath>
+#include <vector>
+
 #include "memory.hpp"
 #include "tiles.hpp"
 
@@ -9,15 +12,24 @@ namespace legato {
 // How far ahead of the present product a matrix is prefetched.
 constexpr long kAheadBytes = 8 << 10;
 constexpr int kPanel = 32;  // outputs computed at a time: two tiles
+constexpr int kTableBytes = 64;
 
-// A matrix [outputs, depth] from a file: bfloat16 values, or codes of 4 or 8 bits in a byte each. Every
-// 32 codes share a scale and a minimum, half floats [outputs, depth / 32]. A weight is
-// scale * code + minimum. Codes of 16 bits exist only in a file: their weights are packed as bfloat16.
+// How codes stand for numbers: 4 bits, 4 bits that index a table of 16 bytes, 8 bits, or 8-bit floats
+// of 4 exponent bits (e4m3fn).
+enum class Codes { kFour, kTable, kEight, kFloat };
+
+// A matrix [outputs, depth] from a file: bfloat16 values, or codes in a byte each. `group` adjacent codes,
+// 16 or a multiple of 32, share a scale, and a minimum if there are minima: half floats
+// [outputs, depth / group]. A weight is 2^exponent * (scale * (number - zero) + minimum). Codes of 16 bits
+// exist only in a file: their weights, in groups of 32, are packed as bfloat16.
 struct Weight {
     const bf16 *values = nullptr;
     const uint8_t *codes = nullptr;
     const uint16_t *scales = nullptr, *minima = nullptr;
-    int bits = 16;
+    const uint8_t *table = nullptr;  // [16]
+    const int32_t *order = nullptr;  // [depth], the inputs that the columns multiply; null if as they are
+    int bits = 16, group = kTileDepth, zero = 0, exponent = 0;
+    bool is_float = false;
 };
 
 inline bf16 to_bf16(float value) {
@@ -29,9 +41,10 @@ inline bf16 to_bf16(float value) {
 // A matrix packed in panels of 32 outputs, padded to whole panels.
 //
 // In bfloat16 a panel is a row of pairs of tiles: within a tile, row r holds values 2r and 2r + 1 of
-// 16 outputs side by side. Quantized, it is two rows of blocks, each of 16 outputs by 32 values: 8
-// groups of 4 values of each output, where 4-bit codes lie in the lower halves of the bytes for the
-// first 4 groups and in the upper ones for the last; then 16 scales, then 16 minima.
+// 16 outputs side by side. Quantized, it is two halves of 16 outputs. A half has a block of codes for
+// each 32 values: 8 sets of 4 values of each output, where 4-bit codes lie in the lower halves of the
+// bytes for the first 4 sets and in the upper ones for the last. After the blocks come its numbers: 16
+// scales, then 16 minima if there are any, for each group, or for each two groups of 16 values.
 class PackedMatrix {
 public:
     // Output i is row row_of(i) of the weight.
@@ -40,9 +53,22 @@ public:
         : num_outputs(num_outputs),
           depth(depth),
           bits(weight.bits),
+          codes(weight.is_float  ? Codes::kFloat
+                : weight.table   ? Codes::kTable
+                : weight.bits == 4 ? Codes::kFour
+                                   : Codes::kEight),
           num_panels((num_outputs + kPanel - 1) / kPanel),
           num_steps(depth / kTileDepth),
+          groups_a_step(weight.group < kTileDepth ? kTileDepth / weight.group : 1),
+          steps_a_group(weight.group < kTileDepth ? 1 : weight.group / kTileDepth),
+          has_minima(weight.minima != nullptr),
+          zero(static_cast<float>(weight.zero)),
+          factor(std::ldexp(1.0f, weight.exponent)),
+          order(weight.order ? std::vector<int32_t>(weight.order, weight.order + depth)
+                             : std::vector<int32_t>()),
           memory_(aligned_array<uint8_t>(num_panels * panel_bytes())) {
+        if (weight.table)
+            for (int i = 0; i < kTableBytes; ++i) table_[i] = weight.table[i % 16];
         if (num_outputs % kPanel)
             std::fill_n(memory_.get() + (num_panels - 1) * panel_bytes(), panel_bytes(), uint8_t{0});
         // Tile by tile, so that one is written while it is in the cache.
@@ -53,29 +79,49 @@ public:
     }
 
     bool is_quantized() const { return bits < 16; }
-    size_t block_bytes() const { return 64 * bits + 64; }
     size_t panel_bytes() const {
-        return 2 * num_steps * (is_quantized() ? block_bytes() : kTileValues * sizeof(bf16));
+        return 2 * (is_quantized() ? half_bytes() : num_steps * kTileValues * sizeof(bf16));
     }
     size_t num_bytes() const { return num_panels * panel_bytes(); }
 
     const uint8_t *panel(int index) const { return memory_.get() + index * panel_bytes(); }
     const bf16 *tiles(int index) const { return reinterpret_cast<const bf16 *>(panel(index)); }
 
-    const int num_outputs, depth, bits, num_panels, num_steps;
+    // Blocks of codes, and numbers, of a panel's half.
+    size_t block_bytes() const { return 64 * bits; }
+    const uint8_t *blocks(int index, int half) const { return panel(index) + half * half_bytes(); }
+    const uint8_t *numbers(int index, int half) const {
+        return blocks(index, half) + num_steps * block_bytes();
+    }
+    // Bytes of the numbers for a group, or for the groups of a step.
+    size_t number_bytes() const { return groups_a_step * (has_minima ? 2 : 1) * 16 * sizeof(uint16_t); }
+    const uint8_t *table() const { return table_; }
+
+    const int num_outputs, depth, bits;
+    const Codes codes;
+    const int num_panels, num_steps, groups_a_step, steps_a_group;
+    const bool has_minima;
+    const float zero, factor;
+    const std::vector<int32_t> order;  // empty if the inputs are as they are
 
 private:
+    size_t half_bytes() const {
+        const size_t bytes = num_steps * block_bytes() + num_steps / steps_a_group * number_bytes();
+        return (bytes + 63) / 64 * 64;
+    }
+
     // Packs the 32 values of a row that belong to a step.
     void put(const Weight &weight, size_t row, int output, int step) {
         if (is_quantized()) return put_codes(weight, row, output, step);
         if (!weight.codes)
             return put_values(weight.values + row * depth + step * kTileDepth, output, step);
         bf16 values[kTileDepth];
-        const uint8_t *codes = weight.codes + row * depth + step * kTileDepth;
+        const uint8_t *from = weight.codes + row * depth + step * kTileDepth;
         const float scale = _cvtsh_ss(weight.scales[row * num_steps + step]);
-        const float minimum = _cvtsh_ss(weight.minima[row * num_steps + step]);
+        const float minimum =
+            weight.minima ? _cvtsh_ss(weight.minima[row * num_steps + step]) : -zero * scale;
         // The product is exact, so the result is the same with or without a fused sum.
-        for (int i = 0; i < kTileDepth; ++i) values[i] = to_bf16(scale * codes[i] + minimum);
+        for (int i = 0; i < kTileDepth; ++i) values[i] = to_bf16(scale * from[i] + minimum);
         put_values(values, output, step);
     }
 
@@ -88,19 +134,27 @@ private:
 
     void put_codes(const Weight &weight, size_t row, int output, int step) {
         const uint8_t *from = weight.codes + row * depth + step * kTileDepth;
-        uint8_t *block = memory_.get() + output / kPanel * panel_bytes() +
-                         (output % kPanel / 16 * num_steps + step) * block_bytes();
+        const int panel = output / kPanel, half = output % kPanel / 16;
+        uint8_t *block = const_cast<uint8_t *>(blocks(panel, half)) + step * block_bytes();
         const auto at = [=](int i) { return i / 4 * 64 + output % 16 * 4 + i % 4; };
         if (bits == 8)
             for (int i = 0; i < kTileDepth; ++i) block[at(i)] = from[i];
         else
             for (int i = 0; i < 16; ++i) block[at(i)] = from[i] | from[i + 16] << 4;
-        uint16_t *numbers = reinterpret_cast<uint16_t *>(block + 64 * bits) + output % 16;
-        numbers[0] = weight.scales[row * num_steps + step];
-        numbers[16] = weight.minima[row * num_steps + step];
+        if (step % steps_a_group) return;
+        const int group = step / steps_a_group;
+        const size_t in_row = row * (num_steps / steps_a_group * groups_a_step) + group * groups_a_step;
+        auto *to = reinterpret_cast<uint16_t *>(const_cast<uint8_t *>(numbers(panel, half)) +
+                                                group * number_bytes()) +
+                   output % 16;
+        for (int part = 0; part < groups_a_step; ++part) {
+            to[16 * part] = weight.scales[in_row + part];
+            if (has_minima) to[16 * (groups_a_step + part)] = weight.minima[in_row + part];
+        }
     }
 
     std::unique_ptr<uint8_t[], Free> memory_;
+    uint8_t table_[kTableBytes] = {};
 };
 
 }  // namespace legato

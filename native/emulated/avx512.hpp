@@ -165,6 +165,15 @@ inline __m512i _mm512_set1_epi32(int32_t x) {
 inline __m512i _mm512_loadu_si512(const void *from) { return emulated::loaded<__m512i>(from); }
 inline void _mm512_storeu_si512(void *to, __m512i x) { emulated::stored(to, x); }
 inline __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
+inline __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
+inline __m512i _mm512_shuffle_epi8(__m512i from, __m512i index) {
+    uint8_t bytes[64], places[64], found[64];
+    emulated::stored(bytes, from);
+    emulated::stored(places, index);
+    for (int i = 0; i < 64; ++i)
+        found[i] = places[i] & 0x80 ? 0 : bytes[i / 16 * 16 + (places[i] & 15)];
+    return emulated::loaded<__m512i>(found);
+}
 inline __m512i _mm512_add_epi32(__m512i a, __m512i b) {
     return std::bit_cast<__m512i>(std::bit_cast<emulated::Lanes>(a) +
                                   std::bit_cast<emulated::Lanes>(b));

@@ -14,13 +14,15 @@ from legato.core.plan import ScheduledChunk
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
+from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.model.base import Model
+from legato.model.native import NativeModel
 from legato.text.tokenizer import Tokenizer, load_tokenizer
 
-_BLOCK_SIZE = 16
+_BLOCK_SIZE = BLOCK_MULTIPLE
 _CPU = torch.device("cpu")
 
 
@@ -52,8 +54,11 @@ def legato_model(dtype: torch.dtype) -> Model:
 def chunked_logits(model: Model, token_ids: list[int], chunk: int, keep: int) -> torch.Tensor:
     """Logits of the last `keep` tokens, [keep, V], the prompt computed in chunks of `chunk`."""
     block_ids = tuple(range(-(-len(token_ids) // _BLOCK_SIZE)))
-    backend = TorchAttentionBackend(
-        model.cache, num_blocks=len(block_ids), block_size=_BLOCK_SIZE, device=_CPU
+    sizes = {"num_blocks": len(block_ids), "block_size": _BLOCK_SIZE}
+    backend = (
+        NativeAttentionBackend(model, model.cache, **sizes)
+        if isinstance(model, NativeModel)
+        else TorchAttentionBackend(model.cache, **sizes, device=_CPU)
     )
     message = AddRequest(
         request_id="", prompt_token_ids=token_array(token_ids), params=SamplingParams(max_tokens=1)

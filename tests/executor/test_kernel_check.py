@@ -20,7 +20,7 @@ from legato.model.native import (
 from legato.model.quantization import BLOCK, QuantizedWeight
 from tests.executor.instructions import SETS, TESTED, module_of
 
-OUTPUTS, DEPTH = 100, 160
+OUTPUTS, DEPTH = 100, 192
 
 
 @pytest.mark.skipif(
@@ -50,13 +50,10 @@ def test_every_row_count_of_gguf_weights(
         quantized.reshape(OUTPUTS * DEPTH // BLOCK, -1), GGMLQuantizationType[kind]
     )
     assert blocks is not None
-    weight = QuantizedWeight(
-        torch.from_numpy(blocks.codes.reshape(OUTPUTS, DEPTH)),
-        torch.from_numpy(blocks.scales.reshape(OUTPUTS, -1)),
-        torch.from_numpy(blocks.minima.reshape(OUTPUTS, -1)),
-        blocks.bits,
-        is_stored_only,
+    codes, scales, minima = (
+        None if part is None else torch.from_numpy(part.reshape(OUTPUTS, -1)) for part in blocks[:3]
     )
+    weight = QuantizedWeight(codes, scales, minima, blocks.bits, is_stored_only, blocks.zero)
     plain = torch.from_numpy(dequantize(quantized, GGMLQuantizationType[kind]).astype(np.float32))
     rows = torch.randn(len(ALL_COUNTS), DEPTH, generator=generator).bfloat16()
     exact = rows.float() @ plain.T

@@ -12,7 +12,7 @@ from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.base import NamedWeights
 from legato.model.native import NativeKernels, NativeLinear, NativeModel, native_instructions
-from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize
+from legato.model.quantization import BLOCK, FLOAT8_TABLE, QuantizedWeight, plain, quantize
 from legato.model.spec import DecoderSpec
 from tests.executor.backends import BLOCK_SIZE
 from tests.executor.by_hand import ByHand, prompt
@@ -25,9 +25,39 @@ pytestmark = needs_native
 FEW = 8
 
 
-def matrix(num_outputs: int, depth: int, bits: int) -> QuantizedWeight:
-    generator = torch.Generator().manual_seed(bits)
-    return quantize(torch.randn(num_outputs, depth, generator=generator), bits)
+FORMS = {
+    "int4": (4, 32, True),
+    "int8": (8, 32, False),
+    "int4 without minima": (4, 32, False),
+    "int8 with minima": (8, 32, True),
+    "int4, groups of 16": (4, 16, True),
+    "int8, groups of 16": (8, 16, False),
+    "int4, groups of 96": (4, 96, True),
+    "table": (4, 32, False),
+    "table, groups of 16": (4, 16, False),
+    "reordered": (4, 32, True),
+}
+"""Key the form, value bits, group, and whether there are minima."""
+SHAPES = [(32, 96), (576, 1536), (100, 192)]
+
+
+def matrix(num_outputs: int, depth: int, form: str) -> QuantizedWeight:
+    """Random codes. Scales have few digits, so that kernels compute with these very weights."""
+    bits, group, has_minima = FORMS[form]
+    generator = torch.Generator().manual_seed(depth)
+    shape = (num_outputs, depth // group)
+    scales = torch.randint(1, 64, shape, generator=generator) / 2.0**14
+    minima = -torch.randint(0, 64, shape, generator=generator) / 2.0**11
+    table = torch.randint(-128, 128, (16,), generator=generator).float()
+    return QuantizedWeight(
+        torch.randint(0, 2**bits, (num_outputs, depth), generator=generator).to(torch.uint8),
+        scales,
+        minima if has_minima else None,
+        bits,
+        zero=0 if has_minima or "table" in form else 2 ** (bits - 1),
+        table=table if "table" in form else None,
+        order=torch.randperm(depth, generator=generator).int() if form == "reordered" else None,
+    )
 
 
 def rows_of(num_rows: int, depth: int) -> torch.Tensor:
@@ -38,42 +68,71 @@ def rows_of(num_rows: int, depth: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("instructions", TESTED)
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
-@pytest.mark.parametrize("num_rows", [FEW + 1, 32, 33, 70])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_many_rows(
-    instructions: str, bits: int, shape: tuple[int, int], num_rows: int, num_threads: int
-) -> None:
+def test_many_rows(instructions: str, form: str, shape: tuple[int, int], num_threads: int) -> None:
     kernels = NativeKernels(num_threads, instructions)
-    weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
+    weight = matrix(*shape, form)
+    quantized = NativeLinear(weight, kernels)
     plain = NativeLinear(weight.dequantize().bfloat16(), kernels)
-    assert torch.equal(NativeLinear(weight, kernels)(rows), plain(rows))
-
-
-@pytest.mark.parametrize("instructions", TESTED)
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
-@pytest.mark.parametrize("num_rows", [1, 33])
-def test_what_is_only_stored_as_codes(
-    instructions: str, bits: int, shape: tuple[int, int], num_rows: int
-) -> None:
-    kernels = NativeKernels(2, instructions)
-    weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
+    for num_rows in (FEW + 1, 32, 33, 70):
+        rows = rows_of(num_rows, shape[1])
+        if weight.order is None:
+            assert torch.equal(quantized(rows), plain(rows)), num_rows
+        else:
+            assert torch.allclose(quantized(rows), plain(rows), atol=1e-3), num_rows
     plain = NativeLinear(weight.dequantize().bfloat16(), kernels)
     stored = replace(weight, is_stored_only=True)
     assert torch.equal(NativeLinear(stored, kernels)(rows), plain(rows))
 
 
 @pytest.mark.parametrize("instructions", TESTED)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_few_rows(instructions: str, form: str, shape: tuple[int, int]) -> None:
+    weight = matrix(*shape, form)
+    quantized = NativeLinear(weight, NativeKernels(2, instructions))
+    order = slice(None) if weight.order is None else weight.order.long()
+    columns = weight.dequantize()[:, order].double()
+    for num_rows in range(1, FEW + 1):
+        rows = rows_of(num_rows, shape[1])
+        expected = to_8_bits(rows[:, order]).double() @ columns.T
+        assert torch.allclose(quantized(rows).double(), expected, rtol=1e-4, atol=1e-4), num_rows
+
+
+@pytest.mark.parametrize("instructions", TESTED)
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
-@pytest.mark.parametrize("num_rows", range(1, FEW + 1))
-def test_few_rows(instructions: str, bits: int, shape: tuple[int, int], num_rows: int) -> None:
-    weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
-    expected = to_8_bits(rows).double() @ weight.dequantize().double().T
-    got = NativeLinear(weight, NativeKernels(2, instructions))(rows)
-    assert torch.allclose(got.double(), expected, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("form", ["Q4_K", "simple"])
+def test_what_is_only_stored_as_codes(instructions: str, bits: int, form: str) -> None:
+    kernels = NativeKernels(2, instructions)
+    generator = torch.Generator().manual_seed(bits)
+    weight = quantize(torch.randn(100, 96, generator=generator), bits)
+    if form == "Q4_K":  # scales of more digits than float16 has
+        weight = replace(weight, scales=weight.scales.float() * 1.0001)
+    plain = NativeLinear(weight.dequantize().bfloat16(), kernels)
+    stored = NativeLinear(replace(weight, is_stored_only=True), kernels)
+    for num_rows in (1, 33):
+        rows = rows_of(num_rows, 96)
+        assert torch.equal(stored(rows), plain(rows))
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+def test_8_bit_floats(instructions: str) -> None:
+    """Every number of theirs, subnormal ones too, times powers of two."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0  # NaN
+    generator = torch.Generator().manual_seed(0)
+    codes = codes[torch.randint(0, 256, (100, 256), generator=generator)]
+    scales = 2.0 ** torch.randint(-14, -8, (100, 2), generator=generator)
+    weight = QuantizedWeight(codes, scales, None, 8, table=FLOAT8_TABLE)
+    kernels = NativeKernels(2, instructions)
+    quantized, plain = (
+        NativeLinear(each, kernels) for each in (weight, weight.dequantize().bfloat16())
+    )
+    for num_rows in (1, FEW, 33):
+        rows = rows_of(num_rows, 256)
+        assert torch.equal(quantized(rows), plain(rows)), num_rows
 
 
 def to_8_bits(rows: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,12 @@
 """Products with weights in codes and in 8-bit floats."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from legato.model.quantization import quantize
+from legato.model.quantization import BLOCK, quantize
+from legato.model.quantized_forms import in_blocks
 from tests.gpu.numbers import assert_near, each_dtype
 
 
@@ -28,7 +31,10 @@ def test_multiplies_with_codes(
     rows = (torch.randn(num_rows, depth, generator=generator) / depth**0.5).to(dtype)
     bias = torch.randn(num_outputs, generator=generator).to(dtype)
     out = torch.empty(num_rows, num_outputs, dtype=dtype, device=device)
-    parts = (packed(weight), weight.scales, weight.minima, bias)
+    blocks = in_blocks(weight)
+    assert blocks is not None
+    assert blocks.minima is not None
+    parts = (packed(weight), blocks.scales, blocks.minima, bias)
     multiply(rows.to(device), *(part.to(device) for part in parts), out)
     assert_near(out, rows.double() @ weight.dequantize().double().T + bias.double(), dtype)
 
@@ -90,3 +96,14 @@ def test_multiplies_8_bit_floats(device: torch.device, has_bias: bool) -> None:
     errors = (out.double() - expected) / usual
     assert errors.square().mean().sqrt() < 0.05
     assert errors.abs().max() < 0.25
+
+
+def test_larger_groups_stay_codes_and_others_do_not() -> None:
+    weight = replace(quantize(torch.randn(6, 128), 8), scales=torch.rand(6, 2))
+    blocks = in_blocks(weight)
+    assert blocks is not None
+    assert blocks.group == BLOCK
+    assert torch.allclose(blocks.dequantize(), weight.dequantize(), rtol=0, atol=0.1)
+    assert in_blocks(replace(weight, scales=torch.rand(6, 8))) is None
+    assert in_blocks(replace(weight, order=torch.randperm(128).int())) is None
+    assert in_blocks(replace(weight, scales=torch.full((6, 2), 1e6))) is None

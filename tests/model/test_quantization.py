@@ -1,12 +1,15 @@
 """Blocks of 32 weights: those of GGUF files stay what they are, others are rounded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from benchmarks.formats.gguf_writers import LARGE, SMALL
+from benchmarks.formats.gguf_writers import quantize as quantize_gguf
 from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
-from gguf.quants import quantize as quantize_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,29 +21,102 @@ from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, ModelConfig, Quantization
 from legato.core.errors import ConfigError
 from legato.model.decoder import Decoder
-from legato.model.quantization import BLOCK, QuantizedWeight, concatenate, quantize
+from legato.model.quantization import BLOCK, QuantizedWeight, quantize
+from legato.model.quantized_forms import can_concatenate, concatenate, halved, native_form
 
-KINDS = {kind: GGMLQuantizationType[kind] for kind in ("Q8_0", "Q4_0", "Q4_1")}
+KINDS = (*SMALL, *LARGE)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def read(raw: np.ndarray, kind: str) -> QuantizedWeight:
+    """Split the blocks [N, bytes] of a matrix."""
+    block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    blocks = split_blocks(raw.reshape(-1, block_bytes), GGMLQuantizationType[kind])
+    assert blocks is not None
+    codes, scales, minima, table = (
+        None if part is None else torch.from_numpy(part) for part in (*blocks[:3], blocks.table)
+    )
+    assert codes is not None
+    assert scales is not None
+    return QuantizedWeight(
+        codes.reshape(len(raw), -1),
+        scales.reshape(len(raw), -1),
+        None if minima is None else minima.reshape(len(raw), -1),
+        blocks.bits,
+        zero=blocks.zero,
+        table=table,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", range(4))
-def test_blocks_of_a_file_mean_the_same(kind: GGMLQuantizationType, place: int) -> None:
+def test_blocks_of_a_file_mean_the_same(kind: str, place: int) -> None:
     """Wherever in memory a file's alignment, which may be 1, lets them lie."""
-    values = np.random.default_rng(0).normal(size=(64, 8 * BLOCK)).astype(np.float32)
+    values = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
     raw = quantize_gguf(values, kind)
     in_file = np.frombuffer(bytes(place) + raw.tobytes(), np.uint8, offset=place)
-    blocks = split_blocks(in_file.reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
-    assert blocks is not None
-    parts = (torch.from_numpy(part).reshape(64, -1) for part in blocks[:3])
-    weight = QuantizedWeight(*parts, blocks.bits)
-    assert int(weight.codes.max()) < 2**blocks.bits
-    assert (weight.dequantize().numpy() == dequantize(raw, kind)).all()
+    weight = read(in_file.reshape(64, -1), kind)
+    assert int(weight.codes.max()) < 2**weight.bits
+    expected = dequantize(raw, GGMLQuantizationType[kind])
+    assert (weight.dequantize().numpy() == expected).all()
+    errors = np.linalg.norm(expected - values, axis=1) / np.linalg.norm(values, axis=1)
+    assert errors.max() < {"Q2_K": 0.4, "Q3_K": 0.25}.get(kind, 0.15)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_byte_of_a_block_means_the_same(kind: str) -> None:
+    """Random bytes, but scales that are numbers."""
+    generator = np.random.default_rng(0)
+    raw = quantize_gguf(generator.normal(size=(64, 512)).astype(np.float32), kind)
+    block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    blocks = raw.reshape(-1, block_bytes)
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind, (0, 2))
+    kept = [byte for half in halves for byte in (half, half + 1)]
+    others = [byte for byte in range(block_bytes) if byte not in kept]
+    blocks[:, others] = generator.integers(0, 256, (len(blocks), len(others)))
+    expected = dequantize(raw, GGMLQuantizationType[kind])
+    assert (read(raw, kind).dequantize().numpy() == expected).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_lose_at_most_half_a_digit_in_kernels(kind: str) -> None:
+    values = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32) / 1e6
+    weight = read(quantize_gguf(values, kind), kind)
+    packed = native_form([weight])
+    assert packed is not None
+    assert packed.scales.dtype == torch.float16
+    allowed = weight.dequantize().abs().amax(dim=1, keepdim=True) * 2.0**-10
+    assert ((packed.dequantize() - weight.dequantize()).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("other", ["Q4_K", "Q6_K", "IQ4_XS", "Q8_0"])
+def test_parts_of_different_kinds(kind: str, other: str) -> None:
+    values = np.random.default_rng(0).normal(size=(8, 512)).astype(np.float32)
+    parts = [read(quantize_gguf(values, each), each) for each in (kind, other)]
+    assert can_concatenate(parts)
+    expected = torch.cat([part.dequantize() for part in parts])
+    assert torch.allclose(concatenate(parts).dequantize(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_parts_that_differ_in_the_order_of_inputs() -> None:
+    weight = quantize(torch.randn(2, 64), 4)
+    order = torch.randperm(64).int()
+    moved = replace(weight, order=order)
+    assert not can_concatenate([weight, moved])
+    assert can_concatenate([moved, moved])
+    assert torch.equal(moved.dequantize()[:, order.long()], weight.dequantize())
+
+
+@given(exponent=st.integers(-90, 90))
+def test_scales_of_any_size(exponent: int) -> None:
+    scales = torch.full((2, 3), 2.0**exponent)
+    weight = QuantizedWeight(torch.full((2, 96), 5, dtype=torch.uint8), scales, None, 4)
+    assert torch.equal(halved(weight).dequantize(), weight.dequantize())
 
 
 def test_other_blocks_are_not_split() -> None:
-    raw = np.zeros((4, GGML_QUANT_SIZES[GGMLQuantizationType.Q4_K][1]), np.uint8)
-    assert split_blocks(raw, GGMLQuantizationType.Q4_K) is None
+    raw = np.zeros((4, GGML_QUANT_SIZES[GGMLQuantizationType.IQ2_XS][1]), np.uint8)
+    assert split_blocks(raw, GGMLQuantizationType.IQ2_XS) is None
 
 
 @given(

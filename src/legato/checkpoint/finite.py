@@ -3,9 +3,12 @@
 import torch
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.quantization import BLOCK, QuantizedWeight
+from legato.model.quantization import QuantizedWeight
 
 _LARGEST_DEQUANTIZED = 256 * torch.finfo(torch.float16).max
+_LARGEST_SCALE = {torch.float16: torch.finfo(torch.float16).max, torch.float32: 2.0**100}
+_FLOAT8_NAN = 0x7F
+"""With either sign."""
 
 
 def check_finite(name: str, weight: torch.Tensor | QuantizedWeight, dtype: torch.dtype) -> None:
@@ -23,24 +26,29 @@ def check_finite(name: str, weight: torch.Tensor | QuantizedWeight, dtype: torch
         if weight.is_stored_only and torch.finfo(dtype).max < _LARGEST_DEQUANTIZED:
             check_finite(name, weight.dequantize(), dtype)
             return
+        if weight.is_float8 and (is_nan := (weight.codes & _FLOAT8_NAN) == _FLOAT8_NAN).any():
+            raise UnsupportedModelError(
+                f"{name} has nan at {is_nan.nonzero()[0].tolist()}: the checkpoint is damaged"
+            )
         for part in (weight.scales, weight.minima):
-            if (place := _first_bad(part, part.dtype)) is not None:
-                row, block = place
+            if part is None:
+                continue
+            if (place := _first_bad(part, _LARGEST_SCALE[part.dtype])) is not None:
+                row, group = place
                 raise UnsupportedModelError(
-                    f"{name} has a scale of {part[row, block].item()} for the {BLOCK} values from "
-                    f"{[row, block * BLOCK]} on: the checkpoint is damaged, or has values that are "
-                    "too large to be quantized"
+                    f"{name} has a scale of {part[row, group].item()} for the {weight.group} "
+                    f"values from {[row, group * weight.group]} on: the checkpoint is damaged, or "
+                    "has values that are too large to be quantized"
                 )
-    elif (place := _first_bad(weight, dtype)) is not None:
+    elif (place := _first_bad(weight, torch.finfo(dtype).max)) is not None:
         value = weight[tuple(place)]
         limit = str(dtype).removeprefix("torch.")
         reason = f"too large for {limit}" if value.isfinite() else "the checkpoint is damaged"
         raise UnsupportedModelError(f"{name} has {value.item():g} at {place}: {reason}")
 
 
-def _first_bad(values: torch.Tensor, dtype: torch.dtype) -> list[int] | None:
-    """Return the index of the first value that is not finite in `dtype`; None if all are."""
-    largest = torch.finfo(dtype).max
+def _first_bad(values: torch.Tensor, largest: float) -> list[int] | None:
+    """Return the index of the first value that is NaN or larger; None if there is none."""
     low, high = values.aminmax()
     if -largest <= low.item() and high.item() <= largest:  # both are NaN if any value is
         return None

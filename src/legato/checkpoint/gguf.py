@@ -1,5 +1,6 @@
 """Opens checkpoints in llama.cpp's format: one GGUF file."""
 
+import logging
 import re
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.gguf_blocks import SPLIT_TYPES
 from legato.checkpoint.gguf_file import GGUFFile
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
@@ -26,6 +28,9 @@ _SIZES = (
     "attention.value_length",
     "rope.dimension_count",
 )
+logger = logging.getLogger(__name__)
+
+_FLOAT_TYPES = {"F64", "F32", "F16", "BF16"}
 _ROPE_FACTORS = "rope_freqs.weight"
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -49,7 +54,7 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def open_gguf_checkpoint(path: Path) -> Checkpoint:
-    """Open a GGUF file. Weights of type Q8_0, Q4_0 and Q4_1 stay quantized.
+    """Open a GGUF file. Weights of the types that `split_blocks` knows stay quantized.
 
     Raises:
         UnsupportedModelError: the file is broken, or Legato cannot run the model.
@@ -179,6 +184,7 @@ def _refuse_window(file: GGUFFile) -> None:
 
 def _read_tensors(file: GGUFFile, spec: DecoderSpec, _: torch.device) -> NamedWeights:
     heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
+    _log_widened(file)
     for name in file.tensors:
         if name == _ROPE_FACTORS:
             continue
@@ -190,14 +196,27 @@ def _read_tensors(file: GGUFFile, spec: DecoderSpec, _: torch.device) -> NamedWe
         yield _transformers_name(name), tensor
 
 
+def _log_widened(file: GGUFFile) -> None:
+    """Name the types of matrices that have codes, but not in a form that stays quantized."""
+    names = {tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) == 2}
+    widened = sorted(names - _FLOAT_TYPES - {kind.name for kind in SPLIT_TYPES})
+    if widened:
+        logger.warning("%s: weights of type %s are widened", file.path, ", ".join(widened))
+
+
 def _read_quantized(file: GGUFFile, name: str) -> QuantizedWeight | None:
     shape = file.tensors[name].shape
     blocks = file.read_blocks(name) if len(shape) == 2 else None
     if blocks is None:
         return None
-    num_rows = shape[0]
-    codes, scales, minima = (torch.from_numpy(part).reshape(num_rows, -1) for part in blocks[:3])
-    return QuantizedWeight(codes, scales, minima, blocks.bits)
+    codes, scales, minima = (
+        None if part is None else torch.from_numpy(part).reshape(shape[0], -1)
+        for part in blocks[:3]
+    )
+    assert codes is not None
+    assert scales is not None
+    table = None if blocks.table is None else torch.from_numpy(blocks.table)
+    return QuantizedWeight(codes, scales, minima, blocks.bits, zero=blocks.zero, table=table)
 
 
 def _transformers_name(name: str) -> str:

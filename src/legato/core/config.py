@@ -113,9 +113,9 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     quantization: Annotated[
         Quantization | None,
         Flag(
-            "what weights are held in: in blocks of 32, rounded to 8 or 4 bits, or as a GGUF file "
-            "has them where that is Q8_0, Q4_0 or Q4_1; or on a GPU as fp8, 8-bit floats, to which "
-            "what they are multiplied with is rounded, too",
+            "what weights are held in: in blocks of 32, rounded to 8 or 4 bits, or in codes as a "
+            "GGUF file has them; or on a GPU as fp8, 8-bit floats, to which what they are "
+            "multiplied with is rounded, too",
             default="none, in the dtype",
         ),
     ] = None

@@ -22,7 +22,7 @@ from legato.executor.sequence import SequenceState
 from legato.model.base import Model
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeLinear, NativeModel
-from legato.model.quantization import QuantizedWeight, plain, quantize
+from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight, plain, quantize
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
@@ -34,7 +34,9 @@ _MOST_ERROR = 0.1
 """Limit of a row's error, relative to the row's norm. Rounding causes up to 0.03, a kernel that
 reads the wrong rows about 1."""
 
-_OUTPUTS, _DEPTH = 72, 96
+_UNEVEN_TABLE = torch.tensor([-12.0, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12, 14]) / 2
+
+_OUTPUTS, _DEPTH = 72, 128
 _CPU = torch.device("cpu")
 _EARLIER = 19
 """Tokens cached before the compared chunk: an odd number."""
@@ -114,12 +116,40 @@ def _wrong_products(
 
 def _forms(values: torch.Tensor) -> dict[str, torch.Tensor | QuantizedWeight]:
     """Return a matrix in each form that kernels multiply with; key the form's name."""
+    order = torch.arange(values.shape[1], dtype=torch.int32).flip(0)
     return {
         "bfloat16": values,
         "int8": quantize(values, 8),
         "int4": quantize(values, 4),
         "stored int4": replace(quantize(values, 4), is_stored_only=True),
+        "reordered int4": replace(quantize(values, 4), order=order),
+        "int4 in groups of 16": _rounded(values, group=16, bits=4),
+        "int8 in groups of 16": _rounded(values, group=16, bits=8),
+        "int4 in groups of 64": _rounded(values, group=64, bits=4),
+        "table": _rounded(values, group=32, bits=4, table=torch.arange(-120.0, 121.0, 16.0)),
+        "table in groups of 16": _rounded(values, group=16, bits=4, table=_UNEVEN_TABLE),
+        "float8": _float8(values),
     }
+
+
+def _rounded(
+    values: torch.Tensor, *, group: int, bits: int, table: torch.Tensor | None = None
+) -> QuantizedWeight:
+    """Round a matrix to the nearest numbers of a table or of so many bits, without minima."""
+    zero = 0 if table is not None else 2 ** (bits - 1)
+    numbers = torch.arange(2.0**bits) - zero if table is None else table
+    groups = values.float().reshape(len(values), -1, group)
+    scales = groups.abs().amax(dim=-1) / numbers.max()
+    codes = torch.bucketize(groups / scales[..., None], (numbers[1:] + numbers[:-1]) / 2)
+    return QuantizedWeight(
+        codes.to(torch.uint8).flatten(1), scales, None, bits, zero=zero, table=table
+    )
+
+
+def _float8(values: torch.Tensor) -> QuantizedWeight:
+    floats = values.to(torch.float8_e4m3fn)
+    scales = torch.full((len(values), 1), 0.75)
+    return QuantizedWeight(floats.view(torch.uint8), scales, None, 8, table=FLOAT8_TABLE)
 
 
 def _wrong_attention(

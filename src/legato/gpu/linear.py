@@ -6,6 +6,7 @@ from torch import nn
 
 from legato.gpu.kernels.quantized import dequantize, multiply, round_rows
 from legato.model.quantization import BLOCK, QuantizedWeight
+from legato.model.quantized_forms import in_blocks
 
 _HALF = BLOCK // 2
 _MOST_ROWS = 512
@@ -23,9 +24,12 @@ class QuantizedLinear(nn.Module):
         self, weight: QuantizedWeight, bias: torch.Tensor | None, device: torch.device
     ) -> None:
         super().__init__()
+        blocks = in_blocks(weight)
+        assert blocks is not None, "the loader widens weights of other forms"
+        assert blocks.minima is not None
         self.register_buffer("_codes", packed(weight).to(device))
-        self.register_buffer("_scales", weight.scales.to(device).contiguous())
-        self.register_buffer("_minima", weight.minima.to(device).contiguous())
+        self.register_buffer("_scales", blocks.scales.to(device).contiguous())
+        self.register_buffer("_minima", blocks.minima.to(device).contiguous())
         self.register_buffer("_bias", bias)
         self._codes: torch.Tensor
         self._scales: torch.Tensor

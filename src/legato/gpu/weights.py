@@ -1,9 +1,11 @@
 """Loads a checkpoint's weights as a GPU computes with them: plain, quantized, or 8-bit floats."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,7 +15,10 @@ from legato.gpu.linear import Fp8Linear, QuantizedLinear
 from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
 from legato.model.layers import FusedLinear, Linear
-from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, plain
+from legato.model.quantization import QuantizedWeight, copy_plain, plain
+from legato.model.quantized_forms import concatenate, in_blocks
+
+logger = logging.getLogger(__name__)
 
 _LEAST_FP8_CAPABILITY = (8, 9)
 _FP8_MULTIPLE = 16
@@ -60,8 +65,10 @@ def load_weights(
     for name, weight in weights:
         if name not in of_part:
             copy_plain(weight, slots[name])
-            if name == _EMBEDDING and decoder.lm_head is None and _stays_in_codes(weight):
-                decoder.lm_head = QuantizedLinear(weight, None, device)
+            if name == _EMBEDDING and decoder.lm_head is None:
+                blocks = _blocks(weight)
+                if blocks is not None:
+                    decoder.lm_head = QuantizedLinear(blocks, None, device)
             continue
         projection = of_part[name]
         own = found[projection.path]
@@ -111,9 +118,9 @@ def _module(
     if linear.bias is not None:
         biases = [plain(found[f"{part}.bias"]) for part in projection.parts]
         bias = torch.cat(biases).to(device, dtype)
-    codes = [matrix for matrix in matrices if _stays_in_codes(matrix)]
-    if len(codes) == len(matrices):
-        return QuantizedLinear(concatenate(codes), bias, device)
+    blocks = [codes for matrix in matrices if (codes := _blocks(matrix)) is not None]
+    if len(blocks) == len(matrices):
+        return QuantizedLinear(concatenate(blocks), bias, device)
     has_fp8_sizes = not any(size % _FP8_MULTIPLE for size in linear.weight.shape)
     if is_fp8 and has_fp8_sizes and projection.path != _HEAD:
         weight = torch.cat([plain(matrix).to(device, dtype) for matrix in matrices])
@@ -127,8 +134,22 @@ def _module(
     return linear
 
 
-def _stays_in_codes(weight: _Weight) -> TypeGuard[QuantizedWeight]:
-    return isinstance(weight, QuantizedWeight) and not weight.is_stored_only
+def _blocks(weight: _Weight) -> QuantizedWeight | None:
+    """Return the weight as a `QuantizedLinear` keeps it; None if it becomes plain."""
+    if not isinstance(weight, QuantizedWeight) or weight.is_stored_only:
+        return None
+    blocks = in_blocks(weight)
+    if blocks is None:
+        _log_widening()
+    return blocks
+
+
+@cache
+def _log_widening() -> None:
+    logger.warning(
+        "a GPU keeps only codes in groups of a multiple of 32 quantized: weights of tables, 8-bit "
+        "floats, groups of 16 and reordered inputs are widened"
+    )
 
 
 def _num_bytes(decoder: Decoder) -> int:

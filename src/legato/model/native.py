@@ -26,7 +26,8 @@ from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, finished_logits, scaled_embeddings
 from legato.model.layers import RMSNorm
-from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, plain
+from legato.model.quantization import QuantizedWeight, copy_plain, plain
+from legato.model.quantized_forms import native_form
 from legato.model.rope import RotaryEmbedding, Turns
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
@@ -395,8 +396,9 @@ class NativeLinear:
     def __init__(self, weight: torch.Tensor | QuantizedWeight, kernels: NativeKernels) -> None:
         self._pool = kernels.pool
         self._num_outputs, depth = weight.shape
+        packed = _join([weight])
         self._native = kernels.extension.Matrix(
-            _addresses("weight", weight), self._num_outputs, depth
+            _addresses("weight", packed), self._num_outputs, depth
         )
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -473,20 +475,40 @@ def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:
 
 
 def _join(parts: Sequence[_Weight]) -> _Weight:
-    """Concatenate rows; the result is quantized only if all parts are."""
+    """Concatenate rows; the result is quantized only if all parts are, in forms that fit."""
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    if not quantized:
+        return parts[0] if len(parts) == 1 else torch.cat([plain(part) for part in parts])
     if len(quantized) == len(parts):
-        return concatenate(quantized)
-    return torch.cat([plain(part) for part in parts]).to(_DTYPE)
+        whole = native_form(quantized)
+        if whole is not None:
+            return whole
+    sizes = [part.shape[0] for part in parts]
+    joined = torch.empty(sum(sizes), *parts[0].shape[1:], dtype=_DTYPE)
+    for part, rows in zip(parts, torch.split(joined, sizes), strict=True):
+        copy_plain(part, rows)
+    return joined
 
 
 def _addresses(name: str, weight: _Weight) -> dict[str, int]:
     """Return the addresses of a weight's parts, by the extension's names."""
     if isinstance(weight, torch.Tensor):
         return {name: weight.data_ptr()}
-    return {
-        f"{name}.codes": weight.codes.data_ptr(),
-        f"{name}.scales": weight.scales.data_ptr(),
-        f"{name}.minima": weight.minima.data_ptr(),
-        f"{name}.bits": _PLAIN_BITS if weight.is_stored_only else weight.bits,
+    parts = {
+        "codes": weight.codes,
+        "scales": weight.scales,
+        "minima": weight.minima,
+        "order": weight.order,
+        "table": None if weight.is_float8 else weight.table,
     }
+    addresses = {
+        f"{name}.{part}": values.data_ptr() for part, values in parts.items() if values is not None
+    }
+    numbers = {
+        "bits": _PLAIN_BITS if weight.is_stored_only else weight.bits,
+        "group": weight.group,
+        "zero": weight.zero,
+        "exponent": weight.exponent,
+        "is_float": int(weight.is_float8),
+    }
+    return addresses | {f"{name}.{number}": value for number, value in numbers.items()}

@@ -1,64 +1,102 @@
-"""Weight-only quantization: codes of 4 or 8 bits; 32 adjacent weights share scale and minimum.
+"""Weight-only quantization: codes of 4 or 8 bits; adjacent weights share a scale.
 
-The blocks are those of llama.cpp's Q8_0, Q4_0 and Q4_1, whose weights are therefore kept unchanged;
-other weights are rounded to the nearest code.
+All formats of checkpoints that stay quantized have one form, `QuantizedWeight`. Weights that are
+quantized here have the blocks of llama.cpp's Q8_0 and Q4_1, rounded to the nearest code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import torch
 
 BLOCK = 32
-"""Weights that share a scale and a minimum."""
+"""Weights that share a scale and a minimum, of weights that are quantized here."""
+FLOAT8_TABLE = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+"""Numbers of the codes of 8-bit floats, e4m3fn."""
 _ROWS_A_TIME = 256
 _LARGEST_CODE = {4: 15, 8: 255}
 _SMALLEST_HALF = 2.0**-24
+_NUM_BYTES_A_SCALE = 2
+_FLOAT8_CODES = 256
+_SIGNED_ZERO = 128
+"""Added to signed numbers of 8 bits."""
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A matrix [N, K] of weights `scale * code + minimum`.
+    """A matrix [N, K] of weights `scale * (number - zero) + minimum`.
 
     Attributes:
-        codes: uint8 [N, K], below 2**bits.
-        scales: float16 [N, K / BLOCK].
-        minima: float16 [N, K / BLOCK].
-        bits: of a code.
+        codes: uint8 [N, K], below 2**bits. A number is a code, or the table's entry for it.
+        scales: float16 or float32 [N, K / group].
+        minima: of the same dtype and shape; None if all are 0.
+        bits: of a code, 4 or 8.
         is_stored_only: whether only the file is quantized, and the model computes with the
             dequantized weight.
+        zero: the number of weight 0, if there are no minima.
+        table: float32 or uint8 [16], float32 [256] of 8-bit floats; None if codes are numbers.
+        order: int32 [K], the input that each column multiplies; None for inputs in their order.
+        exponent: the weight is 2**exponent times as large.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
-    minima: torch.Tensor
+    minima: torch.Tensor | None
     bits: int
     is_stored_only: bool = False
+    zero: int = 0
+    table: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+    exponent: int = 0
 
     @property
     def shape(self) -> torch.Size:
         return self.codes.shape
 
+    @property
+    def group(self) -> int:
+        """Adjacent weights that share a scale."""
+        return self.codes.shape[1] // self.scales.shape[1]
+
+    @property
+    def is_float8(self) -> bool:
+        return self.table is not None and len(self.table) == _FLOAT8_CODES
+
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that a step reads; of the dequantized weight in `dtype` if it is stored only."""
         if self.is_stored_only:
             return self.codes.numel() * dtype.itemsize
-        return self.codes.numel() * self.bits // 8 + 4 * self.scales.numel()
+        num_scales = self.scales.numel() * (1 if self.minima is None else 2)
+        return self.codes.numel() * self.bits // 8 + _NUM_BYTES_A_SCALE * num_scales
 
     def dequantize(self) -> torch.Tensor:
         """Return the weight as float32 [N, K]."""
-        blocks = _blocks(self.codes)
-        blocks = blocks * self.scales[..., None].float() + self.minima[..., None].float()
-        return blocks.flatten(1)
+        # As a uint8 index is a mask, a table is indexed by int32.
+        numbers = self.codes if self.table is None else self.table[self.codes.int()]
+        numbers = numbers.float()
+        if self.zero:
+            numbers -= self.zero
+        blocks = numbers.reshape(len(numbers), -1, self.group)
+        blocks *= self.scales[..., None].float()
+        if self.minima is not None:
+            blocks += self.minima[..., None].float()
+        if self.exponent:
+            blocks *= 2.0**self.exponent
+        weight: torch.Tensor = blocks.flatten(1)
+        if self.order is None:
+            return weight
+        in_order = torch.empty_like(weight)
+        in_order[:, self.order.long()] = weight
+        return in_order
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "QuantizedWeight":
-        """Apply `change`, which may move rows, to each part."""
+        """Apply `change`, which may move rows or take whole groups, to each part."""
         return replace(
             self,
             codes=change(self.codes),
             scales=change(self.scales),
-            minima=change(self.minima),
+            minima=None if self.minima is None else change(self.minima),
         )
 
 
@@ -77,17 +115,6 @@ def copy_plain(weight: torch.Tensor | QuantizedWeight, out: torch.Tensor) -> Non
         out[rows].copy_(weight.map(itemgetter(rows)).dequantize())
 
 
-def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Concatenate rows; the result has the bits of the widest weight."""
-    return QuantizedWeight(
-        torch.cat([weight.codes for weight in weights]),
-        torch.cat([weight.scales for weight in weights]),
-        torch.cat([weight.minima for weight in weights]),
-        max(weight.bits for weight in weights),
-        weights[0].is_stored_only,
-    )
-
-
 def can_quantize(weight: torch.Tensor) -> bool:
     """Whether the weight is a matrix of whole blocks."""
     return weight.ndim == 2 and weight.shape[1] % BLOCK == 0
@@ -99,20 +126,19 @@ def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
     8-bit codes are centred on zero, as in Q8_0; 4-bit codes span the block's smallest to largest
     weight, as in Q4_1.
     """
-    blocks = _blocks(weight)
+    blocks = weight.float().reshape(len(weight), -1, BLOCK)
     if bits == 8:
         scales = (blocks.abs().amax(dim=-1) / 127).half()
-        minima = (-128 * scales.float()).half()
+        codes = blocks / _steps(scales) + _SIGNED_ZERO
+        minima, zero = None, _SIGNED_ZERO
     else:
         low, high = blocks.aminmax(dim=-1)
         scales = ((high - low) / _LARGEST_CODE[bits]).half()
-        minima = low.half()
-    steps = scales.float().clamp(min=_SMALLEST_HALF)
-    codes = (blocks - minima.float()[..., None]) / steps[..., None]
+        minima, zero = low.half(), 0
+        codes = (blocks - minima.float()[..., None]) / _steps(scales)
     codes = codes.round().clamp(0, _LARGEST_CODE[bits]).to(torch.uint8)
-    return QuantizedWeight(codes.flatten(1), scales, minima, bits)
+    return QuantizedWeight(codes.flatten(1), scales, minima, bits, zero=zero)
 
 
-def _blocks(values: torch.Tensor) -> torch.Tensor:
-    """Reshape [N, K] to float32 [N, K / BLOCK, BLOCK]."""
-    return values.float().reshape(len(values), -1, BLOCK)
+def _steps(scales: torch.Tensor) -> torch.Tensor:
+    return scales.float().clamp(min=_SMALLEST_HALF)[..., None]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from legato.model.communicator import Communicator, part_size
-from legato.model.quantization import BLOCK, QuantizedWeight, plain
+from legato.model.quantization import QuantizedWeight, plain
 
 _Weight = torch.Tensor | QuantizedWeight
 Division = Literal["colwise", "rowwise"]
@@ -65,9 +65,16 @@ def _rows(weight: _Weight, communicator: Communicator) -> _Weight:
 
 
 def _columns(weight: _Weight, communicator: Communicator) -> _Weight:
-    """Return a rank's columns; they stay quantized unless a block of codes would be cut."""
+    """Return a rank's columns.
+
+    They stay quantized unless a group of codes would be cut, or the columns are in another order.
+    """
     num_columns = weight.shape[1] // communicator.size
-    if isinstance(weight, QuantizedWeight) and num_columns % BLOCK == 0:
+    if (
+        isinstance(weight, QuantizedWeight)
+        and weight.order is None
+        and num_columns % weight.group == 0
+    ):
         return weight.map(lambda values: values.chunk(communicator.size, dim=1)[communicator.rank])
     return plain(weight).chunk(communicator.size, dim=1)[communicator.rank]
 

@@ -1,0 +1,1 @@
+"""Checkpoints of the default model in the formats in which models are published."""

@@ -1,0 +1,146 @@
+"""GGUF files of every type of matrix: what is read, computed, kept in memory and refused."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.formats.gguf_copy import TypeOf, copy_gguf, everything, medium_mix
+from benchmarks.formats.gguf_writers import LARGE, SMALL
+from gguf import GGUFReader
+from gguf.constants import GGML_QUANT_SIZES
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from legato.checkpoint.gguf import _transformers_name, _undo_interleaving
+from legato.checkpoint.loader import load_model, open_checkpoint
+from legato.core.config import ModelConfig, Quantization
+from legato.core.errors import UnsupportedModelError
+from legato.model.native import NativeKernels, NativeModel, native_instructions
+from tests.exactness.logits import chunked_logits
+from tests.model.conftest import assert_same_logits, load, reference_logits
+
+from .test_gguf import write_gguf
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+}
+PROMPT = [(11 * i + 5 * i * i) % 320 for i in range(40)]
+MIXES: dict[str, TypeOf] = {
+    **{kind: everything(kind) for kind in (*SMALL, *LARGE, "BF16", "F16")},
+    "Q4_K_M": medium_mix,
+}
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": (0,)}
+"""Places of a block's scales; at the start if not named."""
+MOST_BITS = {
+    **dict.fromkeys(("BF16", "F16"), 16.1),
+    **dict.fromkeys(("Q8_0", "Q5_0", "Q5_1", "Q5_K", "Q6_K"), 9.1),
+    "Q2_K": 6.1,
+    "Q4_K_M": 8.0,
+}
+"""Bits a weight of the layers, scales included; 5.1 for others."""
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+    """A random model as float32 GGUF file and in transformers."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.1)
+    path = tmp_path_factory.mktemp("float32") / "model.gguf"
+    write_gguf(path, "llama", model)
+    return path, model
+
+
+@pytest.fixture(params=MIXES)
+def mix(request: pytest.FixtureRequest, twin: tuple[Path, LlamaForCausalLM]) -> "Mix":
+    source, _ = twin
+    path = source.with_name(f"{request.param}.gguf")
+    if not path.exists():
+        weights = copy_gguf(source, path, MIXES[request.param])
+        torch.save(weights, path.with_suffix(".pt"))
+    weights = torch.load(path.with_suffix(".pt"), weights_only=False)
+    return Mix(request.param, path, weights)
+
+
+class Mix(NamedTuple):
+    """A file, and its weights as the `gguf` package dequantizes them, by their names in it."""
+
+    name: str
+    path: Path
+    weights: dict[str, np.ndarray]
+
+    def transformers_model(self) -> LlamaForCausalLM:
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+        heads = {"attn_q": SHAPE["num_attention_heads"], "attn_k": SHAPE["num_key_value_heads"]}
+        state: dict[str, torch.Tensor] = {}
+        for name, values in self.weights.items():
+            weight = torch.from_numpy(values)
+            part = name.split(".")[-2]
+            if part in heads:
+                weight = _undo_interleaving(weight, heads[part])
+            state[_transformers_name(name)] = weight
+        model.load_state_dict(state)
+        return model
+
+
+def test_logits_are_those_of_the_dequantized_weights(mix: Mix) -> None:
+    logits = chunked_logits(load(mix.path, "float32"), PROMPT, 7, len(PROMPT))
+    assert_same_logits(logits, reference_logits(mix.transformers_model(), PROMPT))
+
+
+@pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
+def test_matrices_stay_quantized_in_native_layers(mix: Mix) -> None:
+    config = ModelConfig(model=str(mix.path), quantization="gguf")
+    checkpoint = open_checkpoint(config)
+    model = load_model(
+        checkpoint,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        kernels=NativeKernels(1, native_instructions()[0]),
+        quantization="gguf",
+    )
+    assert isinstance(model, NativeModel)
+    num_weights = sum(w.size for n, w in mix.weights.items() if "token_embd" not in n)
+    bits = 8 * model.num_weight_bytes / num_weights
+    assert bits < MOST_BITS.get(mix.name, 5.1), bits
+    logits = chunked_logits(model, PROMPT, 33, len(PROMPT))
+    expected = reference_logits(mix.transformers_model(), PROMPT)
+    assert float((logits - expected).norm() / expected.norm()) < 0.03
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_damaged_scale_is_refused_by_name(mix: Mix, is_kept: bool) -> None:
+    reader = GGUFReader(mix.path)
+    (tensor,) = (each for each in reader.tensors if each.name == "blk.1.ffn_down.weight")
+    data = bytearray(mix.path.read_bytes())
+    kind = tensor.tensor_type
+    for place in SCALES.get(kind.name, (0,)):
+        start = int(tensor.data_offset) + 3 * GGML_QUANT_SIZES[kind][1] + place
+        damage = b"\xff" if kind.name == "MXFP4" else b"\xff\xff"
+        data[start : start + len(damage)] = damage
+    path = mix.path.with_name("damaged.gguf")
+    path.write_bytes(data)
+    quantization: Quantization | None = "gguf" if is_kept else None
+    checkpoint = open_checkpoint(ModelConfig(model=str(path), quantization=quantization))
+    with pytest.raises(UnsupportedModelError, match=r"layers.1.mlp.down_proj.weight has .*nan"):
+        load_model(
+            checkpoint,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            quantization=quantization,
+        )
+
+
+def test_a_truncated_file_is_refused_by_name(mix: Mix) -> None:
+    path = mix.path.with_name("truncated.gguf")
+    path.write_bytes(mix.path.read_bytes()[:-3000])
+    with pytest.raises(UnsupportedModelError, match=r"cut short: \S+ lies past its end"):
+        open_checkpoint(ModelConfig(model=str(path)))
