@@ -12,7 +12,7 @@ from legato.scheduler.recent_quantile import RecentQuantile
 _AIMED_AT = 0.1
 """The margin aims at this share of the late gaps that a promise allows. A request has hardly more
 gaps beside prompts than allow it one late gap, so nine in ten such requests have none."""
-_MOST_AIMED_AT, _LEAST_AIMED_AT = 2.0, 0.125
+_MOST_AIMED_AT, _LEAST_AIMED_AT = 1.0, 0.125
 """Bounds of the feedback's factor on the share of late steps."""
 _BODY, _BODY_STEPS = 0.9, 256
 """The body of the errors: this quantile of the last so many steps."""
@@ -22,6 +22,9 @@ _MEMORY_S = 300.0
 _UNSEEN = 0.12
 """One interruption of this share of the limit counts as seen. So a server that knows little, or
 that has seen none for long, leaves room for one."""
+_LONGEST_WATCHED_S = 0.1
+"""Longest step without a limit that is watched for interruptions: the noise of a long step, as in a
+calibration, would pass for an interruption of short ones."""
 _PREVENTABLE = 0.5
 """Largest share of the limit that a margin covers. Longer interruptions are not counted: to avoid
 them, all steps would have to be half as long."""
@@ -108,8 +111,9 @@ class Margin:
         """
         body = self._body if is_mixed else self._decode_body
         threshold = body.value if len(body) else _LEAST_BODY
-        self._watched_s += predicted_s
-        self._note_peak(taken_s - predicted_s * (1.0 + threshold))
+        if limit_s is not None or predicted_s <= _LONGEST_WATCHED_S:
+            self._watched_s += predicted_s
+            self._note_peak(taken_s - predicted_s * (1.0 + threshold))
         body.add(taken_s / predicted_s - 1.0)
         if is_mixed and limit_s is not None:
             self._follow(taken_s - predicted_s, taken_s - limit_s, limit_s)
