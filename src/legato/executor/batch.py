@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -120,11 +119,9 @@ class PackedBatch:
     @property
     def chunks(self) -> list[PackedChunk]:
         """The R chunks, for backends that go through them one by one."""
-        bounds = pairwise(self.query_start.tolist())
-        return [
-            PackedChunk(first, end, context_len - (end - first), context_len)
-            for (first, end), context_len in zip(bounds, self.context_len.tolist(), strict=True)
-        ]
+        firsts, ends = self.query_start[:-1], self.query_start[1:]
+        columns = firsts, ends, self.context_len - (ends - firsts), self.context_len
+        return list(map(PackedChunk, *(column.tolist() for column in columns)))
 
 
 def pack(
