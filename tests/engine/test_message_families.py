@@ -163,6 +163,7 @@ def test_calls(syntax: ToolCallSyntax, text: str, content: str | None, calls: Ca
     assert message.content == content
     assert _calls(message) == calls
     assert message.finish_reason == "tool_calls"
+    _check_cuts(text, _of(syntax))
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,30 @@ def test_calls(syntax: ToolCallSyntax, text: str, content: str | None, calls: Ca
 )
 def test_text_that_merely_looks_like_a_call_is_content(syntax: ToolCallSyntax, text: str) -> None:
     assert _read(text, _of(syntax)) == Message(text, None, (), "stop")
+    _check_cuts(text, _of(syntax))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "arguments"),
+    [
+        (QWEN_CODER, f"<tool_call><function=f><parameter={'x' * 520}>y</parameter>", "{}"),
+        (GLM, f"<tool_call>f<arg_key>s</arg_key>{' ' * 520}<arg_value>", "{}"),
+        (GEMMA, f"<|tool_call>call:f{{a:x{' ' * 70},b:1}}<tool_call|>", '{"a": '),
+        (GEMMA, f"<|tool_call>call:f{{a:{'x' * 520},b:1}}<tool_call|>", '{"a": '),
+        (GEMMA, "<|tool_call>call:f{a:1 {},b:1}<tool_call|>", '{"a": 1'),
+        (
+            LFM,
+            f"<|tool_call_start|>[f(a='b'{' ' * 70}, c='d')",
+            f"""{{"a": "b'{" " * 70}, c='d"}}""",
+        ),
+        (LFM, "<|tool_call_start|>[f(a=1 + 2)]<|tool_call_end|>", '{"a": 1'),
+    ],
+)
+def test_arguments_that_break_off(syntax: ToolCallSyntax, text: str, arguments: str) -> None:
+    """What follows is content; no text makes a reader wait for more than a bound."""
+    message = _read(text, _of(syntax))
+    assert _calls(message) == [("f", arguments)]
+    _check_cuts(text, _of(syntax))
 
 
 def test_a_call_after_one_that_is_none() -> None:
@@ -231,6 +256,7 @@ HARMONY_CASES: list[tuple[str, tuple[str | None, str | None, Calls]]] = [
     (" to=functions.f<|channel|>commentary<|message|> {}", (None, None, [("f", "{}")])),
     ("<|channel|>analysis to=python<|message|>1 + 1<|call|>", (None, "1 + 1", [])),
     ("Hello <|there", ("Hello <|there", None, [])),
+    ("<|channel|>analysis<|message|>Hm.<|end|>Hi <|there", ("Hi <|there", "Hm.", [])),
     ("<|channel|>analysis", ("", None, [])),
     (f"<|channel|>{'x' * 600}<|message|>Hi", (f"<|channel|>{'x' * 600}<|message|>Hi", None, [])),
 ]
@@ -240,6 +266,7 @@ HARMONY_CASES: list[tuple[str, tuple[str | None, str | None, Calls]]] = [
 def test_harmony(text: str, expected: tuple[str | None, str | None, Calls]) -> None:
     message = _read(text, HARMONY)
     assert (message.content, message.reasoning, _calls(message)) == expected
+    _check_cuts(text, HARMONY)
 
 
 def test_calls_of_tools_that_were_not_shown_are_content() -> None:
@@ -271,7 +298,7 @@ _written = st.lists(
 
 
 @given(_written, st.sampled_from(_SYNTAXES))
-@examples(60)
+@examples(40)
 def test_every_call_that_is_written_is_read(calls: list[Call], syntax: ToolCallSyntax) -> None:
     """Notations without escapes cannot have their marks in a string; so no string has any."""
     if syntax.needs_types:
@@ -316,6 +343,14 @@ def test_cuts_make_no_difference(fragments: list[str], syntax: MessageSyntax) ->
     assert _cut(re.findall(r"(?s).{1,7}", text), syntax) == whole
     if syntax.channels is None and not whole[2]:
         assert whole[0] == text
+
+
+def _check_cuts(text: str, syntax: MessageSyntax) -> None:
+    """Check that letters one by one, and any two pieces, make the same message."""
+    whole = _cut([text], syntax)
+    assert _cut(list(text), syntax) == whole
+    for at in range(1, len(text)):
+        assert _cut([text[:at], text[at:]], syntax) == whole, text[:at]
 
 
 def _cut(pieces: list[str], syntax: MessageSyntax) -> tuple[str, str, Calls]:
