@@ -13,6 +13,7 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.frontend.completion import Completion, CompletionDelta, CompletionStream
+from legato.text.message_syntax import Marks, MessageSyntax
 from legato.text.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(resolve_source(DEFAULT_MODEL))
@@ -86,9 +87,8 @@ def test_some_special_tokens_may_be_kept() -> None:
     begin, end = 1, EOS
     token_ids = [begin, *TOKENIZER.encode("Hi"), end]
     assert run(token_ids, kept_special_tokens=(begin,))[0].text == "<|im_start|>Hi"
-    assert TOKENIZER.special_token_id("<|im_start|>") == begin
-    assert TOKENIZER.special_token_id("Hi") is None
-    assert TOKENIZER.special_token_id("no such token") is None
+    marks = MessageSyntax(reasoning=Marks("a <|im_start|>", "Hi"))
+    assert TOKENIZER.special_marks(marks) == {"<|im_start|>": begin}
 
 
 def test_the_token_that_stops_is_no_text() -> None:

@@ -427,7 +427,7 @@ def test_marks_that_are_special_tokens_stay_in_a_chats_text(llm: LLM) -> None:
     pretrained = copy.deepcopy(llm.tokenizer)
     pretrained.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
     tokenizer = Tokenizer(pretrained)
-    mark = tokenizer.special_token_id("[TOOL_CALLS]")
+    mark = tokenizer.backend.token_to_id("[TOOL_CALLS]")
     template = "{{ tools }}{# [TOOL_CALLS] #}"
     prompts = PromptReader(tokenizer, llm.info)
     read = prompts.conversation(QUESTION, GREEDY, tools=[WEATHER], chat_template=template)

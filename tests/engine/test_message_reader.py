@@ -9,15 +9,18 @@ from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.message import Message, MessageReader, read_message
-from legato.text.message_syntax import (
+from legato.text.known_syntaxes import (
+    GEMMA,
+    GLM,
+    HARMONY,
     HERMES,
+    LFM,
     LLAMA,
     MISTRAL,
     MISTRAL_NAMED,
-    Marks,
-    MessageSyntax,
-    ToolCallSyntax,
+    QWEN_CODER,
 )
+from legato.text.message_syntax import Marks, MessageSyntax, ToolCallSyntax
 from tests.profiles import examples
 from tests.server.written_calls import written
 
@@ -246,7 +249,7 @@ def test_every_call_that_is_written_is_read(
     assert message.content is None
 
 
-@pytest.mark.parametrize("syntax", _SYNTAXES)
+@pytest.mark.parametrize("syntax", [*_SYNTAXES, QWEN_CODER, GLM, GEMMA, LFM, HARMONY])
 @pytest.mark.parametrize(
     "unit",
     [
@@ -261,16 +264,26 @@ def test_every_call_that_is_written_is_read(
         " ",
         "<",
         '<tool_call>{"name": "f", "arguments": {"a": "',
+        "<tool_call>\n<function=f>\n<parameter=s>\n",
+        "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>",
+        "<|tool_call>call:f{",
+        "<|tool_call_start|>[f(a='",
+        "<|tool_call_start|>[f(a=[",
+        "' ",
+        "<function=f",
+        "<|channel|>x",
     ],
 )
-def test_time_is_linear(syntax: ToolCallSyntax, unit: str) -> None:
+def test_time_is_linear(syntax: ToolCallSyntax | MessageSyntax, unit: str) -> None:
     """Of texts that a reader could go back over again and again."""
+    if isinstance(syntax, ToolCallSyntax):
+        syntax = MessageSyntax(reasoning=_THINK, tool_calls=syntax)
 
     def time_s(num_chars: int) -> float:
         pieces = [unit] * (num_chars // len(unit))
         started_s = time.process_time()
-        _read_pieces(pieces, MessageSyntax(reasoning=_THINK, tool_calls=syntax))
-        _read("".join(pieces), MessageSyntax(tool_calls=syntax))
+        _read_pieces(pieces, syntax)
+        _read("".join(pieces), syntax)
         return time.process_time() - started_s
 
     time_s(1_000)

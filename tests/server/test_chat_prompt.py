@@ -9,7 +9,8 @@ from legato.core.config import DEFAULT_MODEL
 from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.messages import ChatMessage, TemplateOptions
 from legato.server.requests.tools import Tool
-from legato.text.message_syntax import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, ToolCallSyntax
+from legato.text.known_syntaxes import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED
+from legato.text.message_syntax import ToolCallSyntax
 from legato.text.tokenizer import Tokenizer, load_tokenizer
 from tests.server import chat_templates
 

@@ -8,22 +8,20 @@ from llguidance import LLMatcher, LLTokenizer
 
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
+from legato.core.errors import InvalidRequestError
 from legato.server.requests.message_grammar import MAX_PARALLEL_CALLS, message_grammar
 from legato.server.requests.tools import Choice, Tool, tool_use
-from legato.text.message_syntax import (
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_NAMED,
-    Marks,
-    MessageSyntax,
-    ToolCallSyntax,
-)
+from legato.text import known_syntaxes
+from legato.text.known_syntaxes import HARMONY, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED
+from legato.text.message_syntax import ArgumentTags, Marks, MessageSyntax, NamedCall, ToolCallSyntax
 from legato.text.tokenizer import Tokenizer, load_tokenizer
+from tests.server.chat_templates import FAMILIES
 from tests.server.written_calls import written
 
 _UNIT = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}
+_FAMILIES = {name: getattr(known_syntaxes, name.upper()) for name in (*FAMILIES, "lfm_json")}
 _SYNTAXES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
+_SYNTAXES += [syntax for syntax in _FAMILIES.values() if syntax is not HARMONY]
 
 
 @cache
@@ -56,7 +54,9 @@ class Held:
     ) -> None:
         wanted = Choice.model_validate({"type": choice})
         use = tool_use(tools, wanted, is_parallel=is_parallel, param="tool_choice")
-        self.grammar = message_grammar(use, syntax, _tokenizer().special_token_id, content=content)
+        self.grammar = message_grammar(
+            use, syntax, _tokenizer().special_marks(syntax), content=content
+        )
 
     def takes(self, text: str) -> bool:
         """Whether the whole text may be an answer."""
@@ -141,7 +141,8 @@ def test_reasoning_goes_before_calls(is_open: bool, has_special_end: bool) -> No
 
 def test_marks_that_are_special_tokens() -> None:
     """Text of theirs is no mark, and they stand in no text."""
-    syntax = MessageSyntax(tool_calls=ToolCallSyntax(begin="<repo_name>", end="<file_sep>"))
+    calls = ToolCallSyntax(begin="<repo_name>", end="<file_sep>", space="\n")
+    syntax = MessageSyntax(tool_calls=calls)
     for choice in ("required", "auto"):
         held = Held(syntax, _STRICT, choice=choice)
         assert held.takes('<repo_name>\n{"name": "strict", "arguments": {"unit": "c"}}\n<file_sep>')
@@ -162,6 +163,107 @@ def test_content_of_a_form_or_calls(syntax: ToolCallSyntax) -> None:
     assert not held.takes("Hello")
 
 
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 10},
+        "days": {"type": "integer", "minimum": 1},
+        "unit": {"enum": ["c", "f"]},
+        "when": {"$ref": "#/$defs/when"},
+        "is_open": {"type": "boolean"},
+    },
+    "required": ["city", "unit"],
+    "$defs": {
+        "when": {
+            "type": "object",
+            "properties": {"at": {"type": ["string", "null"]}, "on": {"type": "array"}},
+            "required": ["at"],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("syntax", _SYNTAXES)
+def test_arguments_of_every_type(syntax: ToolCallSyntax) -> None:
+    held = Held(MessageSyntax(tool_calls=syntax), _tool("f", parameters=_SCHEMA), choice="required")
+
+    def takes(**arguments: Any) -> bool:
+        return held.takes(written(syntax, ("f", arguments)))
+
+    assert takes(city="A b", unit="c")
+    assert takes(city="", days=3, unit="f", is_open=True)
+    assert takes(city="<b>", unit="f", when={"at": "5", "on": [1, "x", {"y": None}]})
+    assert takes(city="x", unit="f", when={"at": None})
+    assert not takes(unit="c")
+    assert takes(city="x" * 10, unit="c")
+    assert not takes(city="x" * 11, unit="c")
+    assert not takes(city="A", unit="k")
+    assert not takes(city="A", days="three", unit="c")
+    assert not takes(city="A", days=0, unit="c")
+    assert not takes(city="A", unit="c", is_open=1)
+    assert not takes(city="A", unit="c", when=[])
+    assert not takes(city="A", unit="c", other=1)
+    nothing = Held(MessageSyntax(tool_calls=syntax), _tool("f"), choice="required")
+    assert nothing.takes(written(syntax, ("f", {})))
+    optional = _tool("f", parameters={"type": "object", "properties": {"a": {}, "b": {}}})
+    loose = Held(MessageSyntax(tool_calls=syntax), optional, choice="required")
+    for arguments in ({}, {"a": 1}, {"b": "x"}, {"a": [True], "b": 1}):
+        assert loose.takes(written(syntax, ("f", arguments)))
+
+
+@pytest.mark.parametrize("name", ["qwen_coder", "minimax", "dsml", "gemma", "lfm"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "properties": {"a b": {"type": "string", "pattern": "^x$"}}},
+        {"type": "object", "anyOf": [{"required": ["a"]}]},
+    ],
+)
+def test_what_a_notation_cannot_hold_is_refused_if_it_is_strict(
+    name: str, parameters: dict[str, Any]
+) -> None:
+    syntax = MessageSyntax(tool_calls=_FAMILIES[name])
+    with pytest.raises(InvalidRequestError) as refused:
+        Held(syntax, _tool("f", parameters=parameters, strict=True), choice="required")
+    assert refused.value.param == "tools"
+
+
+def test_marks_with_a_special_token_in_them() -> None:
+    tags = ArgumentTags(begin="<<repo_name>arg ", name_end=">", end="</<repo_name>arg>")
+    call = NamedCall(begin="<<repo_name>call ", name_end=">", arguments=tags, end="<end>")
+    syntax = ToolCallSyntax(begin="<<repo_name>calls>", end="</<repo_name>calls>", call=call)
+    held = Held(MessageSyntax(tool_calls=syntax), _STRICT, _tool("any"))
+    for text in ("", "a < b <<", "a <"):
+        assert held.takes(text)
+        assert held.takes(text + written(syntax, ("strict", _RIGHT)))
+        assert not held.takes(text + written(syntax, ("strict", _WRONG)))
+    assert held.takes(written(syntax, ("any", {"k": "a < b </", "l": "<arg>"})) + "Done <")
+
+
+def test_harmony() -> None:
+    call, wrong = written(HARMONY, ("strict", _RIGHT)), written(HARMONY, ("strict", _WRONG))
+    thought = "<|channel|>analysis<|message|>Well?<|end|><|start|>assistant"
+    final = "<|channel|>final<|message|>"
+    held = Held(HARMONY, _LOOSE, _STRICT, choice="required")
+    for before in ("", thought):
+        assert held.takes(before + call)
+        assert held.takes(before + written(HARMONY, ("loose", _RIGHT)))
+        assert not held.takes(before + wrong)
+        assert not held.takes(f"{before}{final}Hello")
+    free = Held(HARMONY, _LOOSE, _STRICT)
+    said = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    for text in (f"{final}Hello", call, thought + said + call, written(HARMONY, ("loose", _WRONG))):
+        assert free.takes(text)
+    assert not free.takes(thought + wrong)
+    held = Held(HARMONY, content='("a" | "b")')
+    assert held.takes(f"{thought}{final}a")
+    assert not held.takes(f"{thought}{final}c")
+    held = Held(HARMONY, _STRICT, content='("a" | "b")')
+    assert held.takes(f"{final}a")
+    assert held.takes(call)
+    assert Held(HARMONY, _LOOSE).grammar is None
+
+
 def test_content_of_a_form_behind_reasoning() -> None:
     held = Held(MessageSyntax(reasoning=Marks("<think>", "</think>")), content='("a" | "b")')
     assert held.takes("<think>\nA or b?\n</think>\n\nb")
@@ -172,14 +274,16 @@ def test_content_of_a_form_behind_reasoning() -> None:
 
 @pytest.mark.parametrize("syntax", _SYNTAXES)
 def test_names_and_schemas_of_every_kind_compile(syntax: ToolCallSyntax) -> None:
+    # Python's keywords are no other names.
+    name = "a" if syntax is known_syntaxes.LFM else "a\"\n/'"
     parameters = {
         "type": "object",
         "x-guidance": {"whitespace_flexible": True},
         "properties": {
-            "a\"\n/'": {"type": "string", "format": "no-such-format"},
+            name: {"type": "string", "format": "no-such-format"},
             "b": {"$ref": "#/$defs/b"},
         },
-        "required": ["a\"\n/'"],
+        "required": [name],
         "$defs": {"b": {"type": ["integer", "null"], "description": 'a "b" \\ #'}},
     }
     held = Held(
@@ -189,7 +293,7 @@ def test_names_and_schemas_of_every_kind_compile(syntax: ToolCallSyntax) -> None
         _tool("any", parameters={"type": "object"}),
         choice="required",
     )
-    assert held.takes(written(syntax, ("a.b-c_9", {"a\"\n/'": "x", "b": None})))
+    assert held.takes(written(syntax, ("a.b-c_9", {name: "x", "b": None})))
     assert held.takes(written(syntax, ("none", {})))
     assert not held.takes(written(syntax, ("none", {"a": 1})))
     assert held.takes(written(syntax, ("any", {"a": 1})))

@@ -4,17 +4,22 @@ from typing import Any
 
 import pytest
 
-from legato.text.message_syntax import (
+from legato.text import known_syntaxes
+from legato.text.known_syntaxes import (
+    HARMONY,
     HERMES,
+    KIMI,
+    LFM,
     LLAMA,
     MISTRAL,
-    Marks,
-    MessageSyntax,
-    ToolCallSyntax,
+    QWEN_CODER,
+    reads_argument_text,
+    reads_thinking,
     reads_tool_calls,
     reads_tools,
     syntax_of,
 )
+from legato.text.message_syntax import JsonCall, Marks, MessageSyntax, ToolCallSyntax
 from legato.text.response_template import declared_syntax
 from tests.server import chat_templates
 
@@ -24,6 +29,26 @@ def test_templates_are_told_apart() -> None:
     assert syntax_of(chat_templates.MISTRAL).tool_calls == MISTRAL
     assert syntax_of(chat_templates.NO_TOOLS) == MessageSyntax(tool_calls=HERMES)
     assert syntax_of("{{ x.split('[/THINK]') }}").reasoning == Marks("[THINK]", "[/THINK]")
+    for name, template in chat_templates.FAMILIES.items():
+        known = getattr(known_syntaxes, name.upper())
+        told = syntax_of(template)
+        assert (told if known is HARMONY else told.tool_calls) == known, name
+
+
+def test_tokens_tell_what_a_template_does_not() -> None:
+    for syntax in (KIMI, LFM):
+        assert syntax_of(chat_templates.NO_TOOLS, {syntax.begin}.__contains__).tool_calls == syntax
+    assert syntax_of(chat_templates.QWEN_CODER, {KIMI.begin}.__contains__).tool_calls == QWEN_CODER
+
+
+def test_templates_that_read_messages_in_their_own_way() -> None:
+    for name, template in chat_templates.KNOWING_TOOLS.items():
+        assert reads_argument_text(template) == name.startswith("deepseek"), name
+        assert reads_thinking(template) == (name in ("lfm", "harmony")), name
+    for text in ("{{ 'a' ~ c.arguments ~ 'b' }}", "{{ x + tool['function']['arguments'] }}"):
+        assert reads_argument_text(text)
+    for text in ("{{ a + c.arguments | tojson }}", "{% for k, v in c.arguments.items() %}"):
+        assert not reads_argument_text(text)
 
 
 def test_templates_that_read_tools() -> None:
@@ -50,7 +75,9 @@ def test_what_a_checkpoint_declares() -> None:
         thinking={"open": "<r>", "close": "</r>"}, tool_calls=calls, content={"close": "</s>"}
     ) == MessageSyntax(
         reasoning=Marks("<r>", "</r>"),
-        tool_calls=ToolCallSyntax(begin="<|call|>", arguments_key="parameters", is_list=True),
+        tool_calls=ToolCallSyntax(
+            begin="<|call|>", call=JsonCall("parameters"), is_list=True, separator="\n"
+        ),
     )
 
 

@@ -176,7 +176,7 @@ class PromptReader:
         syntax = rendered.syntax if tools else rendered.syntax.without_calls()
         if syntax.is_plain or params.structured_outputs is not None:  # a form covers the whole text
             return read
-        kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax))
+        kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax).values())
         shown = msgspec.structs.replace(read.params, kept_special_tokens=kept)
         return read._replace(params=shown, syntax=syntax)
 

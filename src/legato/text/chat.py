@@ -6,12 +6,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from legato.core.errors import InvalidRequestError
+from legato.text.argument_types import argument_types
 from legato.text.conversation import (
     Message,
+    with_argument_text,
     with_calls_in_content,
     with_ids_of,
     with_role,
+    with_thinking,
     with_tools_in_system_message,
+)
+from legato.text.known_syntaxes import (
+    HERMES,
+    reads_argument_text,
+    reads_thinking,
+    reads_tool_calls,
+    reads_tools,
+    syntax_of,
 )
 from legato.text.message_guard import (
     Conversation,
@@ -19,13 +30,7 @@ from legato.text.message_guard import (
     StandIns,
     unescaped,
 )
-from legato.text.message_syntax import (
-    HERMES,
-    MessageSyntax,
-    reads_tool_calls,
-    reads_tools,
-    syntax_of,
-)
+from legato.text.message_syntax import MessageSyntax
 from legato.text.response_template import declared_syntax
 
 if TYPE_CHECKING:  # the import takes two thirds of a second
@@ -68,11 +73,12 @@ def rendered_chat(
         MemoryError: as `Tokenizer.render_chat`.
     """
     template = tokenizer.chat_template(chat_template, has_tools=bool(tools))
-    syntax = syntax_of(template)
+    syntax = syntax_of(template, tokenizer.is_token)
     if chat_template is None:
         syntax = declared_syntax(tokenizer.response_template, syntax)
-    if not reads_tools(template):
+    if not reads_tools(template) and syntax.channels is None:
         syntax = msgspec.structs.replace(syntax, tool_calls=HERMES)
+    shown = tools
     conversation, stand_ins = Conversation(messages, tools, options), StandIns()
     if special_tokens != "special":
         guard = tokenizer.message_guard(template, syntax)
@@ -89,7 +95,7 @@ def rendered_chat(
         told = str(error).translate({ord(key): value for key, value in stand_ins.items()})
         raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
     text = unescaped(text, stand_ins)
-    return RenderedChat(text, stand_ins, _opened(syntax, text))
+    return RenderedChat(text, stand_ins, _opened(_typed(syntax, shown), text))
 
 
 def _readable(
@@ -106,12 +112,25 @@ def _readable(
         written = with_tools_in_system_message(written, tools)
     if not reads_tool_calls(template):
         return with_calls_in_content(written)
+    if reads_argument_text(template):
+        written = with_argument_text(written)
+    if reads_thinking(template):
+        written = with_thinking(written)
     id_chars = syntax.tool_calls and syntax.tool_calls.id_chars
     return with_ids_of(written, id_chars) if id_chars else written
+
+
+def _typed(syntax: MessageSyntax, tools: Sequence[dict[str, Any]]) -> MessageSyntax:
+    """Return the syntax with the types of the tools' arguments, if it needs them."""
+    calls = syntax.tool_calls
+    if calls is None or not calls.needs_types:
+        return syntax
+    typed = msgspec.structs.replace(calls, types=argument_types(tools))
+    return msgspec.structs.replace(syntax, tool_calls=typed)
 
 
 def _opened(syntax: MessageSyntax, prompt: str) -> MessageSyntax:
     """Return the syntax of the reply, which may begin inside reasoning that the prompt opened."""
     reasoning = syntax.reasoning
-    is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
+    is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin.rstrip())
     return msgspec.structs.replace(syntax, is_reasoning_open=is_open)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from legato.text.message_syntax import HERMES
+from legato.text.known_syntaxes import HERMES
 
 _INSTRUCTIONS = """You can call functions. Their signatures are within <tools></tools>:
 <tools>
@@ -86,6 +86,40 @@ def with_ids_of(messages: Sequence[Message], num_chars: int) -> list[Message]:
             message["tool_call_id"] = fitting(message["tool_call_id"])
         written.append(message)
     return written
+
+
+def with_argument_text(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with the arguments of calls as JSON text."""
+
+    def text_of(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            return call
+        return {**call, "function": {**function, "arguments": _json(arguments or {})}}
+
+    return [
+        {**message, "tool_calls": [text_of(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def with_thinking(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with reasoning as `thinking`.
+
+    gpt-oss's template takes either that or content beside calls: content, which users have read.
+    """
+
+    def is_read(message: Message) -> bool:
+        has_both = message.get("tool_calls") and message.get("content")
+        return "reasoning_content" in message and not has_both
+
+    return [
+        {**message, "thinking": message["reasoning_content"]} if is_read(message) else message
+        for message in messages
+    ]
 
 
 def arguments_object(arguments: Any) -> Any:

@@ -1,13 +1,12 @@
-"""How models mark reasoning and tool calls in the text of a message.
+"""How models mark reasoning and tool calls in the text of a message."""
 
-A checkpoint shows the marks only in its chat template, which writes past messages with them.
-"""
-
-import re
+from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
-_READS_TOOLS = re.compile(r"\{[{%][^{}]*\b(?:xml_)?tools\b")
+ArgumentTypes = dict[str, dict[str, tuple[str, ...]]]
+"""Key a tool's name, then a parameter's; value its JSON types, none if its schema has none."""
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -17,29 +16,134 @@ class Marks(msgspec.Struct, frozen=True):
     end: str
 
 
+class JsonCall(msgspec.Struct, frozen=True, tag=True):
+    """A call that is a JSON object of "name" and its arguments.
+
+    Attributes:
+        arguments_key: the key of the arguments.
+    """
+
+    arguments_key: str = "arguments"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return ()
+
+
+class ArgumentTags(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments in tags: a name, and a value as bare text, whose type the tool's schema has.
+
+    Attributes:
+        begin, name_end: before and after an argument's name.
+        value_begin: between `name_end` and the value, perhaps after space.
+        end: after a value.
+        space: between tags, and around all of them.
+        padding: space on both sides of a value that is not part of it.
+        text_attribute: between a name and "true" or "false": whether the value is a string.
+    """
+
+    begin: str
+    name_end: str
+    value_begin: str = ""
+    end: str
+    space: str = "\n"
+    padding: str = ""
+    text_attribute: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.begin, self.name_end, self.value_begin, self.end)
+
+
+class NamedCall(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A call that is a name followed by arguments.
+
+    Attributes:
+        begin: text before the name.
+        id_begin: text between the name and an id, if calls have ids.
+        id_pattern: the call's id, made of "{name}" and "{id}"; empty if the engine makes ids.
+        name_end: text between the name, or the id, and the arguments.
+        arguments: a JSON object; Python's keyword arguments in parentheses; Gemma's object, whose
+            keys are bare and whose strings stand between `GEMMA_QUOTE`s; or tags.
+        end: text after the arguments.
+    """
+
+    begin: str = ""
+    id_begin: str = ""
+    id_pattern: str = ""
+    name_end: str = ""
+    arguments: Literal["json", "python", "gemma"] | ArgumentTags = "json"
+    end: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        tags = self.arguments.marks if isinstance(self.arguments, ArgumentTags) else ()
+        quotes = (GEMMA_QUOTE,) if self.arguments == "gemma" else ()
+        return (self.begin, self.id_begin, self.name_end, self.end, *tags, *quotes)
+
+
+GEMMA_QUOTE = '<|"|>'
+
+
 class ToolCallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """How a model calls tools: in sections, each with one call or several.
 
     Attributes:
         begin, end: of a section; an empty `end` means the end of the message.
-        arguments_key: a call is a JSON object of "name" and this key, or a list of such objects.
-        name_end: text between a call's name and its arguments, if calls are no JSON objects.
-        id_begin: text between a call's name and its id before `name_end`, if calls have ids.
-        is_list: whether a section always holds a list of calls, even of one.
-        is_bare: whether a message that is one such object is a call, without `begin`.
-        separator: between sections, or between calls in a section that ends with the message.
+        call: how one call is written.
+        is_list: whether a section always holds a list of calls in brackets, even of one.
+        is_shared: whether calls at once share a section, one after the other.
+        is_bare: whether a message that is one JSON call is a call, without `begin`.
+        space: between the marks of a section and its calls.
+        separator: between sections, or between calls that share one.
         id_chars: length of a call's id, if the chat template requires one.
+        types: of the arguments of the tools at hand, if the syntax needs them.
     """
 
     begin: str
     end: str = ""
-    arguments_key: str = "arguments"
-    name_end: str = ""
-    id_begin: str = ""
+    call: JsonCall | NamedCall = JsonCall()
     is_list: bool = False
+    is_shared: bool = False
     is_bare: bool = False
-    separator: str = "\n"
+    space: str = ""
+    separator: str = ""
     id_chars: int | None = None
+    types: ArgumentTypes = {}
+
+    @property
+    def needs_types(self) -> bool:
+        """Whether arguments are text whose type only the tool's schema has."""
+        return isinstance(self.call, NamedCall) and isinstance(self.call.arguments, ArgumentTags)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.begin, self.end, *self.call.marks)
+
+
+class Channels(msgspec.Struct, frozen=True, kw_only=True):
+    """The marks of OpenAI's harmony format: a message in parts, each on a channel.
+
+    The part's header names its channel, "analysis" for reasoning, and may name a recipient: the
+    tool that it calls. Source: https://cookbook.openai.com/articles/openai-harmony.
+    """
+
+    start: str = "<|start|>"
+    channel: str = "<|channel|>"
+    constrain: str = "<|constrain|>"
+    message: str = "<|message|>"
+    end: str = "<|end|>"
+    call: str = "<|call|>"
+    final: str = "<|return|>"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return msgspec.structs.astuple(self)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The marks that end a part; small models may begin the next one at once."""
+        return (self.end, self.call, self.final, self.start, self.channel)
 
 
 class MessageSyntax(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,69 +153,33 @@ class MessageSyntax(msgspec.Struct, frozen=True, kw_only=True):
         reasoning: marks of reasoning at the start of a message; None if the model has none.
         is_reasoning_open: whether the prompt ends inside reasoning.
         tool_calls: None if calls are content like the rest.
+        channels: of models that write harmony; they have neither of the others.
+        is_calling: whether calls on a channel are calls; without tools, they are content.
     """
 
     reasoning: Marks | None = None
     is_reasoning_open: bool = False
     tool_calls: ToolCallSyntax | None = None
+    channels: Channels | None = None
+    is_calling: bool = True
 
     @property
     def is_plain(self) -> bool:
         """Whether all text is content."""
-        return self.reasoning is None and self.tool_calls is None
+        return self.reasoning is None and self.tool_calls is None and self.channels is None
 
     def without_calls(self) -> "MessageSyntax":
-        return msgspec.structs.replace(self, tool_calls=None)
+        return msgspec.structs.replace(self, tool_calls=None, is_calling=False)
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All marks, which are not part of the text that they enclose."""
-        reasoning, calls = self.reasoning, self.tool_calls
-        of_reasoning = (reasoning.begin, reasoning.end) if reasoning else ()
-        of_calls = (calls.begin, calls.end, calls.name_end, calls.id_begin) if calls else ()
-        return tuple(mark for mark in (*of_reasoning, *of_calls) if mark)
+        return tuple(mark for mark in self._all_marks() if mark)
 
-
-HERMES = ToolCallSyntax(begin="<tool_call>", end="</tool_call>")
-"""Of Nous Hermes, Qwen and SmolLM; also taught to models without a syntax of their own."""
-LLAMA = ToolCallSyntax(
-    begin="<|python_tag|>", arguments_key="parameters", is_bare=True, separator="; "
-)
-MISTRAL = ToolCallSyntax(begin="[TOOL_CALLS]", is_list=True, separator="", id_chars=9)
-MISTRAL_NAMED = ToolCallSyntax(
-    begin="[TOOL_CALLS]", name_end="[ARGS]", id_begin="[CALL_ID]", separator="", id_chars=9
-)
-
-_REASONING = (Marks("<think>", "</think>"), Marks("[THINK]", "[/THINK]"))
-_TOOL_CALLS = (  # strings in a template, the most specific first
-    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_NAMED),
-    (("[TOOL_CALLS]",), MISTRAL),
-    (("<tool_call>",), HERMES),
-    (("<|python_tag|>",), LLAMA),
-    (("<|eot_id|>", '"parameters"'), LLAMA),
-)
-
-
-def syntax_of(chat_template: str) -> MessageSyntax:
-    """Return the syntax of models with this chat template; tool calls default to Hermes'."""
-    return MessageSyntax(
-        reasoning=next((marks for marks in _REASONING if marks.end in chat_template), None),
-        tool_calls=next(
-            (
-                syntax
-                for telling, syntax in _TOOL_CALLS
-                if all(text in chat_template for text in telling)
-            ),
-            HERMES,
-        ),
-    )
-
-
-def reads_tools(chat_template: str) -> bool:
-    """Whether a chat template shows tools to the model."""
-    return _READS_TOOLS.search(chat_template) is not None
-
-
-def reads_tool_calls(chat_template: str) -> bool:
-    """Whether a chat template writes tool calls of past messages."""
-    return "tool_calls" in chat_template
+    def _all_marks(self) -> Iterator[str]:
+        if self.reasoning is not None:
+            yield from (self.reasoning.begin, self.reasoning.end)
+        if self.tool_calls is not None:
+            yield from self.tool_calls.marks
+        if self.channels is not None:
+            yield from self.channels.marks

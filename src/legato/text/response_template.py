@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from legato.text.message_syntax import Marks, MessageSyntax, ToolCallSyntax
+from legato.text.message_syntax import JsonCall, Marks, MessageSyntax, ToolCallSyntax
 
 _MAX_MARK_CHARS = 64
 _REASONING = ("thinking", "reasoning_content", "reasoning")
@@ -59,14 +59,17 @@ def _tool_calls(value: object, recognised: ToolCallSyntax | None) -> ToolCallSyn
     marks = field.marks if field else None
     if field is None or marks is None or field.content != "json":
         return recognised
-    if recognised is not None and (recognised.begin, recognised.end) == (marks.begin, marks.end):
-        return recognised
+    known = recognised if recognised and isinstance(recognised.call, JsonCall) else None
+    if known is not None and (known.begin, known.end) == (marks.begin, marks.end):
+        return known
     has_parameters = "parameters" in repr(field.transform)
     return ToolCallSyntax(
         begin=marks.begin,
         end=marks.end,
-        arguments_key="parameters" if has_parameters else "arguments",
+        call=JsonCall("parameters" if has_parameters else "arguments"),
         is_list=field.transform_each,
+        space="" if field.transform_each else "\n",
+        separator="\n",
     )
 
 

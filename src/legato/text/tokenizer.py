@@ -102,15 +102,16 @@ class Tokenizer:
         return self._make_guard(template, syntax.marks)
 
     def _new_guard(self, template: str, marks: tuple[str, ...]) -> MessageGuard:
+        in_marks = {added.content for added in self._added.values() if _is_in(added, marks)}
         written = {
             added.content
             for added in self._added.values()
-            if added.special or (added.content in template and added.content not in marks)
+            if added.special or (added.content in template and added.content not in in_marks)
         }
         others = [added.content for added in self._added.values()]
         return MessageGuard(
             SpecialStrings(written, others),
-            SpecialStrings(written.difference(marks), others),
+            SpecialStrings(written.difference(in_marks), others),
             template,
         )
 
@@ -184,15 +185,23 @@ class Tokenizer:
         except ValueError as error:
             raise InvalidRequestError(str(error), param="messages") from error
 
-    def special_token_id(self, text: str) -> int | None:
-        """Return the id of the special token with this text; None if there is none."""
-        token_id: int | None = self.backend.token_to_id(text)
-        return token_id if token_id in self.special_token_ids else None
+    def is_token(self, text: str) -> bool:
+        """Whether the vocabulary has a token of this text."""
+        return self.backend.token_to_id(text) is not None
 
-    def special_marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
-        """Return ids of the marks that are special tokens, which decoded text omits."""
-        ids = map(self.special_token_id, syntax.marks)
-        return tuple(token_id for token_id in ids if token_id is not None)
+    def special_marks(self, syntax: MessageSyntax) -> dict[str, int]:
+        """Return the special tokens in the marks of a syntax, which decoded text omits.
+
+        A mark may be one token, as `</think>` is, or have one in it, as `<｜DSML｜invoke name="`.
+
+        Returns:
+            Key a token's text, value its id.
+        """
+        return {
+            added.content: token_id
+            for token_id, added in self._added.items()
+            if added.special and _is_in(added, syntax.marks)
+        }
 
     def render_chat(
         self,
@@ -282,6 +291,10 @@ def _tokenizer(pretrained: PreTrainedTokenizerFast, chat_template: str | None) -
     if chat_template is not None:
         pretrained.chat_template = chat_template
     return Tokenizer(pretrained)
+
+
+def _is_in(added: AddedToken, marks: tuple[str, ...]) -> bool:
+    return any(added.content in mark for mark in marks)
 
 
 def _check_characters(text: str, what: str, param: str | None = None) -> None:

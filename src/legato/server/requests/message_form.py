@@ -1,6 +1,6 @@
 """The grammar of a chat's answer: of its tool calls, of its content's form, or of both."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -32,12 +32,13 @@ def message_form(
     request: ChatRequest,
     syntax: MessageSyntax,
     checker: GrammarChecker,
-    special_token_id: Callable[[str], int | None],
+    special_marks: Mapping[str, int],
 ) -> MessageForm:
     """Return the form that a request asks for, in its model's syntax.
 
     Args:
         syntax: with tool calls, if the model was shown tools.
+        special_marks: as of `Tokenizer.special_marks`.
 
     Raises:
         InvalidRequestError: the form cannot be enforced; `param` names its field.
@@ -47,7 +48,7 @@ def message_form(
         with naming_fields(**request.form_names):
             content = rule_of(request.output_form)
             form = checker.resolve(request.output_form)
-    grammar = message_grammar(use, syntax, special_token_id, content=content)
+    grammar = message_grammar(use, syntax, special_marks, content=content)
     if grammar is None and form is not None:
         # The form applies from the first token on, even if the prompt ends in open reasoning.
         return MessageForm(form, msgspec.structs.replace(syntax, is_reasoning_open=False))

@@ -207,12 +207,9 @@ class RequestReader:
         """
         self._check_completions(request.n)
         tools, prompt = request.tool_use.shown, self._prompt(request)
-        held = message_form(
-            request,
-            prompt.syntax if tools else prompt.syntax.without_calls(),
-            self._forms,
-            self._tokenizer.special_token_id,
-        )
+        syntax = prompt.syntax if tools else prompt.syntax.without_calls()
+        special_marks = self._tokenizer.special_marks(syntax)
+        held = message_form(request, syntax, self._forms, special_marks)
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
         with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
@@ -220,7 +217,7 @@ class RequestReader:
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
-                kept_special_tokens=self._tokenizer.special_marks(held.syntax),
+                kept_special_tokens=tuple(special_marks.values()),
                 structured_outputs=held.outputs,
             )
             params = self._with_known_tokens(params)
