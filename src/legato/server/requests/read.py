@@ -40,7 +40,7 @@ from legato.server.requests.outcome import (
 )
 from legato.server.requests.request_model import ModelRequest
 from legato.server.requests.response_items import Placed, shown_item
-from legato.server.requests.responses import ResponsesRequest
+from legato.server.requests.responses import InputTokens, ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
 from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
@@ -105,6 +105,8 @@ class RequestReader:
         """
         if kind == "responses":
             return self._responses(body, stored)
+        if kind == "input_tokens":
+            return self._input_tokens(body, stored)
         return self._by_kind[kind](body)
 
     def _chat(self, body: bytes) -> Iterator[Part | End]:
@@ -134,6 +136,14 @@ class RequestReader:
         if request.truncation == "auto":
             items = truncated(items, partial(self._fits, request))
         yield from self._answer_as_chat(request, request.chat(items))
+
+    def _input_tokens(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
+        """Return the length of a response's prompt as the answer."""
+        for part in self._responses(body, stored):
+            if isinstance(part, PromptTokens):
+                yield from _answered(InputTokens(len(part.token_ids)))
+            elif isinstance(part, NeedsStored):
+                yield part
 
     def _fits(self, request: ResponsesRequest, items: Sequence[Placed]) -> bool:
         """Whether a conversation leaves room for the requested output."""
