@@ -308,7 +308,8 @@ class RequestReader:
                 prompts.append(RenderedPrompt(part.token_ids.tolist(), name))
             elif isinstance(part, NeedsStored):
                 raise InvalidRequestError(
-                    "a prompt that goes on from a stored response is not told"
+                    "a prompt that goes on from a stored response is not rendered",
+                    param="input" if part.item_ids else "previous_response_id",
                 )
         yield from _answered(prompts if is_list else prompts[0])
 
