@@ -67,7 +67,8 @@ def test_commands_exist(page: Path) -> None:
 @pytest.fixture(scope="module")
 def flags() -> set[str]:
     """Those of all commands that are named."""
-    benchmarks = [path.read_text() for path in ROOT.glob("benchmarks/**/*.py")]
+    tried = [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("benchmarks/clients/scripts/*.mjs")]
+    benchmarks = [path.read_text() for path in tried]
     # Flags of other projects' routers are tried there.
     tests = [
         ROOT / "tests" / name

@@ -29,7 +29,7 @@ def test_the_reference_asks_nobody_else(http: httpx.Client) -> None:
     ("method", "path", "told"),
     [
         ("GET", "/v1/foo", "no such endpoint: GET /v1/foo"),
-        ("POST", "/chat/completions", "did you mean /v1/chat/completions"),
+        ("POST", "/v1/chat/completion", "did you mean /v1/chat/completions"),
         ("POST", "/v1/v1/completions", "did you mean /v1/completions"),
         ("POST", "/v1/completions/", "did you mean /v1/completions"),
         ("GET", "/redoc", "no such endpoint: GET /redoc"),

@@ -10,5 +10,5 @@ def did_you_mean(name: str, known: Iterable[str], *, likeness: float = 0.6) -> s
     Args:
         likeness: least similarity of a suggested name, up to 1 for equal names.
     """
-    alike = difflib.get_close_matches(name, list(known), cutoff=likeness)
+    alike = difflib.get_close_matches(name, list(dict.fromkeys(known)), cutoff=likeness)
     return f"; did you mean {' or '.join(alike)}?" if alike else ""

@@ -24,7 +24,7 @@ from legato.server.anthropic.events import MessageAnswer
 from legato.server.config import ServerConfig
 from legato.server.context import Context, KVEventSource
 from legato.server.http.admins import Admins
-from legato.server.http.endpoints import no_such_endpoint
+from legato.server.http.endpoints import AddVersion, allowed_methods, no_such_endpoint
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import ApiError
 from legato.server.http.middleware import (
@@ -51,7 +51,7 @@ from legato.server.operations import probes, routers, settings, trace
 from legato.server.operations.dashboard import events
 from legato.server.operations.dashboard import page as dashboard
 from legato.server.operations.pages import pages_router
-from legato.server.operations.probes import Health
+from legato.server.operations.probes import Health, Load
 from legato.server.operations.reference.page import load_reference
 from legato.server.operations.routers import ModelInfo, ServerInfo
 from legato.server.operations.settings import SettingsAnswer
@@ -59,7 +59,7 @@ from legato.server.operations.trace import LiveTrace, TraceStarted
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
-from legato.server.requests.responses import ResponsesRequest
+from legato.server.requests.responses import InputTokens, ResponsesRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -76,6 +76,8 @@ _ANSWERS = (
     DetokenizeAnswer,
     Health,
     InputItemList,
+    InputTokens,
+    Load,
     MessageAnswer,
     ModelCard,
     ModelInfo,
@@ -173,7 +175,7 @@ def create_app(
             allow_headers=("*",),
             expose_headers=_CORS_EXPOSED,
         )
-    return RequestIds(app, metrics)
+    return AddVersion(RequestIds(app, metrics))
 
 
 def _all_keys(config: ServerConfig) -> tuple[str, ...]:
@@ -183,5 +185,10 @@ def _all_keys(config: ServerConfig) -> tuple[str, ...]:
 
 async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code in _UNROUTED:
+        allowed = allowed_methods(request.scope, request.app.state.endpoints)
+        if request.method == "OPTIONS" and allowed:
+            return Response(
+                status_code=HTTPStatus.NO_CONTENT, headers={"Allow": ", ".join(allowed)}
+            )
         error = no_such_endpoint(request.scope, request.app.state.endpoints)
     return error_response(error)

@@ -7,13 +7,22 @@ docs/reference/metrics.md that lists it: `python -m observability` writes the ta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from legato.observe.metrics.prefix import MetricsPrefix
 
+_OPENMETRICS = "application/openmetrics-text"
 MODEL_LABEL = "model_name"
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -80,9 +89,19 @@ class MetricRegistry:
         """Return a section of the reference, to declare its metrics."""
         return Section(self, title)
 
-    def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.collectors)
+    def render(self, accepted: str = "") -> tuple[bytes, str]:
+        """Return all metrics, and the media type.
+
+        Args:
+            accepted: an `Accept` header, by which the format is OpenMetrics or Prometheus' text.
+        """
+        if _OPENMETRICS not in accepted:
+            return generate_latest(self.collectors), CONTENT_TYPE_LATEST
+        # Any other escaping replaces the colons in the metrics' names.
+        text = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+            self.collectors, escaping=openmetrics.ALLOWUTF8
+        )
+        return text, f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 
 class Section:

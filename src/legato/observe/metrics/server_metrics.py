@@ -66,6 +66,6 @@ class ServerMetrics:
         """Count an HTTP request that was answered with `status`, an error."""
         self.requests.errors.of(str(status)).inc()
 
-    def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return self._registry.render()
+    def render(self, accepted: str = "") -> tuple[bytes, str]:
+        """Return all metrics, and the media type. Args: accepted: as of `MetricRegistry.render`."""
+        return self._registry.render(accepted)

@@ -5,8 +5,12 @@ from typing import Protocol
 
 import msgspec
 
+from legato.core.version import __version__
 from legato.engine.frontend.completion import CompletionDelta
 from legato.server.http.errors import ApiError
+
+FINGERPRINT = f"legato-{__version__}"
+"""OpenAI's `system_fingerprint`: with the same one and the same seed, outputs are alike."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

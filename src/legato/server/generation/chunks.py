@@ -87,9 +87,9 @@ class _ChunkWriter:
 
     @property
     def _usage_field(self) -> UsageField:
-        if self._asked.continuous_usage_stats:
-            return self._usage.so_far
-        return None if self._asked.include_usage else UNSET
+        if not self._asked.include_usage:
+            return UNSET
+        return self._usage.so_far if self._asked.continuous_usage_stats else None
 
 
 def _shown(delta: CompletionDelta, asked: Generation) -> CompletionDelta:

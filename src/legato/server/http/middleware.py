@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.http.anthropic_errors import is_anthropic
 from legato.server.http.api_keys import ApiKeys, sent_key
+from legato.server.http.compressed import decompressed, is_compressed
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import (
     ApiError,
@@ -29,7 +30,7 @@ REQUEST_ID = "X-Request-Id"
 _ANTHROPIC_REQUEST_ID = "request-id"
 # The id is repeated in every chunk of a stream.
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
-OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+OPEN_PATHS = frozenset({"/health", "/metrics", "/ping", "/version"})
 WATCH_PATH = "/dashboard/events"
 """Its clients only watch, so draining does not wait for them."""
 _FIRST_ERROR_STATUS = 400
@@ -146,17 +147,26 @@ class RequireApiKey:
 
 
 class ReadBody:
-    """Reads the whole body before the application runs; refuses one that is too large."""
+    """Reads the whole body before the application runs; refuses one that is too large.
+
+    A body in gzip is decompressed, and is no larger after that.
+    """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._num_held_bytes = 0  # of all incomplete bodies
+        self._decompressing = asyncio.Lock()  # one at a time, for the memory that it takes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
         try:
-            self._check_length(Headers(scope=scope))
+            self._check_length(headers)
+            is_gzip = is_compressed(headers)
             body = await self._read(receive)
+            if body and is_gzip:
+                async with self._decompressing:
+                    body = await asyncio.to_thread(decompressed, body, self._max_body_bytes)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return

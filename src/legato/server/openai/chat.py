@@ -22,7 +22,7 @@ from legato.engine.frontend.message import (
 )
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
-from legato.server.generation.answer_format import Usage
+from legato.server.generation.answer_format import FINGERPRINT, Usage
 from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
@@ -69,7 +69,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         stop_reason: the stop string or token id that ended the text.
-        token_ids: present with `return_token_ids`.
+        token_ids: with `return_token_ids`.
     """
 
     index: int
@@ -77,7 +77,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,9 +87,10 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    kv_transfer_params: KVTransferParams | UnsetType = UNSET
+    system_fingerprint: str = FINGERPRINT
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+    kv_transfer_params: KVTransferParams | None
 
 
 class ChatFunctionDelta(msgspec.Struct, frozen=True):
@@ -135,6 +136,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageField = UNSET
+    system_fingerprint: str = FINGERPRINT
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -175,9 +177,9 @@ class ChatFormat:
             model=self._model,
             choices=listed(map(self._choice, completions)),
             usage=usage,
-            prompt_logprobs=UNSET if scored is None else array(self._logprobs.prompt(scored)),
-            prompt_token_ids=self._tokens(self._prompt),
-            kv_transfer_params=self._ticket or UNSET,
+            prompt_logprobs=None if scored is None else array(self._logprobs.prompt(scored)),
+            prompt_token_ids=self._tokens(self._prompt) or None,
+            kv_transfer_params=self._ticket,
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> ChatChunk:
@@ -207,7 +209,7 @@ class ChatFormat:
             logprobs=self._logprobs.chat(completion.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=completion.stop_reason,
-            token_ids=self._tokens(completion.token_ids),
+            token_ids=self._tokens(completion.token_ids) or None,
         )
 
     def _message(self, message: Message) -> ChatAnswerMessage:

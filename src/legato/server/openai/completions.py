@@ -15,7 +15,7 @@ from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
-from legato.server.generation.answer_format import Usage
+from legato.server.generation.answer_format import FINGERPRINT, Usage
 from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
@@ -39,8 +39,10 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One choice; all fields but the first four are vLLM's.
 
     Attributes:
-        prompt_token_ids: present with `return_token_ids`; of a stream, in the first chunk.
+        prompt_token_ids: with `return_token_ids`; of a stream, in the first chunk.
         token_ids: likewise, of this piece.
+
+    A field that the request does not ask for is null in a whole answer, and absent in a chunk.
     """
 
     index: int
@@ -48,9 +50,9 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
 
 
 class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +64,8 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: UsageField = UNSET
-    kv_transfer_params: KVTransferParams | UnsetType = UNSET
+    system_fingerprint: str = FINGERPRINT
+    kv_transfer_params: KVTransferParams | UnsetType | None = UNSET
 
 
 class _ShownPrompt(NamedTuple):
@@ -108,7 +111,7 @@ class CompletionFormat:
     def answer(self, completions: list[Completion], usage: Usage) -> CompletionAnswer:
         return msgspec.structs.replace(
             self._answer(listed(self._choices(completions)), usage),
-            kv_transfer_params=self._ticket or UNSET,
+            kv_transfer_params=self._ticket,
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> CompletionAnswer:
@@ -158,9 +161,9 @@ class CompletionFormat:
             logprobs=self._whole_logprobs(completion, prompt),
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
-            prompt_logprobs=array(prompt.scores) if asked.shows_prompt_logprobs else UNSET,
-            prompt_token_ids=array(prompt.token_ids) if asked.returns_token_ids else UNSET,
-            token_ids=self._tokens(completion.token_ids),
+            prompt_logprobs=array(prompt.scores) if asked.shows_prompt_logprobs else None,
+            prompt_token_ids=array(prompt.token_ids) if asked.returns_token_ids else None,
+            token_ids=self._tokens(completion.token_ids) or None,
         )
 
     def _whole_logprobs(

@@ -1,11 +1,10 @@
-"""Endpoints for supervisors and monitoring: /health, /version and /metrics."""
+"""Endpoints for supervisors and monitoring: /health, /load, /version and /metrics."""
 
 import asyncio
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from legato.core.stats import KeptPromise
 from legato.core.version import __version__
@@ -34,7 +33,16 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 router = APIRouter(tags=["probes"])
 
 
+class Load(msgspec.Struct, frozen=True):
+    """Attributes: `server_load`: requests in flight, whole ones and streams."""
+
+    server_load: int
+
+
 @router.get("/health", responses=responses(Health))
+@router.head("/health", include_in_schema=False)
+@router.get("/ping", include_in_schema=False)
+@router.post("/ping", include_in_schema=False)
 async def health(context: ContextDep) -> Response:
     """Return 200 while new requests are accepted, else 503 and the reason.
 
@@ -55,6 +63,12 @@ async def health(context: ContextDep) -> Response:
     return json_response(Health(status, reason, promises, margin, wrong_kernels))
 
 
+@router.get("/load", responses=responses(Load))
+async def load(context: ContextDep) -> Response:
+    """Return how many requests are in flight, this one apart."""
+    return json_response(Load(context.lifecycle.num_in_flight - 1))
+
+
 @router.get("/version", responses=responses())
 async def version() -> dict[str, str]:
     """Return Legato's version."""
@@ -62,8 +76,9 @@ async def version() -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=responses())
-async def metrics(context: ContextDep) -> Response:
-    """Return Prometheus metrics."""
+async def metrics(request: Request, context: ContextDep) -> Response:
+    """Return Prometheus metrics, in the format of OpenMetrics if `Accept` prefers it."""
     # In a thread: rendering hundreds of lines would delay the streams.
-    text = await asyncio.to_thread(context.metrics.render)
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+    accepted = request.headers.get("Accept", "")
+    text, media_type = await asyncio.to_thread(context.metrics.render, accepted)
+    return Response(text, media_type=media_type)

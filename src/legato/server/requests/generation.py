@@ -40,9 +40,10 @@ def _integer_keys(value: Any) -> Any:
     """Convert token ids in keys to integers: JSON has only string keys."""
     if not isinstance(value, dict):
         return value
-    for key in value:
-        if not _TOKEN_ID_KEY.fullmatch(key):
-            raise ValueError(f"the keys must be token ids in plain digits, not {key!r}")
+    wrong = [key for key in value if not _TOKEN_ID_KEY.fullmatch(key)][:_NAMED_KEYS]
+    if wrong:
+        named = " or ".join(map(repr, wrong))
+        raise ValueError(f"the keys must be token ids in plain digits, not {named}")
     return {int(key): bias for key, bias in value.items()}
 
 
@@ -51,6 +52,8 @@ def _one_or_several(item: JsonSchemaValue) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [item, several]})
 
 
+_NAMED_KEYS = 8
+"""An error names so many wrong keys at most."""
 _TOKEN_ID_KEY = re.compile("0|[1-9][0-9]{0,18}")
 """One spelling for each number: "01" beside "1" would be the same key twice."""
 _TOKEN_ID = {"type": "integer", "minimum": 0}

@@ -48,7 +48,7 @@ from legato.server.requests.outcome import (
 )
 from legato.server.requests.request_model import IgnoredFields, ModelRequest
 from legato.server.requests.response_items import Placed, shown_item
-from legato.server.requests.responses import ResponsesRequest
+from legato.server.requests.responses import InputTokens, ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
 from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
@@ -114,12 +114,17 @@ class RequestReader:
         """
         is_lenient = self._serving.unknown_fields == "ignore"
         self._ignored = IgnoredFields() if is_lenient else None
-        is_response = kind == "responses"
-        parts = self._responses(body, stored) if is_response else self._by_kind[kind](body)
-        for part in parts:
+        for part in self._parts(kind, body, stored):
             if isinstance(part, End) and self._ignored is not None and self._ignored.names:
                 yield Warned(f"ignored fields: {', '.join(self._ignored.names)}")
             yield part
+
+    def _parts(self, kind: Kind, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
+        if kind == "responses":
+            return self._responses(body, stored)
+        if kind == "input_tokens":
+            return self._input_tokens(body, stored)
+        return self._by_kind[kind](body)
 
     def _chat(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(ChatRequest, body)
@@ -148,6 +153,14 @@ class RequestReader:
         if request.truncation == "auto":
             items = truncated(items, partial(self._fits, request))
         yield from self._answer_as_chat(request, request.chat(items))
+
+    def _input_tokens(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
+        """Return the length of a response's prompt as the answer."""
+        for part in self._responses(body, stored):
+            if isinstance(part, PromptTokens):
+                yield from _answered(InputTokens(len(part.token_ids)))
+            elif isinstance(part, NeedsStored):
+                yield part
 
     def _fits(self, request: ResponsesRequest, items: Sequence[Placed]) -> bool:
         """Whether a conversation leaves room for the requested output."""
@@ -335,7 +348,8 @@ class RequestReader:
                 prompts.append(RenderedPrompt(part.token_ids.tolist(), name))
             elif isinstance(part, NeedsStored):
                 raise InvalidRequestError(
-                    "a prompt that goes on from a stored response is not told"
+                    "a prompt that goes on from a stored response is not rendered",
+                    param="input" if part.item_ids else "previous_response_id",
                 )
         yield from _answered(prompts if is_list else prompts[0])
 

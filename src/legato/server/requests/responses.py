@@ -79,6 +79,13 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] | None = None
 
 
+class InputTokens(msgspec.Struct, frozen=True):
+    """The length of a response's prompt."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class ResponsesRequest(GenerationOptions):
     """A turn of a conversation; the server may have stored the earlier turns."""
 

@@ -12,6 +12,7 @@ Kind = Literal[
     "chat",
     "completions",
     "responses",
+    "input_tokens",
     "messages",
     "count_tokens",
     "tokenize",

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from legato.server.arrival import Arrival
-from legato.server.context import ArrivalDep, ContextDep
+from legato.server.context import ArrivalDep, Context, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes, json_response, pieces_response
@@ -18,8 +18,9 @@ from legato.server.openai.responses.format import Keep, ResponsesFormat
 from legato.server.openai.responses.output import ResponseAnswer
 from legato.server.openai.responses.store import ResponseStore, StoredResponse
 from legato.server.openapi import responses, takes
-from legato.server.requests.outcome import Generation, InputItem, NeedsStored, ResponseTerms
-from legato.server.requests.responses import ResponsesRequest
+from legato.server.requests.outcome import Generation, InputItem, NeedsStored, Piece, ResponseTerms
+from legato.server.requests.responses import InputTokens, ResponsesRequest
+from legato.server.requests.serving import Kind
 from legato.server.text.reader_process import Outcome
 
 router = APIRouter(tags=["OpenAI"])
@@ -62,10 +63,7 @@ async def create_response(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
 ) -> Response:
     """Answer the next turn of a conversation, and store both for later turns."""
-    outcome = await context.text.outcome("responses", body, arrival)
-    if isinstance(outcome.end, NeedsStored):
-        stored = store.named(arrival.tenant, outcome.end)
-        outcome = await context.text.outcome("responses", body, arrival, stored)
+    outcome = await _outcome("responses", body, context, store, arrival)
     asked = outcome.end
     assert isinstance(asked, Generation)
     job = Job.of(
@@ -88,6 +86,19 @@ async def create_response(
     if terms.left_out_tools:
         response.headers["Warning"] = _left_out(terms.left_out_tools)
     return response
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    openapi_extra=takes(ResponsesRequest),
+    responses=responses(InputTokens, errors=_ERRORS),
+)
+async def count_input_tokens(
+    body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
+) -> Response:
+    """Return the length of a response's prompt, with all earlier turns."""
+    outcome = await _outcome("input_tokens", body, context, store, arrival)
+    return pieces_response([part.data for part in outcome.parts if isinstance(part, Piece)])
 
 
 @router.get("/v1/responses/{response_id}", responses=responses(ResponseAnswer, errors=_ERRORS))
@@ -146,6 +157,17 @@ async def list_input_items(
             has_more=len(items) > limit,
         )
     )
+
+
+async def _outcome(
+    kind: Kind, body: bytearray, context: Context, store: ResponseStore, arrival: Arrival
+) -> Outcome:
+    """Read a body, with the stored responses that it needs."""
+    outcome = await context.text.outcome(kind, body, arrival)
+    if not isinstance(outcome.end, NeedsStored):
+        return outcome
+    stored = store.named(arrival.tenant, outcome.end)
+    return await context.text.outcome(kind, body, arrival, stored)
 
 
 def _left_out(kinds: Sequence[str]) -> str:

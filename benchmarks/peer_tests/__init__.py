@@ -1,0 +1,1 @@
+"""The tests that peers ship of their own HTTP APIs, against a running Legato."""
