@@ -87,6 +87,7 @@ CLIENTS = {
             "zod",
         ),
         _python("anthropic", "anthropic", "anthropic"),
+        _agent("claude-code", "Claude Code", "@anthropic-ai/claude-code@2.1.331"),
         _agent("codex", "Codex", "@openai/codex@0.169.0"),
         _agent("opencode", "opencode", "opencode-ai@1.18.33"),
         _agent("qwen-code", "qwen-code", "@qwen-code/qwen-code@0.24.4"),

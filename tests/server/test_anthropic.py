@@ -224,6 +224,36 @@ def test_a_tool_runner_goes_on_without_a_thread(
     assert refused.json()["error"]["details"] == details
 
 
+def test_a_request_of_claude_code(http: httpx.Client) -> None:
+    """Its fields and their values, as version 2.1.331 sends them, with fewer tools and words."""
+    sent = {
+        "model": MODEL,
+        "messages": [
+            {"role": "user", "content": [
+                {"type": "text", "text": "<system-reminder>\nBe brief.\n</system-reminder>\n"},
+                {"type": "text", "text": "Say hi"}]},
+            {"role": "system", "content": [
+                {"type": "text", "text": "# Environment\n - Platform: linux",
+                 "cache_control": {"type": "ephemeral"}}]},
+        ],
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.331.471;"},
+            {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+        ],
+        "tools": [{**WEATHER, "eager_input_streaming": True}],
+        "metadata": {"user_id": '{"device_id": "2", "account_uuid": "", "session_id": "c"}'},
+        "max_tokens": 32000,
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "stop_sequences": ["\n"],
+    }  # fmt: skip
+    *_, end, stop = events(http, **sent)
+    assert stop == {"type": "message_stop"}
+    assert end["delta"]["stop_reason"] in ("end_turn", "stop_sequence", "tool_use")
+    assert end["context_management"] == {"applied_edits": []}
+
+
 def test_a_server_is_found(http: httpx.Client) -> None:
     """Coding agents ask before their first request."""
     assert http.head("/").headers["location"] == http.get("/").headers["location"]

@@ -46,7 +46,7 @@ def test_unknown_fields_are_ignored_and_named(
     assert "Warning" not in plain.headers
     answer = lenient.http.post(path, json={**body, **unknown})
     assert answer.status_code == 200, answer.text
-    assert answer.headers["Warning"] == f'299 - "ignored fields: {told}"'
+    assert answer.headers["Warning"] == f'299 legato "ignored fields: {told}"'
     assert lenient.metric("request_warnings_total") == before + 1
     if path == "/v1/completions":
         assert answer.json()["choices"] == plain.json()["choices"]
@@ -69,7 +69,9 @@ def test_known_fields_are_checked_all_the_same(
 
 
 def test_a_warning_carries_no_line_break() -> None:
-    assert warning_header(['a"\r\nSet-Cookie: b', "é\\"]) == ('299 - "a\\"??Set-Cookie: b; ?\\\\"')
+    assert warning_header(['a"\r\nSet-Cookie: b', "é\\"]) == (
+        '299 legato "a\\"??Set-Cookie: b; ?\\\\"'
+    )
     assert len(warning_header(["a" * 10_000])) < 2000
 
 

@@ -16,8 +16,11 @@ const OUTPUT_CHARS = 600;
 //   ask(prompt, baseUrl): arguments for a new session. again(prompt, baseUrl): for the last one.
 //   shell: the tool that runs commands, and call(command), its arguments.
 //   environment: variables that it needs.
-export async function tryAgent({ program, ask, again, shell, call, environment = () => ({}) }) {
-  const proxy = await Proxy.start(shell, call(COMMAND));
+//   isAnthropic: whether it speaks Anthropic's API.
+export async function tryAgent({
+  program, ask, again, shell, call, environment = () => ({}), isAnthropic = false,
+}) {
+  const proxy = await Proxy.start(shell, call(COMMAND), isAnthropic);
 
   async function tell(args) {
     const [command, ...first] = program;
@@ -65,15 +68,16 @@ export async function tryAgent({ program, ask, again, shell, call, environment =
 //   numCalls: how often the model is still to call the shell; else it speaks.
 //   calling: the turns in which it did. last: the latest turn in which it spoke.
 class Proxy {
-  static async start(shell, args) {
-    const proxy = new Proxy(shell, args);
+  static async start(shell, args, isAnthropic) {
+    const proxy = new Proxy(shell, args, isAnthropic);
     const server = http.createServer((request, response) => proxy.#forward(request, response));
     await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
     proxy.url = `http://127.0.0.1:${server.address().port}/v1`;
     return proxy;
   }
 
-  constructor(shell, args) {
+  constructor(shell, args, isAnthropic) {
+    this.isAnthropic = isAnthropic;
     this.numCalls = 0;
     this.calling = [];
     this.last = undefined;
@@ -84,7 +88,7 @@ class Proxy {
   async #forward(request, response) {
     let body = await text(request);
     let turn;
-    if (request.method === "POST" && /(responses|completions)$/.test(request.url)) {
+    if (request.method === "POST" && /\/(responses|completions|messages)(\?|$)/.test(request.url)) {
       const asked = JSON.parse(body);
       turn = { numResults: body.split(PRINTED).length - 1 };
       this.#hold(asked, turn);
@@ -118,6 +122,11 @@ class Proxy {
     if (tool && this.numCalls > 0) {
       this.numCalls -= 1;
       this.calling.push(turn);
+      if (this.isAnthropic) {
+        tool.input_schema = constants(this.args);
+        asked.tool_choice = { type: "tool", name: this.shell, disable_parallel_tool_use: true };
+        return;
+      }
       (tool.function ?? tool).parameters = constants(this.args);
       const name = { name: this.shell };
       asked.tool_choice = { type: "function", ...(tool.function ? { function: name } : name) };
@@ -125,8 +134,14 @@ class Proxy {
       return;
     }
     if (tool) this.last = turn;
-    if (asked.tools) asked.tool_choice = "none";
     const schema = { name: "said", schema: { type: "string", enum: [SAID] } };
+    if (this.isAnthropic) {
+      if (asked.tools) asked.tool_choice = { type: "none" };
+      const format = { type: "json_schema", schema: schema.schema };
+      asked.output_config = { ...asked.output_config, format };
+      return;
+    }
+    if (asked.tools) asked.tool_choice = "none";
     if (asked.input) asked.text = { ...asked.text, format: { type: "json_schema", ...schema } };
     else asked.response_format = { type: "json_schema", json_schema: schema };
   }
@@ -144,7 +159,9 @@ function constants(args) {
 
 function usage(told) {
   const last = (pattern) => Number([...told.matchAll(pattern)].at(-1)?.[1] ?? 0);
-  return { prompt: last(/"(?:input|prompt)_tokens":(\d+)/g), cached: last(/"cached_tokens":(\d+)/g) };
+  const read = last(/"cache_read_input_tokens":(\d+)/g); // Anthropic's prompt tokens leave these out
+  const prompt = last(/"(?:input|prompt)_tokens":(\d+)/g) + read;
+  return { prompt, cached: last(/"cached_tokens":(\d+)/g) + read };
 }
 
 function seconds(turn) {

@@ -40,4 +40,4 @@ def warning_header(warnings: Sequence[str]) -> str:
     text = "; ".join(warnings)[:_MAX_CHARS]
     visible = "".join(char if " " <= char <= "~" else "?" for char in text)
     escaped = visible.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{_MISCELLANEOUS} - "{escaped}"'
+    return f'{_MISCELLANEOUS} legato "{escaped}"'

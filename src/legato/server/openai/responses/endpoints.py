@@ -1,6 +1,5 @@
 """/v1/responses: its answers. Its requests are in `requests/responses.py`."""
 
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -82,10 +81,9 @@ async def create_response(
         model=context.model_name,
         keep=_keep(store, arrival, outcome, terms) if terms.is_stored else None,
     )
-    response = await respond(context, job, answer_format)
-    if terms.left_out_tools:
-        response.headers["Warning"] = _left_out(terms.left_out_tools)
-    return response
+    if kinds := ", ".join(terms.left_out_tools):
+        arrival.warn(f"left out tools that this server cannot run: {kinds}")
+    return await respond(context, job, answer_format)
 
 
 @router.post(
@@ -168,11 +166,6 @@ async def _outcome(
         return outcome
     stored = store.named(arrival.tenant, outcome.end)
     return await context.text.outcome(kind, body, arrival, stored)
-
-
-def _left_out(kinds: Sequence[str]) -> str:
-    """Return a `Warning` header's value (RFC 7234, 5.5)."""
-    return f'299 legato "left out tools that this server cannot run: {", ".join(kinds)}"'
 
 
 def _keep(store: ResponseStore, arrival: Arrival, outcome: Outcome, terms: ResponseTerms) -> Keep:
