@@ -213,16 +213,20 @@ void Layer::project(Workspace &space, int num_rows, int num_threads) {
 }
 
 void Layer::gate(Workspace &space, int num_rows, int num_threads) {
-    const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
-        const int size = shape.intermediate_size, column = panel * 16;
-        for (int i = 0; i < count; ++i, sums += kPanel) {
-            const Floats gate = biased(sums, gate_up_bias_, column);
-            const Floats up = biased(sums + 16, gate_up_bias_, size + column);
-            const Floats active = shape.is_gelu ? gelu(gate) : silu(gate);
-            store_bf16(space.gated.at(row + i, column), active * up);
-        }
+    const auto multiply_and = [&](auto activate) {
+        const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
+            const int size = shape.intermediate_size, column = panel * 16;
+            for (int i = 0; i < count; ++i, sums += kPanel) {
+                const Floats gate = biased(sums, gate_up_bias_, column);
+                const Floats up = biased(sums + 16, gate_up_bias_, size + column);
+                store_bf16(space.gated.at(row + i, column), activate(gate) * up);
+            }
+        };
+        multiply(space.normed, num_rows, gate_up_, num_threads, phases_[kGateUp], keep_sums);
     };
-    multiply(space.normed, num_rows, gate_up_, num_threads, phases_[kGateUp], keep_sums);
+    // One loop for each, so that a choice costs nothing a number.
+    if (shape.is_gelu) multiply_and(gelu);
+    else multiply_and(silu);
 }
 
 // Adds a network's output to the rows, after its norm if it has one.
@@ -231,21 +235,24 @@ void Layer::add(Workspace &space, const Rows &rows, const TiledRows &from,
                 const std::vector<float> &norm, int num_threads, Phase &phase,
                 Phase &norm_phase) const {
     const int size = shape.hidden_size;
-    const bool is_normed = !norm.empty() && !rows.has_parts();
     const Floats scale = fill(rows.has_parts() ? 1.0f : shape.residual_scale);
-    const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
-        const int column = panel * kPanel;
-        for (int i = 0; i < count; ++i) {
-            const size_t at = static_cast<size_t>(row + i) * size + column;
-            for (int j = 0; j < kPanel; j += 16) {
-                const Floats output = biased(sums + i * kPanel + j, bias, column + j);
-                float *to = (is_normed ? space.output.get() : rows.sums) + at + j;
-                store(to, is_normed ? output : fma(output, scale, load(to)));
-            }
-        }
+    // Calls keep(place in [P, E], 16 outputs) for all outputs.
+    const auto multiply_and = [&](auto keep) {
+        multiply(from, rows.count, matrix, num_threads, phase,
+                 [&](int row, int count, int panel, const float *sums) {
+                     const int column = panel * kPanel;
+                     for (int i = 0; i < count; ++i) {
+                         const size_t at = static_cast<size_t>(row + i) * size + column;
+                         for (int j = 0; j < kPanel; j += 16)
+                             keep(at + j, biased(sums + i * kPanel + j, bias, column + j));
+                     }
+                 });
     };
-    multiply(from, rows.count, matrix, num_threads, phase, keep_sums);
-    if (!is_normed) return;
+    if (norm.empty() || rows.has_parts())
+        return multiply_and([&](size_t at, Floats output) {
+            store(rows.sums + at, fma(output, scale, load(rows.sums + at)));
+        });
+    multiply_and([&](size_t at, Floats output) { store(space.output.get() + at, output); });
     RowShares(rows.count, num_threads).run(norm_phase, [&](int row) {
         const float *output = space.output.get() + static_cast<size_t>(row) * size;
         float *to = rows.sums + static_cast<size_t>(row) * size;

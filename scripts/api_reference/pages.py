@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.api_reference import flags, http_api, limits, python_api
+from scripts.api_reference import flags, http_api, limits, models, python_api
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -14,6 +14,7 @@ PAGES: dict[Path, Callable[[], Mapping[str, Callable[[], str]]]] = {
     _DOCS / "reference" / "http.md": http_api.parts,
     _DOCS / "reference" / "limits.md": limits.parts,
     _DOCS / "reference" / "flags.md": flags.parts,
+    _DOCS / "reference" / "models.md": models.parts,
 }
 """Key a page; value gives its parts, key the part's name."""
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import LlamaConfig, Phi3Config, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.torch_executor import TorchExecutor
@@ -20,10 +20,19 @@ SMALL = {
     "num_hidden_layers": 2,
     "max_position_embeddings": 128,
 }
+SPECIAL_TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 CONFIGS = {
     "llama": LlamaConfig(**SMALL, num_attention_heads=4, num_key_value_heads=2, head_dim=32),
     "qwen3": Qwen3Config(
         **SMALL, num_attention_heads=3, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True
+    ),
+    "phi3, a part of each head rotated": Phi3Config(
+        **SMALL,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        **SPECIAL_TOKENS,
     ),
 }
 BLOCKS = {"block_size": 2, "num_blocks": 11}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.native import _SUPPORTED, NativeModel, _unsupported
+from legato.model.native import _SUPPORTED, NativeModel, why_not_computed
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
@@ -46,7 +46,7 @@ class PartialRope(NamedTuple):
 
 
 def assert_refused(spec: DecoderSpec, field: str) -> None:
-    assert field in _unsupported(spec)
+    assert field in why_not_computed(spec)
     with pytest.raises(UnsupportedModelError, match=f"native layers cannot .*{field}"):
         NativeModel(spec, None)  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ def test_known_fields_exist(record: type[msgspec.Struct]) -> None:
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_what_is_listed_is_taken(spec: DecoderSpec) -> None:
-    assert _unsupported(spec) == ""
+    assert why_not_computed(spec) == ""
 
 
 @pytest.mark.parametrize("value", [None, 30.0])

@@ -56,7 +56,12 @@ _SUPPORTED: Rules = {
 """What the kernels compute. They do not know a field that is missing here."""
 
 
+def why_not_computed(spec: DecoderSpec) -> str:
+    """Return why the kernels cannot compute these layers; empty if they can."""
+    return unsupported("GPU layers", spec, _SUPPORTED)
+
+
 def check_supported(spec: DecoderSpec) -> None:
     """Raise `UnsupportedModelError` if the kernels cannot compute these layers."""
-    if reason := unsupported("GPU layers", spec, _SUPPORTED):
+    if reason := why_not_computed(spec):
         raise UnsupportedModelError(f"this model runs on CPUs only: {reason}")

@@ -252,12 +252,12 @@ class DecoderLayer(nn.Module):
         self._is_parallel = own.order in ("parallel", "parallel_two")
         self._residual_scale = own.residual_scale
         self._dtype = empty(0).dtype
-        self.self_attn = Attention(spec, layer, empty)
-        mlp = MLP if own.mlp.is_gated else UngatedMLP
-        self.mlp = mlp(own.mlp, spec.hidden_size, empty)
         self.input_layernorm = make_norm(spec, empty) if own.has_norms_before else None
+        self.self_attn = Attention(spec, layer, empty)
         has_second = own.has_norms_before and own.order != "parallel"
         self.post_attention_layernorm = make_norm(spec, empty) if has_second else None
+        mlp = MLP if own.mlp.is_gated else UngatedMLP
+        self.mlp = mlp(own.mlp, spec.hidden_size, empty)
         self.attention_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
         self.mlp_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
 

@@ -185,10 +185,11 @@ def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) 
         return "the processor has no AVX2, or the compiler knew of no such instructions"
     if dtype != _DTYPE:
         return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
-    return _unsupported(spec)
+    return why_not_computed(spec)
 
 
-def _unsupported(spec: DecoderSpec) -> str:
+def why_not_computed(spec: DecoderSpec) -> str:
+    """Return why the extension cannot compute these layers; empty if it can."""
     return unsupported("native layers", spec, _SUPPORTED)
 
 
@@ -222,7 +223,7 @@ class NativeModel:
         self, spec: DecoderSpec, kernels: NativeKernels, communicator: Communicator = ALONE
     ) -> None:
         spec = spec.part(communicator.size)
-        reason = _unsupported(spec)
+        reason = why_not_computed(spec)
         if reason:
             raise UnsupportedModelError(f"native layers cannot run this model: {reason}")
         empty = partial(torch.empty, dtype=self.dtype)
