@@ -20,6 +20,8 @@ _NF4 = (
     0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
 )
 # fmt: on
+_FP4_MAGNITUDES = (0.0, 0.00520833, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)
+_FP4 = (*_FP4_MAGNITUDES, *(-value for value in _FP4_MAGNITUDES))
 
 Tensors = dict[str, torch.Tensor]
 """Key the suffix after the module's name."""
@@ -141,15 +143,15 @@ def _float4(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return flat[:, ::2] | flat[:, 1::2] << 4, table[codes]
 
 
-def _nf4(*, is_nested: bool) -> Writer:
+def _four_bits(kind: str, numbers: tuple[float, ...], *, is_nested: bool) -> Writer:
     def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-        table = torch.tensor(_NF4)
+        table = torch.tensor(numbers)
         blocks = weight.reshape(-1, GROUP)
         absmax = blocks.abs().amax(dim=1)
         codes = (blocks / absmax[:, None])[..., None].sub(table).abs().argmin(dim=-1)
         flat = codes.flatten().to(torch.uint8)
         state: dict[str, Any] = {
-            "quant_type": "nf4",
+            "quant_type": kind,
             "blocksize": GROUP,
             "dtype": "bfloat16",
             "shape": list(weight.shape),
@@ -170,7 +172,7 @@ def _nf4(*, is_nested: bool) -> Writer:
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
             tensors["weight.absmax"] = nested.to(torch.uint8)
             tensors |= {"weight.nested_absmax": largest, "weight.nested_quant_map": nested_map}
-        name = "weight.quant_state.bitsandbytes__nf4"
+        name = f"weight.quant_state.bitsandbytes__{kind}"
         tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
         return tensors, (table[codes] * absmax[:, None]).reshape(weight.shape)
 
@@ -245,6 +247,9 @@ FORMATS: dict[str, HubFormat] = {
         {"quant_method": "modelopt", "quant_algo": "NVFP4"},
         _nvfp4("weight", "weight_scale_2", divides=False),
     ),
-    "NF4": HubFormat(_NF4_CONFIG, _nf4(is_nested=False)),
-    "NF4 nested": HubFormat(_NF4_CONFIG, _nf4(is_nested=True)),
+    "NF4": HubFormat(_NF4_CONFIG, _four_bits("nf4", _NF4, is_nested=False)),
+    "NF4 nested": HubFormat(_NF4_CONFIG, _four_bits("nf4", _NF4, is_nested=True)),
+    "FP4": HubFormat(
+        _NF4_CONFIG | {"bnb_4bit_quant_type": "fp4"}, _four_bits("fp4", _FP4, is_nested=False)
+    ),
 }
