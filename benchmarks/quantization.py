@@ -1,12 +1,17 @@
 """What do quantized weights cost in perplexity, and bring in speed?
 
     python -m benchmarks quantization [--model MODEL] [--device cuda] [--windows 16] [--rounds 5]
-                                      [--llama-cpp PATH.gguf]
+                                      [--llama-cpp PATH.gguf] [--formats NAME,NAME]
 
 For each quantization that the model and the device can have: perplexity over Python's own
 documentation, 1,024 tokens at a time, and the time a token takes with 1, 8 and 32 streams. With
 `--llama-cpp`, llama.cpp decodes the same file with 1 stream in the same run; its Python package has
 to be installed.
+
+With `--formats`, the default model is written in formats in which models are published ("all", or
+some of them by name), and each is measured: bits that a step reads a weight, time to load,
+perplexity of the codes and of the bfloat16 weights that they stand for, prompt tokens a second, and
+time a token.
 """
 
 import argparse
@@ -49,11 +54,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--llama-cpp", type=Path, help="GGUF file for llama.cpp to decode with")
+    parser.add_argument("--formats", help="published formats to measure instead, or 'all'")
     add_rounds(parser, 5, help="of which times are medians")
 
 
 def measure(run: Run) -> None:
     flags = run.flags
+    if flags.formats is not None:
+        measure_formats(run)
+        return
     outcomes = []
     for quantization in quantizations(flags.model, flags.device):
         name = quantization or "bfloat16"
@@ -75,6 +84,76 @@ def measure(run: Run) -> None:
         outcomes.append(_llama_cpp(flags.llama_cpp, flags.rounds))
     run.show(_table(outcomes))
     run.write(outcomes)
+
+
+class FormatOutcome(msgspec.Struct, frozen=True):
+    """Attributes: bits: that a step reads a weight; token_s: key number of streams."""
+
+    name: str
+    bits: float
+    load_s: float
+    perplexity: float
+    reference_perplexity: float
+    prompt_tokens_a_s: float
+    token_s: dict[int, float]
+
+
+def measure_formats(run: Run) -> None:
+    """Measure the default model in each published format."""
+    from benchmarks.formats.published import NAMES, loading, published
+
+    flags = run.flags
+    names = list(NAMES) if flags.formats == "all" else flags.formats.split(",")
+    outcomes = []
+    for one in published(names):
+        with run.status(one.name):
+            bits, load_s = loading(one)
+            reference = measure_perplexity(_llm(one.reference, None), flags.windows)
+            llm = _llm(one.path, one.quantization)
+            perplexity = measure_perplexity(llm, flags.windows)
+            speed = _prompt_tokens_a_s(llm, flags.rounds)
+            token_s = {count: _token_s(llm, count, flags.rounds) for count in STREAMS[:2]}
+        outcomes.append(
+            FormatOutcome(one.name, bits, load_s, perplexity, reference, speed, token_s)
+        )
+        run.tell(outcomes[-1])
+    header = ["format", "bits", "load", "perplexity", "of its weights", "prompt", "1 stream", "8"]
+    run.show(Table("The default model as published", header, [_format_row(o) for o in outcomes]))
+    run.write(outcomes)
+
+
+def _llm(path: str, quantization: Quantization | None) -> LLM:
+    return LLM(
+        path,
+        tokenizer=DEFAULT_MODEL,
+        device="cpu",
+        dtype="bfloat16",
+        max_model_len=2 * _WINDOW,
+        quantization=quantization,
+        kv_cache_memory_bytes=2**29,
+    )
+
+
+def _prompt_tokens_a_s(llm: LLM, num_rounds: int) -> float:
+    times_s = []
+    params = SamplingParams(max_tokens=1)
+    for window in windows_of_text(num_rounds + 1)[1:]:
+        begin = time.perf_counter()
+        llm.generate([{"prompt_token_ids": window[::-1]}], params, use_tqdm=False)
+        times_s.append(time.perf_counter() - begin)
+    return _WINDOW / statistics.median(times_s)
+
+
+def _format_row(outcome: FormatOutcome) -> list[str]:
+    return [
+        outcome.name,
+        f"{outcome.bits:.2f}",
+        f"{outcome.load_s:.2f} s",
+        f"{outcome.perplexity:.3f}",
+        f"{outcome.reference_perplexity:.3f}",
+        f"{outcome.prompt_tokens_a_s:,.0f}/s",
+        *(f"{1e3 * seconds:.1f} ms" for seconds in outcome.token_s.values()),
+    ]
 
 
 def quantizations(model: str, device: str) -> list[Quantization | None]:

@@ -121,3 +121,10 @@ def test_a_server_reads_texts_and_wants_a_tokenizer(tmp_path: Path) -> None:
     config = ModelConfig(model=str(described(tmp_path, LlamaConfig(**TINY))), load_format="dummy")
     with pytest.raises(UnsupportedModelError, match="name another's by --tokenizer"):
         load_text(text_source(config, configured_source(config)))
+
+
+def test_a_quantized_description_is_refused(tmp_path: Path) -> None:
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}
+    path = described(tmp_path / "awq", LlamaConfig(**TINY), quantization_config=quantization)
+    with pytest.raises(UnsupportedModelError, match="is quantized, and dummy weights are not"):
+        slots(path)

@@ -38,7 +38,7 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM, Mistral"),
         ({"architectures": None}, r"unsupported architecture \(none named\)"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized.*'awq'"),
+        ({"quantization_config": {"quant_method": "quip"}}, "quantized.*'quip'"),
         ({"hidden_act": "tanh"}, "unsupported activation 'tanh'"),
         (
             {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0}},

@@ -19,6 +19,8 @@ class Checkpoint:
         shapes: of the tensors that `tensors` yields, under the same names, from the files' headers.
         tensors: starts reading them for a model on a device. A tensor may still be on the CPU, have
             another dtype and share memory with the file. A GGUF file yields its weights quantized.
+        is_quantized: whether the model computes with weights as they are quantized in the file,
+            unless they are to be quantized in another way.
     """
 
     name: str
@@ -26,3 +28,4 @@ class Checkpoint:
     dtype: torch.dtype
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Callable[[torch.device], NamedWeights]
+    is_quantized: bool = False

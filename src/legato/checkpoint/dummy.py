@@ -13,9 +13,10 @@ import torch
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.gguf import open_gguf_checkpoint
 from legato.checkpoint.hugging_face import read_description, said_dtype
+from legato.checkpoint.json_file import read_json
 from legato.checkpoint.source import ModelSource
 from legato.core.config import ModelConfig
-from legato.core.errors import ConfigError
+from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
 from legato.model.spec import DecoderSpec
@@ -50,6 +51,11 @@ def _described(source: ModelSource, served_len: int | None) -> tuple[DecoderSpec
         checkpoint = open_gguf_checkpoint(source.path)
         return checkpoint.spec, checkpoint.dtype
     description, spec, _ = read_description(source.path, served_len)
+    if read_json(source.path / "config.json").get("quantization_config"):
+        raise UnsupportedModelError(
+            f"{source.path} is quantized, and dummy weights are not; without its "
+            "quantization_config they are, as --quantization says"
+        )
     return spec, said_dtype(description) or torch.bfloat16
 
 

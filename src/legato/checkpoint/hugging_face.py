@@ -1,15 +1,18 @@
 """Opens checkpoints in transformers' format: config.json and safetensors files."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.json_file import read_json
+from legato.checkpoint.quantization_config import scheme_of
+from legato.checkpoint.quantized_matrices import QuantizedMatrices
+from legato.checkpoint.scheme import Header
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import check_supported, described, text_config, transforms
@@ -31,15 +34,10 @@ _SIZES = (
 )
 
 
-class _Header(NamedTuple):
-    """Attributes: `dtype` in safetensors' spelling."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
 def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoint:
     """Open a folder with config.json and one or more safetensors files.
+
+    Matrices of a checkpoint with a `quantization_config` stay quantized.
 
     Args:
         served_len: positions that are served; None for all that the model was made for.
@@ -49,14 +47,33 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
             cannot run the model.
     """
     description, spec, changes = read_description(folder, served_len)
-    files = _weight_files(folder)
-    headers = _headers(files)
+    path = folder / "config.json"
+    with refusing_what_fails(path):
+        scheme = scheme_of(read_json(path))
+    files = _Files(_weight_files(folder))
+    if scheme is None:
+        _check_types(files.headers)
+        return Checkpoint(
+            name=str(folder),
+            spec=spec,
+            dtype=said_dtype(description) or _used_dtype(files.headers),
+            shapes=shapes_after(
+                {name: header.shape for name, header in files.headers.items()}, changes
+            ),
+            tensors=lambda _: transformed(files.tensors(files.headers), changes),
+        )
+    matrices = QuantizedMatrices(str(folder), scheme, files.headers, files.read)
+    _check_types(matrices.others)
+    shapes = {name: header.shape for name, header in matrices.others.items()}
     return Checkpoint(
         name=str(folder),
         spec=spec,
-        dtype=said_dtype(description) or _used_dtype(headers),
-        shapes=shapes_after({name: found.shape for name, found in headers.items()}, changes),
-        tensors=partial(_read_tensors, files, changes),
+        dtype=torch.bfloat16,
+        shapes=shapes_after(shapes | matrices.shapes, changes),
+        tensors=lambda _: transformed(
+            chain(files.tensors(matrices.others), matrices.read()), changes
+        ),
+        is_quantized=True,
     )
 
 
@@ -123,32 +140,40 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-def _headers(files: Sequence[Path]) -> dict[str, _Header]:
-    """Read the header of each tensor; key the tensor's name."""
-    headers: dict[str, _Header] = {}
-    for path in files:
-        with _open(path) as file:
+class _Files:
+    """Open safetensors files.
+
+    Attributes:
+        headers: key the tensor's name.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._file_of: dict[str, Any] = {}
+        self.headers: dict[str, Header] = {}
+        for path in paths:
+            file = _open(path)
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 tensor = file.get_slice(name)
-                headers[name] = _Header(tensor.get_dtype(), tuple(tensor.get_shape()))
-    unsupported = {header.dtype for header in headers.values()} - _FLOAT_TYPES.keys()
-    if unsupported:
-        raise UnsupportedModelError(
-            f"weights of type {', '.join(sorted(unsupported))} are not supported"
-        )
-    return headers
+                self._file_of[name] = file
+                self.headers[name] = Header(tensor.get_dtype(), tuple(tensor.get_shape()))
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        return tensor
+
+    def tensors(self, names: Iterable[str]) -> NamedWeights:
+        return ((name, self.read(name)) for name in names)
 
 
-def _used_dtype(headers: Mapping[str, _Header]) -> torch.dtype:
+def _check_types(headers: Mapping[str, Header]) -> None:
+    for name, header in headers.items():
+        if header.dtype not in _FLOAT_TYPES:
+            raise UnsupportedModelError(
+                f"{name} is of type {header.dtype}; such weights are not supported"
+            )
+
+
+def _used_dtype(headers: Mapping[str, Header]) -> torch.dtype:
     """Return the dtype of the weights, or the first in `_FLOAT_TYPES` of several."""
     used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
     return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)
-
-
-def _read_tensors(
-    files: Sequence[Path], changes: Sequence[Transform], _: torch.device
-) -> NamedWeights:
-    for path in files:
-        with _open(path) as file:
-            tensors = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
-            yield from transformed(tensors, changes)

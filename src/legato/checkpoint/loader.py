@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize
+from legato.model.quantized_forms import can_multiply
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
 
@@ -82,6 +84,8 @@ def load_model(
     """
     if quantization == "fp8" and device.type == "cpu":
         raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
+    if kernels is None and (checkpoint.is_quantized or quantization == "gguf"):
+        _log_widened(f"{checkpoint.name}: PyTorch's layers compute with widened weights")
     with _one_thread() if kernels is not None else nullcontext():
         return fill_model(
             lambda: _empty_model(checkpoint.spec, dtype, device, kernels, communicator),
@@ -169,24 +173,35 @@ def _read_weights(
     """Yield a rank's part of each weight; it reads the whole only of weights to be quantized."""
     for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
         if not _is_redundant(name, checkpoint):
-            weight = shard(name, _as_wanted(name, tensor, quantization), communicator)
+            weight = shard(name, _as_wanted(checkpoint, name, tensor, quantization), communicator)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
             yield name, weight
 
 
 def _as_wanted(
-    name: str, tensor: torch.Tensor | QuantizedWeight, quantization: Quantization | None
+    checkpoint: Checkpoint,
+    name: str,
+    tensor: torch.Tensor | QuantizedWeight,
+    quantization: Quantization | None,
 ) -> torch.Tensor | QuantizedWeight:
     """Quantize a tensor as configured; embeddings, which suffer most, to at least 8 bits."""
     if isinstance(tensor, QuantizedWeight):
         if quantization in (None, "gguf"):
-            return replace(tensor, is_stored_only=quantization is None)
+            if can_multiply(tensor):
+                is_kept = quantization == "gguf" or checkpoint.is_quantized
+                return replace(tensor, is_stored_only=not is_kept)
+            _log_widened(f"{checkpoint.name}: matrices in groups of {tensor.group} are widened")
         tensor = tensor.dequantize()
     if not can_quantize(tensor):
         return tensor
     if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
         return quantize(tensor, 4)
     return quantize(tensor, 8) if quantization in ("int8", "int4") else tensor
+
+
+@cache
+def _log_widened(message: str) -> None:
+    logger.warning("%s", message)
 
 
 def _is_redundant(name: str, checkpoint: Checkpoint) -> bool:

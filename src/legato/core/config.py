@@ -116,7 +116,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
             "what weights are held in: in blocks of 32, rounded to 8 or 4 bits, or in codes as a "
             "GGUF file has them; or on a GPU as fp8, 8-bit floats, to which what they are "
             "multiplied with is rounded, too",
-            default="none, in the dtype",
+            default="as a quantized checkpoint of the hub has them, else in the dtype",
         ),
     ] = None
     kernels: Annotated[

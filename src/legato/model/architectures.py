@@ -322,7 +322,7 @@ def check_supported(config: dict[str, Any]) -> None:
         config: from `text_config`.
 
     Raises:
-        UnsupportedModelError: an unknown architecture or a quantized checkpoint.
+        UnsupportedModelError: an unknown architecture.
     """
     names = config.get("architectures") or ["(none named)"]
     if names[0] not in ARCHITECTURES:
@@ -333,13 +333,6 @@ def check_supported(config: dict[str, Any]) -> None:
     if config.get("model_type") != expected:
         raise UnsupportedModelError(
             f"model_type is {config.get('model_type')!r}, but {names[0]} is {expected!r}"
-        )
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown")
-        raise UnsupportedModelError(
-            f"the checkpoint is quantized (method {method!r}), which is not supported; use the "
-            "unquantized checkpoint or a GGUF file"
         )
 
 

@@ -29,7 +29,7 @@ def native_form(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     """
     if not can_concatenate(parts):
         return None
-    whole = concatenate(parts)
+    whole = concatenate(parts).map(torch.Tensor.contiguous)
     if not whole.is_stored_only:
         return halved(with_whole_table(whole))
     is_simple = whole.table is None and whole.order is None and whole.group == BLOCK

@@ -1,0 +1,176 @@
+"""Matrices of 8-bit and 4-bit floats: FP8, MXFP4, NVFP4, and bitsandbytes' NF4."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+import torch
+
+from legato.checkpoint.gguf_blocks import FLOAT4_TABLE, power_of_two
+from legato.checkpoint.scheme import FLOATS, SCALAR, Header, Load, Part, Parts, nibbles, num_groups
+from legato.core.errors import UnsupportedModelError
+from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight
+
+_FLOAT4_TABLE = torch.from_numpy(FLOAT4_TABLE)
+_LARGEST_GROUP = 128
+
+
+class Float8:
+    """FP8 (e4m3fn) with a scale for the tensor, each output, or each block of outputs and inputs.
+
+    Args:
+        scale_name: suffix of the scales.
+        block: outputs and inputs that share a scale; None if all inputs do.
+    """
+
+    def __init__(self, scale_name: str, block: tuple[int, int] | None) -> None:
+        self.marker = scale_name
+        self.suffixes = ("weight", scale_name, "input_scale")
+        self._block = block
+
+    def size(self, headers: Mapping[str, Header], _: Load) -> tuple[int, int]:
+        num_outputs, depth = headers["weight"].shape
+        return num_outputs, depth
+
+    def parts(self, num_outputs: int, depth: int) -> dict[str, Part]:
+        if self._block is None:
+            shapes: tuple[tuple[int, ...], ...] = (*SCALAR, (1, 1), (num_outputs, 1))
+        else:
+            rows, columns = self._block
+            shapes = ((-(-num_outputs // rows), -(-depth // columns)),)
+        return {
+            "weight": Part(("F8_E4M3",), ((num_outputs, depth),)),
+            self.marker: Part(FLOATS, shapes),
+        }
+
+    def read(self, parts: Parts) -> QuantizedWeight:
+        weight, scales = parts["weight"], parts[self.marker].float()
+        num_outputs, depth = weight.shape
+        rows, columns = self._block or (1, depth)
+        group = math.gcd(columns, depth, _LARGEST_GROUP)
+        scales = scales.reshape(-1, scales.shape[-1] if scales.ndim else 1)
+        scales = scales.repeat_interleave(rows, dim=0)[:num_outputs]
+        scales = scales.repeat_interleave(columns // group, dim=1)[:, : depth // group]
+        scales = scales.expand(num_outputs, -1).contiguous()
+        return QuantizedWeight(weight.view(torch.uint8), scales, None, 8, table=FLOAT8_TABLE)
+
+
+class Float4:
+    """4-bit floats (e2m1) with a scale for 16 (NVFP4) or 32 (MXFP4) weights.
+
+    Args:
+        weight_name: suffix of the codes.
+        scale_type: in safetensors' spelling.
+        global_name: suffix of the scale for all scales, if there is one.
+        divides: whether that scale divides.
+    """
+
+    marker = "weight_scale"
+
+    def __init__(
+        self,
+        weight_name: str,
+        *,
+        group: int,
+        scale_type: str,
+        global_name: str | None = None,
+        divides: bool = False,
+    ) -> None:
+        self._names = weight_name, global_name
+        self.suffixes = tuple(
+            name
+            for name in (weight_name, self.marker, global_name, "input_scale", "input_global_scale")
+            if name is not None
+        )
+        self._group, self._scale_type, self._divides = group, scale_type, divides
+
+    def size(self, headers: Mapping[str, Header], _: Load) -> tuple[int, int]:
+        num_outputs, num_bytes = headers[self._names[0]].shape
+        return num_outputs, 2 * num_bytes
+
+    def parts(self, num_outputs: int, depth: int) -> dict[str, Part]:
+        weight_name, global_name = self._names
+        groups = num_groups(depth, self._group)
+        parts = {
+            weight_name: Part(("U8",), ((num_outputs, depth // 2),)),
+            self.marker: Part((self._scale_type,), ((num_outputs, groups),)),
+        }
+        return parts if global_name is None else parts | {global_name: Part(("F32",), SCALAR)}
+
+    def read(self, parts: Parts) -> QuantizedWeight:
+        weight_name, global_name = self._names
+        scales = parts[self.marker]
+        if self._scale_type == "U8":
+            scales = torch.from_numpy(power_of_two(scales.numpy()))
+        scales = scales.float()
+        if global_name is not None:
+            factor = parts[global_name].float()
+            scales = scales / factor if self._divides else scales * factor
+        return QuantizedWeight(nibbles(parts[weight_name]), scales, None, 4, table=_FLOAT4_TABLE)
+
+
+class NormalFloat4:
+    """bitsandbytes' 4 bits (Dettmers et al., 2023, arXiv:2305.14314): blocks over the flat matrix.
+
+    The scales ("absmax") of nested checkpoints are themselves codes, in blocks of 256.
+    """
+
+    marker = "weight.quant_map"
+
+    def __init__(self, kind: str) -> None:
+        self._state = f"weight.quant_state.bitsandbytes__{kind}"
+        self.suffixes = (
+            "weight",
+            "weight.absmax",
+            self.marker,
+            "weight.nested_absmax",
+            "weight.nested_quant_map",
+            self._state,
+        )
+
+    def size(self, _: Mapping[str, Header], load: Load) -> tuple[int, int]:
+        num_outputs, depth = _read_state(load(self._state)).shape
+        return num_outputs, depth
+
+    def parts(self, num_outputs: int, depth: int) -> dict[str, Part]:
+        return {
+            "weight": Part(("U8",), ((num_outputs * depth // 2, 1),)),
+            self.marker: Part(("F32",), ((16,),)),
+            "weight.nested_quant_map": Part(("F32",), ((256,),), is_optional=True),
+        }
+
+    def read(self, parts: Parts) -> QuantizedWeight:
+        state = _read_state(parts[self._state])
+        num_outputs, depth = state.shape
+        num_groups(depth, state.blocksize)
+        absmax = parts["weight.absmax"]
+        if absmax.dtype == torch.uint8:
+            nested = parts["weight.nested_absmax"].repeat_interleave(state.nested_blocksize)
+            absmax = parts["weight.nested_quant_map"][absmax.int()] * nested[: len(absmax)]
+            absmax = absmax + state.nested_offset
+        packed = parts["weight"].flatten()
+        codes = torch.stack([packed >> 4, packed & 15], dim=-1).reshape(num_outputs, depth)
+        scales = absmax.float().reshape(num_outputs, -1)
+        return QuantizedWeight(codes, scales, None, 4, table=parts[self.marker])
+
+
+class _State(msgspec.Struct, frozen=True):
+    """What bitsandbytes writes beside a matrix; the nested fields are of its scales."""
+
+    shape: tuple[int, int]
+    blocksize: Annotated[int, msgspec.Meta(ge=16)]
+    nested_blocksize: Annotated[int, msgspec.Meta(ge=1)] = 256
+    nested_offset: float = 0.0
+
+
+def _read_state(packed: torch.Tensor) -> _State:
+    """Read JSON in bytes [N].
+
+    Raises:
+        UnsupportedModelError: it is damaged.
+    """
+    try:
+        return msgspec.json.decode(bytes(packed.tolist()), type=_State)
+    except msgspec.MsgspecError as error:
+        raise UnsupportedModelError(f"the description of its 4-bit codes: {error}") from error

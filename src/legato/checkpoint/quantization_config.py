@@ -1,0 +1,149 @@
+"""Reads the `quantization_config` of a config.json: the scheme that its matrices are held in."""
+
+from typing import Any
+
+from legato.checkpoint.float_schemes import Float4, Float8, NormalFloat4
+from legato.checkpoint.integer_schemes import Awq, Gptq, PackedIntegers, SignedBytes
+from legato.checkpoint.scheme import Scheme
+from legato.core.errors import UnsupportedModelError
+
+_WHOLE_ROW = -1
+"""Group size of scales for whole rows."""
+
+
+def scheme_of(contents: dict[str, Any]) -> Scheme | None:
+    """Return the scheme of a checkpoint's quantized matrices; None if it has none.
+
+    Args:
+        contents: of config.json.
+
+    Raises:
+        UnsupportedModelError: an unknown method, or a setting that it cannot have here.
+    """
+    config = contents.get("quantization_config") or contents.get("compression_config")
+    if not config:
+        return None
+    if not isinstance(config, dict):
+        raise UnsupportedModelError("quantization_config is no object")
+    method = config.get("quant_method", "none named")
+    make = _METHODS.get(str(method))
+    if make is None:
+        raise UnsupportedModelError(
+            f"the checkpoint is quantized (method {method!r}), which is not supported; Legato "
+            f"reads {', '.join(_METHODS)}, GGUF files, and unquantized checkpoints"
+        )
+    return make(config)
+
+
+def _awq(config: dict[str, Any]) -> Scheme:
+    _require(config, "bits", 4)
+    _require(config, "version", "gemm", "GEMM")
+    group = _group(config)
+    if group is None:
+        raise UnsupportedModelError("awq: group_size is -1, which is not supported")
+    return Awq(group)
+
+
+def _gptq(config: dict[str, Any]) -> Scheme:
+    _require(config, "bits", 4, 8)
+    _require(config, "checkpoint_format", "gptq", "gptq_v2", None)
+    is_second = config.get("checkpoint_format") == "gptq_v2"
+    return Gptq(config["bits"], _group(config), 0 if is_second else 1)
+
+
+def _fp8(config: dict[str, Any]) -> Scheme:
+    _require(config, "fmt", "e4m3", None)
+    block = config.get("weight_block_size")
+    if block is None:
+        return Float8("weight_scale", None)
+    if not (isinstance(block, list) and len(block) == 2 and all(_is_size(size) for size in block)):
+        raise UnsupportedModelError(f"fp8: weight_block_size is {block!r}, not two sizes")
+    return Float8("weight_scale_inv", (block[0], block[1]))
+
+
+def _modelopt(config: dict[str, Any]) -> Scheme:
+    _require(config, "quant_algo", "FP8", "NVFP4")
+    if config["quant_algo"] == "FP8":
+        return Float8("weight_scale", None)
+    return Float4("weight", group=16, scale_type="F8_E4M3", global_name="weight_scale_2")
+
+
+def _bitsandbytes(config: dict[str, Any]) -> Scheme:
+    if not config.get("load_in_4bit", config.get("_load_in_4bit")):
+        raise UnsupportedModelError("bitsandbytes: only checkpoints with load_in_4bit are read")
+    _require(config, "bnb_4bit_quant_type", "nf4", "fp4")
+    return NormalFloat4(config["bnb_4bit_quant_type"])
+
+
+def _compressed_tensors(config: dict[str, Any]) -> Scheme:
+    _require(config, "quantization_status", "compressed", None)
+    if config.get("sparsity_config"):
+        raise UnsupportedModelError("compressed-tensors: a sparsity_config is not supported")
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise UnsupportedModelError("compressed-tensors: there are no config_groups")
+    schemes = [group.get("weights") or {} for group in groups.values()]
+    weights = schemes[0]
+    fields = ("num_bits", "type", "strategy", "group_size", "block_structure")
+    if any(other.get(field) != weights.get(field) for other in schemes for field in fields):
+        raise UnsupportedModelError(
+            "compressed-tensors: groups of modules with weights of different kinds"
+        )
+    form = config.get("format")
+    if form == "pack-quantized":
+        _require(weights, "num_bits", 4, 8)
+        return PackedIntegers(weights["num_bits"], _group(weights))
+    if form in ("int-quantized", "naive-quantized") and weights.get("type") == "int":
+        _require(weights, "num_bits", 8)
+        return SignedBytes(_group(weights))
+    if form in ("float-quantized", "naive-quantized") and weights.get("type") == "float":
+        _require(weights, "num_bits", 8)
+        _require(weights, "strategy", "tensor", "channel", "block")
+        block = weights.get("block_structure") if weights["strategy"] == "block" else None
+        return Float8("weight_scale", None if block is None else (block[0], block[1]))
+    if form == "nvfp4-pack-quantized":
+        return Float4(
+            "weight_packed",
+            group=16,
+            scale_type="F8_E4M3",
+            global_name="weight_global_scale",
+            divides=True,
+        )
+    if form == "mxfp4-pack-quantized":
+        return Float4("weight_packed", group=32, scale_type="U8")
+    raise UnsupportedModelError(f"compressed-tensors: the format {form!r} is not supported")
+
+
+_METHODS = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "modelopt": _modelopt,
+    "bitsandbytes": _bitsandbytes,
+}
+
+
+def _require(config: dict[str, Any], name: str, *values: object) -> None:
+    """Refuse other values of a field; None stands for a missing one."""
+    found = config.get(name)
+    if found not in values:
+        method = config.get("quant_method")
+        told = f"{method}: " if method else ""
+        raise UnsupportedModelError(
+            f"{told}{name} is {found!r}; Legato reads {' and '.join(map(repr, values))}"
+        )
+
+
+def _group(config: dict[str, Any]) -> int | None:
+    """Return the inputs that share a scale; None if a row has one scale."""
+    size = config.get("group_size")
+    if size is None or size == _WHOLE_ROW:
+        return None
+    if not _is_size(size):
+        raise UnsupportedModelError(f"group_size is {size!r}, which is no size")
+    return int(size)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and value > 0

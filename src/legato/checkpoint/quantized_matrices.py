@@ -1,0 +1,74 @@
+"""Finds the quantized matrices among a checkpoint's tensors, checks them and reads them."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import torch
+
+from legato.checkpoint.scheme import Header, Scheme, check_parts
+from legato.core.errors import UnsupportedModelError
+from legato.model.base import NamedWeights
+
+
+class QuantizedMatrices:
+    """The matrices that a scheme holds.
+
+    Args:
+        checkpoint: for messages.
+        headers: of the checkpoint's tensors; key the name.
+        load: from a name to the tensor.
+
+    Attributes:
+        shapes: key the name that the matrix would have if it were not quantized.
+        others: headers of the tensors that are no parts of matrices; key the name.
+
+    Raises:
+        UnsupportedModelError: a part of a matrix is missing, or has another shape or type.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str,
+        scheme: Scheme,
+        headers: Mapping[str, Header],
+        load: Callable[[str], torch.Tensor],
+    ) -> None:
+        self._checkpoint, self._scheme, self._load = checkpoint, scheme, load
+        ending = f".{scheme.marker}"
+        self._parts: defaultdict[str, dict[str, Header]] = defaultdict(dict)  # key the module
+        for name in headers:
+            if name.endswith(ending):
+                module = name.removesuffix(ending)
+                self._parts[module] = {
+                    suffix: headers[part]
+                    for suffix in scheme.suffixes
+                    if (part := f"{module}.{suffix}") in headers
+                }
+        taken = {f"{module}.{suffix}" for module, own in self._parts.items() for suffix in own}
+        self.others = {name: header for name, header in headers.items() if name not in taken}
+        self.shapes = {
+            f"{module}.weight": self._checked_size(module, own)
+            for module, own in self._parts.items()
+        }
+
+    def read(self) -> NamedWeights:
+        """Yield the matrices, still quantized where their form allows it."""
+        for module, headers in self._parts.items():
+            parts = {suffix: self._load(f"{module}.{suffix}") for suffix in headers}
+            try:
+                yield f"{module}.weight", self._scheme.read(parts)
+            except (UnsupportedModelError, RuntimeError, KeyError) as error:
+                raise self._refusal(module, error) from error
+
+    def _checked_size(self, module: str, headers: Mapping[str, Header]) -> tuple[int, int]:
+        try:
+            size = self._scheme.size(headers, lambda suffix: self._load(f"{module}.{suffix}"))
+            parts = self._scheme.parts(*size)
+        except (UnsupportedModelError, ValueError, KeyError) as error:
+            raise self._refusal(module, error) from error
+        check_parts(f"{self._checkpoint}: {module}", headers, parts)
+        return size
+
+    def _refusal(self, module: str, error: Exception) -> UnsupportedModelError:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        return UnsupportedModelError(f"{self._checkpoint}: {module} cannot be read: {reason}")

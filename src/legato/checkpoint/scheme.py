@@ -1,0 +1,130 @@
+"""How a published checkpoint holds a quantized matrix: its tensors, their shapes and types."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+
+from legato.core.errors import UnsupportedModelError
+from legato.model.quantization import QuantizedWeight
+
+FLOATS = ("BF16", "F16", "F32")
+SCALAR = ((), (1,))
+"""Both shapes of a single number."""
+
+Load = Callable[[str], torch.Tensor]
+"""From a suffix to the tensor of that name."""
+Parts = Mapping[str, torch.Tensor]
+"""Key the suffix, value the tensor."""
+
+
+class Header(NamedTuple):
+    """Attributes: `dtype` in safetensors' spelling."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """What a tensor of a quantized matrix has to be.
+
+    Attributes:
+        shapes: any of these.
+    """
+
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    is_optional: bool = False
+
+
+class Scheme(Protocol):
+    """A way of holding quantized matrices.
+
+    Attributes:
+        marker: suffix of a tensor that all quantized modules have, and no others.
+        suffixes: of a matrix's tensors.
+    """
+
+    @property
+    def marker(self) -> str: ...
+    @property
+    def suffixes(self) -> tuple[str, ...]: ...
+
+    def size(self, headers: Mapping[str, Header], load: Load) -> tuple[int, int]:
+        """Return the matrix's outputs and inputs by its tensors' headers."""
+        ...
+
+    def parts(self, num_outputs: int, depth: int) -> dict[str, Part]:
+        """Return what each tensor of a matrix of this size has to be; key the suffix.
+
+        Raises:
+            UnsupportedModelError: the sizes are no whole groups.
+        """
+        ...
+
+    def read(self, parts: Parts) -> QuantizedWeight | torch.Tensor:
+        """Return the matrix, as float32 if its form cannot stay quantized."""
+        ...
+
+
+def check_parts(name: str, headers: Mapping[str, Header], parts: Mapping[str, Part]) -> None:
+    """Refuse a matrix whose tensors are missing or have other shapes or types.
+
+    Args:
+        name: of the module, for messages.
+        headers: key the suffix.
+
+    Raises:
+        UnsupportedModelError: it names the tensor.
+    """
+    for suffix, part in parts.items():
+        header = headers.get(suffix)
+        if header is None:
+            if part.is_optional:
+                continue
+            raise UnsupportedModelError(f"{name}.{suffix} is missing")
+        if header.dtype not in part.dtypes or header.shape not in part.shapes:
+            raise UnsupportedModelError(
+                f"{name}.{suffix} has type {header.dtype} and shape {header.shape} instead of "
+                f"{' or '.join(part.dtypes)} and {' or '.join(map(str, part.shapes))}"
+            )
+
+
+def num_groups(depth: int, group: int) -> int:
+    """Return the groups of a row.
+
+    Raises:
+        UnsupportedModelError: they are not whole.
+    """
+    if depth % group:
+        raise UnsupportedModelError(f"rows of {depth} weights are no whole groups of {group}")
+    return depth // group
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return uint8 [..., N] codes of int32 words [..., N * bits / 32], the lowest bits first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    codes: torch.Tensor = words[..., None] >> shifts & 2**bits - 1
+    return codes.to(torch.uint8).flatten(-2)
+
+
+def nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """Return uint8 [N, 2 K] codes of bytes [N, K], the lower half first."""
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
+
+
+def affine(
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int
+) -> QuantizedWeight:
+    """Return weights `scale * (code - zero)`, without minima if all zeros are one number.
+
+    Args:
+        codes: uint8 [N, K].
+        scales: [N, K / group] of any float dtype.
+        zeros: integers [N, K / group].
+    """
+    scales = scales.float()
+    zero = int(zeros.flatten()[0])
+    if bool((zeros == zero).all()):
+        return QuantizedWeight(codes, scales, None, bits, zero=zero)
+    return QuantizedWeight(codes, scales, -scales * zeros, bits)
