@@ -23,16 +23,17 @@ NEAR_TIE = 1e-4
 
 
 @torch.inference_mode()
-def greedy(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], bool]:
-    """Return tokens until a near tie, and whether there was one."""
-    tokens = list(prompt)
+def greedy(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """Return tokens, none of which is at a near tie, and their log probabilities."""
+    tokens, logprobs = list(prompt), []
     for _ in range(NUM_TOKENS):
         logits = model(torch.tensor([tokens])).logits[0, -1]
         best = logits.topk(2)
-        if float(best.values[0] - best.values[1]) < NEAR_TIE * float(logits.abs().max()):
-            return tokens[len(prompt) :], True
+        gap = float(best.values[0] - best.values[1])
+        assert gap > NEAR_TIE * float(logits.abs().max()), "choose another prompt"
         tokens.append(int(best.indices[0]))
-    return tokens[len(prompt) :], False
+        logprobs.append(float(logits.log_softmax(-1)[tokens[-1]]))
+    return tokens[len(prompt) :], logprobs
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -54,11 +55,15 @@ def test_chunked_mixed_and_with_prefix_hits(name: str, tmp_path: Path) -> None:
         config = engine._scheduler._config
         engine.reconfigure(msgspec.structs.replace(config, max_num_batched_tokens=budget))
         prompts = [PROMPTS[0], *PROMPTS, PROMPTS[1]]
-        params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
         results = llm.generate(
             [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
         )
-        for result, (tokens, _) in zip(results, [expected[0], *expected, expected[1]], strict=True):
-            assert result.outputs[0].token_ids[: len(tokens)] == tokens
+        for result, (tokens, logprobs) in zip(
+            results, [expected[0], *expected, expected[1]], strict=True
+        ):
+            (output,) = result.outputs
+            assert output.token_ids == tokens
+            found = [entry.logprob for entry in output.logprobs]
+            assert found == pytest.approx(logprobs, abs=1e-3)
     assert llm.stats.num_prefix_cache_hits >= 2 * (80 + 64)
-    assert not any(is_tie for _, is_tie in expected)
