@@ -102,6 +102,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "prefill_order",
         "enable_chunked_prefill",
         "speculative",
+        "speculative_slack",
         "calibrate",
         "calibration_dir",
         "skip_tokenizer_init",

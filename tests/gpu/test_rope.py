@@ -65,9 +65,11 @@ def test_queries_turn_and_keys_and_values_are_written(
         )
     angles = RopeFrequencies(tuple(inverse.tolist()), 0.5)
     turns = RotaryEmbedding(angles, torch.device("cpu"))(positions, torch.float64)
-    assert_near(query, rotate(q, *turns), dtype)
+    assert_near(query, rotate(q, turns.cos, turns.sin), dtype)
     for row, slot in enumerate(slots.tolist()[:-1]):
-        caches[0, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = rotate(k, *turns)[row].to(dtype)
+        caches[0, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = rotate(k, turns.cos, turns.sin)[
+            row
+        ].to(dtype)
         caches[1, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = v[row].to(dtype)
     assert_near(on_device[0], caches[0], dtype)
     assert torch.equal(on_device[1].cpu(), caches[1])

@@ -47,7 +47,7 @@ def test_run_and_report(to_server: list[str], tmp_path: Path) -> None:
         assert isinstance(report, RunReport)
         assert report.summary.num_requests == {"ok": num_requests}
         assert "secret" not in paths[0].read_text()
-    assert reports[0].settings["ttft_slo"] == 60.0
+    assert reports[0].settings["ttft_slo_s"] == 60.0
     assert reports[0].notes.too_long is not None
     assert reports[0].notes.too_long.num_cut == 2
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes, shape_folder
 
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
-from legato.lab.work import Roofline
+from legato.lab.work import MeasuredRates
 
 TINY = {
     "vocab_size": 2048,
@@ -86,7 +86,7 @@ def test_a_roofline_is_measured_once(settings: Settings) -> None:
         Row(name="matrix product, bfloat16", value=798.0, unit="TFLOP/s"),
     ]
     file.write_bytes(msgspec.json.encode(Figures(title="", rows=rows)))
-    assert settings.roofline() == Roofline(bytes_a_s=3.0e12, flops_a_s=798e12)
+    assert settings.roofline() == MeasuredRates(bytes_a_s=3.0e12, flops_a_s=798e12)
     file.unlink()
     assert settings.roofline().bytes_a_s < 3.0e12
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from legato.lab.work import Roofline, Work, operators_of, work_of
+from legato.lab.work import MeasuredRates, Work, operators_of, work_of
 from tests.executor.test_native import decoder_spec
 from tests.scheduler.step_times import step_shape
 
@@ -30,7 +30,7 @@ def test_a_chunk_sees_what_is_before_each_of_its_tokens() -> None:
 
 
 def test_a_step_takes_the_longer_of_reading_and_multiplying() -> None:
-    roofline = Roofline(bytes_a_s=10.0, flops_a_s=100.0)
+    roofline = MeasuredRates(bytes_a_s=10.0, flops_a_s=100.0)
     assert roofline.least_s(Work(num_bytes=20.0, num_flops=100.0)) == 2.0
     assert roofline.least_s(Work(num_bytes=20.0, num_flops=500.0)) == 5.0
 
@@ -45,7 +45,7 @@ LLAMA_8B = decoder_spec(
     sliding_windows=(None,) * 32,
     tie_word_embeddings=False,
 )
-H100 = Roofline(bytes_a_s=3.0e12, flops_a_s=798e12)
+H100 = MeasuredRates(bytes_a_s=3.0e12, flops_a_s=798e12)
 TOKEN_BYTES, WEIGHT_BYTES = 131_072, 15_009_841_152
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from legato.core.plan import StepPlan
 from legato.scheduler.cost_fit import MeasuredStep
+from legato.scheduler.margin import Tails
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
@@ -59,12 +60,8 @@ def calibrate(costs: StepCosts, max_len: int) -> list[MeasuredStep]:
 
 
 def steady_model(costs: StepCosts, max_len: int) -> StepTimeModel:
-    """Calibrated, and so many steps later that it knows that nothing interrupts them."""
-    model = StepTimeModel(calibrate(costs, max_len), costs.rows)
-    mixed = step_shape(num_decodes=3, context=9, chunk=16)
-    for _ in range(500):
-        model.observe(mixed, costs.seconds(mixed))
-    return model
+    """Calibrated, on a machine where nothing interrupted steps for long."""
+    return StepTimeModel(calibrate(costs, max_len), costs.rows, Tails(watched_s=300.0))
 
 
 def truth(costs: StepCosts, noise: Callable[[], float]) -> Callable[[StepPlan], float]:

@@ -199,11 +199,16 @@ def test_a_slowdown_is_noticed_at_its_first_steps_and_forgotten_when_it_is_over(
 def test_the_margin_covers_99_in_100_steps(sigma: float) -> None:
     model = StepTimeModel(calibrate(COSTS, MAX_LEN))
     run(model, 1500, spread(sigma))
-    noise, shapes = spread(sigma, seed=1), traffic(random.Random(1))
-    steps = [next(shapes) for _ in range(2000)]
-    late = [COSTS.seconds(s) * noise() > model.seconds(s) * (1.0 + model.margin) for s in steps]
+    noise, rng, limit_s = spread(sigma, seed=1), random.Random(1), 0.1
+    late: list[bool] = []
+    for _ in range(2000):
+        num_decodes, start = rng.randint(1, 20), rng.randrange(MAX_LEN)
+        beside = step_shape(num_decodes=num_decodes, context=50)
+        chunk = model.longest_chunk(beside, start, limit_s, 1000)
+        step = step_shape(num_decodes=num_decodes, context=50, chunk=chunk, start=start)
+        late.append(COSTS.seconds(step) * noise() > limit_s)
     assert sum(late) / len(late) < 0.01
-    assert model.margin < 4.0 * sigma + 0.2
+    assert model.margin_at(limit_s) < 4.0 * sigma + 0.2
 
 
 @given(
@@ -252,6 +257,6 @@ def test_a_chunk_that_time_bounds_fills_the_rows_that_are_computed() -> None:
     costs = StepCosts(step_s=2e-3, row_s=(20e-6,) * 5, area_s=1e-8, rows=GPU_ROWS)
     model = steady_model(costs, MAX_LEN)
     beside = step_shape(num_decodes=100, context=500)
-    assert costs.longest_chunk(beside, 3000, 0.03 / model.caution(0.03), 8192) == 444
-    assert model.longest_chunk(beside, 3000, 0.03, 8192) == 512 - 100
-    assert model.longest_chunk(beside, 3000, 0.03, 430) == 430
+    assert costs.longest_chunk(beside, 3000, 0.0297 / model.caution(0.0297), 8192) == 444
+    assert model.longest_chunk(beside, 3000, 0.0297, 8192) == 512 - 100
+    assert model.longest_chunk(beside, 3000, 0.0297, 430) == 430

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from legato.server.requests.response_items import (
     FunctionCallItem,
-    FunctionCallOutputItem,
     Item,
     MessageItem,
     Placed,
+    ToolOutputItem,
 )
 from legato.server.requests.truncation import truncated
 from tests.profiles import examples
@@ -20,7 +20,7 @@ def _item(role: str) -> Item:
     if role == "call":
         return FunctionCallItem(type="function_call", call_id="c", name="f", arguments="{}")
     if role == "output":
-        return FunctionCallOutputItem.model_validate(
+        return ToolOutputItem.model_validate(
             {"type": "function_call_output", "call_id": "c", "output": "x"}
         )
     return MessageItem.model_validate({"role": role, "content": "Hi"})

@@ -93,8 +93,10 @@ class StaticAttention(StepAttention):
         *,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         assert sliding_window is None, "a static batch has no windows"
+        assert softcap is None, "peers' models have no soft caps"
         keys, values = self._cache[layer]  # [R, K, N, D]
         keys[:, :, -1], values[:, :, -1] = key, value
         context = F.scaled_dot_product_attention(

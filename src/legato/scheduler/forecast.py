@@ -245,9 +245,11 @@ class Forecast:
         """Return the seconds of a step filled with such chunks of the prompts."""
         step_s = self._model.seconds(streams.shape)
         if chunk:
-            own = min(chunk, prompts.num_left)  # prompts like it fill the rest of the step
+            own = min(chunk, prompts.num_left)
+            # Waiting prompts, assumed to be like it, fill the rest of the step.
+            count = min(chunk / own, 1.0 + self._queues.num_waiting)
             mean_start = max(0, prompts.middle - own // 2)
-            step_s += chunk / own * self._model.chunk_s(streams.shape, mean_start, own)
+            step_s += count * self._model.chunk_s(streams.shape, mean_start, own)
         return step_s
 
 

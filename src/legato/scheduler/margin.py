@@ -22,6 +22,8 @@ _MEMORY_S = 300.0
 _UNSEEN = 0.12
 """One interruption of this share of the limit counts as seen. So a server that knows little, or
 that has seen none for long, leaves room for one."""
+_SPARE = 1.1
+"""Factor on known interruptions: the largest future one is a little larger."""
 _LONGEST_WATCHED_S = 0.1
 """Longest step without a limit that is watched for interruptions: the noise of a long step, as in a
 calibration, would pass for an interruption of short ones."""
@@ -114,7 +116,7 @@ class Margin:
         if limit_s is not None or predicted_s <= _LONGEST_WATCHED_S:
             self._watched_s += predicted_s
             self._note_peak(taken_s - predicted_s * (1.0 + threshold))
-        body.add(taken_s / predicted_s - 1.0)
+        body.add(_share(predicted_s, taken_s - predicted_s, limit_s))
         if is_mixed and limit_s is not None:
             self._follow(taken_s - predicted_s, taken_s - limit_s, limit_s)
         self._known = None
@@ -140,7 +142,7 @@ class Margin:
         """
         num_known = self._sizes_s.bisect_right(_PREVENTABLE * limit_s)
         unseen_s = _UNSEEN * limit_s
-        num_larger = num_known - self._sizes_s.bisect_right(unseen_s)
+        num_larger = num_known - self._sizes_s.bisect_right(unseen_s / _SPARE)
         watched_s = min(self._watched_s, _MEMORY_S)
         aimed_s = self._aim * self._eagerness * watched_s
 
@@ -150,12 +152,13 @@ class Margin:
                 size_s = unseen_s
             else:
                 index = num_known - num_late - (num_late < num_larger)
-                size_s = self._sizes_s[index] if index >= 0 else 0.0
+                size_s = _SPARE * self._sizes_s[index] if index >= 0 else 0.0
             return (limit_s - size_s) / self._body_factor
 
         most = bisect_left(range(1, num_known + 2), True, key=lambda n: aimed_s / n <= by_size_s(n))
         # Of `most` interruptions the size bounds the step, of one more the rate.
-        return max(by_size_s(most), min(aimed_s / (most + 1), by_size_s(most + 1)))
+        longest_s = max(by_size_s(most), min(aimed_s / (most + 1), by_size_s(most + 1)))
+        return max(_PREVENTABLE * limit_s, longest_s)
 
     def _note_peak(self, size_s: float) -> None:
         if size_s > 0.0:
@@ -169,3 +172,14 @@ class Margin:
             self._eagerness = max(_LEAST_AIMED_AT, self._eagerness / 2.0)
         else:
             self._eagerness = min(_MOST_AIMED_AT, self._eagerness * 2.0**self._aim)
+
+
+def _share(predicted_s: float, longer_s: float, limit_s: float | None) -> float:
+    """Return a step's extra time as a share of the longest prediction that it would make late.
+
+    A step may be predicted to take less than it is allowed. Its extra time, such as the delivery's,
+    is then a larger share of its own prediction, and would make steps shorter and shorter.
+    """
+    if limit_s is None or limit_s <= predicted_s:
+        return longer_s / predicted_s
+    return longer_s / (limit_s - longer_s) if longer_s < limit_s else math.inf

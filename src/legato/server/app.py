@@ -59,7 +59,7 @@ from legato.server.operations.trace import LiveTrace, TraceStarted
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
-from legato.server.requests.responses import InputTokens, ResponsesRequest
+from legato.server.requests.responses import InputTokenCount, ResponsesRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -76,7 +76,7 @@ _ANSWERS = (
     DetokenizeAnswer,
     Health,
     InputItemList,
-    InputTokens,
+    InputTokenCount,
     Load,
     MessageAnswer,
     ModelCard,

@@ -48,7 +48,7 @@ from legato.server.requests.outcome import (
 )
 from legato.server.requests.request_model import IgnoredFields, ModelRequest
 from legato.server.requests.response_items import Placed, shown_item
-from legato.server.requests.responses import InputTokens, ResponsesRequest
+from legato.server.requests.responses import InputTokenCount, ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
 from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
@@ -158,7 +158,7 @@ class RequestReader:
         """Return the length of a response's prompt as the answer."""
         for part in self._responses(body, stored):
             if isinstance(part, PromptTokens):
-                yield from _answered(InputTokens(len(part.token_ids)))
+                yield from _answered(InputTokenCount(len(part.token_ids)))
             elif isinstance(part, NeedsStored):
                 yield part
 

@@ -79,7 +79,7 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] | None = None
 
 
-class InputTokens(msgspec.Struct, frozen=True):
+class InputTokenCount(msgspec.Struct, frozen=True):
     """The length of a response's prompt."""
 
     input_tokens: int

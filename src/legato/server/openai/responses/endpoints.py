@@ -18,7 +18,7 @@ from legato.server.openai.responses.output import ResponseAnswer
 from legato.server.openai.responses.store import ResponseStore, StoredResponse
 from legato.server.openapi import responses, takes
 from legato.server.requests.outcome import Generation, InputItem, NeedsStored, Piece, ResponseTerms
-from legato.server.requests.responses import InputTokens, ResponsesRequest
+from legato.server.requests.responses import InputTokenCount, ResponsesRequest
 from legato.server.requests.serving import Kind
 from legato.server.text.reader_process import Outcome
 
@@ -89,7 +89,7 @@ async def create_response(
 @router.post(
     "/v1/responses/input_tokens",
     openapi_extra=takes(ResponsesRequest),
-    responses=responses(InputTokens, errors=_ERRORS),
+    responses=responses(InputTokenCount, errors=_ERRORS),
 )
 async def count_input_tokens(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
