@@ -78,7 +78,7 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
     },
     "weights": {"type": weights, "action": AddItems},
     "count_or_word": {"type": count_or_word},
-    "slack": {"type": slack, "metavar": "PERCENT"},
+    "slack": {"type": slack, "metavar": "PERCENT|unbounded"},
 }
 """argparse's settings for a kind of field, beside choices and description."""
 

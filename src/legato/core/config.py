@@ -307,8 +307,6 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
             "how much longer drafts of other streams may make a stream wait for a token on "
             "average, with --speculative auto; unbounded lets drafts raise the tokens a second of "
             "all streams together",
-            metavar="PERCENT|unbounded",
-            name="speculative-slack",
         ),
     ] = 0.05
 

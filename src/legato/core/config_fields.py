@@ -50,7 +50,7 @@ _BY_TYPE: dict[Any, Kind] = {
     dict: "classes",
 }
 _BY_UNIT: dict[str, Kind] = {"_s": "duration", "_bytes": "size"}  # key the name's suffix
-_BY_NAME: dict[str, Kind] = {"_slack": "slack"}  # key the end of the name, which the flag keeps
+_BY_END: dict[str, Kind] = {**_BY_UNIT, "_slack": "slack"}  # a flag's name keeps what is no unit
 _UNIONS = (Union, UnionType)
 _POWERS = {"T": 2**40, "G": 2**30, "M": 2**20, "K": 2**10}
 
@@ -202,8 +202,7 @@ def _kind(name: str, plain: Any) -> Kind:
     if by_type is not None:
         return by_type
     number: Kind = "count" if plain is int else "number"
-    by_end = {**_BY_UNIT, **_BY_NAME}
-    return next((kind for end, kind in by_end.items() if name.endswith(end)), number)
+    return next((kind for end, kind in _BY_END.items() if name.endswith(end)), number)
 
 
 def _without_none(type_: Any) -> Any:

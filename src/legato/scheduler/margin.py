@@ -12,8 +12,8 @@ from legato.scheduler.recent_quantile import RecentQuantile
 _AIMED_AT = 0.1
 """The margin aims at this share of the late gaps that a promise allows. A request has hardly more
 gaps beside prompts than allow it one late gap, so nine in ten such requests have none."""
-_MOST_AIMED_AT, _LEAST_AIMED_AT = 1.0, 0.125
-"""Bounds of the feedback's factor on the share of late steps."""
+_LEAST_EAGERNESS = 0.125
+"""Least factor of the feedback on the share of late steps; the largest is 1."""
 _BODY, _BODY_STEPS = 0.9, 256
 """The body of the errors: this quantile of the last so many steps."""
 _LEAST_BODY = 0.02
@@ -57,10 +57,10 @@ class Margin:
     chosen such that its body fits into the limit, and the chance of an interruption that makes it
     late is as small as aimed at.
 
-    The aim follows what was delivered: it halves with each late step, and doubles over as many
-    steps in time as should have one late step between them. So the share of late steps approaches
-    what is aimed at even if interruptions change or come in groups (adaptive conformal inference:
-    Gibbs and Candès, NeurIPS 2021).
+    The aim follows what was delivered: it halves with each late step, and doubles, up to what is
+    aimed at, over as many steps in time as should have one late step between them. So few steps are
+    late even if interruptions change or come in groups (adaptive conformal inference: Gibbs and
+    Candès, NeurIPS 2021).
 
     Args:
         tails: what earlier runs on this machine remember.
@@ -127,7 +127,7 @@ class Margin:
         A margin that keeps prefill out of all steps observes no errors, so it would never shrink.
         """
         self._body.add(None)
-        self._eagerness = min(1.0, self._eagerness * 2.0**self._aim)
+        self._regain()
         self._known = None
 
     @property
@@ -169,9 +169,12 @@ class Margin:
 
     def _follow(self, longer_s: float, late_s: float, limit_s: float) -> None:
         if late_s > 0.0 and longer_s <= _PREVENTABLE * limit_s:
-            self._eagerness = max(_LEAST_AIMED_AT, self._eagerness / 2.0)
+            self._eagerness = max(_LEAST_EAGERNESS, self._eagerness / 2.0)
         else:
-            self._eagerness = min(_MOST_AIMED_AT, self._eagerness * 2.0**self._aim)
+            self._regain()
+
+    def _regain(self) -> None:
+        self._eagerness = min(1.0, self._eagerness * 2.0**self._aim)
 
 
 def _share(predicted_s: float, longer_s: float, limit_s: float | None) -> float:

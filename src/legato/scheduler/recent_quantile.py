@@ -33,11 +33,6 @@ class RecentQuantile:
         return len(self._ordered)
 
     @property
-    def fullness(self) -> float:
-        """Share of the window that is filled, None included."""
-        return len(self._recent) / self._window
-
-    @property
     def value(self) -> float:
         """The quantile; there must be a value."""
         return float(self._ordered[int(self._quantile * len(self._ordered))])

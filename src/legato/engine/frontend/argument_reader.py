@@ -2,6 +2,8 @@
 
 import json
 import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 
 from legato.engine.frontend.output_text import overlap
@@ -25,6 +27,31 @@ class ArgumentReader(Protocol):
     def convert(self, text: str) -> str:
         """Return the next piece of a JSON object. Must not be called after its end."""
         ...
+
+
+class PieceReader(ABC):
+    """Writes arguments as JSON; `_read` is the method that reads what comes next.
+
+    Such a method reads the text's beginning, appends JSON to `_pieces` and returns the rest. Text
+    that is too short to be read becomes `_held`.
+    """
+
+    def __init__(self) -> None:
+        self.rest: str | None = None
+        self._pieces: list[str] = []
+        self._held = ""
+        self._read: Callable[[str], str] = self._read_first
+
+    @abstractmethod
+    def _read_first(self, text: str) -> str: ...
+
+    def convert(self, text: str) -> str:
+        text, self._held = self._held + text, ""
+        while text and self.rest is None:
+            text = self._read(text)
+        piece = "".join(self._pieces)
+        self._pieces.clear()
+        return piece
 
 
 class ObjectEnd:

@@ -3,10 +3,9 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from legato.engine.frontend.argument_reader import MarkFinder, json_piece
+from legato.engine.frontend.argument_reader import MarkFinder, PieceReader, json_piece
 from legato.text.message_syntax import GEMMA_QUOTE
 
 Dialect = Literal["python", "gemma"]
@@ -45,7 +44,7 @@ _KEYWORDS = _Open(")", "}")
 """The parentheses of Python's keyword arguments."""
 
 
-class LiteralArguments:
+class LiteralArguments(PieceReader):
     """Writes literals as JSON, from the bracket that opens the arguments.
 
     Strings go on while they come. Text that is no literal ends the arguments there.
@@ -55,30 +54,17 @@ class LiteralArguments:
     """
 
     def __init__(self, dialect: Dialect) -> None:
-        self.rest: str | None = None
+        super().__init__()
         self._is_gemma = dialect == "gemma"
         self._brackets = _GEMMA_BRACKETS if self._is_gemma else _PYTHON_BRACKETS
         self._quote = ""  # of the string that is read
         self._quote_end = MarkFinder(GEMMA_QUOTE)
         self._open: list[_Open] = []
-        self._pieces: list[str] = []
-        self._held = ""
         # Of the innermost bracket:
         self._has_item = False  # whether it has a whole item
         self._has_comma = False  # whether a comma follows that
         self._has_key = False  # whether its next value has a key
         self._is_keyed = False  # whether that key's colon has been read
-        self._read: Callable[[str], str] = self._read_first
-
-    def convert(self, text: str) -> str:
-        text, self._held = self._held + text, ""
-        while text and self.rest is None:
-            text = self._read(text)
-        piece = "".join(self._pieces)
-        self._pieces.clear()
-        return piece
-
-    # Each of these methods reads the text's beginning, and returns the rest.
 
     def _read_first(self, text: str) -> str:
         self._enter(_OBJECT if self._is_gemma else _KEYWORDS, "{")

@@ -3,11 +3,11 @@
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from legato.engine.frontend.argument_reader import MarkFinder, json_piece
+from legato.engine.frontend.argument_reader import MarkFinder, PieceReader, json_piece
 from legato.text.message_syntax import ArgumentTags
 
 _MAX_HEAD_CHARS = 512
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
 
 
-class TaggedArguments:
+class TaggedArguments(PieceReader):
     """Writes tagged arguments as a JSON object.
 
     A string goes on while it comes. A value of another type waits for its end, which decides
@@ -28,12 +28,11 @@ class TaggedArguments:
     """
 
     def __init__(self, tags: ArgumentTags, end: str, types: Mapping[str, tuple[str, ...]]) -> None:
-        self.rest: str | None = None
+        super().__init__()
+        self._pieces.append("{")
         self._tags = tags
         self._next = (tags.begin, end)
         self._types = types
-        self._pieces = ["{"]
-        self._held = ""  # too short to be read
         self._is_first = True
         self._key = ""
         self._of_key: tuple[str, ...] = ()  # the types of the value
@@ -41,19 +40,8 @@ class TaggedArguments:
         self._value: list[str] = []  # of a value that waits for its end
         self._padding = ""  # possibly the padding after a value
         self._has_begun = False  # whether the padding before the value has been read
-        self._read: Callable[[str], str] = self._read_between
 
-    def convert(self, text: str) -> str:
-        text, self._held = self._held + text, ""
-        while text and self.rest is None:
-            text = self._read(text)
-        piece = "".join(self._pieces)
-        self._pieces.clear()
-        return piece
-
-    # Each of these methods reads the text's beginning, and returns the rest.
-
-    def _read_between(self, text: str) -> str:
+    def _read_first(self, text: str) -> str:
         text = text.lstrip()
         if text.startswith(self._tags.begin):
             self._read = self._read_name
@@ -118,7 +106,7 @@ class TaggedArguments:
             self._write_key()
             self._pieces.append(json_value("".join(self._value), self._of_key))
             self._value.clear()
-        self._read = self._read_between
+        self._read = self._read_first
 
     def _write_key(self) -> None:
         separator = "" if self._is_first else ", "
