@@ -340,12 +340,6 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         return self.shortest_step_s < math.inf
 
     @property
-    def strictest_quantile(self) -> float:
-        """The strictest quantile of a promise on gaps: streams of all classes share a step."""
-        classes = self.classes.values()
-        return max((slo.itl_quantile for slo in classes if slo.itl_s is not None), default=P99)
-
-    @property
     def shortest_step_s(self) -> float:
         """The longest step that every stream can bear again and again; infinite if all can."""
         steps_s = (slo.step_s for slo in self.classes.values() if slo.step_s is not None)

@@ -23,6 +23,7 @@ from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
+from legato.scheduler.margin import bearable
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.order import HIT_AWARE, ORDERS
@@ -173,7 +174,7 @@ class Scheduler:
     def _configure(self, config: SchedulerConfig) -> None:
         self._config = config
         self._classes = config.classes
-        self._step_time.promise(config.strictest_quantile, config.shortest_step_s)
+        self._step_time.promise(config.shortest_step_s)
         self._turns.promise(config.classes.values())
         # Drops a memory limit: a prompt that must not be chunked would never fit into it.
         self._budget = MemoryBudget(_budget(config, self._step_time))
@@ -251,6 +252,7 @@ class Scheduler:
         self._look_up_waiting()
         self._queues.is_urgent = self._is_urgent()
         running, dispatch = self._queues.running, self._dispatch
+        self._step_time.bear(bearable(running.values()))
         begins_s = dispatch.look_ahead(now_s, running)
         step = StepBuilder(
             self._queues,
