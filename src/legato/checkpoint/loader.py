@@ -111,7 +111,7 @@ def fill_model(
     Raises:
         UnsupportedModelError: as `load_model`.
     """
-    _check_shapes(checkpoint)
+    check_shapes(checkpoint)
     model = make()
     model.load_weights(_read_weights(checkpoint, dtype, device, quantization, communicator))
     return model
@@ -145,8 +145,12 @@ def _empty_model(
     return kind(spec, dtype=dtype, device=device, communicator=communicator)
 
 
-def _check_shapes(checkpoint: Checkpoint) -> None:
-    """Compare the headers' shapes with the model's, before memory is taken for either."""
+def check_shapes(checkpoint: Checkpoint) -> None:
+    """Compare the headers' shapes with the model's, before memory is taken for either.
+
+    Raises:
+        UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
+    """
     on_paper = Decoder(checkpoint.spec, dtype=torch.float32, device=torch.device("meta"))
     needed = {name: tuple(slot.shape) for name, slot in on_paper.checkpoint_slots().items()}
     for name, shape in checkpoint.shapes.items():
