@@ -95,7 +95,8 @@ FIELDS = {
         "changes nothing: of llama.cpp's slots, caches and answers",
     ),
     **dict.fromkeys(("rid", "session_id"), "changes nothing: of SGLang's logs and sessions"),
-    "request_id": "changes nothing: the header `X-Request-Id` names a request",
+    "request_id": "for `/render`, whose answers repeat it; elsewhere the header `X-Request-Id` "
+    "names a request",
     "stream_interval": "changes nothing: each token is sent when it comes",
     # Of a chat template.
     "add_generation_prompt": "end the prompt with the beginning of an answer",
@@ -256,6 +257,38 @@ FIELDS = {
     "OutputFormat.type": "only schemas are supported",
     "OutputFormat.schema": "a JSON schema",
     "user_id": "changes nothing",
+    # Of /inference/v1/generate and the `/render` endpoints.
+    "return_token_offsets": "for `/render`, which then says where each token begins and ends in "
+    "the prompt's text; changes nothing elsewhere",
+    "GenerateRequest.request_id": "the answer repeats it after `generate-tokens-`; a header "
+    "`X-Request-Id` goes first",
+    "GenerateRequest.return_token_ids": "return the tokens of the prompt; of a stream, in the "
+    "first chunk",
+    "token_ids": "the prompt",
+    "token_offsets": "changes nothing",
+    "features": "only text is supported",
+    "content_parts": "only text is supported",
+    "sampling_params": "how to choose the tokens, and when to stop",
+    "output_mode": "what an answer has: `tokens` alone, their `text`, too, or the message that "
+    "the text is",
+    "parse_context": 'how a message is read with `output_mode: "derender"`, as '
+    "`/v1/chat/completions/render` answers; without it, all calls are content",
+    "reasoning_ended": "the answer begins outside reasoning, even if the prompt opens it",
+    "reasoning_parser_kwargs": "changes nothing",
+    "ec_transfer_params": "only text is supported",
+    "detokenize": "must be `true` with `stop`, or with another `output_mode` than `tokens`; "
+    "changes nothing else",
+    "SentSamplingParams.logprobs": "return log probabilities of the sampled tokens, and of this "
+    "many most likely ones",
+    "skip_clone": "changes nothing",
+    "flat_logprobs": "log probabilities are listed by token",
+    "extra_args": "there are none",
+    "output_kind": "changes nothing: `stream` says it",
+    "ParseContext.tools": "functions that the prompt shows",
+    "ParseContext.tool_choice": "changes nothing",
+    "ParseContext.parallel_tool_calls": "changes nothing",
+    "ParseContext.chat_template_kwargs": "changes nothing",
+    "history_tool_call_cnt": "changes nothing",
     # Of the other endpoints.
     "TokenizeRequest.prompt": "a text; either this or `messages`",
     "TokenizeRequest.messages": "a conversation, which the chat template makes a prompt of",

@@ -38,10 +38,12 @@ from legato.server.http.middleware import (
 )
 from legato.server.http.origins import CheckHost, CheckOrigin, HostNames
 from legato.server.http.warnings import AnswerWarnings
-from legato.server.openai import chat, completions, models, tokenization
+from legato.server.openai import chat, completions, generate, models, rendering, tokenization
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
+from legato.server.openai.generate import DerenderedAnswer, TextAnswer, TokensAnswer
 from legato.server.openai.models import ModelCard, ModelList
+from legato.server.openai.rendering import RenderedPrompt
 from legato.server.openai.responses import endpoints as responses
 from legato.server.openai.responses.endpoints import DeletedResponse, InputItemList
 from legato.server.openai.responses.output import ResponseAnswer
@@ -59,11 +61,11 @@ from legato.server.operations.trace import LiveTrace, TraceStarted
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
+from legato.server.requests.generate import GenerateRequest
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
-    RenderedPrompt,
     TokenizeAnswer,
     TokenizeRequest,
 )
@@ -73,6 +75,7 @@ _ANSWERS = (
     ChatAnswer,
     CompletionAnswer,
     DeletedResponse,
+    DerenderedAnswer,
     DetokenizeAnswer,
     Health,
     InputItemList,
@@ -86,8 +89,10 @@ _ANSWERS = (
     ResponseAnswer,
     ServerInfo,
     SettingsAnswer,
+    TextAnswer,
     TokenCount,
     TokenizeAnswer,
+    TokensAnswer,
     TraceStarted,
 )
 _REQUESTS = (
@@ -95,6 +100,7 @@ _REQUESTS = (
     CompletionRequest,
     CountTokensRequest,
     DetokenizeRequest,
+    GenerateRequest,
     MessagesRequest,
     ResponsesRequest,
     TokenizeRequest,
@@ -104,7 +110,7 @@ _OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
-    *(chat, completions, responses, messages, models, tokenization),
+    *(chat, completions, responses, messages, models, tokenization, rendering, generate),
     *(trace, settings, probes, routers, events, dashboard),
 )
 _ERRORS = (

@@ -15,6 +15,7 @@ Kind = Literal[
     "input_tokens",
     "messages",
     "count_tokens",
+    "generate",
     "tokenize",
     "detokenize",
     "tokenizer_info",
