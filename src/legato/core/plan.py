@@ -151,11 +151,13 @@ class Fault(msgspec.Struct, frozen=True):
 
     Attributes:
         is_asked_for: the fault follows from the request's own settings, on any engine.
+        is_device_lost: the device computes nothing for this process any more.
     """
 
     error: str
     is_out_of_memory: bool = False
     is_asked_for: bool = False
+    is_device_lost: bool = False
 
 
 class ChunkResult(msgspec.Struct, frozen=True, gc=False):

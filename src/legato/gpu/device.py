@@ -92,10 +92,6 @@ class Device(Protocol):
         """
         ...
 
-    def lend(self, values: torch.Tensor) -> None:
-        """Keep a tensor's memory until both streams have used it."""
-        ...
-
     def join(self) -> None:
         """Make the first stream wait for the work that the second has so far."""
         ...
@@ -181,10 +177,6 @@ class CudaDevice:
             self._copies.wait_stream(torch.cuda.current_stream(self.torch_device))
         with torch.cuda.stream(self._copies):
             yield
-
-    def lend(self, values: torch.Tensor) -> None:
-        for stream in (self._copies, torch.cuda.default_stream(self.torch_device)):
-            values.record_stream(stream)
 
     def join(self) -> None:
         torch.cuda.current_stream(self.torch_device).wait_stream(self._copies)

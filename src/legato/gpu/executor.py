@@ -26,7 +26,7 @@ from legato.executor.torch_executor import LOGITS_ROWS
 from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device, Event
 from legato.gpu.host_cache import GpuHostCache
-from legato.gpu.sampler import adjust, check_sampled
+from legato.gpu.sampler import check_sampled
 from legato.gpu.step_inputs import StepSize
 from legato.gpu.step_loader import StepLoader
 from legato.gpu.step_program import Runner, StepProgram
@@ -41,10 +41,11 @@ class _Scored(NamedTuple):
     """Log probabilities in transfer to the host.
 
     Attributes:
+        request_ids: the request of each position.
         num_top: most likely tokens of each position.
     """
 
-    request_id: str
+    request_ids: list[str]
     scores: Scores
     num_top: list[int]
 
@@ -59,8 +60,8 @@ class _Flight(NamedTuple):
     step: BegunStep
     num_known_rows: Mapping[str, int]
     sampled: torch.Tensor
-    logprobs: Sequence[_Scored]
-    prompt_logprobs: Sequence[_Scored]
+    logprobs: _Scored | None
+    prompt_logprobs: Sequence[tuple[str, Scores]]
     begun: Event
     done: Event
 
@@ -160,25 +161,28 @@ class GpuExecutor:
         if not any(map(asks_for_change, rows)):  # no longer, as after `min_tokens`
             self._runner.sample(size)
             return
-        adjusted = adjust(self._program.logits[: size.num_samples], rows)
-        self._program.sample(size, adjusted=adjusted)
+        self._program.sample(size, adjusted=self._program.adjusted(size.num_samples, rows))
 
-    def _score_sampled(self, step: BegunStep) -> list[_Scored]:
-        """Score the sampled tokens of requests that asked for log probabilities."""
-        scored: list[_Scored] = []
-        for (chunk, sequence), places in zip(step.pairs, _sample_places(step), strict=True):
-            num_top = sequence.message.params.logprobs
-            if num_top is None or not places:
-                continue
-            rows = slice(places.start, places.stop)
-            tokens = self._program.sampled[rows].to(torch.int64).clamp_(min=0)
-            scores = self._score(self._program.logits[rows].float(), tokens, num_top)
-            scored.append(_Scored(chunk.request_id, scores, [num_top] * len(places)))
-        return scored
+    def _score_sampled(self, step: BegunStep) -> _Scored | None:
+        """Score the sampled tokens of all requests that asked for log probabilities, at once."""
+        asked = [
+            (place, chunk.request_id, sequence.message.params.logprobs)
+            for (chunk, sequence), places in zip(step.pairs, _sample_places(step), strict=True)
+            for place in places
+            if sequence.message.params.logprobs is not None
+        ]
+        if not asked:
+            return None
+        places, request_ids, num_top = map(list, zip(*asked, strict=True))
+        rows = self._device.upload(np.array(places, dtype=np.int64))
+        scores = self._program.scores(rows, max(num_top))
+        return _Scored(request_ids, self._downloaded(scores), num_top)
 
-    def _score_prompts(self, step: BegunStep, first_rows: Sequence[int]) -> list[_Scored]:
+    def _score_prompts(
+        self, step: BegunStep, first_rows: Sequence[int]
+    ) -> list[tuple[str, Scores]]:
         """Score the prompts of requests that asked for it, a few rows at a time."""
-        scored: list[_Scored] = []
+        scored: list[tuple[str, Scores]] = []
         for (chunk, sequence), first in zip(step.pairs, first_rows, strict=True):
             positions = scored_prompt(chunk, sequence)
             num_top = sequence.message.params.prompt_logprobs or 0
@@ -186,13 +190,13 @@ class GpuExecutor:
                 some = np.arange(start, min(start + LOGITS_ROWS, positions.stop))
                 tokens = self._device.upload(sequence.token_ids[some + 1])
                 logits = self._logits_of((some - chunk.start + first).astype(np.int32))
-                scores = self._score(logits, tokens, num_top)
-                scored.append(_Scored(chunk.request_id, scores, [num_top] * len(some)))
+                scores = self._downloaded(score(logits, tokens, num_top))
+                scored.append((chunk.request_id, scores))
         return scored
 
-    def _score(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> Scores:
+    def _downloaded(self, scores: Scores) -> Scores:
         """Start copying scores to the host."""
-        return Scores._make(map(self._device.download, score(logits, tokens, num_top)))
+        return Scores._make(map(self._device.download, scores))
 
 
 def _sample_places(step: BegunStep) -> list[range]:
@@ -208,15 +212,18 @@ def _by_request(step: BegunStep, tokens: Sequence[int]) -> dict[str, Sequence[in
     }
 
 
-def _entries(scored: Sequence[_Scored]) -> dict[str, list[TokenLogprobs]]:
+def _entries(scored: _Scored | None) -> dict[str, list[TokenLogprobs]]:
     entries: dict[str, list[TokenLogprobs]] = {}
-    for request_id, scores, num_top in scored:
-        entries.setdefault(request_id, []).extend(scores.entries(num_top))
+    if scored is not None:
+        for request_id, entry in zip(
+            scored.request_ids, scored.scores.entries(scored.num_top), strict=True
+        ):
+            entries.setdefault(request_id, []).append(entry)
     return entries
 
 
-def _prompt_scores(scored: Sequence[_Scored]) -> dict[str, TokenScores]:
+def _prompt_scores(scored: Sequence[tuple[str, Scores]]) -> dict[str, TokenScores]:
     parts: dict[str, list[TokenScores]] = {}
-    for request_id, scores, _ in scored:
+    for request_id, scores in scored:
         parts.setdefault(request_id, []).append(scores.packed())
     return {request_id: TokenScores.joined(several) for request_id, several in parts.items()}

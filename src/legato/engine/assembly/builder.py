@@ -1,8 +1,12 @@
 """Builds an engine from its configuration."""
 
 import logging
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 import torch
@@ -97,8 +101,8 @@ def load_runtime(
 
 def _build_runtime(blueprint: Blueprint) -> ModelRuntime:
     is_on_cpu = blueprint.device.type == "cpu"
-    if not is_on_cpu and find_spec("triton") is None:
-        raise ConfigError("a GPU needs Triton: install legato[gpu]")
+    if not is_on_cpu:
+        _check_compilers()
     if blueprint.config.model.tensor_parallel_size > 1:
         from legato.engine.assembly.ranks.divided import divided_runtime
 
@@ -115,6 +119,20 @@ def _build_runtime(blueprint: Blueprint) -> ModelRuntime:
     from legato.gpu.device import CudaDevice
 
     return gpu_runtime(blueprint, CudaDevice(blueprint.device))
+
+
+def _check_compilers() -> None:
+    """Raise `ConfigError` if this machine cannot compile a GPU's kernels.
+
+    Triton builds the program that launches them with a C compiler, before the first launch.
+    """
+    if find_spec("triton") is None:
+        raise ConfigError("a GPU needs Triton: install legato[gpu]")
+    named = os.environ.get("CC")  # Triton's first choice
+    if not any(map(shutil.which, ("gcc", "clang") if named is None else (named,))):
+        raise ConfigError("a GPU needs a C compiler for Triton: install gcc, or name one in CC")
+    if not Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h").exists():
+        raise ConfigError("a GPU needs Python's headers for Triton: install python3-dev")
 
 
 def _describe(runtime: ModelRuntime) -> EngineInfo:
