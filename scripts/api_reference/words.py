@@ -166,7 +166,8 @@ FIELDS = {
     "ResponsesRequest.top_logprobs": "show the log probabilities of this many most likely tokens, "
     "too",
     "ResponsesRequest.stream_options": "with `stream` only",
-    "background": "answers are not made in the background",
+    "background": "answer at once, and make the response without its client; see "
+    "[responses in the background](#responses-in-the-background)",
     "max_tool_calls": "changes nothing: the server runs no tools",
     "FunctionTool.type": "which tool it is",
     "FunctionTool.name": "what it is called",
@@ -343,6 +344,7 @@ CODES = {
     "model_not_found": "`model` is not the served one",
     "not_found": "the response, or the item of it, is not stored",
     "previous_response_not_found": "the response that this one is to go on from is not stored",
+    "response_in_progress": "the response that this one is to go on from is still being made",
     "item_not_found": "an item that `input` refers to is not stored",
     "request_timeout": "headers or body took too long",
     "slow_reader": "the client read its stream too slowly",
@@ -387,7 +389,7 @@ REFUSED: dict[str, list[dict[str, object]]] = {
         {"suffix": "."},
     ],
     "/v1/responses": [
-        {"background": True},
+        {"background": True, "store": False},
         {"conversation": "conv_1"},
         {"max_tokens": 5},
         {"tools": [{"type": "web_search"}], "tool_choice": "required"},

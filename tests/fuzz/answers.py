@@ -82,6 +82,7 @@ def any_response(rng: random.Random) -> tuple[str, Body]:
         "stream": rng.random() < 0.5,
         "ignore_eos": rng.random() < 0.5,
         "store": rng.random() < 0.5,
+        "background": rng.random() < 0.2,
         "include": ["message.output_text.logprobs"] if has_logprobs else [],
         "top_logprobs": rng.choice([0, 5, 20]) if has_logprobs else None,
     }

@@ -161,6 +161,7 @@ _RESPONSES: dict[str, list[Any]] = {
     "include": [[], ["message.output_text.logprobs"]],
     "top_logprobs": [0, 20],
     "truncation": ["auto", "disabled"],
+    "background": [True],
     "metadata": [{}, {"a": "b"}],
 }
 _BLOCKS = [

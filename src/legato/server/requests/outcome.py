@@ -75,6 +75,7 @@ class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     shown: dict[str, bytes]
     previous_response_id: str | None
     is_stored: bool
+    is_background: bool
     shows_logprobs: bool
     renamed_tools: dict[str, CalledTool] = {}
     left_out_tools: tuple[str, ...] = ()

@@ -150,6 +150,7 @@ class RequestReader:
             shown=request.shown(),
             previous_response_id=request.previous_response_id,
             is_stored=request.store,
+            is_background=request.background,
             shows_logprobs=request.shows_logprobs,
             renamed_tools=offered.renamed,
             left_out_tools=offered.left_out,
