@@ -31,6 +31,12 @@ NOT_NATIVE = {
     "gpt-neox-sequential": "activation is 'gelu', not silu or gelu_tanh",
     "apertus": "activation is 'xielu', not silu or gelu_tanh",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
+    **dict.fromkeys(
+        (name for name in MODELS if "moe" in name), "native layers do not know num_experts"
+    ),
+    "mixtral": "native layers do not know num_experts",
+    "minimax-m2": "native layers do not know num_experts",
+    "gpt-oss": "has_sinks is True, not False",
 }
 """Key a model, value why PyTorch's layers run it."""
 CHUNKS = (0, 50, 51, 90)

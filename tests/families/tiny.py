@@ -23,6 +23,7 @@ _SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_EXPERTS = {"num_hidden_layers": 3}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -175,6 +176,99 @@ MODELS = {
     "gpt-neox-sequential": Tiny("gpt_neox", {"use_parallel_residual": False}),
     "apertus": Tiny("apertus"),
     "arcee": Tiny("arcee", {"mlp_bias": True, "attention_bias": True}),
+    "mixtral": Tiny("mixtral", {**_EXPERTS, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2-moe": Tiny(
+        "qwen2_moe",
+        {
+            **_EXPERTS,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen3-moe": Tiny(
+        "qwen3_moe",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": Tiny("olmoe", {**_EXPERTS, "num_experts": 6, "num_experts_per_tok": 3}),
+    "granite-moe": Tiny(
+        "granitemoe",
+        {
+            **_EXPERTS,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "gpt-oss": Tiny(
+        "gpt_oss",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": WINDOW,
+            "swiglu_limit": 1.0,
+            "rope_parameters": _yarn(truncate=False),
+        },
+    ),
+    "glm4-moe": Tiny(
+        "glm4_moe",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "minimax-m2": Tiny(
+        "minimax_m2",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "ernie4.5-moe": Tiny(
+        "ernie4_5_moe",
+        {
+            **_EXPERTS,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 64,
+            "use_bias": False,
+        },
+    ),
+    "hunyuan-moe": Tiny(
+        "hunyuan_v1_moe", {**_EXPERTS, "head_dim": 64, "num_experts": 6, "moe_topk": 3}
+    ),
 }
 
 
@@ -192,4 +286,7 @@ def random_model(tiny: Tiny) -> PreTrainedModel:
                 parameter.normal_(0.3, 0.3)
             else:
                 parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     return model

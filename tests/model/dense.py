@@ -23,6 +23,7 @@ class DenseAttention:
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         del layer
         group_size = query.shape[1] // key.shape[1]
@@ -35,7 +36,11 @@ class DenseAttention:
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             scores = scores.masked_fill(~visible(len(q), sliding_window), float("-inf"))
-            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(v.dtype), v))
+            if sinks is not None:
+                last = sinks.view(-1, 1, 1).expand(*scores.shape[:2], 1)
+                scores = torch.cat([scores, last], dim=-1)
+            weights = scores.softmax(-1)[..., : len(k)].to(v.dtype)
+            outputs.append(torch.einsum("hqk,khd->qhd", weights, v))
         return torch.cat(outputs)
 
 

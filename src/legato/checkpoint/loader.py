@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 _MAX_NAMES = 5
+_ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
+"""Ends of the names of small matrices, where an error would change which experts compute a row."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -188,7 +190,10 @@ def _as_wanted(
     tensor: torch.Tensor | QuantizedWeight,
     quantization: Quantization | None,
 ) -> torch.Tensor | QuantizedWeight:
-    """Quantize a tensor as configured; embeddings, which suffer most, to at least 8 bits."""
+    """Quantize a tensor as configured; embeddings, which suffer most, to at least 8 bits.
+
+    Routers stay as they are.
+    """
     if isinstance(tensor, QuantizedWeight):
         if quantization in (None, "gguf"):
             if can_multiply(tensor):
@@ -196,7 +201,7 @@ def _as_wanted(
                 return replace(tensor, is_stored_only=not is_kept)
             _log_widened(f"{checkpoint.name}: matrices in groups of {tensor.group} are widened")
         tensor = tensor.dequantize()
-    if not can_quantize(tensor):
+    if not can_quantize(tensor) or name.endswith(_ROUTERS):
         return tensor
     if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
         return quantize(tensor, 4)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from legato.checkpoint.float_schemes import Float4, Float8, NormalFloat4
+from legato.checkpoint.float_schemes import Float4, Float4Experts, Float8, NormalFloat4
 from legato.checkpoint.integer_schemes import Awq, Gptq, PackedIntegers, SignedBytes
 from legato.checkpoint.scheme import Scheme
 from legato.core.errors import UnsupportedModelError
@@ -82,6 +82,10 @@ def _bitsandbytes(config: dict[str, Any]) -> Scheme:
     return NormalFloat4(config["bnb_4bit_quant_type"])
 
 
+def _mxfp4(_: dict[str, Any]) -> Scheme:
+    return Float4Experts()
+
+
 def _compressed_tensors(config: dict[str, Any]) -> Scheme:
     _require(config, "quantization_status", "compressed", None)
     if config.get("sparsity_config"):
@@ -128,6 +132,7 @@ _METHODS = {
     "fp8": _fp8,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
 }
 
 

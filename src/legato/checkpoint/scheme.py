@@ -49,7 +49,7 @@ class Scheme(Protocol):
 
     Attributes:
         marker: suffix of a tensor that all quantized modules have, and no others.
-        suffixes: of a matrix's tensors.
+        suffixes: of a matrix's tensors; after a dot, unless they begin with an underscore.
     """
 
     @property

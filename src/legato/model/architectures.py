@@ -1,15 +1,17 @@
 """The supported architectures: names in config.json, defaults, and layouts of checkpoints."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
+from legato.model.architecture import Architecture
 from legato.model.description import Description
+from legato.model.expert_architectures import EXPERT_ARCHITECTURES
 from legato.model.rope import rotary_order
-from legato.model.spec import DecoderSpec
+from legato.model.spec import DecoderSpec, MoeSpec
 from legato.model.transforms import (
     Transform,
     add_one_to_norms,
@@ -17,36 +19,8 @@ from legato.model.transforms import (
     rename,
     reorder_heads,
     split,
+    split_experts,
 )
-
-
-class Architecture(NamedTuple):
-    """A family of decoders, and how its checkpoints differ from Llama's.
-
-    Attributes:
-        model_type: the value of `model_type` in its config.json.
-        spec: describes a decoder of the family.
-        defaults: of fields missing in config.json, if they differ from `Description`'s.
-        names: key parts of a tensor's name, value what `Decoder` calls them.
-        fused: projections that are stored as one, as `Decoder` would call them.
-        is_fused_by_head: fused rows of queries, keys and values alternate, a head of each.
-        has_partial_rope: rope may rotate only the first dimensions of a head.
-        is_interleaved: rope rotates neighbours, not halves of a head.
-        adds_one: norms are stored minus 1.
-        unused: ends of the names of tensors that are not weights.
-    """
-
-    model_type: str
-    spec: Callable[[Description], DecoderSpec]
-    defaults: Mapping[str, Any]
-    names: Mapping[str, str] = {}
-    fused: tuple[str, ...] = ()
-    is_fused_by_head: bool = False
-    has_partial_rope: bool = False
-    is_interleaved: bool = False
-    adds_one: bool = False
-    unused: tuple[str, ...] = ()
-
 
 _POST_NAMES = {
     "post_attention_layernorm": "attention_output_layernorm",
@@ -281,6 +255,7 @@ ARCHITECTURES = {
         families.arcee,
         {"max_position_embeddings": 4096, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
     ),
+    **EXPERT_ARCHITECTURES,
 }
 """Key a name in a configuration's `architectures`."""
 
@@ -370,8 +345,9 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     found: list[Transform] = []
     if is_nested(config):
         found += [drop(prefixes=_IMAGE_PREFIXES), rename(_NESTED_NAMES)]
-    if architecture.unused:
-        found.append(drop(suffixes=architecture.unused))
+    prefixes = architecture.unused_prefixes + _extra_layers(config, spec)
+    if prefixes or architecture.unused:
+        found.append(drop(prefixes=prefixes, suffixes=architecture.unused))
     if architecture.names:
         found.append(rename(architecture.names))
     attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
@@ -383,6 +359,10 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
         }
         groups = attention.num_kv_heads if architecture.is_fused_by_head else 1
         found.append(split("qkv_proj", sizes, num_groups=groups))
+    experts = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), None)
+    if experts is not None:
+        is_transposed = architecture.has_transposed_experts
+        found.append(split_experts(experts, spec.hidden_size, is_transposed=is_transposed))
     if "gate_up_proj" in architecture.fused:
         found.append(split("gate_up_proj", {"gate_proj": mlp.size, "up_proj": mlp.size}))
     turned = max(len(rope.inverse) - rope.inverse.count(0.0) for rope in spec.ropes)
@@ -392,3 +372,11 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     if architecture.adds_one:
         found.append(add_one_to_norms())
     return found
+
+
+def _extra_layers(config: Mapping[str, Any], spec: DecoderSpec) -> tuple[str, ...]:
+    """Return how the names of the layers begin that predict further tokens."""
+    count = config.get("num_nextn_predict_layers")
+    if not isinstance(count, int):
+        return ()
+    return tuple(f"model.layers.{spec.num_layers + i}." for i in range(count))

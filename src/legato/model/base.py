@@ -33,6 +33,7 @@ class StepAttention(Protocol):
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the new keys and values to the cache, then attend causally within each request.
 
@@ -45,6 +46,7 @@ class StepAttention(Protocol):
             sliding_window: a query at position p sees keys at (p - sliding_window, p]; None sees
                 all keys at [0, p].
             softcap: c, where a scaled product s becomes c * tanh(s / c); None leaves it as it is.
+            sinks: [H] float32, a further score of each query head, which has no value.
 
         Returns:
             [T, H, D] in the query's dtype.

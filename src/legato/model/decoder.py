@@ -9,6 +9,7 @@ from torch import nn
 
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator, part_size
+from legato.model.experts import Experts
 from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, make_norm
 from legato.model.quantization import copy_plain
 from legato.model.rope import RotaryEmbedding
@@ -165,6 +166,9 @@ class Decoder(nn.Module):
         slots: dict[str, torch.Tensor] = {}
         for path, module in self.named_modules():
             prefix = path if path == "lm_head" else f"model.{path}"
+            if isinstance(module, Experts):
+                slots |= module.checkpoint_slots(prefix)
+                continue
             for name, weight in module.named_parameters(recurse=False):
                 if isinstance(module, FusedLinear):
                     parent = prefix.rpartition(".")[0]

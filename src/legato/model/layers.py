@@ -17,7 +17,7 @@ from torch import nn
 from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.rope import Turns, rotate
-from legato.model.spec import Activation, DecoderSpec, MlpSpec
+from legato.model.spec import Activation, DecoderSpec, MlpSpec, MoeSpec
 
 MakeEmpty = Callable[..., torch.Tensor]
 
@@ -112,6 +112,9 @@ class Attention(nn.Module):
         )
         self.o_proj = Linear(own.query_size, spec.hidden_size, own.output_bias, empty)
         self.softcap = own.softcap
+        self.sinks: nn.Parameter | None = None
+        if own.has_sinks:
+            self.sinks = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
         self.norm_after_rope = own.norm_after_rope
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
@@ -147,6 +150,7 @@ class Attention(nn.Module):
             scale=self.scale,
             sliding_window=self.sliding_window,
             softcap=self.softcap,
+            sinks=self.sinks,
         )
         output: torch.Tensor = self.o_proj(context.reshape(num_tokens, -1))
         return output
@@ -193,7 +197,8 @@ _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _activation(name: Activation, empty: MakeEmpty) -> Callable[[torch.Tensor], torch.Tensor]:
+def make_activation(name: Activation, empty: MakeEmpty) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function of numbers of any shape; xIELU has weights."""
     return XIELU(empty) if name == "xielu" else _ACTIVATIONS[name]
 
 
@@ -206,7 +211,7 @@ class MLP(nn.Module):
         self.gate_up_proj = FusedLinear(
             hidden_size, {"gate_proj": spec.size, "up_proj": spec.size}, spec.has_bias, empty
         )
-        self.act_fn = _activation(spec.activation, empty)
+        self.act_fn = make_activation(spec.activation, empty)
         self.down_proj = Linear(spec.size, hidden_size, spec.has_bias, empty)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -222,13 +227,21 @@ class UngatedMLP(nn.Module):
     def __init__(self, spec: MlpSpec, hidden_size: int, empty: MakeEmpty) -> None:
         super().__init__()
         self.up_proj = Linear(hidden_size, spec.size, spec.has_bias, empty)
-        self.act_fn = _activation(spec.activation, empty)
+        self.act_fn = make_activation(spec.activation, empty)
         self.down_proj = Linear(spec.size, hidden_size, spec.has_bias, empty)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [T, E] to [T, E]."""
         output: torch.Tensor = self.down_proj(self.act_fn(self.up_proj(hidden)))
         return output
+
+
+def _make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int, empty: MakeEmpty) -> nn.Module:
+    from legato.model.experts import MixtureOfExperts  # it imports this module
+
+    if isinstance(spec, MoeSpec):
+        return MixtureOfExperts(spec, hidden_size, empty)
+    return (MLP if spec.is_gated else UngatedMLP)(spec, hidden_size, empty)
 
 
 class DecoderLayer(nn.Module):
@@ -256,8 +269,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(spec, layer, empty)
         has_second = own.has_norms_before and own.order != "parallel"
         self.post_attention_layernorm = make_norm(spec, empty) if has_second else None
-        mlp = MLP if own.mlp.is_gated else UngatedMLP
-        self.mlp = mlp(own.mlp, spec.hidden_size, empty)
+        self.mlp = _make_mlp(own.mlp, spec.hidden_size, empty)
         self.attention_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
         self.mlp_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
 

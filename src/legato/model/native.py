@@ -128,7 +128,10 @@ _SUPPORTED: Rules = {
             "frequencies and a scale for whole heads",
         ),
         "layers": Rule(
-            lambda spec: len({layer.mlp.size for layer in spec.layers}) == 1,
+            lambda spec: (
+                len({layer.mlp.size for layer in spec.layers if isinstance(layer.mlp, MlpSpec)})
+                <= 1
+            ),
             "layers of the same sizes",
         ),
         "norm": one_of("norm", "rms"),
@@ -162,6 +165,7 @@ _SUPPORTED: Rules = {
             "on or off for norms of heads, off for norms of whole rows",
         ),
         "softcap": anything(),
+        "has_sinks": one_of("has_sinks", False),
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
     },

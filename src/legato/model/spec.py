@@ -20,6 +20,7 @@ _MODEL_LEN_LIMIT = 2**31
 Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 _Eps = Annotated[float, msgspec.Meta(ge=1e-12, le=0.1)]
 _Scale = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "xielu"]
@@ -37,6 +38,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
             they are not.
         norm_after_rope: they are normalized after rope rather than before.
         softcap: largest scaled query-key product c; it becomes c * tanh(product / c).
+        has_sinks: the softmax of each query head has one more score, which is learned and has no
+            value (Xiao et al., 2024, arXiv:2309.17453).
         qkv_bias: the query, key and value projections have biases.
         output_bias: the output projection has a bias.
 
@@ -53,6 +56,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: Literal["head", "whole"] | None = None
     norm_after_rope: bool = False
     softcap: _Scale | None = None
+    has_sinks: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
 
@@ -71,7 +75,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_kv_heads * self.head_dim
 
 
-class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
+class MlpSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A feed-forward network, gated (`act(gate) * up`) or not (`act(up)`).
 
     Attributes:
@@ -85,10 +89,80 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     has_bias: bool = False
 
 
+class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A mixture of experts: a router picks a few gated MLPs for each row (arXiv:1701.06538).
+
+    Attributes:
+        num_active: experts that compute a row.
+        size: width of an expert's activations.
+        gate_limit: limit of gates from above, and of the other projection from both sides; the
+            product is then `(up + 1) * gate * sigmoid(gate_slope * gate)`, as in gpt-oss. None for
+            `act(gate) * up`.
+        has_bias: the experts' projections have biases.
+        score: of an expert, from the router's logits: a softmax, a softmax of the picked ones
+            alone, or a sigmoid.
+        has_router_bias: the logits have biases.
+        has_selection_bias: scores have biases while experts are picked.
+        num_groups, num_active_groups: groups of adjacent experts, and groups with picked experts;
+            those with the largest sum of their best two scores.
+        is_normalized: the weights of a row's experts are scores divided by their sum.
+        factor: on the weights.
+        shared_size: width of an MLP that computes all rows; None if there is none.
+        has_shared_gate: its output is multiplied by a gate, one number a row.
+
+    Raises:
+        UnsupportedModelError: more experts are picked than there are, or groups are uneven.
+    """
+
+    num_experts: _Count
+    num_active: _Count
+    size: Size
+    activation: Activation = "silu"
+    gate_limit: _Scale | None = None
+    gate_slope: _Scale = 1.0
+    has_bias: bool = False
+    score: Literal["softmax", "softmax_of_active", "sigmoid"] = "softmax"
+    has_router_bias: bool = False
+    has_selection_bias: bool = False
+    num_groups: _Count = 1
+    num_active_groups: _Count = 1
+    is_normalized: bool = True
+    factor: _Scale = 1.0
+    shared_size: Size | None = None
+    has_shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_experts % self.num_groups:
+            raise UnsupportedModelError(
+                f"{self.num_experts} experts cannot be divided into {self.num_groups} groups"
+            )
+        group = self.num_experts // self.num_groups
+        if not 0 < self.num_active <= group * self.num_active_groups <= self.num_experts:
+            raise UnsupportedModelError(
+                f"{self.num_active} experts of {self.num_active_groups} groups cannot be picked "
+                f"from {self.num_groups} groups of {group}"
+            )
+        if self.num_groups > 1 and group < 2:
+            raise UnsupportedModelError("groups of one expert are not supported")
+
+    def expected_count(self, num_rows: float) -> float:
+        """Return the experts that compute any of so many rows, if all are as likely."""
+        untouched: float = (1.0 - self.num_active / self.num_experts) ** num_rows
+        return self.num_experts * (1.0 - untouched)
+
+    @property
+    def shared(self) -> MlpSpec | None:
+        """The MLP that computes all rows."""
+        if self.shared_size is None:
+            return None
+        return MlpSpec(size=self.shared_size, activation=self.activation)
+
+
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One layer: attention and a feed-forward network, each added to the residual stream.
 
     Attributes:
+        mlp: the feed-forward network.
         order: where the norms are: before each network (pre), after each (post), or both
             (sandwich). In parallel layers, both networks read the same rows: after one norm, or
             each after its own.
@@ -96,7 +170,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     attention: AttentionSpec
-    mlp: MlpSpec
+    mlp: MlpSpec | MoeSpec
     order: NormOrder = "pre"
     residual_scale: _Scale = 1.0
 
@@ -211,7 +285,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--tensor-parallel-size takes 1 for this model, which normalizes all heads together"
             )
-        sizes = sorted({layer.mlp.size for layer in self.layers})
+        sizes = sorted({size for layer in self.layers for size in _sizes(layer.mlp)})
         fitting = math.gcd(self.num_heads, self.num_kv_heads, *sizes)
         if fitting % num_ranks:
             counts = ", ".join(str(count) for count in range(1, fitting + 1) if not fitting % count)
@@ -235,7 +309,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def _part(layer: LayerSpec, num_ranks: int) -> LayerSpec:
     replace = msgspec.structs.replace
-    attention, mlp = layer.attention, layer.mlp
+    attention = layer.attention
     return replace(
         layer,
         attention=replace(
@@ -243,5 +317,19 @@ def _part(layer: LayerSpec, num_ranks: int) -> LayerSpec:
             num_heads=attention.num_heads // num_ranks,
             num_kv_heads=attention.num_kv_heads // num_ranks,
         ),
-        mlp=replace(mlp, size=mlp.size // num_ranks),
+        mlp=_part_of_mlp(layer.mlp, num_ranks),
     )
+
+
+def _part_of_mlp(mlp: MlpSpec | MoeSpec, num_ranks: int) -> MlpSpec | MoeSpec:
+    part = msgspec.structs.replace(mlp, size=mlp.size // num_ranks)
+    if isinstance(part, MlpSpec) or part.shared_size is None:
+        return part
+    return msgspec.structs.replace(part, shared_size=part.shared_size // num_ranks)
+
+
+def _sizes(mlp: MlpSpec | MoeSpec) -> list[int]:
+    """Return the widths that are divided among ranks."""
+    if isinstance(mlp, MlpSpec) or mlp.shared_size is None:
+        return [mlp.size]
+    return [mlp.size, mlp.shared_size]
