@@ -66,4 +66,5 @@ def test_chunked_mixed_and_with_prefix_hits(name: str, tmp_path: Path) -> None:
             assert output.token_ids == tokens
             found = [entry.logprob for entry in output.logprobs]
             assert found == pytest.approx(logprobs, abs=1e-3)
-    assert llm.stats.num_prefix_cache_hits >= 2 * (80 + 64)
+    hits = llm.stats.num_prefix_cache_hits
+    assert hits >= 2 * (80 + 64) if llm._engine._kv.states is None else not hits

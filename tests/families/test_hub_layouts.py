@@ -119,6 +119,21 @@ def old_olmo3(config: Config) -> Config:
     }
 
 
+def hub_lfm2(config: Config) -> Config:
+    """LFM2-1.2B: the MLP's width, the attention layers and the tied embedding by other names."""
+    rope = {"rope_theta": config["rope_parameters"]["rope_theta"]}
+    names = "intermediate_size", "layer_types", "rope_parameters", "tie_word_embeddings"
+    return (
+        without(config, *names)
+        | rope
+        | {
+            "block_ff_dim": config["intermediate_size"],
+            "full_attn_idxs": [1],
+            "tie_embedding": True,
+        }
+    )
+
+
 LAYOUTS = {
     "gemma-3-1b": Layout("gemma3", flat_gemma3),
     "gemma-3-4b": Layout(
@@ -145,6 +160,7 @@ LAYOUTS = {
         ),
     ),
     "granite-4": Layout("granite-4", lambda config: config | {"layer_types": ["attention"] * 4}),
+    "lfm2": Layout("lfm2", hub_lfm2),
     "smollm3": Layout(
         "smollm3",
         lambda config: (

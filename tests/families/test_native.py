@@ -30,6 +30,7 @@ NOT_NATIVE = {
     "gpt-neox": "activation is 'gelu', not silu or gelu_tanh",
     "gpt-neox-sequential": "activation is 'gelu', not silu or gelu_tanh",
     "apertus": "activation is 'xielu', not silu or gelu_tanh",
+    "lfm2": "recurrence is ShortConvSpec...has_bias=True), not none",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
     **dict.fromkeys(
         (name for name in MODELS if "moe" in name), "native layers do not know num_experts"

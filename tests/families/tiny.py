@@ -175,6 +175,14 @@ MODELS = {
     "gpt-neox": Tiny("gpt_neox"),
     "gpt-neox-sequential": Tiny("gpt_neox", {"use_parallel_residual": False}),
     "apertus": Tiny("apertus"),
+    "lfm2": Tiny(
+        "lfm2",
+        {
+            "layer_types": ["conv", _FULL, "conv", "conv"],
+            "conv_bias": True,
+            "block_multiple_of": 32,
+        },
+    ),
     "arcee": Tiny("arcee", {"mlp_bias": True, "attention_bias": True}),
     "mixtral": Tiny("mixtral", {**_EXPERTS, "num_local_experts": 6, "num_experts_per_tok": 2}),
     "qwen2-moe": Tiny(

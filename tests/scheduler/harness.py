@@ -13,6 +13,8 @@ from legato.core.config import SchedulerConfig
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import (
+    FIRST_STATE,
+    ZERO_STATE,
     BlockMove,
     ChunkResult,
     Fault,
@@ -28,6 +30,7 @@ from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.hold import Hold
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node
+from legato.kv.state_slots import StateSlots
 from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
@@ -51,6 +54,7 @@ class Harness:
     """A scheduler, its cache and a simulated model; `plans` keeps every step.
 
     Args:
+        num_state_requests: requests with slots for recurrent states; None if the model has none.
         depth: steps that may be in flight, which `step` and `drain` keep so.
         step_time: what the scheduler believes of the duration of steps.
         step_time_s: how long they really last.
@@ -73,6 +77,7 @@ class Harness:
         max_waiting: int = 10_000,
         enable_prefix_caching: bool = True,
         num_host_slots: int = 0,
+        num_state_requests: int | None = None,
         depth: int = 1,
         drafters: Sequence[Drafter] = (),
         step_time: StepTimeModel | None = None,
@@ -91,7 +96,10 @@ class Harness:
             block_size,
             enable_prefix_caching=enable_prefix_caching,
             num_host_slots=num_host_slots,
+            states=None if num_state_requests is None else StateSlots(num_state_requests, depth),
         )
+        self.states: dict[int, int | None] = {}
+        """Key slot, value a checksum of the tokens that its state has seen."""
         self.scheduler = Scheduler(
             self.config,
             max_model_len=max_model_len,
@@ -369,15 +377,31 @@ class Harness:
     def spoil_cache(self, chunk: ScheduledChunk) -> None:
         """What an attempt that fails may leave behind."""
         self.cache.update((self._slot(chunk, at), -1) for at in range(chunk.start, chunk.end))
+        if chunk.state is not None:
+            self.states[chunk.state.destination] = None
 
     def read_cache(self, chunk: ScheduledChunk) -> None:
         """What a model would read: all tokens before the chunk, each after those before it."""
         token_ids = self.token_ids(chunk.request_id)
         for slot, fingerprint in self._slots(chunk, token_ids, 0, chunk.start):
             assert self.cache.get(slot) == fingerprint, "reads what is not there"
+        if chunk.state is None:
+            assert self.kv.states is None
+        elif chunk.state.source == ZERO_STATE:
+            assert not chunk.start
+        else:
+            seen = self.seen(chunk.request_id, chunk.start)
+            assert self.states[chunk.state.source] == seen, "reads another state"
 
     def write_cache(self, chunk: ScheduledChunk, token_ids: list[int]) -> None:
         self.cache.update(self._slots(chunk, token_ids, chunk.start, chunk.end))
+        if chunk.state is not None:
+            assert chunk.state.destination >= FIRST_STATE
+            self.states[chunk.state.destination] = self.seen(chunk.request_id, chunk.end)
+
+    def seen(self, request_id: str, end: int) -> int:
+        """Return the checksum of a state after so many tokens."""
+        return zlib.crc32(array("q", self.token_ids(request_id)[:end]).tobytes())
 
     def fingerprints(self, request_id: str, end: int) -> Iterator[int]:
         """What should stand in the slots of a request's tokens up to `end`."""

@@ -1,6 +1,7 @@
 """The plan of one step, and its result."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,6 +14,20 @@ from legato.core.step_record import (
     EndedBy,
     Obstacle,
 )
+
+ZERO_STATE, SCRATCH_STATE, FIRST_STATE = 0, 1, 2
+"""State slots: zeros, which no step writes, for a request's first chunk; a slot that steps outside
+any request write to; and the first slot of requests."""
+
+
+class StateChange(NamedTuple):
+    """The state slots of a chunk: the step reads one and writes another.
+
+    The slot that it reads is unchanged if the step fails.
+    """
+
+    source: int
+    destination: int
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
@@ -28,6 +43,8 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         draft_token_ids: drafts, the chunk's last tokens; the tokens before them are known, or come
             with a step in flight.
         drafter: source of the drafts; None without drafts.
+        state: slots of the recurrent layers' states; None if the model has no such layers, or for
+            a chunk outside any request.
     """
 
     request_id: str
@@ -39,6 +56,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     ended_by: EndedBy | None = None
     draft_token_ids: tuple[int, ...] = ()
     drafter: DrafterName | None = None
+    state: StateChange | None = None
 
     @property
     def end(self) -> int:

@@ -22,6 +22,7 @@ from legato.executor.sequences import (
     sampled_rows,
     scored_prompt,
 )
+from legato.executor.state_cache import StateCache
 from legato.grammar.compiled import Grammar
 from legato.model.base import Model
 
@@ -35,6 +36,7 @@ class TorchExecutor:
     Args:
         num_host_slots: blocks of swap space in host memory.
         grammar: returns the grammar of a request's output, by its id, before the first token.
+        states: of the recurrent layers; None if the model has none.
     """
 
     depth = 1
@@ -47,8 +49,10 @@ class TorchExecutor:
         *,
         num_host_slots: int = 0,
         grammar: Callable[[str], Grammar] | None = None,
+        states: StateCache | None = None,
     ) -> None:
         self._model = model
+        self._states = states
         self._attention = attention
         self._block_size = block_size
         self._sequences = Sequences(grammar)
@@ -79,7 +83,8 @@ class TorchExecutor:
             step.plan.chunks, step.sequences, block_size=self._block_size, device=self._model.device
         )
         attention = self._attention.begin_step(batch)
-        hidden = self._model.forward(batch.input_ids, batch.positions, attention)
+        states = None if self._states is None else self._states.begin_step(batch, step.plan.chunks)
+        hidden = self._model.forward(batch.input_ids, batch.positions, attention, states=states)
         prompt_logprobs = self._score_prompts(step, batch, hidden)
         known = self._sequences.num_known_rows(step)
         token_ids, logprobs = self._sample(step, batch, hidden, known)

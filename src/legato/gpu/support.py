@@ -29,6 +29,7 @@ _SUPPORTED: Rules = {
     },
     LayerSpec: {
         "attention": anything(),
+        "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
         "mlp": anything(),
         "order": one_of("order", "pre"),
         "residual_scale": one_of("residual_scale", 1.0),

@@ -1,11 +1,11 @@
 """Assigns blocks to requests for their keys and values, and shares equal blocks."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.kv_events import KVEvent
-from legato.core.plan import BlockMove
+from legato.core.plan import BlockMove, ChunkResult, ScheduledChunk
 from legato.core.request import Request
 from legato.kv.block_pool import BlockPool
 from legato.kv.cache_events import CacheEvents
@@ -14,6 +14,7 @@ from legato.kv.holds import Holds, renamed
 from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import Node, SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
+from legato.kv.state_slots import CHUNK_MULTIPLE, StateSlots
 
 
 class _Table:
@@ -50,8 +51,10 @@ class KVCacheManager:
     Args:
         enable_prefix_caching: False shares no block and keeps none.
         num_host_slots: evicted blocks that host memory can keep.
+        states: slots for the states of recurrent layers; None if the model has no such layers.
 
     Attributes:
+        states: as given.
         holds: of prompts whose blocks are transferred between engines.
     """
 
@@ -62,8 +65,11 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool = True,
         num_host_slots: int = 0,
+        states: StateSlots | None = None,
     ) -> None:
+        assert states is None or not enable_prefix_caching, "blocks cannot be shared without states"
         self.block_size = block_size
+        self.states = states
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
         self._events = CacheEvents()
@@ -83,6 +89,11 @@ class KVCacheManager:
     @property
     def num_host_slots(self) -> int:
         return self._host.num_slots
+
+    @property
+    def chunk_multiple(self) -> int:
+        """Positions at whose multiples a chunk of a prompt should end."""
+        return 1 if self.states is None else CHUNK_MULTIPLE
 
     @property
     def num_free_blocks(self) -> int:
@@ -105,7 +116,12 @@ class KVCacheManager:
         return self._tree.match(self._sought(request), end)
 
     def fits(self, request: Request, *, spare_blocks: int = 0) -> bool:
-        """Whether a request without blocks would find them and leave `spare_blocks` free."""
+        """Whether a request without blocks would find them and leave `spare_blocks` free.
+
+        If the model has recurrent layers, there must be state slots for it, too.
+        """
+        if self.states is not None and not self.states.num_free:
+            return False
         missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
         # Blocks that other requests use cost nothing; they are looked up only if that matters.
         return missing <= 0 or missing <= self.match(request).num_used_tokens // self.block_size
@@ -120,11 +136,17 @@ class KVCacheManager:
             found: what `match` has just found for the request, if it was called.
 
         Returns:
-            whether there were enough free blocks; if not, nothing has changed.
+            whether there were enough free blocks, and state slots; if not, nothing has changed.
         """
         table = self._tables.get(request.request_id)
         if table is None:
-            return self._begin(request, found or self.match(request))
+            if self.states is not None and not self.states.num_free:
+                return False
+            if not self._begin(request, found or self.match(request)):
+                return False
+            if self.states is not None:
+                self.states.begin(request.request_id)
+            return True
         missing = self._num_blocks(request) - len(table.block_ids)
         if missing > 0 and not self._grow(table, missing):
             return False
@@ -236,7 +258,9 @@ class KVCacheManager:
             self.holds.settle()
 
     def release(self, request: Request) -> None:
-        """Let go of all blocks of a request; a request without blocks is ignored."""
+        """Let go of all that a request has here; a request without blocks is ignored."""
+        if self.states is not None:
+            self.states.release(request.request_id)
         table = self._tables.pop(request.request_id, None)
         if table is not None:
             self._let_go(table)
@@ -263,6 +287,20 @@ class KVCacheManager:
     def give_back(self, block_ids: Iterable[int]) -> None:
         """Undo `borrow`, once no step writes to them."""
         self._pool.free(block_ids)
+
+    def assigned(self, chunks: Sequence[ScheduledChunk]) -> tuple[ScheduledChunk, ...]:
+        """Return the chunks of a step, with state slots if the model has recurrent layers."""
+        return tuple(chunks) if self.states is None else self.states.assigned(chunks)
+
+    def landed(self, chunk: ScheduledChunk, result: ChunkResult | None) -> ChunkResult | None:
+        """Return how much of a chunk counts, None for a fault; see `StateSlots.land`."""
+        return result if self.states is None else self.states.land(chunk, result)
+
+    def withdraw(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """Record that the newest step in flight, with these chunks, will not be computed."""
+        if self.states is not None:
+            self.states.withdraw(chunks)
+        self.end_step()
 
     def begin_step(self) -> None:
         """Record a planned step, which names the present blocks of requests."""

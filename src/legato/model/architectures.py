@@ -250,6 +250,31 @@ ARCHITECTURES = {
             "feedforward_layernorm": "post_attention_layernorm",
         },
     ),
+    "Lfm2ForCausalLM": Architecture(
+        "lfm2",
+        families.lfm2,
+        {
+            "intermediate_size": 12288,
+            "max_position_embeddings": 128_000,
+            "num_key_value_heads": 8,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+        },
+        names={
+            "operator_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+            "embedding_norm": "norm",
+            "feed_forward.w1": "mlp.gate_proj",
+            "feed_forward.w3": "mlp.up_proj",
+            "feed_forward.w2": "mlp.down_proj",
+            "self_attn.out_proj": "self_attn.o_proj",
+            "q_layernorm": "q_norm",
+            "k_layernorm": "k_norm",
+            "conv.conv": "recurrence.conv",
+            "conv.in_proj": "recurrence.in_proj",
+            "conv.out_proj": "recurrence.out_proj",
+        },
+    ),
     "ArceeForCausalLM": Architecture(
         "arcee",
         families.arcee,
@@ -350,7 +375,7 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
         found.append(drop(prefixes=prefixes, suffixes=architecture.unused))
     if architecture.names:
         found.append(rename(architecture.names))
-    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    attention, mlp = spec.attentions[0], spec.layers[0].mlp
     if "qkv_proj" in architecture.fused:
         sizes = {
             "q_proj": attention.query_size,

@@ -27,6 +27,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         num_local_experts, num_experts, n_routed_experts, moe_num_experts: names of one number.
         num_experts_per_tok, moe_k, moe_topk: likewise; moe_topk may be a list, one for each layer.
         n_shared_experts, moe_num_shared_experts: likewise.
+        block_ff_dim, tie_embedding: LFM2's names of `intermediate_size`, `tie_word_embeddings`.
         dtype, torch_dtype: the new name and the old one.
         served_len: positions that are served, None for all; not a field of config.json.
     """
@@ -44,6 +45,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     rms_norm_eps: float = 1e-6
     layer_norm_eps: float = 1e-5
     norm_epsilon: float = 1e-5
+    norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_out_bias: bool = False
@@ -103,6 +105,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     rotary_pct: float = 0.25
     partial_rotary_factor: float | None = None
     original_max_position_embeddings: float | None = None
+    conv_bias: bool = False
+    conv_kernel_size: int = msgspec.field(default=3, name="conv_L_cache")
+    block_ff_dim: int | None = None
+    block_auto_adjust_ff_dim: bool = True
+    block_ffn_dim_multiplier: float | None = 1.0
+    block_multiple_of: int = 256
+    full_attn_idxs: list[int] | None = None
+    tie_embedding: bool | None = None
     dtype: Any = None
     torch_dtype: Any = None
     served_len: int | None = None

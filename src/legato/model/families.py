@@ -1,12 +1,20 @@
 """How the decoders of each family differ from Llama: a function from config.json to a spec each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.description import FULL, SLIDING, Description
 from legato.model.rope import RopeFrequencies, no_rope, rope_frequencies
-from legato.model.spec import Activation, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.spec import (
+    Activation,
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    RecurrenceSpec,
+    ShortConvSpec,
+)
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -284,6 +292,33 @@ def arcee(d: Description) -> DecoderSpec:
     )
 
 
+def lfm2(d: Description) -> DecoderSpec:
+    """Describe LFM2: gated short convolutions, with attention in some layers.
+
+    Liquid AI, 2025, arXiv:2511.23404; the dense models.
+    """
+    kinds = d.layer_types
+    if kinds is None:
+        full = range(d.num_hidden_layers) if d.full_attn_idxs is None else d.full_attn_idxs
+        kinds = [FULL if i in full else "conv" for i in range(d.num_hidden_layers)]
+    _check_kinds(d, kinds, {FULL, "conv"})
+    size = d.block_ff_dim or d.intermediate_size
+    if d.block_auto_adjust_ff_dim:
+        size = int(2 * size / 3)
+        if d.block_ffn_dim_multiplier is not None:
+            size = int(d.block_ffn_dim_multiplier * size)
+        size = -(-size // d.block_multiple_of) * d.block_multiple_of
+    return _spec(
+        d,
+        recurrence=ShortConvSpec(kernel_size=d.conv_kernel_size, has_bias=d.conv_bias),
+        has_attention=[kind == FULL for kind in kinds],
+        attention={"qk_norm": "head"},
+        mlp={"size": size},
+        norm_eps=d.norm_eps,
+        tie_word_embeddings=d.tie_word_embeddings if d.tie_embedding is None else d.tie_embedding,
+    )
+
+
 def _gemma(
     d: Description,
     *,
@@ -316,6 +351,8 @@ def _spec(
     windows: Sequence[int | None] | None = None,
     ropes: tuple[RopeFrequencies, ...] | None = None,
     rope_of_layer: Sequence[int] | None = None,
+    recurrence: RecurrenceSpec | None = None,
+    has_attention: Sequence[bool] | None = None,
     attention: Mapping[str, Any] | None = None,
     mlp: Mapping[str, Any] | None = None,
     layer: Mapping[str, Any] | None = None,
@@ -327,6 +364,8 @@ def _spec(
         windows: of each layer; None if no layer has one.
         ropes: None for the rope that the description has.
         rope_of_layer: index of each layer's rope; None for the first.
+        recurrence: the mixer of layers without attention.
+        has_attention: of each layer; None if all have.
         attention, mlp, layer, whole: fields of these records that differ from the defaults.
 
     Raises:
@@ -356,26 +395,51 @@ def _spec(
     used = sorted(set(rope_indices))
     layers = (
         LayerSpec(
-            attention=AttentionSpec(window=window, rope=used.index(rope), **heads),
+            attention=(
+                AttentionSpec(window=window, rope=used.index(rope), **heads) if attends else None
+            ),
+            recurrence=None if attends else recurrence,
             mlp=MlpSpec(**own_mlp),
             **(layer or {}),
         )
-        for window, rope in zip(windows or (None,) * num_layers, rope_indices, strict=True)
+        for window, rope, attends in zip(
+            windows or (None,) * num_layers,
+            rope_indices,
+            has_attention or (True,) * num_layers,
+            strict=True,
+        )
     )
-    fields = {"norm_eps": d.rms_norm_eps, **whole}
+    fields = {
+        "norm_eps": d.rms_norm_eps,
+        "tie_word_embeddings": d.tie_word_embeddings,
+        **whole,
+    }
     return DecoderSpec(
         vocab_size=d.vocab_size,
         hidden_size=d.hidden_size,
         max_model_len=d.max_position_embeddings,
         ropes=tuple(known_ropes[index] for index in used),
         layers=tuple(layers),
-        tie_word_embeddings=d.tie_word_embeddings,
         **fields,
     )
 
 
 def _rope(d: Description, parameters: dict[str, Any]) -> RopeFrequencies:
     return rope_frequencies(parameters, d.head_size, d.max_position_embeddings, d.served_len)
+
+
+def _check_kinds(d: Description, kinds: Sequence[str], known: Set[str]) -> None:
+    """Raises `UnsupportedModelError` for layers of an unknown type, or for another number of them.
+
+    Args:
+        kinds: of the layers, as in `layer_types`.
+    """
+    if unknown := set(kinds) - known:
+        raise UnsupportedModelError(f"unsupported layer types {', '.join(sorted(unknown))}")
+    if len(kinds) != d.num_hidden_layers:
+        raise UnsupportedModelError(
+            f"layer_types has {len(kinds)} entries for {d.num_hidden_layers} layers"
+        )
 
 
 def _biases(qkv: bool, output: bool) -> dict[str, bool]:

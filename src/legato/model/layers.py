@@ -18,6 +18,7 @@ from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.rope import Turns, rotate
 from legato.model.spec import Activation, DecoderSpec, MlpSpec, MoeSpec
+from legato.model.states import StepStates
 
 MakeEmpty = Callable[..., torch.Tensor]
 
@@ -98,7 +99,8 @@ class Attention(nn.Module):
     def __init__(self, spec: DecoderSpec, layer: int, empty: MakeEmpty) -> None:
         super().__init__()
         own = spec.layers[layer].attention
-        self.layer = layer
+        assert own is not None
+        self.layer = spec.cache_layer(layer)
         self.num_heads, self.num_kv_heads = own.num_heads, own.num_kv_heads
         self.head_dim = own.head_dim
         self.scale = own.scale
@@ -245,7 +247,7 @@ def _make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int, empty: MakeEmpty) -> nn
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP with a residual connection, and the norms of the layer's order.
+    """Mixer and MLP with a residual connection, and the norms of the layer's order.
 
     Args:
         spec: of this rank's part of the decoder.
@@ -266,7 +268,12 @@ class DecoderLayer(nn.Module):
         self._residual_scale = own.residual_scale
         self._dtype = empty(0).dtype
         self.input_layernorm = make_norm(spec, empty) if own.has_norms_before else None
-        self.self_attn = Attention(spec, layer, empty)
+        self.self_attn = None if own.attention is None else Attention(spec, layer, empty)
+        self.recurrence: nn.Module | None = None
+        if own.recurrence is not None:
+            from legato.model.recurrence import make_recurrence  # it imports this module
+
+            self.recurrence = make_recurrence(spec, layer, empty)
         has_second = own.has_norms_before and own.order != "parallel"
         self.post_attention_layernorm = make_norm(spec, empty) if has_second else None
         self.mlp = _make_mlp(own.mlp, spec.hidden_size, empty)
@@ -278,10 +285,11 @@ class DecoderLayer(nn.Module):
         hidden: torch.Tensor,
         ropes: Sequence[Turns],
         attention: StepAttention,
+        states: StepStates | None,
     ) -> torch.Tensor:
         """Add this layer's output to `hidden` [T, E] float32, in place."""
         rows = self._rows(self.input_layernorm, hidden)
-        attended = self._communicator.sum(self.self_attn(rows, ropes, attention))
+        attended = self._communicator.sum(self._mixed(rows, ropes, attention, states))
         if not self._is_parallel:
             self._add(hidden, attended, self.attention_output_layernorm)
             rows = self._rows(self.post_attention_layernorm, hidden)
@@ -292,6 +300,22 @@ class DecoderLayer(nn.Module):
             self._add(hidden, attended, None)
         self._add(hidden, output, self.mlp_output_layernorm)
         return hidden
+
+    def _mixed(
+        self,
+        rows: torch.Tensor,
+        ropes: Sequence[Turns],
+        attention: StepAttention,
+        states: StepStates | None,
+    ) -> torch.Tensor:
+        """Return the mixer's output for rows [T, E]."""
+        outputs: list[torch.Tensor] = []
+        if self.self_attn is not None:
+            outputs.append(self.self_attn(rows, ropes, attention))
+        if self.recurrence is not None:
+            assert states is not None, "recurrent layers need states"
+            outputs.append(self.recurrence(rows, states))
+        return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
 
     def _rows(self, norm: nn.Module | None, hidden: torch.Tensor) -> torch.Tensor:
         """Return what a network reads, in the model's dtype."""

@@ -30,6 +30,7 @@ from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import native_form
 from legato.model.rope import RotaryEmbedding, Turns
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.states import StepStates
 from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
 
 try:
@@ -143,6 +144,7 @@ _SUPPORTED: Rules = {
     },
     LayerSpec: {
         "attention": anything(),
+        "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
         "mlp": anything(),
         "order": one_of("order", "pre", "post", "sandwich"),
         "residual_scale": anything(),
@@ -287,9 +289,11 @@ class NativeModel:
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, NativeStep)
+        assert states is None, "native layers keep no states"
         hidden = scaled_embeddings(self._embed_tokens(input_ids), self.spec)
         turns = [rotary(positions, torch.float32) for rotary in self._rotaries]
         if self._communicator.size > 1:
@@ -427,6 +431,7 @@ def _num_bytes(weight: _Weight) -> int:
 def _num_parts(layer: LayerSpec) -> int:
     """Return the number of weights that a layer has in checkpoints."""
     attention = layer.attention
+    assert attention is not None
     num_matrices = sum(map(len, _MATRICES.values()))
     num_biases = 3 * attention.qkv_bias + attention.output_bias + 3 * layer.mlp.has_bias
     num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
@@ -437,6 +442,7 @@ def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
     """Return a layer's numbers by the extension's names."""
     layer = spec.layers[index]
     attention = layer.attention
+    assert attention is not None
     return {
         "hidden_size": spec.hidden_size,
         "mlp_size": layer.mlp.size,

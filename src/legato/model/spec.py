@@ -1,7 +1,8 @@
 """What distinguishes one decoder from another, as records of numbers and switches; no code.
 
-A decoder is a list of layers. A layer is an attention and a feed-forward network with norms around
-them. Layers of one decoder may differ in any of their numbers.
+A decoder is a list of layers. A layer is a mixer of tokens (attention, or a recurrence) and a
+feed-forward network with norms around them. Layers of one decoder may differ in any of their
+numbers.
 """
 
 import math
@@ -14,6 +15,7 @@ from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.validation import check_fields
 from legato.model.base import CacheSpec
 from legato.model.rope import RopeFrequencies
+from legato.model.states import StateShape
 
 _MODEL_LEN_LIMIT = 2**31
 
@@ -73,6 +75,25 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+
+class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A gated convolution over the last few positions: `c * conv(b * x)`.
+
+    Attributes:
+        kernel_size: positions that a convolution reads, its own included.
+        has_bias: the convolution and the projections have biases.
+    """
+
+    kernel_size: Annotated[int, msgspec.Meta(ge=2, le=64)]
+    has_bias: bool = False
+
+    def state(self, hidden_size: int) -> StateShape:
+        """Return the shape of a request's state."""
+        return StateShape(num_inputs=self.kernel_size - 1, num_channels=hidden_size)
+
+
+RecurrenceSpec = ShortConvSpec
 
 
 class MlpSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -159,20 +180,29 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer: attention and a feed-forward network, each added to the residual stream.
+    """One layer: a mixer and a feed-forward network, each added to the residual stream.
 
     Attributes:
+        attention, recurrence: the mixer: either of them, or the sum of both.
         mlp: the feed-forward network.
         order: where the norms are: before each network (pre), after each (post), or both
             (sandwich). In parallel layers, both networks read the same rows: after one norm, or
             each after its own.
         residual_scale: factor on what is added.
+
+    Raises:
+        UnsupportedModelError: the layer has no mixer.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | None
     mlp: MlpSpec | MoeSpec
+    recurrence: RecurrenceSpec | None = None
     order: NormOrder = "pre"
     residual_scale: _Scale = 1.0
+
+    def __post_init__(self) -> None:
+        if self.attention is None and self.recurrence is None:
+            raise UnsupportedModelError("layers without attention or recurrence are not supported")
 
     @property
     def has_norms_before(self) -> bool:
@@ -221,10 +251,9 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1 < self.max_model_len < _MODEL_LEN_LIMIT:
             raise UnsupportedModelError(f"{self.max_model_len} positions are not supported")
-        heads = {
-            (layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim)
-            for layer in self.layers
-        }
+        heads = {(own.num_heads, own.num_kv_heads, own.head_dim) for own in self.attentions}
+        if not heads:
+            raise UnsupportedModelError("models without attention are not supported")
         if len(heads) != 1:
             raise UnsupportedModelError("layers with different numbers of heads are not supported")
 
@@ -237,32 +266,55 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         check_fields(self)
         for layer in set(self.layers):
             check_fields(layer)
-            check_fields(layer.attention)
-            check_fields(layer.mlp)
+            for part in (layer.attention, layer.recurrence, layer.mlp):
+                if part is not None:
+                    check_fields(part)
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer that has one."""
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
     def num_heads(self) -> int:
-        """Query heads of every layer."""
-        return self.layers[0].attention.num_heads
+        """Query heads of every attention."""
+        return self.attentions[0].num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Key/value heads of every layer."""
-        return self.layers[0].attention.num_kv_heads
+        """Key/value heads of every attention."""
+        return self.attentions[0].num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Size of a head of every layer."""
-        return self.layers[0].attention.head_dim
+        """Size of a head of every attention."""
+        return self.attentions[0].head_dim
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """For each layer, keys visible to a query; None if all are."""
-        return tuple(layer.attention.window for layer in self.layers)
+        """For each attention, keys visible to a query; None if all are."""
+        return tuple(attention.window for attention in self.attentions)
+
+    def cache_layer(self, layer: int) -> int:
+        """Return the index of a layer's keys and values in the cache: among those of attentions."""
+        return sum(other.attention is not None for other in self.layers[:layer])
+
+    def state_layer(self, layer: int) -> int:
+        """Return the index of a layer's state: among those of recurrent layers."""
+        return sum(other.recurrence is not None for other in self.layers[:layer])
+
+    @property
+    def states(self) -> tuple[StateShape, ...]:
+        """The state that each recurrent layer keeps of a request; empty if there are none."""
+        return tuple(
+            layer.recurrence.state(self.hidden_size)
+            for layer in self.layers
+            if layer.recurrence is not None
+        )
 
     def cache(self, dtype: torch.dtype) -> CacheSpec:
         """Return the layout of the KV cache, with values of `dtype`."""
@@ -281,7 +333,12 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         """
         if num_ranks == 1:
             return self
-        if any(layer.attention.qk_norm == "whole" for layer in self.layers):
+        if self.states:
+            raise ConfigError(
+                "--tensor-parallel-size takes 1 for this model, whose recurrent layers are not "
+                "divided"
+            )
+        if any(attention.qk_norm == "whole" for attention in self.attentions):
             raise ConfigError(
                 "--tensor-parallel-size takes 1 for this model, which normalizes all heads together"
             )
@@ -310,6 +367,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
 def _part(layer: LayerSpec, num_ranks: int) -> LayerSpec:
     replace = msgspec.structs.replace
     attention = layer.attention
+    assert attention is not None
     return replace(
         layer,
         attention=replace(

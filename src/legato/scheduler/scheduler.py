@@ -293,13 +293,14 @@ class Scheduler:
         """Record the result of the oldest step in flight; return the outputs of its requests."""
         outputs: list[RequestOutput] = []
         plan = self._land(result, now_s)
-        running, chunks, share = self._queues.running, result.chunks, self._kv.commit
+        running, chunks = self._queues.running, result.chunks
+        landed, share = self._kv.landed, self._kv.commit
         for chunk in plan.chunks:
             request = running.get(chunk.request_id)
             if request is None:
                 continue  # the request ended while the step was in flight
             try:
-                done = chunks.get(chunk.request_id)
+                done = landed(chunk, chunks.get(chunk.request_id))
                 if done is not None:
                     request.num_computed_tokens = chunk.start + done.num_tokens
                     share(request)

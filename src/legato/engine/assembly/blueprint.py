@@ -61,6 +61,11 @@ class Blueprint:
         return max(budget, SHORTEST_CHUNK) + self.max_num_seqs
 
     @property
+    def state_bytes(self) -> int:
+        """Size of the states of one request in all recurrent layers; 0 if there are none."""
+        return sum(shape.num_bytes(self.dtype) for shape in self.checkpoint.spec.states)
+
+    @property
     def blocks_per_request(self) -> int:
         """Blocks of the longest request."""
         return -(-self.max_model_len // self.config.cache.block_size)

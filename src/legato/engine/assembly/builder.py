@@ -5,6 +5,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from legato.core.errors import ConfigError
 from legato.core.stats import CacheInfo
 from legato.engine.assembly.blueprint import Blueprint, draw_blueprint
 from legato.engine.assembly.cpu import cpu_runtime
+from legato.engine.assembly.recurrent import fit_recurrent, request_costs
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.assembly.transfers import cache_layout, make_transfers
@@ -94,6 +96,8 @@ def load_runtime(
         timer: measures the parts of the start.
     """
     blueprint = draw_blueprint(config, grammar, timer or StartTimer())
+    config = fit_recurrent(blueprint.config, blueprint.checkpoint.spec, blueprint.device)
+    blueprint = replace(blueprint, config=config)
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
     return _build_runtime(blueprint)
@@ -165,7 +169,8 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "max model length": f"{runtime.max_model_len:,} tokens",
             "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
             f"{cache_bytes / 2**30:.2f} GiB, {_name(runtime.cache.kept_dtype)}",
-            "prefix caching": "on" if config.cache.enable_prefix_caching else "off",
+            **request_costs(runtime.blueprint, runtime.cache, kv),
+            "prefix caching": _prefix_caching(runtime),
             "policy": config.scheduler.policy,
             "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
             "step budget": _step_budget(config.scheduler),
@@ -176,6 +181,12 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "speculation": f"{config.scheduler.speculative}",
         },
     )
+
+
+def _prefix_caching(runtime: ModelRuntime) -> str:
+    if runtime.config.cache.enable_prefix_caching:
+        return "on"
+    return "off, for the model's recurrent layers" if runtime.spec.states else "off"
 
 
 def _ranks(num_ranks: int) -> dict[str, str]:

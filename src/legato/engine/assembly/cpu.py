@@ -12,6 +12,7 @@ from legato.engine.assembly.cpu_model import (
 )
 from legato.engine.assembly.draft import LoadedDraft, load_draft, make_draft_model
 from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager
+from legato.engine.assembly.recurrent import make_state_cache
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.draft_model import DraftModel
 from legato.executor.first_pass import check_forward
@@ -33,6 +34,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
     draft = _load_draft(blueprint, kernels)
     kv = make_kv_manager(blueprint, cache, _cache_bytes(config.cache, cache, draft))
     attention = make_attention(model, cache, kv.num_blocks, config.cache)
+    states = make_state_cache(blueprint, kv)
     timer.end("cache")
     check_forward(
         model,
@@ -40,6 +42,8 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         block_size=kv.block_size,
         vocab_size=spec.vocab_size,
         max_len=blueprint.max_model_len,
+        num_layers=spec.num_layers,
+        states=states,
     )
     timer.end("first pass")
     executor = TorchExecutor(
@@ -48,6 +52,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         kv.block_size,
         num_host_slots=kv.num_host_slots,
         grammar=blueprint.grammar,
+        states=states,
     )
     return ModelRuntime(
         blueprint=blueprint,

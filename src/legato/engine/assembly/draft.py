@@ -40,6 +40,8 @@ def load_draft(blueprint: Blueprint, name: str, kernels: NativeKernels | None) -
             f"a draft model has the model's vocabulary, but {name} has {own_size:,} tokens, and "
             f"{blueprint.config.model.model} {vocab_size:,}"
         )
+    if checkpoint.spec.states:
+        raise ConfigError(f"{name} has recurrent layers, which a draft model cannot have")
     _check_tokens(blueprint.config.model, config)
     own = replace(
         blueprint,

@@ -4,10 +4,15 @@ from dataclasses import replace
 
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
+from legato.core.plan import FIRST_STATE
 from legato.engine.assembly.blueprint import Blueprint
 from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.kv.manager import KVCacheManager
+from legato.kv.state_slots import StateSlots
 from legato.model.base import SCALE_BYTES, CacheSpec
+
+_STATES_SHARE = 0.5
+"""Share of the cache that recurrent states may take; keys and values have the rest."""
 
 
 def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
@@ -27,13 +32,16 @@ def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
 
 
 def make_kv_manager(blueprint: Blueprint, cache: CacheSpec, memory_bytes: int) -> KVCacheManager:
-    """Divide so much memory into blocks.
+    """Divide so much memory into blocks, and slots for states if the model has recurrent layers.
 
     Raises:
         ConfigError: one request does not fit into it, or no block into the swap space.
     """
     config = blueprint.config.cache
     bytes_per_block = config.block_size * cache.token_bytes
+    states = _state_slots(blueprint, memory_bytes)
+    if states is not None:
+        memory_bytes -= states.num_slots * blueprint.state_bytes
     num_blocks = num_cache_blocks(
         memory_bytes,
         bytes_per_block=bytes_per_block,
@@ -48,7 +56,26 @@ def make_kv_manager(blueprint: Blueprint, cache: CacheSpec, memory_bytes: int) -
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         num_host_slots=num_host_slots,
+        states=states,
     )
+
+
+def _state_slots(blueprint: Blueprint, memory_bytes: int) -> StateSlots | None:
+    """Divide the states' share of the memory among requests, at most as many as may run."""
+    if not blueprint.state_bytes:
+        return None
+    depth = blueprint.config.scheduler.num_steps_in_flight
+    assert depth is not None
+    one = StateSlots(1, depth)
+    room = int(_STATES_SHARE * memory_bytes) - FIRST_STATE * blueprint.state_bytes
+    num_requests = room // (one.slots_per_request * blueprint.state_bytes)
+    if num_requests < 1:
+        needed = int(one.num_slots * blueprint.state_bytes / _STATES_SHARE)
+        raise ConfigError(
+            f"the recurrent states of one request need a cache of {needed:,} bytes, but it has "
+            f"{memory_bytes:,}: raise --kv-cache-memory"
+        )
+    return StateSlots(min(num_requests, blueprint.max_num_seqs), depth)
 
 
 def no_memory(num_bytes: int) -> ConfigError:
