@@ -28,6 +28,8 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         draft_token_ids: drafts, the chunk's last tokens; the tokens before them are known, or come
             with a step in flight.
         drafter: source of the drafts; None without drafts.
+        window_block_ids: the request's block table in each window group of the cache, as long as
+            `block_ids`; entries that no query of the chunk reads may be any block.
     """
 
     request_id: str
@@ -39,6 +41,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     ended_by: EndedBy | None = None
     draft_token_ids: tuple[int, ...] = ()
     drafter: DrafterName | None = None
+    window_block_ids: tuple[Sequence[int], ...] = ()
 
     @property
     def end(self) -> int:
@@ -80,6 +83,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             self.block_ids,
             self.num_samples - num_drafts,
             "decode",
+            window_block_ids=self.window_block_ids,
         )
 
     def unsampled(

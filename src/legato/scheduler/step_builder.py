@@ -210,6 +210,7 @@ class StepBuilder:
                 "verify",
                 draft_token_ids=tuple(draft.token_ids[:count]),
                 drafter=draft.drafter,
+                window_block_ids=self._kv.window_tables([request])[0],
             )
         return has_room
 
@@ -336,8 +337,18 @@ class StepBuilder:
         due_s = min([request.next_due_s for request in added], default=UNLIMITED)
         self.shape.add_decodes([request.num_expected_tokens for request in added])
         self.chunks += [
-            ScheduledChunk(r.request_id, r.num_expected_tokens - 1, 1, block_ids, 1, "decode")
-            for r, block_ids in zip(added, self._kv.block_tables(added), strict=True)
+            ScheduledChunk(
+                r.request_id,
+                r.num_expected_tokens - 1,
+                1,
+                block_ids,
+                1,
+                "decode",
+                window_block_ids=windows,
+            )
+            for r, block_ids, windows in zip(
+                added, self._kv.block_tables(added), self._kv.window_tables(added), strict=True
+            )
         ]
         for request in added:
             request.num_scheduled_tokens += 1
@@ -391,6 +402,8 @@ class StepBuilder:
         self.preempted.append(request)
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
+        if not self._kv.reserve_chunk(request, num_tokens):
+            return  # steps in flight keep blocks of requests that have ended
         self._turns.served(best_effort=request.is_best_effort)
         self._serves_behind |= self._queues.tenants.is_behind(self._queues.tenant(request))
         self.first_blocks[self._kv.next_block(request)] = request.request_id
@@ -405,6 +418,7 @@ class StepBuilder:
             int(samples),
             "prefill",
             self._ended_by(request, num_tokens),
+            window_block_ids=self._kv.window_tables([request])[0],
         )
         self.shape.add(chunk)
         self.chunks.append(chunk)
