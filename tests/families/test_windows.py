@@ -133,6 +133,20 @@ def test_preempted_in_a_full_cache(checkpoint: tuple[Path, PreTrainedModel]) -> 
 
 
 @pytest.mark.parametrize("checkpoint", ["gemma3"], indirect=True)
+def test_prompts_that_begin_alike_are_computed_once(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    path, model = checkpoint
+    llm = LLM(**settings(path, max_num_batched_tokens=128))
+    poisoned(llm)
+    alike = prompt(90, 1)
+    prompts = [alike, alike, [*alike[:60], 7, 8], alike]
+    for one, output in zip(prompts, generate(llm, prompts), strict=True):
+        assert_greedy(model, one, output)
+    assert llm.stats.num_prefix_cache_hits == 88 + 56 + 88
+
+
+@pytest.mark.parametrize("checkpoint", ["gemma3"], indirect=True)
 @pytest.mark.parametrize(
     ("kernels", "kv_cache_dtype"), [("auto", "auto"), ("auto", "int8"), ("torch", "int8")]
 )

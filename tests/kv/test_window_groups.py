@@ -86,7 +86,7 @@ def test_a_hit_is_as_long_as_all_windows_find_their_blocks() -> None:
 
 def path(kv: KVCacheManager, request: Request) -> tuple[BlockIds, int]:
     """Its blocks in the tree, and their number."""
-    way = kv._tree.match(kv._sought(request), kv._num_shareable(request))
+    way = kv._tree.match(kv._sought(request), kv.num_shareable(request))
     keys = type(way.nodes[0].places)("i")
     for node in way.nodes:
         keys += node.places
@@ -217,6 +217,15 @@ class WindowsMachine(RuleBasedStateMachine):
         tables = self.kv.block_ids(request), *self.kv.window_tables([request])[0]
         self.flights.append(Flight(request, start, start + num_tokens, tables))
         self.kv.begin_step()
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def find_again(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.held))
+        if not request.is_in_flight and request.num_computed_tokens < request.num_tokens:
+            before = request.num_computed_tokens
+            request.catch_up(self.kv.find_again(request))
+            assert request.num_computed_tokens >= before
 
     @precondition(lambda self: self.flights)
     @rule()

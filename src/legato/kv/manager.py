@@ -121,7 +121,7 @@ class KVCacheManager:
 
     def match(self, request: Request) -> Way:
         """Look up the tokens that a request would share, before it has blocks."""
-        end = self._num_shareable(request)
+        end = self.num_shareable(request)
         way = self._tree.match(self._sought(request), end)
         return way if self.windows is None else self.windows.cut(way)
 
@@ -169,6 +169,23 @@ class KVCacheManager:
             return True
         end = request.num_scheduled_tokens + num_tokens
         return self.windows.grow(request.request_id, -(-end // self.block_size))
+
+    def find_again(self, request: Request) -> int:
+        """Replace a prompt's blocks by what other requests have computed of it since.
+
+        For a cache with window groups: a request with other blocks shares all of them at once. No
+        chunk of it may be in flight.
+
+        Returns:
+            the tokens at its start that need not be computed.
+        """
+        if self._last_step is None:
+            found = self.match(request)
+            if found.num_tokens > request.num_scheduled_tokens:
+                self.release(request)
+                has_blocks = self._begin(request, found)
+                assert has_blocks, "it needs no more blocks than it had"
+        return self.num_computed_tokens(request)
 
     def hold(self, request: Request, found: Way) -> None:
         """Keep the shared blocks of a request, which has just begun, for a transfer.
@@ -226,12 +243,12 @@ class KVCacheManager:
     def num_hit_tokens(self, request: Request) -> int:
         """Return the tokens that a request without blocks need not compute."""
         if request.is_to_be_fetched:
-            return self._num_shareable(request)
+            return self.num_shareable(request)
         return self.match(request).num_tokens
 
     def num_to_come(self, request: Request) -> int:
         """Return the tokens to come from other engines, those of a waiting request included."""
-        num_absent = self._num_shareable(request) - self.match(request).num_tokens
+        num_absent = self.num_shareable(request) - self.match(request).num_tokens
         return self.holds.num_arriving_blocks * self.block_size + num_absent
 
     def arriving_from(self, request: Request, found: Way | None = None) -> int:
@@ -245,7 +262,7 @@ class KVCacheManager:
             nodes = self._tables[request.request_id].last.unfinished
         else:
             nodes = found.nodes
-            if request.is_to_be_fetched and found.num_tokens < self._num_shareable(request):
+            if request.is_to_be_fetched and found.num_tokens < self.num_shareable(request):
                 end = found.num_tokens
         if not self.holds.num_arriving_blocks:
             return end
@@ -382,7 +399,7 @@ class KVCacheManager:
             return False
         for node in nodes[len(here) :]:
             self._host.restore(node, table.block_ids[self._blocks_of(node)])
-        end = self._num_shareable(request) // self.block_size
+        end = self.num_shareable(request) // self.block_size
         if self.windows is not None:
             met = self._tree.match(self._sought(request), end * self.block_size)
             ends = met.num_tokens // self.block_size, end
@@ -453,7 +470,7 @@ class KVCacheManager:
         salt = request.message.service.cache_salt
         return SoughtTokens(request.token_ids, self.block_size, salt)
 
-    def _num_shareable(self, request: Request) -> int:
+    def num_shareable(self, request: Request) -> int:
         """Return the tokens in the blocks at its start that a request may share."""
         wants_scores = request.params.prompt_logprobs is not None
         if not self._is_sharing or (wants_scores and not request.num_output_tokens):
