@@ -72,7 +72,7 @@ def _logits(folder: Path, prompt: list[int], kernels: NativeKernels | None) -> t
         if isinstance(model, NativeModel)
         else TorchAttentionBackend(model.cache, **sizes, device=CPU)
     )
-    backend.blocks.fill_(torch.nan)
+    backend.blocks[0].fill_(torch.nan)
     runner = Runner(model, backend)
     message = AddRequest(
         request_id="0", prompt_token_ids=token_array(prompt), params=SamplingParams(max_tokens=1)

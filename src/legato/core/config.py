@@ -368,14 +368,19 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         assert self.max_num_seqs is not None
         return max_model_len + self.max_num_seqs
 
-    def most_batched_tokens(self, max_model_len: int, device: str) -> int:
+    def most_batched_tokens(
+        self, max_model_len: int, device: str, *, has_windows: bool = False
+    ) -> int:
         """Return the largest token budget that a running server may be changed to.
 
         On a CPU it is large enough for any whole prompt. A GPU's memory for steps is allocated at
-        the start, so its budget cannot grow.
+        the start, so its budget cannot grow, and so are the blocks of window groups.
+
+        Args:
+            has_windows: whether the cache has window groups.
         """
         assert self.max_num_batched_tokens is not None
-        if device != "cpu":
+        if device != "cpu" or has_windows:
             return self.max_num_batched_tokens
         return max(self.max_num_batched_tokens, self.whole_prompt_tokens(max_model_len))
 

@@ -45,6 +45,8 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         drafter: source of the drafts; None without drafts.
         state: slots of the recurrent layers' states; None if the model has no such layers, or for
             a chunk outside any request.
+        window_block_ids: the request's block table in each window group of the cache, as long as
+            `block_ids`; entries that no query of the chunk reads may be any block.
     """
 
     request_id: str
@@ -57,6 +59,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     draft_token_ids: tuple[int, ...] = ()
     drafter: DrafterName | None = None
     state: StateChange | None = None
+    window_block_ids: tuple[Sequence[int], ...] = ()
 
     @property
     def end(self) -> int:
@@ -98,6 +101,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             self.block_ids,
             self.num_samples - num_drafts,
             "decode",
+            window_block_ids=self.window_block_ids,
         )
 
     def unsampled(

@@ -36,7 +36,7 @@ def check_forward(
     """Check that a forward pass over tokens from all over the vocabulary is finite.
 
     Args:
-        attention: the check writes to its first blocks.
+        attention: the check writes to the first blocks of each cache group.
         max_len: positions of the model and of the cache.
         num_layers: of the model; None if all have keys and values in the cache.
         states: of the recurrent layers; None if the model has none.
@@ -44,7 +44,12 @@ def check_forward(
     Raises:
         UnsupportedModelError: a layer, or the output projection, returns NaN or infinities.
     """
-    plan = first_plan(vocab_size=vocab_size, max_len=max_len, block_size=block_size)
+    plan = first_plan(
+        vocab_size=vocab_size,
+        max_len=max_len,
+        block_size=block_size,
+        num_groups=len(attention.blocks),
+    )
     sequences = [SequenceState(request) for request in plan.new_requests]
     batch = pack(plan.chunks, sequences, block_size=block_size, device=model.device)
 
@@ -62,8 +67,12 @@ def check_forward(
     check_layers(values, num_layers or model.cache.num_layers, model.dtype)
 
 
-def first_plan(*, vocab_size: int, max_len: int, block_size: int) -> StepPlan:
-    """Return a plan for a short prompt from all over the vocabulary, in the first blocks."""
+def first_plan(*, vocab_size: int, max_len: int, block_size: int, num_groups: int = 1) -> StepPlan:
+    """Return a plan for a short prompt from all over the vocabulary, in the first blocks.
+
+    Args:
+        num_groups: groups of the cache.
+    """
     num_tokens = min(_MAX_TOKENS, max_len, vocab_size)
     prompt = range(0, vocab_size, vocab_size // num_tokens)[:num_tokens]
     request = AddRequest(
@@ -72,7 +81,10 @@ def first_plan(*, vocab_size: int, max_len: int, block_size: int) -> StepPlan:
         params=SamplingParams(temperature=0.0, max_tokens=1),
     )
     blocks = tuple(range(-(-num_tokens // block_size)))
-    chunk = ScheduledChunk(request.request_id, 0, num_tokens, blocks, 1, "prefill")
+    windows = (blocks,) * (num_groups - 1)
+    chunk = ScheduledChunk(
+        request.request_id, 0, num_tokens, blocks, 1, "prefill", window_block_ids=windows
+    )
     return StepPlan(step_id=0, chunks=(chunk,), new_requests=(request,))
 
 

@@ -66,6 +66,8 @@ class SequenceState:
         self._limits = TokenLimits.of(message.params)
         self._block_ids: Sequence[int] = ()
         self._block_row = np.zeros(0, dtype=np.int32)
+        # Key a window group of the cache, value its block ids and the row made of them.
+        self._window_rows: dict[int, tuple[Sequence[int], npt.NDArray[np.int32]]] = {}
 
     def append(self, token_id: int) -> None:
         self.token_ids[self.num_tokens] = token_id
@@ -96,3 +98,10 @@ class SequenceState:
             self._block_ids = block_ids
             self._block_row = np.array(block_ids, dtype=np.int32)
         return self._block_row
+
+    def window_row(self, group: int, block_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+        """Return the row of a window group's block table, as `block_row` does."""
+        found = self._window_rows.get(group)
+        if found is None or found[0] is not block_ids:
+            found = self._window_rows[group] = (block_ids, np.array(block_ids, dtype=np.int32))
+        return found[1]

@@ -34,7 +34,7 @@ class TorchExecutor:
     """Runs one packed forward pass a step and samples its rows, all in `submit`.
 
     Args:
-        num_host_slots: blocks of swap space in host memory.
+        num_host_slots: blocks of swap space in host memory; 0 for a cache of several groups.
         grammar: returns the grammar of a request's output, by its id, before the first token.
         states: of the recurrent layers; None if the model has none.
     """
@@ -57,7 +57,7 @@ class TorchExecutor:
         self._block_size = block_size
         self._sequences = Sequences(grammar)
         self._result: StepResult | None = None
-        self._host_cache = HostCache(attention.blocks, num_host_slots)
+        self._host_cache = HostCache(attention.blocks[0], num_host_slots)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         self._host_cache.move(moves)

@@ -5,7 +5,7 @@ padding), H query heads, K key/value heads, D head size, E hidden size, V vocabu
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -102,6 +102,46 @@ class CacheSpec:
     def token_bytes(self) -> int:
         """Size of a token's keys and values in all layers, scales included."""
         return 2 * self.num_layers * self.layer_numbers * self.kept_dtype.itemsize
+
+    @property
+    def whole(self) -> "CacheGroup":
+        """All layers as one group, which keeps all tokens."""
+        return CacheGroup(tuple(range(self.num_layers)), self)
+
+    def groups(self, max_model_len: int) -> "tuple[CacheGroup, ...]":
+        """Return the layers grouped by the tokens that they may still read.
+
+        The first group keeps all tokens of a request: it has the layers without a window that is
+        shorter than the longest request, or the layers with the widest window if all have one.
+        """
+        windows = [
+            window if window is not None and window < max_model_len else None
+            for window in self.sliding_windows
+        ]
+        kinds = sorted(set(windows), key=lambda window: (window is not None, -(window or 0)))
+        return tuple(
+            CacheGroup(
+                layers := tuple(i for i, window in enumerate(windows) if window == kind),
+                replace(self, sliding_windows=tuple(self.sliding_windows[i] for i in layers)),
+                window=kind if index else None,
+            )
+            for index, kind in enumerate(kinds)
+        )
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that share block tables and blocks.
+
+    Attributes:
+        layers: their indices in the decoder.
+        cache: what these layers keep of each token.
+        window: last tokens of a request that it keeps; None if it keeps all.
+    """
+
+    layers: tuple[int, ...]
+    cache: CacheSpec
+    window: int | None = None
 
 
 class Model(Protocol):

@@ -306,6 +306,24 @@ class NativeModel:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return finished_logits(self._communicator.gather(self._lm_head(hidden)), self.spec)
 
+    def begin_step(
+        self,
+        cache: CacheSpec,
+        block_size: int,
+        chunks: Sequence[tuple[int, int, int, list[int]]],
+        slots: list[int],
+    ) -> object:
+        """Return the extension's step for the layers of one cache group.
+
+        Args:
+            cache: what these layers keep of each token.
+            chunks: (first row, number of rows, position of the first, block ids) of each request.
+            slots: of each row, padding excluded.
+        """
+        shape = cache.num_kv_heads, cache.head_dim, block_size, cache.is_quantized
+        group = self.spec.num_heads // cache.num_kv_heads
+        return self.kernels.extension.Step(chunks, slots, shape, group, self.kernels.num_threads)
+
     def _add_layers(
         self,
         attention: "NativeStep",
@@ -317,7 +335,7 @@ class NativeModel:
         layers = self._native if num_layers is None else self._join(self._layers[:num_layers])
         layers.forward(
             self.kernels.pool,
-            attention.native,
+            attention.steps,
             attention.caches,
             hidden.data_ptr(),
             len(hidden),
@@ -332,11 +350,12 @@ class NativeModel:
         num_layers: int | None,
     ) -> None:
         """Add the layers' output to `hidden` [T, E]; ranks sum each half of a layer."""
-        pool, step, layers = self.kernels.pool, attention.native, self._native
+        pool, layers = self.kernels.pool, self._native
         rows = hidden.data_ptr(), len(hidden)
         addresses = _turn_addresses(turns)
         for layer, cache in enumerate(islice(attention.caches, num_layers)):
             after_attention, after_mlp = self._output_norms[layer]
+            step = attention.steps[cache[-1]]
             sums = torch.zeros_like(hidden)
             layers.add_attention(pool, step, layer, cache, *rows, addresses, sums.data_ptr())
             self._add_sum(hidden, sums, layer, after_attention)
@@ -374,25 +393,15 @@ class NativeStep:
     """A step's packed batch for native layers, which compute attention themselves.
 
     Args:
-        cache: layout of the caches.
-        chunks: (first row, number of rows, position of the first, block ids) of each request.
-        slots: of each row, padding excluded.
-        caches: (address of the keys, address of the values, sliding window or 0) of each layer.
+        steps: the extension's step of each cache group.
+        caches: (address of the keys, address of the values, sliding window or 0, index of the
+            group) of each layer.
     """
 
     def __init__(
-        self,
-        model: NativeModel,
-        cache: CacheSpec,
-        block_size: int,
-        chunks: Sequence[tuple[int, int, int, list[int]]],
-        slots: list[int],
-        caches: Sequence[tuple[int, int, int]],
+        self, steps: Sequence[object], caches: Sequence[tuple[int, int, int, int]]
     ) -> None:
-        spec, kernels = model.spec, model.kernels
-        shape = spec.num_kv_heads, spec.head_dim, block_size, cache.is_quantized
-        group = spec.num_heads // spec.num_kv_heads
-        self.native = kernels.extension.Step(chunks, slots, shape, group, kernels.num_threads)
+        self.steps = steps
         self.caches = caches
 
     def attend(self, *_: object, **__: object) -> torch.Tensor:

@@ -71,13 +71,16 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         transfers = make_transfers(config.transfer, runtime.kv, runtime.blocks, layout)
         address = TransferAddress(config.transfer.kv_transfer_host, transfers.port)
         info = msgspec.structs.replace(info, transfer=address)
+    # A window group has no blocks to spare for measurements in an idle engine.
+    may_measure = known.is_doubtful and runtime.kv.windows is None
+    recalibration = step_times.recalibration(step_time) if may_measure else None
     engine = EngineLoop(
         scheduler,
         runtime.kv,
         runtime.executor,
         grammars=grammars,
         untaken=runtime.untaken,
-        recalibration=step_times.recalibration(step_time) if known.is_doubtful else None,
+        recalibration=recalibration,
         transfers=transfers,
         at_end=lambda: step_times.keep_tails(step_time.tails),
     )
@@ -142,7 +145,10 @@ def _check_compilers() -> None:
 def _describe(runtime: ModelRuntime) -> EngineInfo:
     config, model, kv = runtime.config, runtime.model, runtime.kv
     num_cache_tokens = kv.num_blocks * kv.block_size
-    cache_bytes = num_cache_tokens * runtime.cache.token_bytes
+    cache_bytes = sum(
+        count * kv.block_size * group.cache.token_bytes
+        for count, group in zip(kv.group_sizes, runtime.groups, strict=True)
+    )
     return EngineInfo(
         model=config.model.model,
         served_model_names=(config.model.model,),
@@ -154,6 +160,7 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             block_size=kv.block_size,
             dtype=_name(runtime.cache.kept_dtype),
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            windows=tuple(group.window for group in runtime.groups if group.window is not None),
         ),
         scheduler=config.scheduler,
         rejected_kernels=runtime.blueprint.kernels.rejected,
@@ -170,6 +177,7 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
             f"{cache_bytes / 2**30:.2f} GiB, {_name(runtime.cache.kept_dtype)}",
             **request_costs(runtime.blueprint, runtime.cache, kv),
+            **_windows(runtime),
             "prefix caching": _prefix_caching(runtime),
             "policy": config.scheduler.policy,
             "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
@@ -195,6 +203,15 @@ def _ranks(num_ranks: int) -> dict[str, str]:
 
 def _draft_model(name: str | None) -> dict[str, str]:
     return {} if name is None else {"draft model": name}
+
+
+def _windows(runtime: ModelRuntime) -> dict[str, str]:
+    """Return the window groups of the cache; empty if all layers keep all tokens."""
+    sizes = zip(runtime.groups[1:], runtime.kv.group_sizes[1:], strict=True)
+    return {
+        f"window of {group.window:,} tokens": f"{len(group.layers)} layers, {count:,} blocks"
+        for group, count in sizes
+    }
 
 
 def _name(dtype: torch.dtype) -> str:

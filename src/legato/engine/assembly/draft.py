@@ -60,7 +60,7 @@ def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:
     """Give it a cache of so many blocks, or fewer if those hold all running requests."""
     blueprint, config = draft.blueprint, draft.blueprint.config.cache
     num_blocks = min(num_blocks, blueprint.blocks_per_request * blueprint.max_num_seqs)
-    attention = make_attention(draft.model, draft.cache, num_blocks, config)
+    attention = make_attention(draft.model, (draft.cache.whole,), (num_blocks,), config)
     check_forward(
         draft.model,
         attention,

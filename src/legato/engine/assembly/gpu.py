@@ -6,7 +6,12 @@ from legato.checkpoint.loader import fill_model
 from legato.core.errors import ConfigError
 from legato.core.rows import GPU_ROWS
 from legato.engine.assembly.blueprint import Blueprint
-from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager, no_memory
+from legato.engine.assembly.kv_cache import (
+    cache_groups,
+    configured_cache,
+    make_kv_manager,
+    no_memory,
+)
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.base import Executor
 from legato.executor.memory import raising_memory_error
@@ -34,7 +39,7 @@ def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
     """
     shard = GpuShard(blueprint, device)
     cache = configured_cache(blueprint, shard.model.cache)
-    kv = make_kv_manager(blueprint, cache, shard.cache_bytes())
+    kv = make_kv_manager(blueprint, cache_groups(blueprint, cache), shard.cache_bytes())
     shard.make_cache(kv.num_blocks)
     executor = GpuExecutor(
         shard.program,
@@ -159,6 +164,7 @@ class GpuShard:
             blueprint=self._blueprint,
             model=self.model,
             cache=cache,
+            groups=(cache.whole,),
             kv=kv,
             executor=executor,
             blocks=self.program.blocks,

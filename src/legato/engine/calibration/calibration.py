@@ -56,6 +56,7 @@ class Calibration:
 
     Args:
         block_ids: blocks of the cache to write to; they must be empty.
+        window_block_ids: likewise, in each window group of the cache.
         max_model_len: last position, if the time suffices.
         most_drafts: most drafts of a step; with 0, no step has drafts.
         rows: the numbers of rows to which the executor pads batches.
@@ -76,6 +77,7 @@ class Calibration:
         max_model_len: int,
         max_num_seqs: int,
         vocab_size: int,
+        window_block_ids: Sequence[Sequence[int]] = (),
         most_drafts: int = 0,
         rows: RowCounts = CPU_ROWS,
         extent: Extent = ON_A_CPU,
@@ -86,6 +88,7 @@ class Calibration:
         self._executor = executor
         self._clock = clock
         self._block_ids = block_ids
+        self._window_block_ids = window_block_ids
         self._block_size = block_size
         num_tokens = len(block_ids) * block_size
         self._limit = min(max_model_len - 1, num_tokens, extent.longest_context)
@@ -199,6 +202,7 @@ class Calibration:
                 1 + num_drafts,
                 "verify" if num_drafts else "decode",
                 draft_token_ids=drafts,
+                window_block_ids=self._window_tables(first, first + num_blocks),
             )
 
     @property
@@ -215,9 +219,23 @@ class Calibration:
             yield self._chunk("prefill", start, num_tokens, samples=self._random.random() < 0.2)
 
     def _chunk(self, name: str, start: int, num_tokens: int, *, samples: bool) -> ScheduledChunk:
-        blocks = tuple(self._block_ids[: -(-(start + num_tokens) // self._block_size)])
-        name = f"calibration-{name}"
-        return ScheduledChunk(name, start, num_tokens, blocks, int(samples), "prefill")
+        num_blocks = -(-(start + num_tokens) // self._block_size)
+        return ScheduledChunk(
+            f"calibration-{name}",
+            start,
+            num_tokens,
+            tuple(self._block_ids[:num_blocks]),
+            int(samples),
+            "prefill",
+            window_block_ids=self._window_tables(0, num_blocks),
+        )
+
+    def _window_tables(self, first: int, end: int) -> tuple[Sequence[int], ...]:
+        """Return a table of each window group; its blocks take turns."""
+        return tuple(
+            tuple(block_ids[i % len(block_ids)] for i in range(first, end))
+            for block_ids in self._window_block_ids
+        )
 
     def _measure(self, chunks: list[ScheduledChunk]) -> MeasuredStep:
         plans = [self._plan(chunks) for _ in range(self._executor.depth)]

@@ -153,6 +153,7 @@ class EngineLoop:
             num_contained_errors=self._containment.num_errors,
             kv_usage=self._kv.usage,
             num_cached_blocks=self._kv.num_cached_blocks,
+            window_usage=self._kv.window_usage,
             transfer=None if self.transfers is None else self.transfers.stats,
         )
 

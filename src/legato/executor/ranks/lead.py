@@ -50,7 +50,7 @@ class LeadAttention:
         self._own = own
 
     @property
-    def blocks(self) -> torch.Tensor:
+    def blocks(self) -> tuple[torch.Tensor, ...]:
         return self._own.blocks
 
     def begin_step(self, batch: PackedBatch) -> LeadStep:

@@ -64,7 +64,7 @@ class CpuRank:
     def make_cache(self, num_blocks: int) -> None:
         model, config = self._divided.own, self._blueprint.config.cache
         cache = configured_cache(self._blueprint, model.cache)
-        self.attention = make_attention(model, cache, num_blocks, config)
+        self.attention = make_attention(model, (cache.whole,), (num_blocks,), config)
         self.untaken = untaken_pages(config, self.attention)
 
     def follower(self, num_host_slots: int) -> HostFollower:
@@ -95,9 +95,10 @@ class CpuRank:
             blueprint=blueprint,
             model=model,
             cache=cache,
+            groups=(cache.whole,),
             kv=kv,
             executor=executor,
-            blocks=attention.blocks,
+            blocks=attention.blocks[0],
             rows=CPU_ROWS,
             kernels=self._kernels,
             untaken=self.untaken,
