@@ -38,9 +38,10 @@ from legato.server.http.middleware import (
 )
 from legato.server.http.origins import CheckHost, CheckOrigin, HostNames
 from legato.server.http.warnings import AnswerWarnings
-from legato.server.openai import chat, completions, models, tokenization
+from legato.server.openai import chat, completions, embeddings, models, tokenization
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
+from legato.server.openai.embeddings import EmbeddingAnswer
 from legato.server.openai.models import ModelCard, ModelList
 from legato.server.openai.responses import endpoints as responses
 from legato.server.openai.responses.endpoints import DeletedResponse, InputItemList
@@ -59,6 +60,7 @@ from legato.server.operations.trace import LiveTrace, TraceStarted
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
+from legato.server.requests.embeddings import EmbeddingRequest
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
@@ -74,6 +76,7 @@ _ANSWERS = (
     CompletionAnswer,
     DeletedResponse,
     DetokenizeAnswer,
+    EmbeddingAnswer,
     Health,
     InputItemList,
     InputTokenCount,
@@ -95,6 +98,7 @@ _REQUESTS = (
     CompletionRequest,
     CountTokensRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     MessagesRequest,
     ResponsesRequest,
     TokenizeRequest,
@@ -104,7 +108,7 @@ _OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
-    *(chat, completions, responses, messages, models, tokenization),
+    *(chat, completions, embeddings, responses, messages, models, tokenization),
     *(trace, settings, probes, routers, events, dashboard),
 )
 _ERRORS = (

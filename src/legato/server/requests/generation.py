@@ -127,11 +127,30 @@ class KVTransferRequest(RequestModel):
     remote_block_ids: Annotated[list[int] | None, only(None)] = None
 
 
-class GenerationOptions(PeersHints, ModelRequest):
+class ServiceOptions(ModelRequest):
+    """How to serve a request beside others; fields mean the same as in `ServiceParams`."""
+
+    slo_class: Name = INTERACTIVE
+    tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = DEFAULT_TENANT
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    allow_best_effort: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+
+    def service_params(self) -> ServiceParams:
+        """Return how to serve the request; the engine checks that its class exists."""
+        return ServiceParams(
+            slo_class=self.slo_class,
+            tenant=self.tenant,
+            priority=self.priority,
+            allow_best_effort=self.allow_best_effort,
+            cache_salt=self.cache_salt,
+        )
+
+
+class GenerationOptions(PeersHints, ServiceOptions):
     """Options of a generation request in any API.
 
-    Fields named as in `SamplingParams` and `ServiceParams` mean the same. Those of `SamplingParams`
-    that are unset are the model's defaults.
+    Fields named as in `SamplingParams` mean the same. Their defaults are the model's.
     """
 
     stream: bool = False
@@ -155,12 +174,6 @@ class GenerationOptions(PeersHints, ModelRequest):
     ignore_eos: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     skip_special_tokens: bool | None = None
-
-    slo_class: Name = INTERACTIVE
-    tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = DEFAULT_TENANT
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
-    allow_best_effort: bool = False
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
 
     def shared_options(self) -> dict[str, Any]:
         """Return the options that the client sent, as JSON values."""
@@ -219,13 +232,3 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
         sent = {name: getattr(self, name) for name in names}
         form = {} if self.output_form is None else {"structured_outputs": self.output_form}
         return SamplingParams(**{**defaults, **sent, **form, **decided})
-
-    def service_params(self) -> ServiceParams:
-        """Return how to serve the request; the engine checks that its class exists."""
-        return ServiceParams(
-            slo_class=self.slo_class,
-            tenant=self.tenant,
-            priority=self.priority,
-            allow_best_effort=self.allow_best_effort,
-            cache_salt=self.cache_salt,
-        )
