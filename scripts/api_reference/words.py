@@ -77,6 +77,16 @@ FIELDS = {
     "the sampled one",
     "top_logprobs": "and of this many most likely tokens; with `logprobs` only",
     "best_of": "must be 1 or equal `n`",
+    # Of embeddings.
+    "EmbeddingRequest.add_special_tokens": "put the tokenizer's special tokens around each text",
+    "EmbeddingRequest.input": "a text, token ids, or a list of either; each gets a vector",
+    "encoding_format": "a vector is a list of numbers, or base64 of its float32 numbers in "
+    "little-endian order",
+    "dimensions": "return the first so many numbers of each vector",
+    "normalize": "divide each vector by its L2 norm, after `dimensions`",
+    "EmbeddingRequest.truncate_prompt_tokens": "keep so many tokens of each input at most, special "
+    "tokens around a text included; -1 keeps as many as the context has",
+    "EmbeddingRequest.truncation_side": "where tokens are dropped",
     "echo": "put the prompt before the completion; with `logprobs`, not with `stream`",
     "add_special_tokens": "the chat template adds them",
     "CompletionRequest.add_special_tokens": "add the tokenizer's special tokens to prompts that "
@@ -363,6 +373,12 @@ CODES = {
 """Key the `code` of an error."""
 
 REFUSED: dict[str, list[dict[str, object]]] = {
+    "/v1/embeddings": [
+        {"dimensions": 0},
+        {"encoding_format": "int8"},
+        {"input": []},
+        {"temperature": 0},
+    ],
     "/v1/chat/completions": [
         {"logit_bais": {}},
         {"prediction": {"type": "content", "content": "Hi"}},
@@ -402,6 +418,7 @@ REFUSED: dict[str, list[dict[str, object]]] = {
 RIGHT: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
+    "/v1/embeddings": {"input": "Hi"},
     "/v1/responses": {"input": "Hi"},
     "/tokenize": {},
 }

@@ -22,6 +22,7 @@ from legato.core.plan import (
     StepPlan,
     StepResult,
 )
+from legato.core.pooling import Pooling
 from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -140,6 +141,7 @@ class Harness:
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         kv_role: str | None = None,
+        pooling: Pooling | None = None,
         **service: Any,
     ) -> None:
         """Let a request arrive now.
@@ -149,6 +151,7 @@ class Harness:
                 another one has them.
             prompt: None takes `prompt_len` tokens that no other prompt has.
             eos_token_ids: at which it ends, as it may before `max_tokens`.
+            pooling: how its prompt becomes a vector, with which it ends.
             service: fields of `ServiceParams`.
         """
         first = VOCAB_SIZE + len(self.added) * _LONGEST_PROMPT
@@ -168,6 +171,7 @@ class Harness:
             eos_token_ids=tuple(eos_token_ids),
             arrival_time_s=self.clock(),
             kv_transfer=_TRANSFERS[kv_role],
+            pooling=pooling,
         )
         self.added[request_id] = request
         self.tokens[request_id] = []
@@ -258,7 +262,8 @@ class Harness:
         """Nothing behind a request's end, or before the values are known that it takes."""
         request = self.scheduler._queues.running[chunk.request_id]
         assert request.finish_reason is None
-        assert chunk.end < request.num_final_tokens
+        assert chunk.end < request.num_final_tokens + request.is_pooled
+        assert not (request.is_pooled and chunk.num_samples)
         others = [c for p in list(self.in_flight)[:-1] for c in p.chunks]
         sampled = [c for c in others if c.request_id == chunk.request_id and c.num_samples]
         assert not (sampled and request.params.needs_values)
@@ -521,12 +526,17 @@ class Harness:
         if num_output and not any(request_id in plan.preempted for plan in self.plans):
             # After a preemption nothing more is said to be cached.
             assert num_cached + self.num_computed[request_id] >= num_prompt + num_output - 1
-        if request.params.prompt_logprobs is not None or not self.kv._is_sharing:
+        reads_all = request.params.prompt_logprobs is not None or request.pooling == "mean"
+        if reads_all or not self.kv._is_sharing:
             assert not num_cached
+        if request.pooling and self.finish_reasons[request_id] == [FinishReason.STOP]:
+            assert num_cached < num_prompt <= num_cached + self.num_computed[request_id]
 
     def expected_tokens(self, request_id: str) -> list[int]:
         """What the request gets when it runs undisturbed."""
         request = self.added[request_id]
+        if request.pooling is not None:
+            return []
         token_ids = list(request.prompt_token_ids)
         assert request.params.max_tokens is not None
         count = min(request.params.max_tokens, self.max_model_len - len(token_ids))

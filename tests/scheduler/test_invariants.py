@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason
+from legato.core.pooling import Pooling
 from legato.core.slo import SloClass
 from legato.kv.hold import Hold
 from legato.scheduler.order import ORDERS
@@ -90,6 +91,7 @@ def arrivals() -> st.SearchStrategy[dict[str, Any]]:
             "priority": st.integers(-3, 3),
             "allow_best_effort": st.booleans(),
             "kv_role": st.sampled_from([None, None, None, "send", "fetch"]),
+            "pooling": st.sampled_from([None, None, None, None, "last", "mean"]),
         }
     )
 
@@ -308,6 +310,27 @@ def test_a_prompt_alone_takes_ceil_l_over_c_steps(prompt_len: int, budget: int) 
     harness.drain()
     assert len(harness.plans) == -(-prompt_len // budget)
     assert harness.tokens["a"] == harness.expected_tokens("a")
+
+
+@given(
+    lengths=st.lists(st.integers(1, 80), min_size=1, max_size=6),
+    budget=st.integers(1, 64),
+    pooling=st.sampled_from(["last", "mean"]),
+    depth=st.integers(1, 3),
+)
+def test_a_pooled_prompt_delays_no_stream(
+    lengths: list[int], budget: int, pooling: Pooling, depth: int
+) -> None:
+    harness = Harness(budget=budget, num_blocks=200, max_model_len=80, depth=depth)
+    harness.add("stream", 1, max_tokens=40)
+    harness.step()
+    for i, prompt_len in enumerate(lengths):
+        harness.add(str(i), prompt_len, pooling=pooling)
+    harness.drain()  # `check_streams` sees each plan
+    assert harness.tokens["stream"] == harness.expected_tokens("stream")
+    for i in range(len(lengths)):
+        assert harness.finish_reasons[str(i)] == [FinishReason.STOP]
+        assert harness.tokens[str(i)] == []
 
 
 @given(

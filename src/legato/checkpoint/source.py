@@ -16,7 +16,8 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _TEXT_PATTERNS = ("*.json", "*.jinja")
 _MODEL_PATTERNS = (*_TEXT_PATTERNS, "*.safetensors")
 # Copies of the same weights under other names (Mistral's and Meta's own formats).
-_HUB_IGNORED = ("consolidated*", "*/*")
+# Folders hold other formats, except 1_Pooling of sentence-transformers.
+_HUB_IGNORED = ("consolidated*", "[!1]*/*")
 
 
 class ModelSource(msgspec.Struct, frozen=True):

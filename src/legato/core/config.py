@@ -8,6 +8,7 @@ import msgspec
 
 from legato.core.config_fields import Config, Field, Flag, fields_of
 from legato.core.errors import ConfigError
+from legato.core.pooling import Pooling
 from legato.core.ranges import Count, CountOrZero, Seconds, Share, Size, SizeOrZero, Slack
 from legato.core.slo import (
     BATCH,
@@ -127,6 +128,13 @@ class ModelConfig(Config, frozen=True, kw_only=True):
             default="the fastest that can run",
         ),
     ] = "auto"
+    pooling: Annotated[
+        Pooling | None,
+        Flag(
+            "what an embedding is made of: the last token's hidden state, or the mean of all",
+            default="what the checkpoint's sentence-transformers files say, else last",
+        ),
+    ] = None
     speculative_model: Annotated[
         str | None,
         Flag(

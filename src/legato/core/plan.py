@@ -36,8 +36,9 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         block_ids: the request's block table up to at least `start + num_tokens` tokens. The same
             object is the same table.
-        num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt, 1 if the
-            chunk reaches the request's last token, and 1 more for each draft.
+        num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt and for a
+            pooled request, 1 if the chunk reaches the request's last token, and 1 more for each
+            draft.
         kind: kind of chunk, for the step-time model, metrics and traces alike.
         ended_by: why a prefill chunk is not longer; None for other kinds.
         draft_token_ids: drafts, the chunk's last tokens; the tokens before them are known, or come
@@ -196,6 +197,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
         prompt_logprobs: scores of the prompt tokens at [start + 1, min(end + 1, prompt length)),
             none of them twice; None if not asked for.
         is_complete: whether the output's grammar allows no further token.
+        pooled: float32 [E], the vector of a pooled request that the chunk completes.
     """
 
     num_tokens: int
@@ -203,6 +205,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: TokenScores | None = None
     is_complete: bool = False
+    pooled: bytes | None = None
 
     def cut(self, num_samples: int, *, is_complete: bool) -> "ChunkResult":
         """Return the result with at most `num_samples` tokens; the last may end the output."""

@@ -22,7 +22,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, and how it would run on this machine with default settings.
 
     Attributes:
-        num_parameters: of all weights; a tied output projection counts once.
+        num_parameters: values in its weights; a tied output projection counts once.
         dtype: of activations and cache, and of weights unless they are quantized.
         quantization: format of quantized matrices in the file; empty if there are none.
         cpu_layers: the layers that run it on a CPU.

@@ -13,6 +13,7 @@ from legato.executor.batch import PackedBatch, pack
 from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import Scores, compute_logprobs, score
 from legato.executor.memory import raising_memory_error
+from legato.executor.pooling import Float64s
 from legato.executor.sampler import NO_TOKEN, sample
 from legato.executor.sequences import (
     BegunStep,
@@ -86,9 +87,10 @@ class TorchExecutor:
         states = None if self._states is None else self._states.begin_step(batch, step.plan.chunks)
         hidden = self._model.forward(batch.input_ids, batch.positions, attention, states=states)
         prompt_logprobs = self._score_prompts(step, batch, hidden)
+        pooled_sums = _pool(step, batch, hidden)
         known = self._sequences.num_known_rows(step)
         token_ids, logprobs = self._sample(step, batch, hidden, known)
-        return StepOutcome(token_ids, logprobs, prompt_logprobs, known)
+        return StepOutcome(token_ids, logprobs, prompt_logprobs, known, pooled_sums)
 
     def _score_prompts(
         self, step: BegunStep, batch: PackedBatch, hidden: torch.Tensor
@@ -133,6 +135,19 @@ class TorchExecutor:
             logits = logits[torch.tensor(sampled.places, device=logits.device)]
         tokens = sample(logits, sampled.rows)
         return sampled.grouped(tokens.tolist()), _sample_logprobs(sampled, logits, tokens)
+
+
+def _pool(step: BegunStep, batch: PackedBatch, hidden: torch.Tensor) -> dict[str, Float64s]:
+    """Sum hidden states of pooled requests; key request id."""
+    sums: dict[str, Float64s] = {}
+    for (chunk, sequence), row in zip(step.pairs, batch.query_start.tolist(), strict=False):
+        if sequence.pooled is None:
+            continue
+        if positions := sequence.pooled.positions(chunk):
+            first = row - chunk.start
+            rows = hidden[first + positions.start : first + positions.stop]
+            sums[chunk.request_id] = rows.sum(0, dtype=torch.float64).cpu().numpy()
+    return sums
 
 
 @contextmanager

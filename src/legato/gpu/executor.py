@@ -55,6 +55,7 @@ class _Flight(NamedTuple):
 
     Attributes:
         sampled: int32 [S] on the host; readable, like the next fields, once `done` is passed.
+        pooled_sums: float64 [E]; key request id.
     """
 
     step: BegunStep
@@ -62,6 +63,7 @@ class _Flight(NamedTuple):
     sampled: torch.Tensor
     logprobs: _Scored | None
     prompt_logprobs: Sequence[tuple[str, Scores]]
+    pooled_sums: Mapping[str, torch.Tensor]
     begun: Event
     done: Event
 
@@ -122,6 +124,7 @@ class GpuExecutor:
             _entries(flight.logprobs),
             _prompt_scores(flight.prompt_logprobs),
             flight.num_known_rows,
+            {name: total.numpy() for name, total in flight.pooled_sums.items()},
         )
         seconds = flight.done.seconds_since(flight.begun)
         return self._sequences.end(flight.step, outcome, seconds)
@@ -129,13 +132,14 @@ class GpuExecutor:
     def _launch(self, step: BegunStep, begun: Event) -> _Flight:
         size, first_rows = self._forward(step)
         prompt_logprobs = self._score_prompts(step, first_rows.tolist())
+        pooled_sums = self._pool(step, first_rows.tolist())
         known = self._sequences.num_known_rows(step)  # masks were made in the meantime
         self._sample(step, size, known)
         logprobs = self._score_sampled(step)
         sampled = self._device.download(self._program.sampled[: step.num_samples])
         done = self._device.event()
         done.record()
-        return _Flight(step, known, sampled, logprobs, prompt_logprobs, begun, done)
+        return _Flight(step, known, sampled, logprobs, prompt_logprobs, pooled_sums, begun, done)
 
     def _forward(self, step: BegunStep) -> tuple[StepSize, Int64s]:
         """Run the layers; return the step's size and the row of each chunk's first token."""
@@ -145,10 +149,23 @@ class GpuExecutor:
 
     def _logits_of(self, rows: Int32s) -> torch.Tensor:
         """Return the logits of rows of the last launched step: [rows, V] float32."""
-        model = self._program.model
-        return model.compute_logits(
-            model.hidden_of(self._device.upload(rows), self._program.residual)
-        )
+        return self._program.model.compute_logits(self._hidden_of(rows))
+
+    def _hidden_of(self, rows: Int32s) -> torch.Tensor:
+        """Return the hidden states of rows of the last launched step: [rows, E]."""
+        return self._program.model.hidden_of(self._device.upload(rows), self._program.residual)
+
+    def _pool(self, step: BegunStep, first_rows: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Start copying sums of hidden states of pooled requests to the host; key request id."""
+        sums: dict[str, torch.Tensor] = {}
+        for (chunk, sequence), first in zip(step.pairs, first_rows, strict=True):
+            if sequence.pooled is None:
+                continue
+            if positions := sequence.pooled.positions(chunk):
+                rows = np.arange(positions.start, positions.stop) - chunk.start + first
+                total = self._hidden_of(rows.astype(np.int32)).sum(0, dtype=torch.float64)
+                sums[chunk.request_id] = self._device.download(total)
+        return sums
 
     def _sample(self, step: BegunStep, size: StepSize, num_known_rows: Mapping[str, int]) -> None:
         if not any(s.may_adjust_logits for chunk, s in step.pairs if chunk.num_samples):

@@ -510,9 +510,11 @@ class KVCacheManager:
 
     def num_shareable(self, request: Request) -> int:
         """Return the tokens in the blocks at its start that a request may share."""
-        wants_scores = request.params.prompt_logprobs is not None
-        if not self._is_sharing or (wants_scores and not request.num_output_tokens):
-            return 0  # tokens that it does not compute cannot be scored
+        reads_all_rows = (
+            request.params.prompt_logprobs is not None or request.message.pooling == "mean"
+        )
+        if not self._is_sharing or (reads_all_rows and not request.num_output_tokens):
+            return 0  # tokens that it does not compute cannot be scored, or pooled
         return (request.num_tokens - 1) // self.block_size * self.block_size
 
     def _num_blocks(self, request: Request) -> int:

@@ -446,7 +446,8 @@ class Scheduler:
     def _take_tokens(
         self, request: Request, done: ChunkResult, now_s: float
     ) -> RequestOutput | None:
-        if request.first_token_s is None and done.token_ids:
+        is_pooled = request.is_pooled_whole
+        if is_pooled or (request.first_token_s is None and done.token_ids):
             self._num_prefix_cache_queries += request.num_tokens
             self._num_prefix_cache_hits += request.num_cached_tokens
             self._forecast_errors.observe(request, now_s)
@@ -456,7 +457,7 @@ class Scheduler:
             num_taken += 1
             if request.finish_reason is not None:
                 break
-        if done.is_complete:
+        if done.is_complete or is_pooled:
             request.complete()
         if self._drafting is not None and num_taken and request.finish_reason is None:
             self._drafting.advance(request)
@@ -472,6 +473,7 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
             is_promise_waived=request.is_promise_waived,
             scheduled_s=request.scheduled_s,
+            pooled=done.pooled,
         )
 
     def _end(self, request: Request) -> None:

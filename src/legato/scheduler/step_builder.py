@@ -426,7 +426,7 @@ class StepBuilder:
         self._turns.served(best_effort=request.is_best_effort)
         self._serves_behind |= self._queues.tenants.is_behind(self._queues.tenant(request))
         self.first_blocks[self._kv.next_block(request)] = request.request_id
-        samples = num_tokens == request.num_remaining_tokens
+        samples = num_tokens == request.num_remaining_tokens and not request.is_pooled
         if samples:
             self.becoming_streams.append(request)
         chunk = ScheduledChunk(

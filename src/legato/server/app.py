@@ -38,9 +38,18 @@ from legato.server.http.middleware import (
 )
 from legato.server.http.origins import CheckHost, CheckOrigin, HostNames
 from legato.server.http.warnings import AnswerWarnings
-from legato.server.openai import chat, completions, generate, models, rendering, tokenization
+from legato.server.openai import (
+    chat,
+    completions,
+    embeddings,
+    generate,
+    models,
+    rendering,
+    tokenization,
+)
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
+from legato.server.openai.embeddings import EmbeddingAnswer
 from legato.server.openai.generate import DerenderedAnswer, TextAnswer, TokensAnswer
 from legato.server.openai.models import ModelCard, ModelList
 from legato.server.openai.rendering import RenderedPrompt
@@ -61,6 +70,7 @@ from legato.server.operations.trace import LiveTrace, TraceStarted
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
+from legato.server.requests.embeddings import EmbeddingRequest
 from legato.server.requests.generate import GenerateRequest
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
 from legato.server.requests.tokenization import (
@@ -77,6 +87,7 @@ _ANSWERS = (
     DeletedResponse,
     DerenderedAnswer,
     DetokenizeAnswer,
+    EmbeddingAnswer,
     Health,
     InputItemList,
     InputTokenCount,
@@ -100,6 +111,7 @@ _REQUESTS = (
     CompletionRequest,
     CountTokensRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     GenerateRequest,
     MessagesRequest,
     ResponsesRequest,
@@ -110,7 +122,8 @@ _OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
-    *(chat, completions, responses, messages, models, tokenization, rendering, generate),
+    *(chat, completions, embeddings, responses, messages),
+    *(models, tokenization, rendering, generate),
     *(trace, settings, probes, routers, events, dashboard),
 )
 _ERRORS = (

@@ -9,8 +9,11 @@ import torch
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.loader import open_checkpoint, resolve_dtype
+from legato.checkpoint.pooling import checkpoint_pooling
+from legato.checkpoint.source import configured_source
 from legato.core.config import EngineConfig, Kernels, ModelConfig
 from legato.core.errors import ConfigError
+from legato.core.pooling import Pooling
 from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.calibration.calibration import SHORTEST_CHUNK
 from legato.executor.kernel_check import KernelChoice, choose_kernels
@@ -30,6 +33,7 @@ class Blueprint:
         grammar: returns the grammar of a request's output by the request's id; None if no request
             has a grammar.
         timer: measures the parts of the start.
+        pooling: how prompts become vectors.
     """
 
     config: EngineConfig
@@ -40,6 +44,7 @@ class Blueprint:
     kernels: KernelChoice
     grammar: Callable[[str], Grammar] | None
     timer: StartTimer
+    pooling: Pooling
 
     @property
     def max_num_seqs(self) -> int:
@@ -95,6 +100,7 @@ def draw_blueprint(
         kernels.result(),
         grammar,
         timer,
+        config.model.pooling or checkpoint_pooling(configured_source(config.model)) or "last",
     )
 
 

@@ -164,6 +164,8 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
         ),
         scheduler=config.scheduler,
         rejected_kernels=runtime.blueprint.kernels.rejected,
+        hidden_size=runtime.spec.hidden_size,
+        pooling=runtime.blueprint.pooling,
         settings={
             "model": config.model.model,
             "dtype": _name(model.dtype),
@@ -187,6 +189,7 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "max running": f"{config.scheduler.max_num_seqs}",
             "steps in flight": f"{config.scheduler.num_steps_in_flight}",
             "speculation": f"{config.scheduler.speculative}",
+            "pooling": runtime.blueprint.pooling,
         },
     )
 

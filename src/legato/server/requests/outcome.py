@@ -151,6 +151,20 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message_syntax: MessageSyntax | None = None
 
 
+class EmbeddingTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An end: a request for the vectors of the preceding prompts.
+
+    Attributes:
+        encoding_format, dimensions: as in `EmbeddingRequest`.
+        normalizes: whether each vector's L2 norm is made 1.
+    """
+
+    service: ServiceParams
+    encoding_format: Literal["float", "base64"]
+    dimensions: int | None
+    normalizes: bool
+
+
 class Answered(msgspec.Struct, frozen=True, tag=True):
     """An end: the preceding pieces are the answer, in JSON."""
 
@@ -183,4 +197,4 @@ Part = (
     | RenderTerms
     | Warned
 )
-End = Generation | Answered | Refused | NeedsStored
+End = Generation | EmbeddingTerms | Answered | Refused | NeedsStored

@@ -13,6 +13,7 @@ from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
+from legato.engine.frontend.embedding import check_dimensions, kept_tokens
 from legato.engine.frontend.requests import check_token_ids, last_tokens, with_bad_words
 from legato.grammar.check import GrammarChecker
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
@@ -29,6 +30,7 @@ from legato.server.requests.chat import ChatRequest
 from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
+from legato.server.requests.embeddings import EmbeddingRequest, PooledOptions
 from legato.server.requests.generate import GenerateRequest, in_sampling_params
 from legato.server.requests.generation import (
     GenerationOptions,
@@ -39,6 +41,7 @@ from legato.server.requests.generation import (
 from legato.server.requests.message_form import message_form
 from legato.server.requests.outcome import (
     Answered,
+    EmbeddingTerms,
     End,
     GenerateTerms,
     Generation,
@@ -92,6 +95,7 @@ class RequestReader:
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
+            "embeddings": self._embeddings,
             "messages": self._messages,
             "count_tokens": self._count_tokens,
             "generate": self._generate,
@@ -305,7 +309,7 @@ class RequestReader:
                 request.sampling_params(self._defaults.sampling, **decided)
             )
         params = self._with_known_tokens(params)
-        self._check_prompts(request)
+        self._check_prompts(request.prompt, is_cut=request.truncate_prompt_tokens is not None)
         max_len = self._serving.info.max_model_len
         echoed: list[str] = []
         prompt_lens: list[int] = []
@@ -367,13 +371,45 @@ class RequestReader:
             message_syntax=None if syntax is None or syntax.is_plain else syntax,
         )
 
-    def _check_prompts(self, request: CompletionRequest) -> None:
+    def _check_prompts(self, prompts: Sequence[Prompt], *, is_cut: bool) -> None:
         """Check all prompts before tokenizing the first."""
-        for prompt in request.prompt:
+        for prompt in prompts:
             if not isinstance(prompt, str):
                 check_token_ids(prompt, self._serving.info.vocab_size, "prompt")
-            elif request.truncate_prompt_tokens is None:
+            elif not is_cut:
                 self._check_fits(len(prompt), "prompt")
+
+    def _embeddings(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(EmbeddingRequest, body)
+        check_dimensions(request.dimensions, self._serving.info.hidden_size)
+        with naming_fields(prompt="input"):
+            self._check_completions(1, len(request.input))
+            self._check_prompts(request.input, is_cut=request.truncate_prompt_tokens is not None)
+            for prompt in request.input:
+                yield PromptTokens(token_array(self._pooled_tokens(prompt, request)))
+        yield EmbeddingTerms(
+            service=request.service_params(),
+            encoding_format=request.encoding_format,
+            dimensions=request.dimensions,
+            normalizes=request.normalize,
+        )
+
+    def _pooled_tokens(self, prompt: Prompt, request: PooledOptions) -> Sequence[int]:
+        whole = bare = prompt
+        if isinstance(prompt, str):
+            whole = self._tokenizer.encode(prompt, request.add_special_tokens)
+            bare = whole
+            if request.add_special_tokens and request.truncate_prompt_tokens is not None:
+                bare = self._tokenizer.encode(prompt, add_special_tokens=False)
+        assert not isinstance(whole, str)
+        assert not isinstance(bare, str)
+        return kept_tokens(
+            whole,
+            bare,
+            request.truncate_prompt_tokens,
+            request.truncation_side,
+            self._serving.info.max_model_len,
+        )
 
     def _prompt_tokens(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
         if isinstance(prompt, str):

@@ -11,6 +11,7 @@ from legato.text.message_guard import MessageSpecialTokens
 Kind = Literal[
     "chat",
     "completions",
+    "embeddings",
     "responses",
     "input_tokens",
     "messages",
