@@ -1,4 +1,4 @@
-"""The table of architectures: which layers run them, from the tables that loading reads."""
+"""Tables of architectures: which layers run them, from the tables that loading reads."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,6 +7,7 @@ from legato.gpu import support as gpu
 from legato.model import native
 from legato.model.architectures import ARCHITECTURES, described
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_families import FAMILIES
 from scripts.api_reference.markdown import table
 
 _SIZES = {
@@ -32,7 +33,7 @@ _USUAL: dict[str, dict[str, Any]] = {
 
 
 def parts() -> Mapping[str, Callable[[], str]]:
-    return {"architectures": _architectures}
+    return {"architectures": _architectures, "transformers": _transformers}
 
 
 def _architectures() -> str:
@@ -43,6 +44,14 @@ def _architectures() -> str:
         _, spec = described(contents)
         rows.append([f"`{name}`", f"`{kind}`", _native(spec), _gpu(spec)])
     return table(["architecture", "model type", "native CPU layers", "GPU layers"], rows)
+
+
+def _transformers() -> str:
+    """Return the architectures that only transformers' layers run."""
+    rows = [
+        [f"`{name}`", f"`{kind}`"] for kind, name in FAMILIES.items() if name not in ARCHITECTURES
+    ]
+    return table(["architecture", "model type"], rows)
 
 
 def _native(spec: DecoderSpec) -> str:
