@@ -70,6 +70,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "model",
         "revision",
         "load_format",
+        "model_impl",
         "tokenizer",
         "chat_template",
         "dtype",

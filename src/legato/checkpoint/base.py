@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from legato.core.errors import ConfigError
 from legato.model.base import NamedWeights
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Checkpoint:
     """
 
     name: str
-    spec: DecoderSpec
+    spec: DecoderSpec | TransformersSpec
     dtype: torch.dtype
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Callable[[torch.device], NamedWeights]
@@ -37,3 +39,16 @@ class Checkpoint:
     architecture: str = ""
     quantization: str = ""
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def decoder_spec(self) -> DecoderSpec:
+        """The spec for Legato's own layers.
+
+        Raises:
+            ConfigError: transformers' layers run the model.
+        """
+        if isinstance(self.spec, TransformersSpec):
+            raise ConfigError(
+                f"transformers' layers run {self.name}, and this is for Legato's own layers alone"
+            )
+        return self.spec

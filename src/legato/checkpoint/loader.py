@@ -14,8 +14,9 @@ from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.dummy import open_dummy_checkpoint
 from legato.checkpoint.finite import check_finite
 from legato.checkpoint.gguf import open_gguf_checkpoint
-from legato.checkpoint.hugging_face import open_hf_checkpoint
+from legato.checkpoint.hugging_face import open_hf_checkpoint, read_config
 from legato.checkpoint.source import configured_source
+from legato.checkpoint.weight_shapes import weight_shapes
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import Model, NamedWeights
@@ -27,6 +28,8 @@ from legato.model.quantization import QuantizedWeight, can_quantize, quantize
 from legato.model.quantized_forms import can_multiply
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_families import runs_on_transformers
+from legato.model.transformers_spec import TransformersSpec
 
 logger = logging.getLogger(__name__)
 
@@ -35,23 +38,36 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 _MAX_NAMES = 5
 _ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
 """Ends of the names of small matrices, where an error would change which experts compute a row."""
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_HEAD = "lm_head.weight"
+_VOCABULARY = ("model.embed_tokens.weight", _HEAD)
+_BITS = {"int8": 8, "int4": 4}
 
 
 def open_checkpoint(config: ModelConfig) -> Checkpoint:
     """Find a model and read its description, but not its weights.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model, or it is a GGUF file and transformers' layers are
+            asked for.
         UnsupportedModelError: Legato cannot run it.
     """
     source = configured_source(config)
+    if source.is_gguf and config.model_impl == "transformers":
+        raise ConfigError(
+            "a GGUF file runs on Legato's own layers, not on --model-impl transformers"
+        )
     if config.load_format == "dummy":
         return open_dummy_checkpoint(config, source)
     if source.is_gguf:
         return open_gguf_checkpoint(source.path)
     if config.quantization == "gguf":
         raise ConfigError(f"quantization gguf needs a GGUF file, which {config.model} is not")
+    contents = read_config(source.path)
+    if runs_on_transformers(source.path, contents, config.model_impl):
+        # Local import: transformers' layers take seconds to import.
+        from legato.checkpoint.transformers_checkpoint import open_transformers_checkpoint
+
+        return open_transformers_checkpoint(source.path, contents)
     return open_hf_checkpoint(source.path, config.max_model_len)
 
 
@@ -135,12 +151,17 @@ def _one_thread() -> Iterator[None]:
 
 
 def _empty_model(
-    spec: DecoderSpec,
+    spec: DecoderSpec | TransformersSpec,
     dtype: torch.dtype,
     device: torch.device,
     kernels: NativeKernels | None,
     communicator: Communicator,
 ) -> Model:
+    if isinstance(spec, TransformersSpec):
+        # Local import: see `open_checkpoint`.
+        from legato.model.transformers_model import TransformersModel
+
+        return TransformersModel(spec, dtype=dtype, kernels=kernels)
     if kernels is not None:
         return NativeModel(spec, kernels, communicator)
     kind = PackedDecoder if can_pack(dtype, device) else Decoder
@@ -153,8 +174,7 @@ def check_shapes(checkpoint: Checkpoint) -> None:
     Raises:
         UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
     """
-    on_paper = Decoder(checkpoint.spec, dtype=torch.float32, device=torch.device("meta"))
-    needed = {name: tuple(slot.shape) for name, slot in on_paper.checkpoint_slots().items()}
+    needed = weight_shapes(checkpoint.spec)
     for name, shape in checkpoint.shapes.items():
         if _is_redundant(name, checkpoint):
             continue
@@ -201,11 +221,14 @@ def _as_wanted(
                 return replace(tensor, is_stored_only=not is_kept)
             _log_widened(f"{checkpoint.name}: matrices in groups of {tensor.group} are widened")
         tensor = tensor.dequantize()
-    if not can_quantize(tensor) or name.endswith(_ROUTERS):
+    if quantization not in _BITS or not can_quantize(tensor) or name.endswith(_ROUTERS):
         return tensor
-    if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
-        return quantize(tensor, 4)
-    return quantize(tensor, 8) if quantization in ("int8", "int4") else tensor
+    spec = checkpoint.spec
+    if not isinstance(spec, TransformersSpec):
+        return quantize(tensor, 8 if name in _VOCABULARY else _BITS[quantization])
+    if name in (spec.embedding, spec.head):
+        return quantize(tensor, 8)
+    return quantize(tensor, _BITS[quantization]) if name in spec.matrices else tensor
 
 
 @cache
@@ -215,9 +238,9 @@ def _log_widened(message: str) -> None:
 
 def _is_redundant(name: str, checkpoint: Checkpoint) -> bool:
     """Whether no model needs the tensor: computed frequencies, or the copy of a tied weight."""
-    return name.endswith("rotary_emb.inv_freq") or (
-        name == _HEAD and checkpoint.spec.tie_word_embeddings
-    )
+    spec = checkpoint.spec
+    head = spec.head if isinstance(spec, TransformersSpec) else _HEAD
+    return name.endswith("rotary_emb.inv_freq") or (name == head and spec.tie_word_embeddings)
 
 
 def _some_of(names: list[str]) -> str:

@@ -27,6 +27,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
 Quantization = Literal["int8", "int4", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
+ModelImpl = Literal["auto", "legato", "transformers"]
 KVCacheDType = Literal["auto", "int8"]
 Policy = Literal["stall-free", "prefill-first"]
 NumDrafts = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -69,6 +70,14 @@ class ModelConfig(Config, frozen=True, kw_only=True):
             "where weights come from: the model's files, or dummy, random ones from a fixed seed, "
             "for which config.json is enough",
             default="what the files are",
+        ),
+    ] = "auto"
+    model_impl: Annotated[
+        ModelImpl,
+        Flag(
+            "whose layers run the model on a CPU: Legato's own, or transformers', with Legato's "
+            "attention and projections",
+            default="Legato's own if they know the architecture",
         ),
     ] = "auto"
     tokenizer: Annotated[

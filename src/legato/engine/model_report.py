@@ -13,6 +13,7 @@ from legato.core.config import ModelConfig
 from legato.gpu import support as gpu
 from legato.model import native
 from legato.model.packed_linear import can_pack
+from legato.model.spec import DecoderSpec
 
 _EMBEDDING = "model.embed_tokens.weight"
 _CPU = torch.device("cpu")
@@ -63,6 +64,10 @@ def report_model(config: ModelConfig) -> ModelReport:
     check_shapes(checkpoint)
     spec, dtype = checkpoint.spec, checkpoint.dtype
     reason = native.why_not_native(spec, dtype, _CPU)
+    if isinstance(spec, DecoderSpec):
+        cpu_layers, why_not_gpu = "PyTorch" if reason else "native", gpu.why_not_computed(spec)
+    else:
+        cpu_layers, why_not_gpu = "transformers", "transformers' layers run on CPUs alone"
     token_bytes = spec.cache(dtype).token_bytes
     return ModelReport(
         model=config.model,
@@ -72,9 +77,9 @@ def report_model(config: ModelConfig) -> ModelReport:
         max_model_len=spec.max_model_len,
         dtype=str(dtype).removeprefix("torch."),
         quantization=checkpoint.quantization,
-        cpu_layers="PyTorch" if reason else "native",
+        cpu_layers=cpu_layers,
         why_not_native=reason,
-        why_not_gpu=gpu.why_not_computed(spec),
+        why_not_gpu=why_not_gpu,
         weight_bytes=_weight_bytes(checkpoint, keeps_codes=checkpoint.is_quantized and not reason),
         file_weight_bytes=_weight_bytes(checkpoint, keeps_codes=not reason),
         cache_token_bytes=token_bytes,
@@ -88,15 +93,16 @@ def _weight_bytes(checkpoint: Checkpoint, *, keeps_codes: bool) -> int:
     The embedding stays plain. Native and packed layers keep a tied one a second time, laid out for
     the output projection.
     """
-    sizes = _sizes(checkpoint)
+    sizes, spec = _sizes(checkpoint), checkpoint.spec
+    embedding = _EMBEDDING if isinstance(spec, DecoderSpec) else spec.embedding
     itemsize = checkpoint.dtype.itemsize
-    plain_embedding = sizes[_EMBEDDING] * itemsize
+    plain_embedding = sizes[embedding] * itemsize
     kept = checkpoint.kept_bytes
-    head = kept.get(_EMBEDDING, plain_embedding) if keeps_codes else plain_embedding
-    has_copy = checkpoint.spec.tie_word_embeddings and (
+    head = kept.get(embedding, plain_embedding) if keeps_codes else plain_embedding
+    has_copy = spec.tie_word_embeddings and (
         keeps_codes
         or can_pack(checkpoint.dtype, _CPU)
-        or not native.why_not_native(checkpoint.spec, checkpoint.dtype, _CPU)
+        or not native.why_not_native(spec, checkpoint.dtype, _CPU)
     )
     total = sum(kept.values()) if keeps_codes else sum(sizes.values()) * itemsize
     return total + plain_embedding - head + (head if has_copy else 0)

@@ -32,6 +32,7 @@ from legato.model.rope import RotaryEmbedding, Turns
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 from legato.model.states import StepStates
 from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
+from legato.model.transformers_spec import TransformersSpec
 
 try:
     from legato import _processor
@@ -39,7 +40,7 @@ except ImportError:  # no compiler was available at installation
     _processor = None  # type: ignore[assignment]
 
 _DTYPE = torch.bfloat16
-_TILE_DEPTH = 32
+TILE_DEPTH = 32
 """Values in a row of a tile; every size must be a multiple of it."""
 _LARGEST_HEAD = 512
 _PLAIN_BITS = 16
@@ -108,10 +109,10 @@ class NativeKernels:
 def _multiple(field: str, at_most: float = math.inf) -> Rule:
     def fits(record: msgspec.Struct) -> bool:
         size: int = getattr(record, field)
-        return size % _TILE_DEPTH == 0 and size <= at_most
+        return size % TILE_DEPTH == 0 and size <= at_most
 
     limit = "" if at_most == math.inf else f" up to {at_most}"
-    return Rule(fits, f"a multiple of {_TILE_DEPTH}{limit}")
+    return Rule(fits, f"a multiple of {TILE_DEPTH}{limit}")
 
 
 _SUPPORTED: Rules = {
@@ -181,8 +182,10 @@ _SUPPORTED: Rules = {
 """What the extension computes. It does not know a field that is missing here."""
 
 
-def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """Return why `NativeModel` cannot run this model, or part; empty if it can."""
+def why_not_native(
+    spec: DecoderSpec | TransformersSpec, dtype: torch.dtype, device: torch.device
+) -> str:
+    """Return why native kernels cannot run this model, or part; empty if they can."""
     if device.type != "cpu":
         return f"the device is {device.type}"
     if _processor is None:
@@ -191,7 +194,7 @@ def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) 
         return "the processor has no AVX2, or the compiler knew of no such instructions"
     if dtype != _DTYPE:
         return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
-    return why_not_computed(spec)
+    return "" if isinstance(spec, TransformersSpec) else why_not_computed(spec)
 
 
 def why_not_computed(spec: DecoderSpec) -> str:

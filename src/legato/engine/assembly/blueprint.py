@@ -20,6 +20,7 @@ from legato.executor.kernel_check import KernelChoice, choose_kernels
 from legato.grammar.compiled import Grammar
 from legato.model.native import native_instructions
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ def draw_blueprint(
     with ThreadPoolExecutor(1) as thread:
         kernels = thread.submit(choose_kernels, _native_candidates(config.model.kernels, device))
         checkpoint = open_checkpoint(config.model)
+    if isinstance(checkpoint.spec, TransformersSpec) and device.type != "cpu":
+        raise ConfigError(
+            "transformers' layers run on a CPU alone, not in a GPU's graphs: this model needs "
+            "--device cpu"
+        )
     max_model_len = _within_model(config.model.max_model_len, checkpoint.spec)
     scheduler = config.scheduler.resolve(max_model_len, device.type)
     return Blueprint(
@@ -130,7 +136,7 @@ def _native_candidates(asked: Kernels, device: torch.device) -> list[str]:
     return [name for name in native_instructions() if asked in ("auto", name)]
 
 
-def _within_model(max_model_len: int | None, spec: DecoderSpec) -> int:
+def _within_model(max_model_len: int | None, spec: DecoderSpec | TransformersSpec) -> int:
     """Return the longest prompt plus output; raises `ConfigError` if the model has less."""
     if max_model_len is None:
         return spec.max_model_len

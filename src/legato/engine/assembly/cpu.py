@@ -20,6 +20,8 @@ from legato.executor.memory import cpu_cache_bytes
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.base import CacheSpec
 from legato.model.native import NativeKernels
+from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 
 def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
@@ -64,10 +66,18 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         groups=groups,
         blocks=attention.blocks[0],
         rows=CPU_ROWS,
-        kernels="torch" if kernels is None else kernels.instructions,
+        kernels=_kernels(spec, kernels),
         untaken=untaken_pages(config.cache, attention),
         draft_model=_draft_model(blueprint, draft, kv.num_blocks),
     )
+
+
+def _kernels(spec: DecoderSpec | TransformersSpec, kernels: NativeKernels | None) -> str:
+    """Return what computes the layers, in words."""
+    instructions = "torch" if kernels is None else kernels.instructions
+    if isinstance(spec, TransformersSpec):
+        return f"{instructions}, on transformers' layers"
+    return instructions
 
 
 def _load_draft(blueprint: Blueprint, kernels: NativeKernels | None) -> LoadedDraft | None:

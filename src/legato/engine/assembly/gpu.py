@@ -79,7 +79,7 @@ class GpuShard:
         self._num_ranks = communicator.size
         self.model = fill_model(
             lambda: GpuDecoder(
-                blueprint.checkpoint.spec,
+                blueprint.checkpoint.decoder_spec,
                 dtype=blueprint.dtype,
                 device=device.torch_device,
                 communicator=communicator,

@@ -18,11 +18,14 @@ from legato.executor.state_cache import StateCache
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 logger = logging.getLogger(__name__)
 
 
-def fit_recurrent(config: EngineConfig, spec: DecoderSpec, device: torch.device) -> EngineConfig:
+def fit_recurrent(
+    config: EngineConfig, spec: DecoderSpec | TransformersSpec, device: torch.device
+) -> EngineConfig:
     """Turn off what recurrent layers do not allow; a model without them keeps its configuration.
 
     Raises:
