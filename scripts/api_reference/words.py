@@ -329,6 +329,7 @@ DEFINED_BY = {
     "probes": "vLLM",
     "trace": "Legato",
     "settings": "Legato",
+    "cache": "vLLM",
 }
 """Key a tag of the OpenAPI document, value who defined its endpoints."""
 
