@@ -167,12 +167,17 @@ class GpuExecutor:
         """Score the sampled tokens of requests that asked for log probabilities."""
         scored: list[_Scored] = []
         for (chunk, sequence), places in zip(step.pairs, _sample_places(step), strict=True):
-            num_top = sequence.message.params.logprobs
+            params = sequence.message.params
+            num_top = params.num_shown_logprobs
             if num_top is None or not places:
                 continue
+            listed = None
+            if params.logprob_token_ids:
+                listed = self._device.upload(np.array(params.logprob_token_ids, dtype=np.int64))
             rows = slice(places.start, places.stop)
             tokens = self._program.sampled[rows].to(torch.int64).clamp_(min=0)
-            scores = self._score(self._program.logits[rows].float(), tokens, num_top)
+            logits = self._program.logits[rows].float()
+            scores = self._score(logits, tokens, num_top, listed)
             scored.append(_Scored(chunk.request_id, scores, [num_top] * len(places)))
         return scored
 
@@ -190,9 +195,15 @@ class GpuExecutor:
                 scored.append(_Scored(chunk.request_id, scores, [num_top] * len(some)))
         return scored
 
-    def _score(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> Scores:
-        """Start copying scores to the host."""
-        return Scores._make(map(self._device.download, score(logits, tokens, num_top)))
+    def _score(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        num_top: int,
+        listed: torch.Tensor | None = None,
+    ) -> Scores:
+        """Start copying scores to the host. Args: as of `score`."""
+        return Scores._make(map(self._device.download, score(logits, tokens, num_top, listed)))
 
 
 def _sample_places(step: BegunStep) -> list[range]:
