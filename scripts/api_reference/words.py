@@ -131,7 +131,8 @@ FIELDS = {
     "JsonSchemaFormat.description": "changes nothing",
     "JsonSchemaFormat.schema": "the JSON schema; without it, any object",
     "JsonSchemaFormat.strict": "refuse keywords that are not supported, rather than pass them over",
-    "ChatMessage.role": "who says it; `function` is the older name of `tool`",
+    "ChatMessage.role": "who says it: one of OpenAI's, where `function` is the older name of "
+    "`tool`, or another that the chat template names or writes as it comes",
     "ChatMessage.content": 'a text, or text parts `{"type": "text", "text": "..."}`, which are '
     "joined by line ends",
     "ChatMessage.name": "for the chat template",
@@ -339,6 +340,7 @@ DEFINED_BY = {
     "probes": "vLLM",
     "trace": "Legato",
     "settings": "Legato",
+    "cache": "vLLM",
 }
 """Key a tag of the OpenAPI document, value who defined its endpoints."""
 

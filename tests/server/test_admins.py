@@ -21,7 +21,7 @@ from tests.server.launch import ServerProcess, running_server
 
 FOR_ADMINS = {
     ("PATCH", "/settings"), ("POST", "/trace/start"), ("POST", "/trace/stop"),
-    ("GET", "/dashboard/events"),
+    ("GET", "/dashboard/events"), ("POST", "/reset_prefix_cache"),
 }  # fmt: skip
 OPEN = {
     ("GET", path) for path in ("/", "/dashboard", "/docs", "/health", "/metrics", "/openapi.json",

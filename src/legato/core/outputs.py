@@ -34,6 +34,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
         logprob: log probability of `token_id`, the token at the position.
         rank: 1 for the most likely token.
         top: (token id, logprob) of the most likely tokens, best first; as many as were asked for.
+            With `logprob_token_ids`, of those tokens and of the token itself.
     """
 
     token_id: int

@@ -170,5 +170,13 @@ def _sample_logprobs(
         return {}
     scored = sampled.part(asking)
     index = torch.tensor(asking, device=logits.device)
-    num_top = [row.params.logprobs or 0 for row in scored.rows]
-    return scored.grouped(compute_logprobs(logits[index], tokens[index], num_top))
+    asked = [row.params for row in scored.rows]
+    num_top = [0 if params.logprob_token_ids else params.logprobs or 0 for params in asked]
+    logits, tokens = logits[index], tokens[index]
+    entries = compute_logprobs(logits, tokens, num_top)
+    for i, params in enumerate(asked):
+        if params.logprob_token_ids:
+            listed = torch.tensor(params.logprob_token_ids, device=logits.device)
+            of_row = score(logits[i : i + 1], tokens[i : i + 1], 0, listed)
+            entries[i : i + 1] = of_row.entries([params.num_shown_logprobs or 0])
+    return scored.grouped(entries)

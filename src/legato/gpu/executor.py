@@ -61,7 +61,7 @@ class _Flight(NamedTuple):
     step: BegunStep
     num_known_rows: Mapping[str, int]
     sampled: torch.Tensor
-    logprobs: _Scored | None
+    logprobs: Sequence[_Scored]
     prompt_logprobs: Sequence[tuple[str, Scores]]
     pooled_sums: Mapping[str, torch.Tensor]
     begun: Event
@@ -180,19 +180,29 @@ class GpuExecutor:
             return
         self._program.sample(size, adjusted=self._program.adjusted(size.num_samples, rows))
 
-    def _score_sampled(self, step: BegunStep) -> _Scored | None:
-        """Score the sampled tokens of all requests that asked for log probabilities, at once."""
-        asked = [
-            (place, chunk.request_id, sequence.message.params.logprobs)
-            for (chunk, sequence), places in zip(step.pairs, _sample_places(step), strict=True)
-            for place in places
-            if sequence.message.params.logprobs is not None
-        ]
-        if not asked:
-            return None
+    def _score_sampled(self, step: BegunStep) -> list[_Scored]:
+        """Score the sampled tokens of all requests that asked for log probabilities.
+
+        They are scored at once, except that requests which list tokens are apart.
+        """
+        asked: dict[tuple[int, ...] | None, list[tuple[int, str, int]]] = {}
+        for (chunk, sequence), places in zip(step.pairs, _sample_places(step), strict=True):
+            params = sequence.message.params
+            if (num_top := params.num_shown_logprobs) is not None:
+                rows = asked.setdefault(params.logprob_token_ids, [])
+                rows += [(place, chunk.request_id, num_top) for place in places]
+        return [self._score_rows(listed, rows) for listed, rows in asked.items() if rows]
+
+    def _score_rows(
+        self, listed: tuple[int, ...] | None, asked: Sequence[tuple[int, str, int]]
+    ) -> _Scored:
         places, request_ids, num_top = map(list, zip(*asked, strict=True))
-        rows = self._device.upload(np.array(places, dtype=np.int64))
-        scores = self._program.scores(rows, max(num_top))
+        upload = self._device.upload
+        scores = self._program.scores(
+            upload(np.array(places, dtype=np.int64)),
+            max(num_top),
+            None if listed is None else upload(np.array(listed, dtype=np.int64)),
+        )
         return _Scored(request_ids, self._downloaded(scores), num_top)
 
     def _score_prompts(
@@ -229,12 +239,11 @@ def _by_request(step: BegunStep, tokens: Sequence[int]) -> dict[str, Sequence[in
     }
 
 
-def _entries(scored: _Scored | None) -> dict[str, list[TokenLogprobs]]:
+def _entries(scored: Sequence[_Scored]) -> dict[str, list[TokenLogprobs]]:
     entries: dict[str, list[TokenLogprobs]] = {}
-    if scored is not None:
-        for request_id, entry in zip(
-            scored.request_ids, scored.scores.entries(scored.num_top), strict=True
-        ):
+    for some in scored:
+        found = some.scores.entries(some.num_top)
+        for request_id, entry in zip(some.request_ids, found, strict=True):
             entries.setdefault(request_id, []).append(entry)
     return entries
 

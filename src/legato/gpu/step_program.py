@@ -131,10 +131,16 @@ class StepProgram:
         self._adjuster.adjust(adjusted, rows)
         return adjusted
 
-    def scores(self, rows: torch.Tensor, num_top: int) -> Scores:
-        """Return log probabilities of sampled rows, int64 [N], and of their likeliest tokens."""
+    def scores(
+        self, rows: torch.Tensor, num_top: int, listed: torch.Tensor | None = None
+    ) -> Scores:
+        """Return log probabilities of sampled rows, int64 [N], and of their likeliest tokens.
+
+        Args:
+            listed: as of `score`.
+        """
         tokens = self.sampled.index_select(0, rows).to(torch.int64).clamp_(min=0)
-        return score(self.logits.index_select(0, rows).float(), tokens, num_top)
+        return score(self.logits.index_select(0, rows).float(), tokens, num_top, listed)
 
     def sample(self, size: StepSize, *, adjusted: torch.Tensor | None = None) -> None:
         """Compute `sampled` and `last_token` from `logits`.

@@ -387,6 +387,10 @@ class KVCacheManager:
         """Return the copies between blocks and host memory to make, in order, before the step."""
         return self._host.take_moves()
 
+    def forget(self) -> None:
+        """Forget all cached blocks that no request uses."""
+        self._pool.free(self._tree.forget())
+
     def watch(self) -> None:
         """Make `take_events` report the shared blocks, first those that are cached now."""
         self._events.watch(self._tree.root)

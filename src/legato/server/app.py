@@ -58,7 +58,8 @@ from legato.server.openai.responses.endpoints import DeletedResponse, InputItemL
 from legato.server.openai.responses.output import ResponseAnswer
 from legato.server.openai.responses.store import ResponseStore
 from legato.server.openapi import DescribedApi
-from legato.server.operations import probes, routers, settings, trace
+from legato.server.operations import cache, probes, routers, settings, trace
+from legato.server.operations.cache import CacheReset
 from legato.server.operations.dashboard import events
 from legato.server.operations.dashboard import page as dashboard
 from legato.server.operations.pages import pages_router
@@ -82,6 +83,7 @@ from legato.server.requests.tokenization import (
 from legato.server.text.text_processes import TextProcesses
 
 _ANSWERS = (
+    CacheReset,
     ChatAnswer,
     CompletionAnswer,
     DeletedResponse,
@@ -124,7 +126,7 @@ _CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
     *(chat, completions, embeddings, responses, messages),
     *(models, tokenization, rendering, generate),
-    *(trace, settings, probes, routers, events, dashboard),
+    *(trace, settings, cache, probes, routers, events, dashboard),
 )
 _ERRORS = (
     ApiError,

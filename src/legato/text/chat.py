@@ -37,6 +37,10 @@ if TYPE_CHECKING:  # the import takes two thirds of a second
     from legato.text.tokenizer import Tokenizer
 
 
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_PROBE = "any-role"
+
+
 class RenderedChat(NamedTuple):
     """A conversation that its chat template has rendered.
 
@@ -74,6 +78,7 @@ def rendered_chat(
     """
     template = tokenizer.chat_template(chat_template, has_tools=bool(tools))
     syntax = _syntax(tokenizer, template, is_own=chat_template is None)
+    _check_roles(tokenizer, template, messages, chat_template)
     shown = tools
     conversation, stand_ins = Conversation(messages, tools, options), StandIns()
     if special_tokens != "special":
@@ -92,6 +97,37 @@ def rendered_chat(
         raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
     text = unescaped(text, stand_ins)
     return RenderedChat(text, stand_ins, _opened(_typed(syntax, shown), text))
+
+
+def _check_roles(
+    tokenizer: "Tokenizer",
+    template: str,
+    messages: Sequence[Message],
+    chat_template: str | None,
+) -> None:
+    """Raise `InvalidRequestError` for a role that is not OpenAI's, unless the template takes it.
+
+    A template takes a role that it names, or any if it writes roles as they come.
+    """
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if (
+            role is None
+            or role in _ROLES
+            or any(quoted in template for quoted in (f"'{role}'", f'"{role}"'))
+        ):
+            continue
+        probe = {"role": _PROBE, "content": "Hi"}
+        try:
+            told = tokenizer.render_chat([probe], chat_template=chat_template)
+        except InvalidRequestError:
+            told = ""
+        if _PROBE not in told:
+            raise InvalidRequestError(
+                f"this model's chat template does not take the role {role!r}",
+                param=f"messages.{i}.role",
+            )
+        return  # it writes any role
 
 
 def reply_syntax(

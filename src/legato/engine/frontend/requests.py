@@ -158,6 +158,7 @@ def _check_tokens(
     check_token_ids(params.logit_bias or (), info.vocab_size, "logit_bias")
     check_token_ids(params.stop_token_ids, info.vocab_size, "stop_token_ids")
     check_token_ids(params.allowed_token_ids or (), info.vocab_size, "allowed_token_ids")
+    check_token_ids(params.logprob_token_ids or (), info.vocab_size, "logprob_token_ids")
     words = params.bad_words_token_ids
     check_token_ids(itertools.chain(*words), info.vocab_size, "bad_words")
     _check_any_is_allowed(params, eos_token_ids)

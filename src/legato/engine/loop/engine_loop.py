@@ -109,6 +109,7 @@ class EngineLoop:
         self._in_flight: deque[_Flight] = deque()
         self._unmoved: tuple[BlockMove, ...] = ()  # copies to make again, since they failed
         self._next_config: SchedulerConfig | None = None
+        self._forgets = False
         self._num_failed_steps = 0
         self._recorder = Recorder(is_on=False)
 
@@ -168,6 +169,10 @@ class EngineLoop:
         """Change the settings once no step is in flight; see `Scheduler.reconfigure`."""
         self._next_config = config
         self._take_settings()
+
+    def forget_cache(self) -> None:
+        """Forget all cached blocks that no request uses, once no step is in flight."""
+        self._forgets = True
 
     def note_way(self, later_s: float) -> None:
         """See `Scheduler.note_way`."""
@@ -257,6 +262,9 @@ class EngineLoop:
     def _fill(self) -> None:
         """Submit steps until as many are in flight as the executor takes."""
         self._take_settings()
+        if self._forgets and not self._in_flight:
+            self._kv.forget()
+            self._forgets = False
         while self._takes_another:
             planned_s = self._clock()
             plan = self._scheduler.plan(planned_s)
@@ -302,6 +310,8 @@ class EngineLoop:
     def _takes_another(self) -> bool:
         """Whether another step may be submitted; not before a failed `submit` is recovered."""
         if len(self._in_flight) == self._executor.depth or self._next_config is not None:
+            return False
+        if self._forgets:
             return False
         return not self._in_flight or self._in_flight[-1].fault is None
 

@@ -39,6 +39,10 @@ class Reconfigure(msgspec.Struct, frozen=True, tag=True):
     scheduler: SchedulerConfig
 
 
+class ForgetCache(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: forget all cached blocks that no request uses."""
+
+
 class Delivered(msgspec.Struct, frozen=True, tag=True):
     """To the engine: a step's tokens were delivered; see `Scheduler.note_way`."""
 
@@ -63,6 +67,7 @@ Control = (
     SetRecording
     | SetAnnouncing
     | Reconfigure
+    | ForgetCache
     | Delivered
     | KnowVocabulary
     | TellState

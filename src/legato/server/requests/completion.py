@@ -68,6 +68,10 @@ class CompletionRequest(GenerationRequest):
             raise InvalidRequestError(
                 "max_tokens must be at least 1, or 0 with echo: true", param="max_tokens"
             )
+        if self.echo and self.logprob_token_ids:
+            raise InvalidRequestError(
+                "logprob_token_ids is not available with echo", param="logprob_token_ids"
+            )
         if self.stream and self.echo and self.logprobs is not None:
             raise InvalidRequestError(
                 "echo with logprobs is not available with stream: true", param="echo"

@@ -55,6 +55,8 @@ class SentSamplingParams(SamplingOptions):
         """
         names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
         sent = {name: getattr(self, name) for name in names}
+        if self.logprob_token_ids and self.logprobs is None:
+            sent["logprobs"] = 0
         return SamplingParams(**{**defaults, "max_tokens": None, **sent, **decided})
 
 

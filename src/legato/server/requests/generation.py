@@ -12,6 +12,7 @@ from legato.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_REPETITION_PENALTY,
@@ -87,6 +88,13 @@ AllowedTokenIds = Annotated[
         {"type": "array", "items": _TOKEN_ID, "minItems": 1, "maxItems": MAX_ALLOWED_TOKEN_IDS}
     ),
 ]
+LogprobTokenIds = Annotated[
+    tuple[int, ...],
+    Field(fail_fast=True),
+    AtMost(MAX_LOGPROB_TOKEN_IDS),
+    BeforeValidator(_listed),
+    WithJsonSchema({"type": "array", "items": _TOKEN_ID, "maxItems": MAX_LOGPROB_TOKEN_IDS}),
+]
 BadWords = Annotated[
     tuple[str, ...],
     Field(fail_fast=True),
@@ -150,6 +158,7 @@ class SamplingOptions(RequestModel):
     logit_bias: LogitBias | None = None
     allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
+    logprob_token_ids: LogprobTokenIds | None = None
     seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: TokenIds | None = None

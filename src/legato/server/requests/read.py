@@ -482,7 +482,7 @@ class RequestReader:
 
     def _with_known_tokens(self, params: SamplingParams) -> SamplingParams:
         """Convert bad words to tokens, and check that the token ids exist."""
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             check_token_ids(getattr(params, name) or (), self._serving.info.vocab_size, name)
         return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
 
