@@ -109,7 +109,12 @@ class AttentionCase:
     def paged(self) -> Callable[[], torch.Tensor]:
         """Legato's, over the same in blocks whose order is random."""
         key_cache, value_cache, table = self._blocks()
-        tiling = Tiling(self._spec.num_heads, self._spec.num_kv_heads, self._num_processors)
+        tiling = Tiling(
+            self._spec.num_heads,
+            self._spec.num_kv_heads,
+            self._num_processors,
+            has_wide=self.query.dtype != torch.float32,
+        )
         shape = tiling.shape(len(self.query), has_chunks=self._num_rows > tiling.narrow_rows)
         section = np.zeros(section_size(shape), dtype=np.int32)
         spans = [

@@ -42,7 +42,7 @@ _SUPPORTED: Rules = {
         "window": anything(),
         "qk_norm": one_of("qk_norm", None, "head"),
         "norm_after_rope": one_of("norm_after_rope", False),
-        "softcap": one_of("softcap", None),
+        "softcap": anything(),
         "qkv_bias": anything(),
         "output_bias": anything(),
     },
