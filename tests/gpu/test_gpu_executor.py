@@ -10,7 +10,8 @@ from tests.executor.test_torch_executor import EVERYTHING, assert_as_whole
 from tests.gpu.executors import make_executor
 from tests.gpu.host_copies import OnlyAsynchronousCopies
 from tests.gpu.host_twin import HostTwin, no_launches, on_the_twin
-from tests.model.random_models import random_decoder
+from tests.model.dense import packed_logits
+from tests.model.random_models import decoder_spec, random_decoder
 
 BLOCKS = {"block_size": BLOCK_SIZE, "num_blocks": 6, "max_len": 128}
 
@@ -115,3 +116,14 @@ def test_scores_of_many_streams_are_a_few_copies(monkeypatch: pytest.MonkeyPatch
     assert num_copies == [6, 6]
     for stream in streams:
         assert_as_whole(stream, EXACT)
+
+
+def test_layers_with_a_soft_cap_and_a_scale_of_their_own() -> None:
+    spec = decoder_spec(sliding_windows=(45, None), softcap=2.0, scale=0.9)
+    plain = random_decoder(spec, torch.float32)
+    hand = ByHand(make_executor(plain, **BLOCKS)[0], range(6))
+    stream = hand.add("it", prompt(40), max_tokens=3)
+    hand.step(it=20)
+    hand.finish()
+    likeliest = packed_logits(plain, [stream.tokens])[0].argmax(-1)
+    assert stream.output == likeliest[39:-1].tolist()

@@ -100,6 +100,15 @@ def test_without_triton_it_says_what_to_install(
         engine_of(save_tiny(CONFIGS["qwen3"])[0])
 
 
+def test_other_makers_gpus_are_refused(
+    save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_a_gpu(monkeypatch)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    with pytest.raises(ConfigError, match="--device cpu"):
+        engine_of(save_tiny(CONFIGS["qwen3"])[0])
+
+
 def test_without_a_compiler_it_says_what_to_install(
     save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

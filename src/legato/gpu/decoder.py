@@ -194,6 +194,7 @@ def _attention(
         memory.scratch,
         scale=attention.scale,
         sliding_window=attention.sliding_window,
+        softcap=attention.softcap,
     )
     output: torch.Tensor = attention.o_proj(context.flatten(1))
     return output

@@ -47,7 +47,7 @@ class Device(Protocol):
 
     Attributes:
         torch_device: device of its tensors.
-        num_processors: streaming multiprocessors, or compute units.
+        num_processors: streaming multiprocessors.
     """
 
     @property
@@ -130,7 +130,7 @@ class CudaEvent:
 
 
 class CudaDevice:
-    """See `Device`. PyTorch built for ROCm has the same names, but that is untested.
+    """See `Device`.
 
     A device with an index becomes the process's current one, since Triton uses the current device.
     """

@@ -74,7 +74,12 @@ class StepProgram:
         self.model, self.blocks, self.block_size = model, blocks, block_size
         self.num_slots = num_slots
         self.max_rows, self.max_samples = max_rows, max_samples
-        self.tiling = Tiling(spec.num_heads, spec.num_kv_heads, device.num_processors)
+        self.tiling = Tiling(
+            spec.num_heads,
+            spec.num_kv_heads,
+            device.num_processors,
+            has_wide=model.dtype != torch.float32,
+        )
         self._adjuster = LogitAdjuster(device.upload)
         self.max_words = self.layout(StepSize(max_rows, max_samples, True)).num_words
         self.words = ints(self.max_words)

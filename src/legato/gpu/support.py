@@ -43,7 +43,7 @@ _SUPPORTED: Rules = {
         "window": anything(),
         "qk_norm": one_of("qk_norm", None, "head"),
         "norm_after_rope": one_of("norm_after_rope", False),
-        "softcap": one_of("softcap", None),
+        "softcap": anything(),
         "has_sinks": one_of("has_sinks", False),
         "qkv_bias": anything(),
         "output_bias": anything(),

@@ -133,6 +133,8 @@ def _check_compilers() -> None:
 
     Triton builds the program that launches them with a C compiler, before the first launch.
     """
+    if torch.version.hip is not None:
+        raise ConfigError("GPUs of other makers than NVIDIA are not supported: use --device cpu")
     if find_spec("triton") is None:
         raise ConfigError("a GPU needs Triton: install legato[gpu]")
     named = os.environ.get("CC")  # Triton's first choice
