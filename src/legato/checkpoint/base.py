@@ -21,6 +21,7 @@ class Checkpoint:
             another dtype and share memory with the file. A GGUF file yields its weights quantized.
         is_quantized: whether the model computes with weights as they are quantized in the file,
             unless they are to be quantized in another way.
+        unused: parts of the files that `tensors` leaves out, such as a vision model.
     """
 
     name: str
@@ -29,3 +30,4 @@ class Checkpoint:
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Callable[[torch.device], NamedWeights]
     is_quantized: bool = False
+    unused: tuple[str, ...] = ()

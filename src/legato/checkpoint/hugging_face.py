@@ -61,6 +61,7 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
                 {name: header.shape for name, header in files.headers.items()}, changes
             ),
             tensors=lambda _: transformed(files.tensors(files.headers), changes),
+            unused=_unused(files.headers, changes),
         )
     matrices = QuantizedMatrices(str(folder), scheme, files.headers, files.read)
     _check_types(matrices.others)
@@ -74,6 +75,7 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
             chain(files.tensors(matrices.others), matrices.read()), changes
         ),
         is_quantized=True,
+        unused=_unused(matrices.others, changes),
     )
 
 
@@ -171,6 +173,16 @@ def _check_types(headers: Mapping[str, Header]) -> None:
             raise UnsupportedModelError(
                 f"{name} is of type {header.dtype}; such weights are not supported"
             )
+
+
+def _unused(headers: Mapping[str, Header], changes: Sequence[Transform]) -> tuple[str, ...]:
+    """Return the first parts of the names of tensors that are left out, but for "model"."""
+    names = (
+        name.removeprefix("model.")
+        for name, header in headers.items()
+        if not shapes_after({name: header.shape}, changes)
+    )
+    return tuple(sorted({name.partition(".")[0] for name in names}))
 
 
 def _used_dtype(headers: Mapping[str, Header]) -> torch.dtype:

@@ -46,6 +46,7 @@ _SUPPORTED: Rules = {
         "softcap": one_of("softcap", None),
         "qkv_bias": anything(),
         "output_bias": anything(),
+        "has_gate": one_of("has_gate", False),
     },
     MlpSpec: {
         "size": anything(),

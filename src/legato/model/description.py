@@ -78,6 +78,15 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     original_max_position_embeddings: float | None = None
     conv_bias: bool = False
     conv_kernel_size: int = msgspec.field(default=3, name="conv_L_cache")
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+    full_attention_interval: int = 4
+    num_experts: int = 0
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
     block_ff_dim: int | None = None
     block_auto_adjust_ff_dim: bool = True
     block_ffn_dim_multiplier: float | None = 1.0

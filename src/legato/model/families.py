@@ -10,6 +10,7 @@ from legato.model.spec import (
     Activation,
     AttentionSpec,
     DecoderSpec,
+    DeltaNetSpec,
     LayerSpec,
     MlpSpec,
     RecurrenceSpec,
@@ -317,6 +318,43 @@ def lfm2(d: Description) -> DecoderSpec:
         norm_eps=d.norm_eps,
         tie_word_embeddings=d.tie_word_embeddings if d.tie_embedding is None else d.tie_embedding,
     )
+
+
+def qwen3_5(d: Description) -> DecoderSpec:
+    """Describe Qwen3.5: gated delta nets, and gated attention in every fourth layer.
+
+    The dense models, without their vision model and their predictors of further tokens.
+    """
+    kinds = d.layer_types or [
+        FULL if (i + 1) % d.full_attention_interval == 0 else "linear_attention"
+        for i in range(d.num_hidden_layers)
+    ]
+    _check_kinds(d, kinds, {FULL, "linear_attention"})
+    return _spec(
+        d,
+        recurrence=DeltaNetSpec(
+            num_heads=d.linear_num_value_heads,
+            num_key_heads=d.linear_num_key_heads,
+            key_dim=d.linear_key_head_dim,
+            value_dim=d.linear_value_head_dim,
+            kernel_size=d.linear_conv_kernel_dim,
+        ),
+        has_attention=[kind == FULL for kind in kinds],
+        attention={
+            **_biases(d.attention_bias, d.attention_bias),
+            "qk_norm": "head",
+            "has_gate": True,
+        },
+    )
+
+
+def qwen3_next(d: Description) -> DecoderSpec:
+    """Describe Qwen3-Next as far as it has no experts: as Qwen3.5, with other projections."""
+    for layer in range(d.num_hidden_layers):
+        is_dense = layer in (d.mlp_only_layers or ())
+        if not is_dense and d.num_experts and (layer + 1) % d.decoder_sparse_step == 0:
+            raise UnsupportedModelError(f"{d.num_experts} experts are not supported")
+    return qwen3_5(d)
 
 
 def _gemma(

@@ -166,6 +166,7 @@ _SUPPORTED: Rules = {
         "softcap": anything(),
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
+        "has_gate": one_of("has_gate", False),
     },
     MlpSpec: {
         "size": _multiple("size"),

@@ -3,12 +3,18 @@
 Attribute names are those of transformers' checkpoints, within `recurrence` for all kinds.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
 from legato.model.layers import Linear, MakeEmpty
-from legato.model.spec import DecoderSpec, ShortConvSpec
-from legato.model.states import StepStates
+from legato.model.spec import DecoderSpec, DeltaNetSpec, ShortConvSpec
+from legato.model.states import Run, StepStates
+
+PIECE = 64
+"""Recurrences are computed in pieces that end at multiples of this position: where a request is cut
+there, its states are bitwise the same."""
 
 
 class Convolution(nn.Module):
@@ -46,6 +52,38 @@ class ShortConv(nn.Module):
 
 def make_recurrence(spec: DecoderSpec, layer: int, empty: MakeEmpty) -> nn.Module:
     """Make the recurrent mixer of a layer that has one."""
-    own, state_layer = spec.layers[layer].recurrence, spec.state_layer(layer)
-    assert own is not None
-    return ShortConv(own, spec.hidden_size, state_layer, empty)
+    from legato.model.delta_net import DeltaNet  # it imports this module
+
+    state_layer = spec.state_layer(layer)
+    match spec.layers[layer].recurrence:
+        case ShortConvSpec() as own:
+            return ShortConv(own, spec.hidden_size, state_layer, empty)
+        case DeltaNetSpec() as own:
+            return DeltaNet(own, spec, state_layer, empty)
+        case None:
+            raise AssertionError("the layer has no recurrent mixer")
+
+
+def decays(gate: torch.Tensor) -> torch.Tensor:
+    """Return exp of the sum of gates after token j up to token i, 0 for j > i: [H, C, C].
+
+    Each sum is added up on its own. A difference of two long sums would have lost what a small gate
+    adds behind a large one.
+
+    Args:
+        gate: [H, C], none positive.
+    """
+    num_tokens = gate.shape[-1]
+    ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=gate.device)
+    later = gate[..., None].masked_fill(~ones.tril(-1), 0.0)
+    return later.cumsum(-2).exp().masked_fill(~ones.tril(), 0.0)
+
+
+def pieces(run: Run) -> Iterator[slice]:
+    """Yield the rows of each piece of a run."""
+    start = run.start
+    while start < run.end:
+        position = run.position + start - run.start
+        end = min(run.end, start + PIECE - position % PIECE)
+        yield slice(start, end)
+        start = end

@@ -41,6 +41,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         softcap: largest scaled query-key product c; it becomes c * tanh(product / c).
         qkv_bias: the query, key and value projections have biases.
         output_bias: the output projection has a bias.
+        has_gate: the output of each head is multiplied by the sigmoid of a further projection.
 
     Raises:
         UnsupportedModelError: query heads do not divide evenly among key/value heads.
@@ -57,6 +58,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     softcap: _Scale | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    has_gate: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -89,7 +91,54 @@ class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return StateShape(num_inputs=self.kernel_size - 1, num_channels=hidden_size)
 
 
-RecurrenceSpec = ShortConvSpec
+class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Gated delta net.
+
+    Attributes:
+        num_heads: of values, and of the state.
+        num_key_heads: of queries and of keys.
+        key_dim, value_dim: sizes of a head's key and value.
+        kernel_size: positions that the convolution of queries, keys and values reads.
+
+    Raises:
+        UnsupportedModelError: the heads do not divide evenly among those of keys.
+    """
+
+    num_heads: Size
+    num_key_heads: Size
+    key_dim: Size
+    value_dim: Size
+    kernel_size: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_key_heads:
+            raise UnsupportedModelError(
+                f"{self.num_heads} value heads cannot share {self.num_key_heads} key heads"
+            )
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_size + self.value_size
+
+    def state(self, hidden_size: int) -> StateShape:  # noqa: ARG002
+        """Return the shape of a request's state."""
+        return StateShape(
+            num_inputs=self.kernel_size - 1,
+            num_channels=self.num_channels,
+            recurrent=(self.num_heads, self.key_dim, self.value_dim),
+        )
+
+
+RecurrenceSpec = ShortConvSpec | DeltaNetSpec
 
 
 class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
