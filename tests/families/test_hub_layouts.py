@@ -172,6 +172,10 @@ LAYOUTS = {
     ),
     "granite-4": Layout("granite-4", lambda config: config | {"layer_types": ["attention"] * 4}),
     "lfm2": Layout("lfm2", hub_lfm2),
+    "granite-4-h": Layout(
+        "granite-4-h",
+        lambda config: config | {"layer_types": ["mamba", "attention", "mamba", "mamba"]},
+    ),
     "smollm3": Layout(
         "smollm3",
         lambda config: (
@@ -222,7 +226,12 @@ def test_short_contexts_have_the_short_factors(tmp_path: Path) -> None:
 
 REFUSALS: dict[str, tuple[str, Config, str]] = {
     "experts": ("granite-4", {"num_local_experts": 8}, "8 experts are not supported"),
-    "mamba": ("granite-4", {"layer_types": ["mamba"] * 4}, "unsupported layer types mamba"),
+    "mamba alone": (
+        "granite-4",
+        {"layer_types": ["mamba"] * 4, "mamba_n_heads": 8, "mamba_d_head": 32},
+        "models without attention",
+    ),
+    "layer types": ("lfm2", {"layer_types": ["rwkv"] * 4}, "unsupported layer types rwkv"),
     "experts of qwen3-next": (
         "qwen3-next",
         {"mlp_only_layers": []},

@@ -22,7 +22,7 @@ from tests.engine.test_faults import BROKEN
 from tests.families.test_exactness import PROMPTS, greedy
 from tests.families.tiny import MODELS, random_model
 
-NAMES = ("lfm2", "qwen3.5", "qwen3-next")
+NAMES = ("lfm2", "qwen3.5", "qwen3-next", "granite-4-h")
 """In `MODELS`."""
 NUM_TOKENS = 6
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)

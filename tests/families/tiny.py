@@ -116,6 +116,23 @@ MODELS = {
             "logits_scaling": 8.0,
         },
     ),
+    "granite-4-h": Tiny(
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "layer_types": ["linear_attention", "attention", *["linear_attention"] * 2],
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "time_step_limit": [0.3, 1.5],
+        },
+    ),
     "granite-4-nope": Tiny(
         "granitemoehybrid",
         {

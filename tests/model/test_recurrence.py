@@ -1,11 +1,13 @@
 """Recurrent mixers against recurrences in float64, token by token, however a request is cut."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from legato.model.delta_net import chunk_form, token_form
+from legato.model import delta_net, mamba2
 from legato.model.recurrence import make_recurrence
 from legato.model.rope import no_rope
 from legato.model.spec import (
@@ -13,6 +15,7 @@ from legato.model.spec import (
     DecoderSpec,
     DeltaNetSpec,
     LayerSpec,
+    Mamba2Spec,
     MlpSpec,
     RecurrenceSpec,
     ShortConvSpec,
@@ -24,6 +27,7 @@ HIDDEN, LENGTH = 64, 200
 RECURRENCES: dict[str, RecurrenceSpec] = {
     "short convolution": ShortConvSpec(kernel_size=3, has_bias=True),
     "delta net": DeltaNetSpec(num_heads=4, num_key_heads=2, key_dim=16, value_dim=24),
+    "mamba 2": Mamba2Spec(num_heads=4, num_groups=2, head_dim=24, state_size=16),
 }
 
 
@@ -127,45 +131,72 @@ def test_the_state_is_bitwise_the_same_for_cuts_at_multiples_of_64(name: str) ->
             assert all(map(torch.equal, states, whole[1:]))
 
 
-def recurrence(
+def delta_rule(
+    value: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
     gate: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """The gated delta rule as its paper has it, in float64; `state` [H, K, V] is advanced."""
-    outputs = []
-    for t in range(len(query)):
-        state *= gate[t].exp()[:, None, None]
-        for h in range(query.shape[1]):
-            error = value[t, h] - state[h].T @ key[t, h]
-            state[h] += beta[t, h] * torch.outer(key[t, h], error)
-        outputs.append(torch.stack([state[h].T @ query[t, h] for h in range(query.shape[1])]))
-    return torch.stack(outputs)
+    """The gated delta rule as its paper has it; `state` [H, K, V] is advanced."""
+    outputs = torch.zeros_like(value)
+    for t, h in product(range(len(value)), range(value.shape[1])):
+        state[h] *= gate[t, h].exp()
+        error = value[t, h] - state[h].T @ key[t, h]
+        state[h] += beta[t, h] * torch.outer(key[t, h], error)
+        outputs[t, h] = state[h].T @ query[t, h]
+    return outputs
 
 
-def _by_token(*arguments: torch.Tensor) -> torch.Tensor:
-    *rows, state = arguments
-    return torch.cat(
-        [token_form(*(part[t, None] for part in rows), state[None]) for t in range(len(rows[0]))]
-    )
+def state_space(
+    x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, gate: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
+    """Mamba-2 as its paper has it; `state` [H, P, N] is advanced."""
+    outputs = torch.zeros_like(x)
+    for t, h in product(range(len(x)), range(x.shape[1])):
+        state[h] = gate[t, h].exp() * state[h] + torch.outer(x[t, h], b[t, h])
+        outputs[t, h] = state[h] @ c[t, h]
+    return outputs
 
 
-@pytest.mark.parametrize("form", [chunk_form, _by_token])
+Form = Callable[..., torch.Tensor]
+
+
+def by_token(form: Form) -> Form:
+    """Return a chunk form that takes one token after the other."""
+
+    def chunk(*arguments: torch.Tensor) -> torch.Tensor:
+        *rows, state = arguments
+        tokens = range(len(rows[0]))
+        return torch.cat([form(*(part[t, None] for part in rows), state[None]) for t in tokens])
+
+    return chunk
+
+
+FORMS: dict[str, tuple[Form, Form]] = {
+    "delta net by token": (by_token(delta_net.token_form), delta_rule),
+    "delta net in chunks": (delta_net.chunk_form, delta_rule),
+    "mamba 2 by token": (by_token(mamba2.token_form), state_space),
+    "mamba 2 in chunks": (mamba2.chunk_form, state_space),
+}
+"""Key a name, value a form and the recurrence that it computes."""
+
+
+@pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("num_tokens", [1, 17, 64])
-def test_both_forms_are_the_recurrence(form: Callable[..., torch.Tensor], num_tokens: int) -> None:
-    generator = torch.Generator().manual_seed(num_tokens)
-    randn = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    query, key = randn(num_tokens, 3, 16), randn(num_tokens, 3, 16)
-    key = key / key.norm(dim=-1, keepdim=True)
-    value, state = randn(num_tokens, 3, 8), randn(3, 16, 8)
+def test_both_forms_are_the_recurrence_in_float64(name: str, num_tokens: int) -> None:
+    form, recurrence = FORMS[name]
+    torch.manual_seed(num_tokens)
+    value, query, key = (torch.randn(num_tokens, 3, size) for size in (8, 16, 16))
     # Gates from none to ones that forget everything.
-    gate = -randn(num_tokens, 3).mul(3).exp()
-    beta = randn(num_tokens, 3).sigmoid()
+    rows = [value, query, F.normalize(key, dim=-1), -torch.randn(num_tokens, 3).mul(3).exp()]
+    state = torch.randn(3, 8, 16)
+    if recurrence is delta_rule:
+        rows.append(torch.rand(num_tokens, 3))
+        state = state.mT.contiguous()
     exact = state.double()
-    expected = recurrence(*(x.double() for x in (query, key, value, gate, beta)), exact)
-    output = form(query, key, value, gate, beta, state)
+    expected = recurrence(*(part.double() for part in rows), exact)
+    output = form(*rows, state)
     torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(state.double(), exact, rtol=1e-5, atol=1e-5)

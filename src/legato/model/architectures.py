@@ -130,6 +130,8 @@ ARCHITECTURES = {
         names={
             "shared_mlp.input_linear": "mlp.gate_up_proj",
             "shared_mlp.output_linear": "mlp.down_proj",
+            "mamba": "recurrence",
+            "mamba.conv1d": "recurrence.conv",
         },
         fused=("gate_up_proj",),
     ),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.model.layers import FusedLinear, Linear, MakeEmpty, RMSNorm
-from legato.model.recurrence import Convolution, decays, pieces
+from legato.model.recurrence import Convolution, decays, scan
 from legato.model.spec import DecoderSpec, DeltaNetSpec
 from legato.model.states import StepStates
 
@@ -61,28 +61,12 @@ class DeltaNet(nn.Module):
         query, key, value = self._convolved(inputs, states)
         gate = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)  # [T, H]
         beta = b.float().sigmoid()
-        recurrent, output = states.layers[self.layer].recurrent, torch.empty_like(value)
-        single = states.single
-        if len(single.rows):
-            rows = single.rows
-            state = recurrent[single.sources]
-            output[rows] = token_form(
-                query[rows], key[rows], value[rows], gate[rows], beta[rows], state
-            )
-            recurrent[single.destinations] = state
-        for run in states.longer:
-            state = recurrent[run.source].clone()
-            for piece in pieces(run):
-                form = token_form if piece.stop - piece.start == 1 else chunk_form
-                own = state[None] if form is token_form else state
-                output[piece] = form(
-                    query[piece], key[piece], value[piece], gate[piece], beta[piece], own
-                )
-            recurrent[run.destination] = state
+        rows = value, query, key, gate, beta
+        output = scan(rows, states, self.layer, token_form, chunk_form)
         normed = self.norm(output).float()
         gated = normed * F.silu(z.float().view(normed.shape))
-        rows_out = gated.flatten(1).to(hidden.dtype)
-        result: torch.Tensor = self.out_proj(states.padded(rows_out, len(hidden)))
+        mixed = gated.flatten(1).to(hidden.dtype)
+        result: torch.Tensor = self.out_proj(states.padded(mixed, len(hidden)))
         return result
 
     def _convolved(
@@ -99,9 +83,9 @@ class DeltaNet(nn.Module):
 
 
 def token_form(
+    value: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
     gate: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
@@ -109,8 +93,8 @@ def token_form(
     """Advance N states by one token each, in place.
 
     Args:
-        query, key: [N, H, K].
         value: [N, H, V].
+        query, key: [N, H, K].
         gate, beta: [N, H].
         state: [N, H, K, V].
 
@@ -125,9 +109,9 @@ def token_form(
 
 
 def chunk_form(
+    value: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
     gate: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
@@ -138,15 +122,15 @@ def chunk_form(
     (I + tril(beta_i k_i . k_j D_ij, -1)) U = beta (V - exp(G) K S).
 
     Args:
-        query, key: [C, H, K].
         value: [C, H, V].
+        query, key: [C, H, K].
         gate, beta: [C, H].
         state: [H, K, V].
 
     Returns:
         [C, H, V].
     """
-    query, key, value = (rows.transpose(0, 1) for rows in (query, key, value))  # [H, C, ...]
+    value, query, key = (rows.transpose(0, 1) for rows in (value, query, key))  # [H, C, ...]
     decay = decays(gate.t())  # [H, C, C]
     rate = beta.t()[..., None]  # [H, C, 1]
     until = gate.t().cumsum(-1).exp()[..., None]

@@ -25,6 +25,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         rope_theta, partial_rotary_factor, original_max_position_embeddings: used if the rope
             parameters lack them.
         block_ff_dim, tie_embedding: LFM2's names of `intermediate_size`, `tie_word_embeddings`.
+        time_step_limit: shortest and longest; infinity is {"__float__": "Infinity"}.
         dtype, torch_dtype: the new name and the old one.
         served_len: positions that are served, None for all; not a field of config.json.
     """
@@ -84,6 +85,15 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     linear_num_key_heads: int = 16
     linear_num_value_heads: int = 32
     full_attention_interval: int = 4
+    mamba_n_heads: int = 128
+    mamba_n_groups: int = 1
+    mamba_d_state: int = 256
+    mamba_d_head: int | str | None = "auto"
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: list[float | dict[str, str]] | None = None
     num_experts: int = 0
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] | None = None

@@ -138,7 +138,57 @@ class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         )
 
 
-RecurrenceSpec = ShortConvSpec | DeltaNetSpec
+class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Mamba-2.
+
+    Attributes:
+        num_groups: of heads; the heads of one share their vectors B and C.
+        head_dim: size of a head's input and output.
+        state_size: numbers of the state for each of them.
+        kernel_size: positions that the convolution of inputs, B and C reads.
+        has_conv_bias, has_bias: the convolution, or the projections, have biases.
+        shortest_step, longest_step: limits of dt; None for none.
+
+    Raises:
+        UnsupportedModelError: the heads do not divide evenly among the groups.
+    """
+
+    num_heads: Size
+    num_groups: Size
+    head_dim: Size
+    state_size: Size
+    kernel_size: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
+    has_conv_bias: bool = True
+    has_bias: bool = False
+    shortest_step: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    longest_step: _Scale | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_groups:
+            raise UnsupportedModelError(
+                f"{self.num_heads} heads cannot be divided into {self.num_groups} groups"
+            )
+
+    @property
+    def size(self) -> int:
+        """Size of all heads' inputs."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: inputs, B and C."""
+        return self.size + 2 * self.num_groups * self.state_size
+
+    def state(self, hidden_size: int) -> StateShape:  # noqa: ARG002
+        """Return the shape of a request's state."""
+        return StateShape(
+            num_inputs=self.kernel_size - 1,
+            num_channels=self.num_channels,
+            recurrent=(self.num_heads, self.head_dim, self.state_size),
+        )
+
+
+RecurrenceSpec = ShortConvSpec | DeltaNetSpec | Mamba2Spec
 
 
 class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
