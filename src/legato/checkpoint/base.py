@@ -28,6 +28,7 @@ class Checkpoint:
             none.
         kept_bytes: size of each tensor as layers keep it that compute with codes; key the tensor's
             name in the file, for a GGUF file transformers' name.
+        unused: parts of the files that `tensors` leaves out, such as a vision model.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Checkpoint:
     architecture: str = ""
     quantization: str = ""
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
     @property
     def decoder_spec(self) -> DecoderSpec:

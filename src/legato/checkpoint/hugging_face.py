@@ -65,6 +65,7 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
                 {name: header.shape for name, header in files.headers.items()}, changes
             ),
             tensors=lambda _: transformed(files.tensors(files.headers), changes),
+            unused=_unused(files.headers, changes),
         )
     matrices = QuantizedMatrices(str(folder), scheme, files.headers, files.read)
     check_types(matrices.others)
@@ -81,6 +82,7 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
         architecture=text_config(contents)["architectures"][0],
         quantization=method_of(contents),
         kept_bytes=kept_bytes,
+        unused=_unused(matrices.others, changes),
     )
 
 
@@ -194,6 +196,16 @@ def check_types(headers: Mapping[str, Header]) -> None:
             raise UnsupportedModelError(
                 f"{name} is of type {header.dtype}; such weights are not supported"
             )
+
+
+def _unused(headers: Mapping[str, Header], changes: Sequence[Transform]) -> tuple[str, ...]:
+    """Return the first parts of the names of tensors that are left out, but for "model"."""
+    names = (
+        name.removeprefix("model.")
+        for name, header in headers.items()
+        if not shapes_after({name: header.shape}, changes)
+    )
+    return tuple(sorted({name.partition(".")[0] for name in names}))
 
 
 def used_dtype(headers: Mapping[str, Header]) -> torch.dtype:

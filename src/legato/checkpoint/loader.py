@@ -130,6 +130,8 @@ def fill_model(
         UnsupportedModelError: as `load_model`.
     """
     check_shapes(checkpoint)
+    if checkpoint.unused and communicator.rank == 0:
+        logger.info("%s: not used are %s", checkpoint.name, ", ".join(checkpoint.unused))
     model = make()
     model.load_weights(_read_weights(checkpoint, dtype, device, quantization, communicator))
     return model

@@ -47,6 +47,7 @@ _SUPPORTED: Rules = {
         "has_sinks": one_of("has_sinks", False),
         "qkv_bias": anything(),
         "output_bias": anything(),
+        "has_gate": one_of("has_gate", False),
     },
     MlpSpec: {
         "size": anything(),

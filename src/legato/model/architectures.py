@@ -11,7 +11,7 @@ from legato.model.architecture import Architecture
 from legato.model.description import Description
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES
 from legato.model.rope import rotary_order
-from legato.model.spec import DecoderSpec, MoeSpec
+from legato.model.spec import DecoderSpec, DeltaNetSpec, MoeSpec
 from legato.model.transforms import (
     Transform,
     add_one_to_norms,
@@ -36,6 +36,13 @@ _GEMMA = {
 }
 _OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _GRANITE = {"max_position_embeddings": 2048}
+_QWEN3_NEXT = {
+    "max_position_embeddings": 2**15,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+}
+_DELTA_NET_NAMES = {"linear_attn": "recurrence", "linear_attn.conv1d": "recurrence.conv"}
+_FURTHER_TOKENS = ("mtp.",)
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture("llama", families.llama, {"max_position_embeddings": 2048}),
@@ -94,6 +101,8 @@ ARCHITECTURES = {
         names={
             "shared_mlp.input_linear": "mlp.gate_up_proj",
             "shared_mlp.output_linear": "mlp.down_proj",
+            "mamba": "recurrence",
+            "mamba.conv1d": "recurrence.conv",
         },
         fused=("gate_up_proj",),
     ),
@@ -250,6 +259,26 @@ ARCHITECTURES = {
             "feedforward_layernorm": "post_attention_layernorm",
         },
     ),
+    "Qwen3_5ForCausalLM": Architecture(
+        "qwen3_5_text",
+        families.qwen3_5,
+        {**_QWEN3_NEXT, "num_key_value_heads": 4},
+        names=_DELTA_NET_NAMES,
+        fused=("q_proj", "in_proj_qkv"),
+        has_partial_rope=True,
+        adds_one=True,
+        unused_prefixes=_FURTHER_TOKENS,
+    ),
+    "Qwen3NextForCausalLM": Architecture(
+        "qwen3_next",
+        families.qwen3_next,
+        {**_QWEN3_NEXT, "num_key_value_heads": 2, "num_experts": 512},
+        names=_DELTA_NET_NAMES,
+        fused=("q_proj", "in_proj_qkvz", "in_proj_ba"),
+        has_partial_rope=True,
+        adds_one=True,
+        unused_prefixes=_FURTHER_TOKENS,
+    ),
     "Lfm2ForCausalLM": Architecture(
         "lfm2",
         families.lfm2,
@@ -284,7 +313,11 @@ ARCHITECTURES = {
 }
 """Key a name in a configuration's `architectures`."""
 
-_NESTED = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+_NESTED = (
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+)
 """Architectures with images: their text model runs alone."""
 _NESTED_NAMES = {
     "language_model.model": "model",
@@ -294,7 +327,7 @@ _NESTED_NAMES = {
 _IMAGE_PREFIXES = tuple(
     f"{prefix}{part}."
     for prefix in ("", "model.")
-    for part in ("vision_tower", "multi_modal_projector")
+    for part in ("vision_tower", "multi_modal_projector", "visual")
 )
 
 
@@ -388,6 +421,10 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     if experts is not None:
         is_transposed = architecture.has_transposed_experts
         found.append(split_experts(experts, spec.hidden_size, is_transposed=is_transposed))
+    if "q_proj" in architecture.fused and attention.has_gate:
+        sizes = {"q_proj": attention.query_size, "gate_proj": attention.query_size}
+        found.append(split("q_proj", sizes, num_groups=attention.num_heads))
+    found += _delta_net_splits(architecture, spec)
     if "gate_up_proj" in architecture.fused:
         found.append(split("gate_up_proj", {"gate_proj": mlp.size, "up_proj": mlp.size}))
     turned = max(len(rope.inverse) - rope.inverse.count(0.0) for rope in spec.ropes)
@@ -395,7 +432,7 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     if turned and order != sorted(order):
         found.append(reorder_heads(order))
     if architecture.adds_one:
-        found.append(add_one_to_norms())
+        found.append(add_one_to_norms(plain_norms=("recurrence.norm.weight",)))
     return found
 
 
@@ -405,3 +442,25 @@ def _extra_layers(config: Mapping[str, Any], spec: DecoderSpec) -> tuple[str, ..
     if not isinstance(count, int):
         return ()
     return tuple(f"model.layers.{spec.num_layers + i}." for i in range(count))
+
+
+def _delta_net_splits(architecture: Architecture, spec: DecoderSpec) -> list[Transform]:
+    """Return the splits of fused projections of gated delta nets."""
+    nets = [net for layer in spec.layers if isinstance(net := layer.recurrence, DeltaNetSpec)]
+    if not nets:
+        return []
+    own = nets[0]
+    qkv = {"in_proj_q": own.key_size, "in_proj_k": own.key_size, "in_proj_v": own.value_size}
+    splits = {
+        "in_proj_qkv": (qkv, 1),
+        "in_proj_qkvz": (qkv | {"in_proj_z": own.value_size}, own.num_key_heads),
+        "in_proj_ba": (
+            {"in_proj_b": own.num_heads, "in_proj_a": own.num_heads},
+            own.num_key_heads,
+        ),
+    }
+    return [
+        split(module, sizes, num_groups=num_groups)
+        for module, (sizes, num_groups) in splits.items()
+        if module in architecture.fused
+    ]

@@ -106,12 +106,11 @@ class Attention(nn.Module):
         self.scale = own.scale
         self.sliding_window = own.window
         self.rope = own.rope
-        self.qkv_proj = FusedLinear(
-            spec.hidden_size,
-            {"q_proj": own.query_size, "k_proj": own.kv_size, "v_proj": own.kv_size},
-            own.qkv_bias,
-            empty,
-        )
+        sizes = {"q_proj": own.query_size, "k_proj": own.kv_size, "v_proj": own.kv_size}
+        if own.has_gate:
+            sizes["gate_proj"] = own.query_size
+        self.has_gate = own.has_gate
+        self.qkv_proj = FusedLinear(spec.hidden_size, sizes, own.qkv_bias, empty)
         self.o_proj = Linear(own.query_size, spec.hidden_size, own.output_bias, empty)
         self.softcap = own.softcap
         self.sinks: nn.Parameter | None = None
@@ -122,9 +121,10 @@ class Attention(nn.Module):
         self.k_norm: RMSNorm | None = None
         if own.qk_norm is not None:
             is_whole = own.qk_norm == "whole"
-            sizes = (own.query_size, own.kv_size) if is_whole else (own.head_dim, own.head_dim)
-            self.q_norm = RMSNorm(sizes[0], spec.norm_eps, empty)
-            self.k_norm = RMSNorm(sizes[1], spec.norm_eps, empty)
+            self.q_norm = RMSNorm(
+                own.query_size if is_whole else own.head_dim, spec.norm_eps, empty
+            )
+            self.k_norm = RMSNorm(own.kv_size if is_whole else own.head_dim, spec.norm_eps, empty)
 
     def forward(
         self,
@@ -137,7 +137,8 @@ class Attention(nn.Module):
         turns = ropes[self.rope]
         qkv = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
         # Queries and keys are rotated together, which halves the number of small operations.
-        qk, value = qkv.split((num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        num_rotated, num_kv_heads = num_heads + self.num_kv_heads, self.num_kv_heads
+        qk, value = qkv[:, :num_rotated], qkv[:, num_rotated : num_rotated + num_kv_heads]
         if not self.norm_after_rope:
             qk = self._normed(qk)
         qk = rotate(qk, turns.cos, turns.sin)
@@ -154,6 +155,8 @@ class Attention(nn.Module):
             softcap=self.softcap,
             sinks=self.sinks,
         )
+        if self.has_gate:
+            context = context * qkv[:, num_rotated + num_kv_heads :].sigmoid()
         output: torch.Tensor = self.o_proj(context.reshape(num_tokens, -1))
         return output
 

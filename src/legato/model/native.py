@@ -171,6 +171,7 @@ _SUPPORTED: Rules = {
         "has_sinks": one_of("has_sinks", False),
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
+        "has_gate": one_of("has_gate", False),
     },
     MlpSpec: {
         "size": _multiple("size"),

@@ -44,6 +44,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
             value (Xiao et al., 2024, arXiv:2309.17453).
         qkv_bias: the query, key and value projections have biases.
         output_bias: the output projection has a bias.
+        has_gate: the output of each head is multiplied by the sigmoid of a further projection.
 
     Raises:
         UnsupportedModelError: query heads do not divide evenly among key/value heads.
@@ -61,6 +62,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     has_sinks: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
+    has_gate: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -93,7 +95,104 @@ class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return StateShape(num_inputs=self.kernel_size - 1, num_channels=hidden_size)
 
 
-RecurrenceSpec = ShortConvSpec
+class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Gated delta net.
+
+    Attributes:
+        num_heads: of values, and of the state.
+        num_key_heads: of queries and of keys.
+        key_dim, value_dim: sizes of a head's key and value.
+        kernel_size: positions that the convolution of queries, keys and values reads.
+
+    Raises:
+        UnsupportedModelError: the heads do not divide evenly among those of keys.
+    """
+
+    num_heads: Size
+    num_key_heads: Size
+    key_dim: Size
+    value_dim: Size
+    kernel_size: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_key_heads:
+            raise UnsupportedModelError(
+                f"{self.num_heads} value heads cannot share {self.num_key_heads} key heads"
+            )
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_size + self.value_size
+
+    def state(self, hidden_size: int) -> StateShape:  # noqa: ARG002
+        """Return the shape of a request's state."""
+        return StateShape(
+            num_inputs=self.kernel_size - 1,
+            num_channels=self.num_channels,
+            recurrent=(self.num_heads, self.key_dim, self.value_dim),
+        )
+
+
+class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Mamba-2.
+
+    Attributes:
+        num_groups: of heads; the heads of one share their vectors B and C.
+        head_dim: size of a head's input and output.
+        state_size: numbers of the state for each of them.
+        kernel_size: positions that the convolution of inputs, B and C reads.
+        has_conv_bias, has_bias: the convolution, or the projections, have biases.
+        shortest_step, longest_step: limits of dt; None for none.
+
+    Raises:
+        UnsupportedModelError: the heads do not divide evenly among the groups.
+    """
+
+    num_heads: Size
+    num_groups: Size
+    head_dim: Size
+    state_size: Size
+    kernel_size: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
+    has_conv_bias: bool = True
+    has_bias: bool = False
+    shortest_step: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    longest_step: _Scale | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_groups:
+            raise UnsupportedModelError(
+                f"{self.num_heads} heads cannot be divided into {self.num_groups} groups"
+            )
+
+    @property
+    def size(self) -> int:
+        """Size of all heads' inputs."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: inputs, B and C."""
+        return self.size + 2 * self.num_groups * self.state_size
+
+    def state(self, hidden_size: int) -> StateShape:  # noqa: ARG002
+        """Return the shape of a request's state."""
+        return StateShape(
+            num_inputs=self.kernel_size - 1,
+            num_channels=self.num_channels,
+            recurrent=(self.num_heads, self.head_dim, self.state_size),
+        )
+
+
+RecurrenceSpec = ShortConvSpec | DeltaNetSpec | Mamba2Spec
 
 
 class MlpSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -42,7 +42,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def states(self) -> tuple[StateShape, ...]:
-        """None: a model with recurrent layers is on no list of those that transformers' run."""
+        """None: transformers' layers run no model with recurrent layers."""
         return ()
 
     def cache(self, dtype: torch.dtype) -> CacheSpec:

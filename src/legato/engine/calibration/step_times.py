@@ -144,6 +144,7 @@ class StepTimes:
             self._executor,
             block_ids=range(self._kv.num_blocks) if block_ids is None else block_ids,
             window_block_ids=[range(count) for count in self._kv.group_sizes[1:]],
+            states=() if self._kv.states is None else self._kv.states.borrow(max_num_seqs),
             block_size=self._kv.block_size,
             max_model_len=self._max_model_len,
             max_num_seqs=max_num_seqs,
