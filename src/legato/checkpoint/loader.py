@@ -23,7 +23,7 @@ from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
-from legato.model.quantization import QuantizedWeight, can_quantize, quantize
+from legato.model.quantization import QuantizedWeight, can_quantize, quantize, quantize_rotated
 from legato.model.quantized_forms import can_multiply
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
@@ -83,7 +83,9 @@ def load_model(
             that are not finite.
     """
     if quantization == "fp8" and device.type == "cpu":
-        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
+        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8, int4 and w8a8")
+    if quantization == "w8a8" and kernels is None:
+        raise ConfigError("quantization w8a8 needs native kernels; PyTorch's layers take int8")
     if kernels is None and (checkpoint.is_quantized or quantization == "gguf"):
         _log_widened(f"{checkpoint.name}: PyTorch's layers compute with widened weights")
     with _one_thread() if kernels is not None else nullcontext():
@@ -109,8 +111,11 @@ def fill_model(
     """Check a checkpoint's shapes, then build a model and load its weights.
 
     Raises:
+        ConfigError: w8a8 on a GPU.
         UnsupportedModelError: as `load_model`.
     """
+    if quantization == "w8a8" and device.type != "cpu":
+        raise ConfigError("quantization w8a8 is for CPUs; a GPU takes int8, int4 and fp8")
     check_shapes(checkpoint)
     model = make()
     model.load_weights(_read_weights(checkpoint, dtype, device, quantization, communicator))
@@ -174,10 +179,11 @@ def _read_weights(
     quantization: Quantization | None,
     communicator: Communicator,
 ) -> NamedWeights:
-    """Yield a rank's part of each weight; it reads the whole only of weights to be quantized."""
+    """Yield a rank's part of each weight."""
     for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
         if not _is_redundant(name, checkpoint):
-            weight = shard(name, _as_wanted(checkpoint, name, tensor, quantization), communicator)
+            part = shard(name, tensor, communicator)
+            weight = _as_wanted(checkpoint, name, part, quantization)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
             yield name, weight
 
@@ -198,6 +204,8 @@ def _as_wanted(
         tensor = tensor.dequantize()
     if not can_quantize(tensor):
         return tensor
+    if quantization == "w8a8":
+        return quantize_rotated(tensor)
     if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
         return quantize(tensor, 4)
     return quantize(tensor, 8) if quantization in ("int8", "int4") else tensor
