@@ -534,5 +534,6 @@ def _addresses(name: str, weight: _Weight) -> dict[str, int]:
         "zero": weight.zero,
         "exponent": weight.exponent,
         "is_float": int(weight.is_float8),
+        "is_rotated": int(weight.is_rotated),
     }
     return addresses | {f"{name}.{number}": value for number, value in numbers.items()}
