@@ -18,6 +18,7 @@ from legato.engine.errors import RequestFailedError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import BegunStep
 from legato.executor.torch_executor import TorchExecutor
+from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.families.test_exactness import NEAR_TIE
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, Tiny, random_model
 from tests.kv.conservation import check_blocks
@@ -208,6 +209,17 @@ def test_drafts_a_failed_step_and_measured_steps(
             generate(llm, [given])
     assert_greedy(model, given, generate(llm, [given])[0])
     check_blocks(engine._kv)
+
+
+@pytest.mark.parametrize("checkpoint", ["gemma2"], indirect=True)
+@pytest.mark.usefixtures("ranks_are_threads")
+def test_ranks_have_the_tables_of_all_groups(checkpoint: tuple[Path, PreTrainedModel]) -> None:
+    path, model = checkpoint
+    llm = LLM(**settings(path, max_num_batched_tokens=32, tensor_parallel_size=2))
+    assert llm._engine._kv.windows is not None  # type: ignore[attr-defined]
+    prompts = [prompt(length, i) for i, length in enumerate(LENGTHS[:2])]
+    for one, output in zip(prompts, generate(llm, prompts), strict=True):
+        assert_greedy(model, one, output)
 
 
 def test_too_little_memory_for_one_request(checkpoint: tuple[Path, PreTrainedModel]) -> None:
