@@ -13,7 +13,12 @@ from transformers import PreTrainedModel
 
 from legato import LLM, SamplingParams
 from legato.engine.assembly import kv_cache
+from legato.engine.calibration import calibration
+from legato.engine.errors import RequestFailedError
 from legato.engine.loop.engine_loop import EngineLoop
+from legato.executor.sequences import BegunStep
+from legato.executor.torch_executor import TorchExecutor
+from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.families.test_exactness import NEAR_TIE
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, Tiny, random_model
 from tests.kv.conservation import check_blocks
@@ -122,11 +127,13 @@ def test_preempted_in_a_full_cache(checkpoint: tuple[Path, PreTrainedModel]) -> 
     llm = LLM(**settings(path, max_num_batched_tokens=16, admission_optimism=1.0))
     kv = poisoned(llm)._kv
     taken = kv.borrow(fewest=1, most=kv.num_blocks - 24)
+    assert taken is not None
+    kv.windows.give_back(taken.windows)
     prompts = [prompt(length, i) for i, length in enumerate((34, 30, 26, 33))]
     for one, output in zip(prompts, generate(llm, prompts), strict=True):
         assert_greedy(model, one, output)
     assert llm.stats.num_preemptions > 0
-    kv.give_back(taken)
+    kv.give_back(taken._replace(windows=([],)))
     check_blocks(kv)
     for group in kv.windows.groups:
         assert group.num_free_blocks == group.num_blocks
@@ -167,6 +174,52 @@ def test_several_groups_compute_what_one_computes(
     assert isinstance(whole._engine, EngineLoop)
     assert whole._engine._kv.windows is None
     assert generate(whole, prompts) == outputs
+
+
+@pytest.mark.parametrize("checkpoint", ["gemma3"], indirect=True)
+def test_drafts_a_failed_step_and_measured_steps(
+    checkpoint: tuple[Path, PreTrainedModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Steps that the scheduler does not plan have tables of all groups, too."""
+    path, model = checkpoint
+    monkeypatch.setattr(calibration, "CALIBRATION_S", 0.3)
+    llm = LLM(
+        **settings(
+            path,
+            max_num_batched_tokens=48,
+            speculative=3,
+            itl_slo_s=1.0,
+            calibration_dir=str(tmp_path),
+        )
+    )
+    engine = poisoned(llm)
+    given = prompt(20, 1) * 4
+    assert_greedy(model, given, generate(llm, [given])[0])
+
+    sample = TorchExecutor._sample
+
+    def broken(executor: TorchExecutor, step: BegunStep, *others: Any) -> Any:
+        if step.plan.chunks[0].request_id != "canary":
+            raise RuntimeError("broken on purpose")
+        return sample(executor, step, *others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TorchExecutor, "_sample", broken)
+        with pytest.raises(RequestFailedError, match="broken on purpose"):
+            generate(llm, [given])
+    assert_greedy(model, given, generate(llm, [given])[0])
+    check_blocks(engine._kv)
+
+
+@pytest.mark.parametrize("checkpoint", ["gemma2"], indirect=True)
+@pytest.mark.usefixtures("ranks_are_threads")
+def test_ranks_have_the_tables_of_all_groups(checkpoint: tuple[Path, PreTrainedModel]) -> None:
+    path, model = checkpoint
+    llm = LLM(**settings(path, max_num_batched_tokens=32, tensor_parallel_size=2))
+    assert llm._engine._kv.windows is not None  # type: ignore[attr-defined]
+    prompts = [prompt(length, i) for i, length in enumerate(LENGTHS[:2])]
+    for one, output in zip(prompts, generate(llm, prompts), strict=True):
+        assert_greedy(model, one, output)
 
 
 def test_too_little_memory_for_one_request(checkpoint: tuple[Path, PreTrainedModel]) -> None:

@@ -125,6 +125,23 @@ def test_blocks_passed_under_a_step_come_free_when_it_lands() -> None:
     assert all(group.num_free_blocks == group.num_blocks for group in kv.windows.groups)
 
 
+def test_empty_blocks_are_lent_and_cached_ones_are_not() -> None:
+    kv = manager()
+    request = admitted(kv, "a", range(13))
+    compute(kv, request, 6)
+    compute(kv, request, 6)
+    kv.release(request)
+    lent = kv.borrow(fewest=4, most=4)
+    assert lent is not None
+    for group, taken in zip(kv.windows.groups, lent.windows, strict=True):
+        assert len(taken) + group.num_cached_blocks == group.num_blocks
+        assert group.num_empty_blocks == 0
+    assert kv.borrow(fewest=1, most=1) is None, "the windows have no more"
+    assert kv.match(request_for("b", range(13))).num_tokens == 12
+    kv.give_back(lent)
+    check_blocks(kv)
+
+
 def test_no_more_requests_than_the_windows_have_blocks_for() -> None:
     kv = manager(num_blocks=100)
     for i in range(MAX_REQUESTS):

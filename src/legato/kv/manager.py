@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.kv_events import KVEvent
@@ -16,6 +17,13 @@ from legato.kv.prefix_node import Node, SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
 from legato.kv.state_slots import CHUNK_MULTIPLE, StateSlots
 from legato.kv.window_groups import WindowGroups
+
+
+class BorrowedBlocks(NamedTuple):
+    """Blocks taken for a while; `windows` has those of each window group."""
+
+    block_ids: list[int]
+    windows: tuple[list[int], ...] = ()
 
 
 class _Table:
@@ -348,14 +356,25 @@ class KVCacheManager:
             self.windows.share(request.request_id, table.block_ids, table.num_full, num_full)
         table.num_full = num_full
 
-    def borrow(self, *, fewest: int, most: int) -> list[int]:
-        """Take `fewest` to `most` empty blocks that no request uses; none if there are too few."""
-        count = min(most, self._pool.num_free)
-        return (self._pool.allocate(count) or []) if count >= fewest else []
+    def borrow(self, *, fewest: int, most: int) -> BorrowedBlocks | None:
+        """Take empty blocks that no request uses; None if there are too few.
 
-    def give_back(self, block_ids: Iterable[int]) -> None:
-        """Undo `borrow`, once no step writes to them."""
-        self._pool.free(block_ids)
+        Args:
+            fewest, most: how many, of the layers that keep all tokens.
+        """
+        count = min(most, self._pool.num_free)
+        if count < fewest or not (self.windows is None or self.windows.can_lend):
+            return None
+        windows = () if self.windows is None else self.windows.borrow()
+        block_ids = self._pool.allocate(count)
+        assert block_ids is not None
+        return BorrowedBlocks(block_ids, windows)
+
+    def give_back(self, borrowed: BorrowedBlocks) -> None:
+        """Undo `borrow`, once no step writes to the blocks."""
+        self._pool.free(borrowed.block_ids)
+        if self.windows is not None:
+            self.windows.give_back(borrowed.windows)
 
     def assigned(self, chunks: Sequence[ScheduledChunk]) -> tuple[ScheduledChunk, ...]:
         """Return the chunks of a step, with state slots if the model has recurrent layers."""

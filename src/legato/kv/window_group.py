@@ -65,6 +65,11 @@ class WindowGroup:
         return self._pool.num_free + self.num_cached_blocks
 
     @property
+    def num_empty_blocks(self) -> int:
+        """Blocks that no request uses and that are not cached."""
+        return self._pool.num_free
+
+    @property
     def num_cached_blocks(self) -> int:
         """Blocks that no request uses, kept for later requests."""
         return len(self._passed) + len(self._unused)
@@ -166,6 +171,14 @@ class WindowGroup:
                 if not self._num_users[block_id]:
                     is_at_end = block_id in self._worth_keeping
                     (self._unused if is_at_end else self._passed)[block_id] = None
+
+    def borrow(self) -> list[int]:
+        """Take all empty blocks."""
+        return self._pool.allocate(self._pool.num_free) or []
+
+    def give_back(self, block_ids: list[int]) -> None:
+        """Undo `borrow`."""
+        self._pool.free(block_ids)
 
     def forget(self, keys: Iterable[int]) -> None:
         """Free the copies of blocks that leave the tree; no request uses them."""

@@ -109,6 +109,20 @@ class WindowGroups:
         while self._leaving and self._leaving[0][0] <= num_ended:
             self._let_go(self._leaving.popleft()[1], None)
 
+    @property
+    def can_lend(self) -> bool:
+        """Whether each group has as many empty blocks as a window reaches, and one more."""
+        return all(group.num_empty_blocks > group.num_visible_blocks for group in self.groups)
+
+    def borrow(self) -> tuple[list[int], ...]:
+        """Take all empty blocks of each group; see `KVCacheManager.borrow`."""
+        return tuple(group.borrow() for group in self.groups)
+
+    def give_back(self, borrowed: Iterable[list[int]]) -> None:
+        """Undo `borrow`."""
+        for group, block_ids in zip(self.groups, borrowed, strict=True):
+            group.give_back(block_ids)
+
     def forget(self, keys: Iterable[int]) -> None:
         """Free the copies of blocks that leave the tree."""
         for group in self.groups:

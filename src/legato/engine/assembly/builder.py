@@ -71,16 +71,13 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         transfers = make_transfers(config.transfer, runtime.kv, runtime.blocks, layout)
         address = TransferAddress(config.transfer.kv_transfer_host, transfers.port)
         info = msgspec.structs.replace(info, transfer=address)
-    # A window group has no blocks to spare for measurements in an idle engine.
-    may_measure = known.is_doubtful and runtime.kv.windows is None
-    recalibration = step_times.recalibration(step_time) if may_measure else None
     engine = EngineLoop(
         scheduler,
         runtime.kv,
         runtime.executor,
         grammars=grammars,
         untaken=runtime.untaken,
-        recalibration=recalibration,
+        recalibration=step_times.recalibration(step_time) if known.is_doubtful else None,
         transfers=transfers,
         at_end=lambda: step_times.keep_tails(step_time.tails),
     )

@@ -56,8 +56,6 @@ def _why_one_group(blueprint: Blueprint) -> str:
     config = blueprint.config
     if blueprint.device.type != "cpu":
         return "a GPU's steps have one block table a request"
-    if config.model.tensor_parallel_size > 1:
-        return "ranks exchange one block table a request"
     if config.cache.swap_space_bytes:
         return "--swap-space moves whole blocks of all layers"
     if config.transfer.kv_role is not None:

@@ -206,8 +206,8 @@ class Calibration:
                 1 + num_drafts,
                 "verify" if num_drafts else "decode",
                 draft_token_ids=drafts,
-                window_block_ids=self._window_tables(first, first + num_blocks),
                 state=self._states[row % len(self._states)] if self._states else None,
+                window_block_ids=window_tables(self._window_block_ids, first, first + num_blocks),
             )
 
     @property
@@ -233,14 +233,7 @@ class Calibration:
             int(samples),
             "prefill",
             state=self._states[-1] if self._states else None,
-            window_block_ids=self._window_tables(0, num_blocks),
-        )
-
-    def _window_tables(self, first: int, end: int) -> tuple[Sequence[int], ...]:
-        """Return a table of each window group; its blocks take turns."""
-        return tuple(
-            tuple(block_ids[i % len(block_ids)] for i in range(first, end))
-            for block_ids in self._window_block_ids
+            window_block_ids=window_tables(self._window_block_ids, 0, num_blocks),
         )
 
     def _measure(self, chunks: list[ScheduledChunk]) -> MeasuredStep:
@@ -266,3 +259,19 @@ class Calibration:
             prompt_token_ids=self._prompt,
             params=SamplingParams(temperature=0.0, seed=0, max_tokens=_MAX_OUTPUT),
         )
+
+
+def window_tables(
+    window_block_ids: Sequence[Sequence[int]], first: int, end: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return entries [first, end) of a block table of each window group.
+
+    The groups have fewer blocks than the first group, so they take turns.
+
+    Args:
+        window_block_ids: blocks of each group.
+    """
+    return tuple(
+        tuple(block_ids[i % len(block_ids)] for i in range(first, end))
+        for block_ids in window_block_ids
+    )

@@ -125,11 +125,20 @@ def is_sound(executor: Executor, plan: StepPlan) -> bool:
     """Return whether an executor still computes a sound request of one token.
 
     Args:
-        plan: a step all of whose requests failed. The test writes to the last block of one request;
-            it has tokens that are not computed yet, so that no other request reads it.
+        plan: a step all of whose requests failed. The test writes to the last blocks of one
+            request; each has tokens that are not computed yet, so that no other request reads it.
     """
-    [*_, block_id] = plan.chunks[0].block_ids
-    chunk = ScheduledChunk(_CANARY.request_id, 0, 1, (block_id,), 1, "prefill", "prompt_end")
+    failed = plan.chunks[0]
+    chunk = ScheduledChunk(
+        _CANARY.request_id,
+        0,
+        1,
+        failed.block_ids[-1:],
+        1,
+        "prefill",
+        "prompt_end",
+        window_block_ids=tuple(block_ids[-1:] for block_ids in failed.window_block_ids),
+    )
     canary = StepPlan(step_id=plan.step_id, chunks=(chunk,), new_requests=(_CANARY,))
     return isinstance(attempt(executor, canary), StepResult)
 
