@@ -36,6 +36,7 @@ class TorchExecutor:
     Args:
         num_host_slots: blocks of swap space in host memory.
         grammar: returns the grammar of a request's output, by its id, before the first token.
+        score_head: as of `Sequences`.
     """
 
     depth = 1
@@ -48,11 +49,12 @@ class TorchExecutor:
         *,
         num_host_slots: int = 0,
         grammar: Callable[[str], Grammar] | None = None,
+        score_head: torch.Tensor | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._block_size = block_size
-        self._sequences = Sequences(grammar)
+        self._sequences = Sequences(grammar, score_head)
         self._result: StepResult | None = None
         self._host_cache = HostCache(attention.blocks, num_host_slots)
 

@@ -38,7 +38,7 @@ from legato.server.http.middleware import (
 )
 from legato.server.http.origins import CheckHost, CheckOrigin, HostNames
 from legato.server.http.warnings import AnswerWarnings
-from legato.server.openai import chat, completions, embeddings, models, tokenization
+from legato.server.openai import chat, completions, embeddings, models, scores, tokenization
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
 from legato.server.openai.embeddings import EmbeddingAnswer
@@ -47,6 +47,7 @@ from legato.server.openai.responses import endpoints as responses
 from legato.server.openai.responses.endpoints import DeletedResponse, InputItemList
 from legato.server.openai.responses.output import ResponseAnswer
 from legato.server.openai.responses.store import ResponseStore
+from legato.server.openai.scores import RerankAnswer, ScoreAnswer
 from legato.server.openapi import DescribedApi
 from legato.server.operations import probes, routers, settings, trace
 from legato.server.operations.dashboard import events
@@ -62,6 +63,7 @@ from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
 from legato.server.requests.embeddings import EmbeddingRequest
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
+from legato.server.requests.scores import RerankRequest, ScoreRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -86,7 +88,9 @@ _ANSWERS = (
     ModelInfo,
     ModelList,
     RenderedPrompt,
+    RerankAnswer,
     ResponseAnswer,
+    ScoreAnswer,
     ServerInfo,
     SettingsAnswer,
     TokenCount,
@@ -100,7 +104,9 @@ _REQUESTS = (
     DetokenizeRequest,
     EmbeddingRequest,
     MessagesRequest,
+    RerankRequest,
     ResponsesRequest,
+    ScoreRequest,
     TokenizeRequest,
 )
 _UNROUTED = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
@@ -108,7 +114,7 @@ _OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
-    *(chat, completions, embeddings, responses, messages, models, tokenization),
+    *(chat, completions, embeddings, scores, responses, messages, models, tokenization),
     *(trace, settings, probes, routers, events, dashboard),
 )
 _ERRORS = (

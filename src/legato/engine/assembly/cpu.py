@@ -48,6 +48,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         kv.block_size,
         num_host_slots=kv.num_host_slots,
         grammar=blueprint.grammar,
+        score_head=blueprint.score_head,
     )
     return ModelRuntime(
         blueprint=blueprint,
