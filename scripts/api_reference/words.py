@@ -78,15 +78,32 @@ FIELDS = {
     "top_logprobs": "and of this many most likely tokens; with `logprobs` only",
     "best_of": "must be 1 or equal `n`",
     # Of embeddings.
-    "EmbeddingRequest.add_special_tokens": "put the tokenizer's special tokens around each text",
     "EmbeddingRequest.input": "a text, token ids, or a list of either; each gets a vector",
     "encoding_format": "a vector is a list of numbers, or base64 of its float32 numbers in "
     "little-endian order",
     "dimensions": "return the first so many numbers of each vector",
     "normalize": "divide each vector by its L2 norm, after `dimensions`",
-    "EmbeddingRequest.truncate_prompt_tokens": "keep so many tokens of each input at most, special "
-    "tokens around a text included; -1 keeps as many as the context has",
-    "EmbeddingRequest.truncation_side": "where tokens are dropped",
+    **{
+        f"{request}.{name}": words
+        for request in ("EmbeddingRequest", "RerankRequest", "ScoreRequest")
+        for name, words in (
+            ("add_special_tokens", "put the tokenizer's special tokens around each text"),
+            (
+                "truncate_prompt_tokens",
+                "keep so many tokens of each prompt at most, special tokens around a text "
+                "included; -1 keeps as many as the context has",
+            ),
+            ("truncation_side", "where tokens are dropped"),
+        )
+    },
+    # Of scores.
+    "text_1": "a query for all of `text_2`, or one for each",
+    "text_2": "what is scored: a text or several",
+    "query": "what the documents are compared with",
+    "RerankRequest.documents": "texts, or objects with a `text`",
+    "top_n": "return the best so many documents, 0 returns all",
+    "return_documents": "return the documents' texts, too",
+    "use_activation": "a score is the sigmoid of the head's output, not the output itself",
     "echo": "put the prompt before the completion; with `logprobs`, not with `stream`",
     "add_special_tokens": "the chat template adds them",
     "CompletionRequest.add_special_tokens": "add the tokenizer's special tokens to prompts that "
@@ -335,6 +352,7 @@ ORIGINS = {
 DEFINED_BY = {
     "OpenAI": "OpenAI",
     "Anthropic": "Anthropic",
+    "scores": "vLLM",
     "tokenization": "vLLM",
     "routers": "vLLM, SGLang",
     "probes": "vLLM",

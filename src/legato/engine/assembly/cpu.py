@@ -56,6 +56,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         num_host_slots=kv.num_host_slots,
         grammar=blueprint.grammar,
         states=states,
+        score_head=blueprint.score_head,
     )
     return ModelRuntime(
         blueprint=blueprint,

@@ -90,6 +90,7 @@ class CpuRank:
             kv.block_size,
             num_host_slots=kv.num_host_slots,
             grammar=blueprint.grammar,
+            score_head=blueprint.score_head,
             followers=followers,
         )
         return ModelRuntime(
