@@ -83,9 +83,16 @@ class PackedDecoder(Decoder):
     def compile_kernels(self, *, num_rows: Iterable[int], num_samples: Iterable[int]) -> None:
         """Have oneDNN compile kernels for these row counts, so that no step waits for it.
 
-        All layers have the same shapes, so one layer is enough.
+        One layer of each kind is enough. Experts are not packed: their row counts are not known.
         """
-        modules = [m for m in self.layers[0].modules() if isinstance(m, PackedLinear | PackedMLP)]
+        numbered = reversed(list(enumerate(self.spec.layers)))
+        first = {layer.mlp: index for index, layer in numbered}  # key the kind
+        modules = [
+            module
+            for index in first.values()
+            for module in self.layers[index].modules()
+            if isinstance(module, PackedLinear | PackedMLP)
+        ]
         calls = [(module, count) for module in modules for count in num_rows]
         if isinstance(self.lm_head, PackedLinear):
             calls += [(self.lm_head, count) for count in num_samples]
