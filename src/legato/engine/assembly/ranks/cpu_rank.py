@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from legato.core.rows import CPU_ROWS
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.cpu_model import (
     check_steps_in_flight,
+    cpu_rows,
     load_cpu_model,
     make_attention,
     native_kernels,
@@ -98,7 +98,7 @@ class CpuRank:
             kv=kv,
             executor=executor,
             blocks=attention.blocks,
-            rows=CPU_ROWS,
+            rows=cpu_rows(blueprint.checkpoint.spec),
             kernels=self._kernels,
             untaken=self.untaken,
         )
