@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from legato.core.rows import ExpertCounts
 from legato.model.spec import DecoderSpec, MlpSpec, MoeSpec
 from legato.scheduler.step_shape import StepShape
 
@@ -103,7 +104,7 @@ class _Matrix:
 def _mlp(mlp: MlpSpec | MoeSpec, num_tokens: int) -> list[_Matrix]:
     if isinstance(mlp, MlpSpec):
         return [_Matrix("gate and up", (1 + mlp.is_gated) * mlp.size), _Matrix("down", mlp.size)]
-    read = mlp.expected_count(num_tokens)
+    read = ExpertCounts(mlp.num_experts, mlp.num_active, 1).touched(num_tokens)
     experts = [
         _Matrix(
             name, *(factor * count * mlp.size for count in (mlp.num_experts, read, mlp.num_active))

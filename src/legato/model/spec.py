@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.core.rows import ExpertCounts
 from legato.core.validation import check_fields
 from legato.model.base import CacheSpec
 from legato.model.rope import RopeFrequencies
@@ -265,11 +266,6 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         if self.num_groups > 1 and group < 2:
             raise UnsupportedModelError("groups of one expert are not supported")
 
-    def expected_count(self, num_rows: float) -> float:
-        """Return the experts that compute any of so many rows, if all are as likely."""
-        untouched: float = (1.0 - self.num_active / self.num_experts) ** num_rows
-        return self.num_experts * (1.0 - untouched)
-
     @property
     def shared(self) -> MlpSpec | None:
         """The MLP that computes all rows."""
@@ -414,6 +410,14 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             for layer in self.layers
             if layer.recurrence is not None
         )
+
+    @property
+    def expert_counts(self) -> ExpertCounts | None:
+        """The layers with experts; None if there are none."""
+        experts = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeSpec)]
+        if not experts:
+            return None
+        return ExpertCounts(experts[0].num_experts, experts[0].num_active, len(experts))
 
     def cache(self, dtype: torch.dtype) -> CacheSpec:
         """Return the layout of the KV cache, with values of `dtype`."""

@@ -1,0 +1,34 @@
+// Functions of what a product gives, 16 numbers at a time.
+#pragma once
+
+#include <vector>
+
+#include "vector.hpp"
+
+namespace legato {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// Returns 16 sums plus the biases of their outputs, if there are any.
+inline Floats biased(const float *sums, const std::vector<float> &bias, int output) {
+    return bias.empty() ? load(sums) : load(sums) + load(&bias[output]);
+}
+
+// x * sigmoid(y)
+inline Floats gated(Floats x, Floats y) {
+    const Floats one = fill(1.0f);
+    const Floats e = exp2_fast(abs(y) * fill(-kLog2E));  // e^-|y|, so that nothing overflows
+    return x * where_negative(y, e, one) / (one + e);
+}
+
+inline Floats silu(Floats x) { return gated(x, x); }
+
+// x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), where 1 + tanh(y) = 2 sigmoid(2y).
+inline Floats gelu(Floats x) {
+    constexpr float kSlope = 1.5957691216057308f;
+    return gated(x, x * fma(x * x, fill(kSlope * 0.044715f), fill(kSlope)));
+}
+
+inline Floats at_most(Floats x, Floats limit) { return where_negative(x - limit, x, limit); }
+
+}  // namespace legato
