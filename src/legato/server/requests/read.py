@@ -216,8 +216,11 @@ class RequestReader:
     ) -> Iterator[Part | End]:
         """Serve another API's request as a chat; errors name the fields of that API."""
         with chat.naming_fields():
+            asked = _validated(ChatRequest, {**request.shared_options(), **chat.fields})
+            for tool in asked.tools or ():
+                tool.function.input_grammar = chat.input_grammars.get(tool.function.name)
             yield from self._answer(
-                _validated(ChatRequest, {**request.shared_options(), **chat.fields}),
+                asked,
                 is_held=True,
                 bounds_output=bounds_output,
                 is_rendered=is_rendered,
