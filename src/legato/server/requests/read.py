@@ -186,6 +186,8 @@ class RequestReader:
     def _messages(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
         request = self._parse(MessagesRequest, body)
         chat, edits = request.edited(self._num_tokens)
+        if kinds := ", ".join(request.left_out_tools):
+            yield Warned(f"left out tools that this server cannot run: {kinds}")
         yield MessageTerms(
             edits=None if request.context_management is None else edits,
             omits_thinking=request.omits_thinking,

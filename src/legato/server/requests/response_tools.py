@@ -41,7 +41,7 @@ class FunctionTool(RequestModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     output_schema: dict[str, Any] | None = None
-    defer_loading: Annotated[bool, only(False)] | None = None
+    defer_loading: bool | None = None
     allowed_callers: _Callers | None = None
 
     def shown(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class CustomTool(RequestModel):
     name: Name
     description: str | None = None
     format: InputFormat | None = None
-    defer_loading: Annotated[bool, only(False)] | None = None
+    defer_loading: bool | None = None
     allowed_callers: _Callers | None = None
 
     def shown(self) -> dict[str, Any]:
