@@ -214,7 +214,9 @@ FIELDS = {
     "NamespaceTool.description": "changes nothing",
     "NamespaceTool.tools": "functions and custom tools",
     "output_schema": "changes nothing",
-    "defer_loading": "tools are not searched for",
+    "defer_loading": "changes nothing: the model knows all tools, so that no search is needed",
+    "AnthropicTool.defer_loading": "the model knows it once a `tool_reference` in a tool's result "
+    "names it, or if a search by Anthropic's servers is among the tools",
     "allowed_callers": "the model calls tools itself",
     "TextOptions.format": "text, any JSON object, or JSON of a schema",
     "TextFormat.type": "which of them",
@@ -267,7 +269,8 @@ FIELDS = {
     "a last message of the assistant is gone on with",
     "TextBlock.type": "other blocks are for messages",
     "TextBlock.text": "texts are joined by line ends",
-    "AnthropicTool.type": "tools of Anthropic's own are not supported",
+    "AnthropicTool.type": "of Anthropic's own tools, the search is left out, and all deferred "
+    "tools are known",
     "AnthropicTool.name": "what it is called",
     "AnthropicTool.description": "what it does",
     "input_schema": "a JSON schema",

@@ -195,6 +195,8 @@ class RequestReader:
     def _messages(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
         request = self._parse(MessagesRequest, body)
         chat, edits = request.edited(self._num_tokens)
+        if kinds := ", ".join(request.left_out_tools):
+            yield Warned(f"left out tools that this server cannot run: {kinds}")
         yield MessageTerms(
             edits=None if request.context_management is None else edits,
             omits_thinking=request.omits_thinking,
@@ -225,8 +227,11 @@ class RequestReader:
     ) -> Iterator[Part | End]:
         """Serve another API's request as a chat; errors name the fields of that API."""
         with chat.naming_fields():
+            asked = _validated(ChatRequest, {**request.shared_options(), **chat.fields})
+            for tool in asked.tools or ():
+                tool.function.input_grammar = chat.input_grammars.get(tool.function.name)
             yield from self._answer(
-                _validated(ChatRequest, {**request.shared_options(), **chat.fields}),
+                asked,
                 is_held=True,
                 bounds_output=bounds_output,
                 is_rendered=is_rendered,
