@@ -33,6 +33,7 @@ from legato.model.native import (
 )
 from legato.model.packed_linear import PackedDecoder
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 logger = logging.getLogger(__name__)
 
