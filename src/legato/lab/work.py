@@ -66,6 +66,12 @@ def operators_of(
         "gate and up": spec.hidden_size * up_size,
         "down": spec.hidden_size * mlp_size,
     }
+    if spec.states:
+        of_layers["recurrence"] = sum(
+            layer.recurrence.num_weights(spec.hidden_size)
+            for layer in spec.layers
+            if layer.recurrence is not None
+        )
     matrices = {name: (size, shape.num_tokens) for name, size in of_layers.items()}
     if shape.num_samples:
         matrices["logits"] = (spec.vocab_size * spec.hidden_size, shape.num_samples)
