@@ -95,6 +95,10 @@ class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Return the shape of a request's state."""
         return StateShape(num_inputs=self.kernel_size - 1, num_channels=hidden_size)
 
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the size of the projections."""
+        return 4 * hidden_size * hidden_size
+
 
 class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Gated delta net.
@@ -141,6 +145,10 @@ class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             num_channels=self.num_channels,
             recurrent=(self.num_heads, self.key_dim, self.value_dim),
         )
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the size of the projections."""
+        return hidden_size * (self.num_channels + 2 * self.value_size + 2 * self.num_heads)
 
 
 class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -191,6 +199,10 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             num_channels=self.num_channels,
             recurrent=(self.num_heads, self.head_dim, self.state_size),
         )
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the size of the projections."""
+        return hidden_size * (2 * self.size + self.num_channels + self.num_heads)
 
 
 RecurrenceSpec = ShortConvSpec | DeltaNetSpec | Mamba2Spec

@@ -26,7 +26,9 @@ class StepCosts(
     Attributes:
         step_s: fixed cost of a step, such as reading the weights.
         row_s: cost of a token in the batch, one for each segment between the `ROW_BOUNDS`.
-        decode_row_s, decode_context_s: cost of a decode, and of a key that it reads.
+        decode_row_s, decode_context_s: cost of a decode, and of a key that it reads. Recurrent
+            states are of a fixed size, so to read and write one is a part of `decode_row_s`, and of
+            a prefill chunk's `chunk_s`.
         draft_row_s, draft_context_s: the same for a draft.
         chunk_s: fixed cost of a prefill chunk, whatever its length.
         area_s: cost of a query-key pair in the attention of a prefill chunk.
