@@ -15,6 +15,7 @@ from legato.core.config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
+    Quantization,
     SchedulerConfig,
     Speculative,
 )
@@ -75,6 +76,7 @@ def engine_of(
     dtype: str = "float32",
     kernels: str = "torch",
     speculative: Speculative = "auto",
+    quantization: Quantization | None = None,
     **cache: int,
 ) -> EngineLoop:
     cache = {"kv_cache_memory_bytes": 64 * BLOCK_BYTES, "block_size": 16, **cache}
@@ -85,6 +87,7 @@ def engine_of(
                 dtype=dtype,
                 kernels=kernels,
                 tensor_parallel_size=num_ranks,
+                quantization=quantization,
             ),
             cache=CacheConfig(**cache),
             scheduler=SchedulerConfig(max_num_batched_tokens=50, speculative=speculative),
@@ -216,15 +219,11 @@ def test_native_kernels_compute_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     sizes = {"head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
     folder = saved(tmp_path, **sizes, intermediate_size=128)
     kernels = native_instructions()[0]
-    asked = request("scored", SETTINGS["scored"], num_tokens=70)
-    scores = []
-    for num_ranks in (1, 2):
-        engine = engine_of(folder, num_ranks, "bfloat16", kernels, block_size=32)
-        parts = run(engine, [asked])["scored"]
-        entries = chain.from_iterable(output.prompt_logprobs or () for output in parts)
-        scores.append([entry.logprob for entry in entries])
-    assert len(scores[0]) == 69
-    assert scores[1] == pytest.approx(scores[0], abs=0.25)
+    engines = [engine_of(folder, count, "bfloat16", kernels, block_size=32) for count in (1, 2)]
+    one, two = map(prompt_scores, engines)
+    assert len(one) == 69
+    assert two == pytest.approx(one, abs=0.25)
+    engine = engines[1]
     monkeypatch.setattr(Embedding, "forward", poisoned_on((1,)))
     broken = AddRequest(
         request_id="broken",
@@ -234,6 +233,28 @@ def test_native_kernels_compute_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     found = run(engine, [broken, request("sound", SETTINGS["greedy"])])
     assert found["broken"][-1].finish_reason is FinishReason.ERROR
     assert len(tokens(found)["sound"]) == 9
+
+
+@pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
+def test_ranks_round_their_own_parts(tmp_path: Path) -> None:
+    """Rotated columns of a whole matrix could not be divided among ranks."""
+    sizes = {"head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = saved(tmp_path, **sizes, intermediate_size=128)
+    kernels = native_instructions()[0]
+    one = prompt_scores(engine_of(folder, 1, "bfloat16", kernels, block_size=32))
+    two = prompt_scores(
+        engine_of(folder, 2, "bfloat16", kernels, quantization="w8a8", block_size=32)
+    )
+    assert two != one
+    assert two == pytest.approx(one, abs=0.5)
+
+
+def prompt_scores(engine: EngineLoop) -> list[float]:
+    """Return the log-probabilities of a prompt's tokens."""
+    asked = request("scored", SETTINGS["scored"], num_tokens=70)
+    parts = run(engine, [asked])["scored"]
+    entries = chain.from_iterable(output.prompt_logprobs or () for output in parts)
+    return [entry.logprob for entry in entries]
 
 
 def test_a_part_that_is_damaged_is_refused_by_whoever_reads_it(
