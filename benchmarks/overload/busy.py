@@ -1,14 +1,11 @@
 """Other programs that want the processor while a load runs."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Sequence
 
 from benchmarks.overload.client import Load, OnProgress
 from benchmarks.overload.traffic import Arrival
-
-_SPIN = (sys.executable, "-c", "while True: pass")
+from benchmarks.runner.interference import spinning
 
 Span = tuple[float, float]
 """From when to when, in seconds from the start of the run."""
@@ -29,10 +26,5 @@ async def run_beside_loops(
 async def _spin(num_loops: int, span: Span) -> None:
     start_s, end_s = span
     await asyncio.sleep(start_s)
-    loops = [subprocess.Popen(_SPIN) for _ in range(num_loops)]
-    try:
+    with spinning(num_loops):
         await asyncio.sleep(end_s - start_s)
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()

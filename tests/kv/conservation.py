@@ -1,10 +1,11 @@
 """What must hold of blocks and of the tree whatever was done to them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from legato.kv.manager import KVCacheManager, _Table
 from legato.kv.prefix_node import Node
+from legato.kv.state_slots import StateSlots
 
 
 def check_blocks(kv: KVCacheManager) -> None:
@@ -31,6 +32,15 @@ def check_blocks(kv: KVCacheManager) -> None:
         is_begun = node.num_missing < len(node.tokens)
         assert not (node.parent.num_missing and is_begun), "computed after what is not"
         assert not node.num_missing or node.num_users, "nobody will ever compute it"
+
+
+def check_states(states: StateSlots, holders: Collection[str]) -> None:
+    """Every slot is free or one request's own. Args: holders: the requests with blocks."""
+    assert states._rings.keys() == set(holders)
+    taken = [ring.number for ring in states._rings.values()]
+    assert sorted(taken + states._free) == list(range(states.num_requests))
+    for ring in states._rings.values():
+        assert 0 <= ring.num_in_flight < states.slots_per_request
 
 
 def tables(kv: KVCacheManager) -> list[_Table]:

@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.json_file import read_json
-from legato.checkpoint.quantization_config import scheme_of
+from legato.checkpoint.quantization_config import method_of, scheme_of
 from legato.checkpoint.quantized_matrices import QuantizedMatrices
-from legato.checkpoint.scheme import Header
+from legato.checkpoint.scheme import Header, num_bytes
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import check_supported, described, text_config, transforms
@@ -48,22 +48,27 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
     """
     description, spec, changes = read_description(folder, served_len)
     path = folder / "config.json"
+    contents = read_json(path)
     with refusing_what_fails(path):
-        scheme = scheme_of(read_json(path))
-    files = _Files(_weight_files(folder))
+        scheme = scheme_of(contents)
+    files = WeightFiles.of(folder)
+    kept_bytes = {name: num_bytes(header) for name, header in files.headers.items()}
     if scheme is None:
-        _check_types(files.headers)
+        check_types(files.headers)
         return Checkpoint(
             name=str(folder),
             spec=spec,
-            dtype=said_dtype(description) or _used_dtype(files.headers),
+            architecture=text_config(contents)["architectures"][0],
+            kept_bytes=kept_bytes,
+            dtype=said_dtype(description) or used_dtype(files.headers),
             shapes=shapes_after(
                 {name: header.shape for name, header in files.headers.items()}, changes
             ),
             tensors=lambda _: transformed(files.tensors(files.headers), changes),
+            unused=_unused(files.headers, changes),
         )
     matrices = QuantizedMatrices(str(folder), scheme, files.headers, files.read)
-    _check_types(matrices.others)
+    check_types(matrices.others)
     shapes = {name: header.shape for name, header in matrices.others.items()}
     return Checkpoint(
         name=str(folder),
@@ -74,6 +79,10 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
             chain(files.tensors(matrices.others), matrices.read()), changes
         ),
         is_quantized=True,
+        architecture=text_config(contents)["architectures"][0],
+        quantization=method_of(contents),
+        kept_bytes=kept_bytes,
+        unused=_unused(matrices.others, changes),
     )
 
 
@@ -89,9 +98,7 @@ def read_description(
         UnsupportedModelError: the file is missing, or Legato cannot run the model.
     """
     path = folder / "config.json"
-    contents = read_json(path)
-    if not contents:
-        raise UnsupportedModelError(f"{folder} has no config.json")
+    contents = read_config(folder)
     with refusing_what_fails(path):
         text = text_config(contents)
         check_supported(text)
@@ -101,9 +108,21 @@ def read_description(
         return description, spec, transforms(contents, spec)
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the contents of config.json; raises `UnsupportedModelError` if there are none."""
+    contents = read_json(folder / "config.json")
+    if not contents:
+        raise UnsupportedModelError(f"{folder} has no config.json")
+    return contents
+
+
 def said_dtype(description: Description) -> torch.dtype | None:
     """Return the dtype that the configuration names; None if Legato does not compute in it."""
-    name = description.torch_dtype if description.dtype is None else description.dtype
+    return dtype_named(description.torch_dtype if description.dtype is None else description.dtype)
+
+
+def dtype_named(name: object) -> torch.dtype | None:
+    """Return the dtype of that name; None if Legato does not compute in it."""
     return next((dtype for dtype in _FLOAT_TYPES.values() if str(dtype) == f"torch.{name}"), None)
 
 
@@ -140,8 +159,8 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-class _Files:
-    """Open safetensors files.
+class WeightFiles:
+    """Open safetensors files of a checkpoint.
 
     Attributes:
         headers: key the tensor's name.
@@ -157,6 +176,11 @@ class _Files:
                 self._file_of[name] = file
                 self.headers[name] = Header(tensor.get_dtype(), tuple(tensor.get_shape()))
 
+    @classmethod
+    def of(cls, folder: Path) -> "WeightFiles":
+        """Open a folder's files; raises `UnsupportedModelError` like `open_hf_checkpoint`."""
+        return cls(_weight_files(folder))
+
     def read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor
@@ -165,7 +189,8 @@ class _Files:
         return ((name, self.read(name)) for name in names)
 
 
-def _check_types(headers: Mapping[str, Header]) -> None:
+def check_types(headers: Mapping[str, Header]) -> None:
+    """Raises `UnsupportedModelError` if a tensor has no floating type."""
     for name, header in headers.items():
         if header.dtype not in _FLOAT_TYPES:
             raise UnsupportedModelError(
@@ -173,7 +198,17 @@ def _check_types(headers: Mapping[str, Header]) -> None:
             )
 
 
-def _used_dtype(headers: Mapping[str, Header]) -> torch.dtype:
+def _unused(headers: Mapping[str, Header], changes: Sequence[Transform]) -> tuple[str, ...]:
+    """Return the first parts of the names of tensors that are left out, but for "model"."""
+    names = (
+        name.removeprefix("model.")
+        for name, header in headers.items()
+        if not shapes_after({name: header.shape}, changes)
+    )
+    return tuple(sorted({name.partition(".")[0] for name in names}))
+
+
+def used_dtype(headers: Mapping[str, Header]) -> torch.dtype:
     """Return the dtype of the weights, or the first in `_FLOAT_TYPES` of several."""
     used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
     return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.executor.constraint import Constraint
+from legato.executor.pooling import PooledPrompt
 from legato.executor.token_limits import TokenLimits
 
 
@@ -50,6 +51,7 @@ class SequenceState:
         may_adjust_logits: whether its settings change its logits, now or later.
         num_prompt_logprobs: prompt tokens with log probabilities already returned; recomputation
             after a preemption must not return them again.
+        pooled: the vector of its prompt; None if it samples tokens.
     """
 
     def __init__(self, message: AddRequest, constraint: Constraint | None = None) -> None:
@@ -62,6 +64,8 @@ class SequenceState:
         self.token_ids = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int64)
         self.token_ids[: len(prompt)] = prompt
         self.num_prompt_logprobs = 0
+        pooling = message.pooling
+        self.pooled = None if pooling is None else PooledPrompt(pooling, len(prompt))
         self.may_adjust_logits = message.params.may_adjust_logits
         self._limits = TokenLimits.of(message.params)
         self._block_ids: Sequence[int] = ()

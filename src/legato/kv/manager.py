@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.kv_events import KVEvent
-from legato.core.plan import BlockMove
+from legato.core.plan import BlockMove, ChunkResult, ScheduledChunk
 from legato.core.request import Request
 from legato.kv.block_pool import BlockPool
 from legato.kv.cache_events import CacheEvents
@@ -15,6 +15,7 @@ from legato.kv.holds import Holds, renamed
 from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import Node, SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
+from legato.kv.state_slots import CHUNK_MULTIPLE, StateSlots
 from legato.kv.window_groups import WindowGroups
 
 
@@ -59,12 +60,14 @@ class KVCacheManager:
     Args:
         enable_prefix_caching: False shares no block and keeps none.
         num_host_slots: evicted blocks that host memory can keep.
+        states: slots for the states of recurrent layers; None if the model has no such layers.
         windows: blocks of layers that keep only the last tokens; None without such layers. The
             manager's own blocks are then those of the other layers, and `num_host_slots` is 0. A
             request shares only blocks that are computed, since a window may have passed the blocks
             of a prompt before a second request with the same prompt needs them.
 
     Attributes:
+        states: as given.
         holds: of prompts whose blocks are transferred between engines.
         windows: as given.
     """
@@ -76,10 +79,13 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool = True,
         num_host_slots: int = 0,
+        states: StateSlots | None = None,
         windows: WindowGroups | None = None,
     ) -> None:
+        assert states is None or not enable_prefix_caching, "blocks cannot be shared without states"
         assert windows is None or not num_host_slots
         self.block_size = block_size
+        self.states = states
         self.windows = windows
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
@@ -108,6 +114,11 @@ class KVCacheManager:
         return self._host.num_slots
 
     @property
+    def chunk_multiple(self) -> int:
+        """Positions at whose multiples a chunk of a prompt should end."""
+        return 1 if self.states is None else CHUNK_MULTIPLE
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that no request uses; the cached ones among them are evicted when needed."""
         return self._pool.num_free + self._tree.num_unused
@@ -134,7 +145,12 @@ class KVCacheManager:
         return way if self.windows is None else self.windows.cut(way)
 
     def fits(self, request: Request, *, spare_blocks: int = 0) -> bool:
-        """Whether a request without blocks would find them and leave `spare_blocks` free."""
+        """Whether a request without blocks would find them and leave `spare_blocks` free.
+
+        If the model has recurrent layers, there must be state slots for it, too.
+        """
+        if self.states is not None and not self.states.num_free:
+            return False
         if self.windows is not None and not self.windows.has_place:
             return False
         missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
@@ -151,11 +167,17 @@ class KVCacheManager:
             found: what `match` has just found for the request, if it was called.
 
         Returns:
-            whether there were enough free blocks; if not, nothing has changed.
+            whether there were enough free blocks, and state slots; if not, nothing has changed.
         """
         table = self._tables.get(request.request_id)
         if table is None:
-            return self._begin(request, found or self.match(request))
+            if self.states is not None and not self.states.num_free:
+                return False
+            if not self._begin(request, found or self.match(request)):
+                return False
+            if self.states is not None:
+                self.states.begin(request.request_id)
+            return True
         num_blocks = self._num_blocks(request)
         missing = num_blocks - len(table.block_ids)
         if self.windows is not None and (
@@ -309,7 +331,9 @@ class KVCacheManager:
             self.windows.advance(request.request_id, num_tokens, self._last_step)
 
     def release(self, request: Request) -> None:
-        """Let go of all blocks of a request; a request without blocks is ignored."""
+        """Let go of all that a request has here; a request without blocks is ignored."""
+        if self.states is not None:
+            self.states.release(request.request_id)
         table = self._tables.pop(request.request_id, None)
         if table is not None:
             self._let_go(table)
@@ -352,6 +376,20 @@ class KVCacheManager:
         if self.windows is not None:
             self.windows.give_back(borrowed.windows)
 
+    def assigned(self, chunks: Sequence[ScheduledChunk]) -> tuple[ScheduledChunk, ...]:
+        """Return the chunks of a step, with state slots if the model has recurrent layers."""
+        return tuple(chunks) if self.states is None else self.states.assigned(chunks)
+
+    def landed(self, chunk: ScheduledChunk, result: ChunkResult | None) -> ChunkResult | None:
+        """Return how much of a chunk counts, None for a fault; see `StateSlots.land`."""
+        return result if self.states is None else self.states.land(chunk, result)
+
+    def withdraw(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """Record that the newest step in flight, with these chunks, will not be computed."""
+        if self.states is not None:
+            self.states.withdraw(chunks)
+        self.end_step()
+
     def begin_step(self) -> None:
         """Record a planned step, which names the present blocks of requests."""
         self._num_begun += 1
@@ -367,6 +405,10 @@ class KVCacheManager:
     def take_moves(self) -> tuple[BlockMove, ...]:
         """Return the copies between blocks and host memory to make, in order, before the step."""
         return self._host.take_moves()
+
+    def forget(self) -> None:
+        """Forget all cached blocks that no request uses."""
+        self._pool.free(self._tree.forget())
 
     def watch(self) -> None:
         """Make `take_events` report the shared blocks, first those that are cached now."""
@@ -491,9 +533,11 @@ class KVCacheManager:
 
     def num_shareable(self, request: Request) -> int:
         """Return the tokens in the blocks at its start that a request may share."""
-        wants_scores = request.params.prompt_logprobs is not None
-        if not self._is_sharing or (wants_scores and not request.num_output_tokens):
-            return 0  # tokens that it does not compute cannot be scored
+        reads_all_rows = (
+            request.params.prompt_logprobs is not None or request.message.pooling == "mean"
+        )
+        if not self._is_sharing or (reads_all_rows and not request.num_output_tokens):
+            return 0  # tokens that it does not compute cannot be scored, or pooled
         return (request.num_tokens - 1) // self.block_size * self.block_size
 
     def _num_blocks(self, request: Request) -> int:

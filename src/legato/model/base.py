@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from legato.model.quantization import QuantizedWeight
+from legato.model.states import StepStates
 
 NamedWeights = Iterable[tuple[str, torch.Tensor | QuantizedWeight]]
 """(name in transformers' checkpoints, weight) pairs."""
@@ -33,11 +34,12 @@ class StepAttention(Protocol):
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the new keys and values to the cache, then attend causally within each request.
 
         Args:
-            layer: index of the decoder layer, which selects the cache.
+            layer: index among the layers with attention, which selects the cache.
             query: [T, H, D], rotary embedding applied.
             key: [T, K, D], likewise.
             value: [T, K, D].
@@ -45,6 +47,7 @@ class StepAttention(Protocol):
             sliding_window: a query at position p sees keys at (p - sliding_window, p]; None sees
                 all keys at [0, p].
             softcap: c, where a scaled product s becomes c * tanh(s / c); None leaves it as it is.
+            sinks: [H] float32, a further score of each query head, which has no value.
 
         Returns:
             [T, H, D] in the query's dtype.
@@ -54,7 +57,7 @@ class StepAttention(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """What attention stores for each token: in every layer, a key and a value [K, D].
+    """What attention stores for each token: in every layer that has one, a key and a value [K, D].
 
     Each layer has two tensors of blocks, one for keys and one for values. A block is contiguous
     memory, copied as a whole: K heads, one after the other. A head's part of a block is
@@ -65,7 +68,7 @@ class CacheSpec:
     Quantized numbers are int8, from -127 to 127; a value is the product of number and scale.
 
     Attributes:
-        sliding_windows: for each layer, keys visible to a query; None if all are.
+        sliding_windows: for each layer with attention, keys visible to a query; None if all are.
         dtype: of keys and values, and of the cache unless it is quantized.
         is_quantized: whether the cache is int8.
     """
@@ -177,6 +180,7 @@ class Model(Protocol):
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         """Run the layers. Call it under `torch.inference_mode`.
@@ -184,7 +188,8 @@ class Model(Protocol):
         Args:
             input_ids: [T] int64.
             positions: [T] int64, position of each token in its request, from 0.
-            attention: of this step; called once a layer.
+            attention: of this step; called once a layer that has one.
+            states: of the recurrent layers; None if the model has none.
             num_layers: run only the first so many, at least one; None runs all.
 
         Returns:

@@ -30,7 +30,9 @@ from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import native_form
 from legato.model.rope import RotaryEmbedding, Turns
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.states import StepStates
 from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
+from legato.model.transformers_spec import TransformersSpec
 
 try:
     from legato import _processor
@@ -38,7 +40,7 @@ except ImportError:  # no compiler was available at installation
     _processor = None  # type: ignore[assignment]
 
 _DTYPE = torch.bfloat16
-_TILE_DEPTH = 32
+TILE_DEPTH = 32
 """Values in a row of a tile; every size must be a multiple of it."""
 _LARGEST_HEAD = 512
 _PLAIN_BITS = 16
@@ -107,10 +109,10 @@ class NativeKernels:
 def _multiple(field: str, at_most: float = math.inf) -> Rule:
     def fits(record: msgspec.Struct) -> bool:
         size: int = getattr(record, field)
-        return size % _TILE_DEPTH == 0 and size <= at_most
+        return size % TILE_DEPTH == 0 and size <= at_most
 
     limit = "" if at_most == math.inf else f" up to {at_most}"
-    return Rule(fits, f"a multiple of {_TILE_DEPTH}{limit}")
+    return Rule(fits, f"a multiple of {TILE_DEPTH}{limit}")
 
 
 _SUPPORTED: Rules = {
@@ -128,7 +130,10 @@ _SUPPORTED: Rules = {
             "frequencies and a scale for whole heads",
         ),
         "layers": Rule(
-            lambda spec: len({layer.mlp.size for layer in spec.layers}) == 1,
+            lambda spec: (
+                len({layer.mlp.size for layer in spec.layers if isinstance(layer.mlp, MlpSpec)})
+                <= 1
+            ),
             "layers of the same sizes",
         ),
         "norm": one_of("norm", "rms"),
@@ -140,6 +145,7 @@ _SUPPORTED: Rules = {
     },
     LayerSpec: {
         "attention": anything(),
+        "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
         "mlp": anything(),
         "order": one_of("order", "pre", "post", "sandwich"),
         "residual_scale": anything(),
@@ -162,8 +168,10 @@ _SUPPORTED: Rules = {
             "on or off for norms of heads, off for norms of whole rows",
         ),
         "softcap": anything(),
+        "has_sinks": one_of("has_sinks", False),
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
+        "has_gate": one_of("has_gate", False),
     },
     MlpSpec: {
         "size": _multiple("size"),
@@ -175,8 +183,10 @@ _SUPPORTED: Rules = {
 """What the extension computes. It does not know a field that is missing here."""
 
 
-def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """Return why `NativeModel` cannot run this model, or part; empty if it can."""
+def why_not_native(
+    spec: DecoderSpec | TransformersSpec, dtype: torch.dtype, device: torch.device
+) -> str:
+    """Return why native kernels cannot run this model, or part; empty if they can."""
     if device.type != "cpu":
         return f"the device is {device.type}"
     if _processor is None:
@@ -185,7 +195,7 @@ def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) 
         return "the processor has no AVX2, or the compiler knew of no such instructions"
     if dtype != _DTYPE:
         return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
-    return why_not_computed(spec)
+    return "" if isinstance(spec, TransformersSpec) else why_not_computed(spec)
 
 
 def why_not_computed(spec: DecoderSpec) -> str:
@@ -283,9 +293,11 @@ class NativeModel:
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, NativeStep)
+        assert states is None, "native layers keep no states"
         hidden = scaled_embeddings(self._embed_tokens(input_ids), self.spec)
         turns = [rotary(positions, torch.float32) for rotary in self._rotaries]
         if self._communicator.size > 1:
@@ -432,6 +444,7 @@ def _num_bytes(weight: _Weight) -> int:
 def _num_parts(layer: LayerSpec) -> int:
     """Return the number of weights that a layer has in checkpoints."""
     attention = layer.attention
+    assert attention is not None
     num_matrices = sum(map(len, _MATRICES.values()))
     num_biases = 3 * attention.qkv_bias + attention.output_bias + 3 * layer.mlp.has_bias
     num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
@@ -442,6 +455,7 @@ def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
     """Return a layer's numbers by the extension's names."""
     layer = spec.layers[index]
     attention = layer.attention
+    assert attention is not None
     return {
         "hidden_size": spec.hidden_size,
         "mlp_size": layer.mlp.size,
@@ -520,5 +534,6 @@ def _addresses(name: str, weight: _Weight) -> dict[str, int]:
         "zero": weight.zero,
         "exponent": weight.exponent,
         "is_float": int(weight.is_float8),
+        "is_rotated": int(weight.is_rotated),
     }
     return addresses | {f"{name}.{number}": value for number, value in numbers.items()}

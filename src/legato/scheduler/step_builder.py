@@ -23,6 +23,9 @@ _KEPT_TIME = 0.6
 """Share of a step's time that a tenant's prompts leave free while other tenants may come: a new
 request waits for the end of the step in which it arrives."""
 
+_ALIGNED_SHARE = 0.75
+"""Share of a chunk that is left, at least, when it is shortened to end at a certain position."""
+
 
 class StepBuilder:
     """Collects the chunks of one step, taking blocks and preempting as it goes.
@@ -333,7 +336,15 @@ class StepBuilder:
         if not room and not self.chunks:
             # No stream waits for this step: it may take longer, but must not be empty.
             room = min(wanted, MIN_CHUNK, self._most)
-        return room if self._config.enable_chunked_prefill or room == wanted else 0
+        if not self._config.enable_chunked_prefill:
+            return room if room == wanted else 0
+        return room if room == wanted else self._aligned(start, room)
+
+    def _aligned(self, start: int, num_tokens: int) -> int:
+        """Shorten a chunk to end where recurrences do, unless that costs much of it."""
+        end = start + num_tokens
+        aligned = end - end % self._kv.chunk_multiple - start
+        return aligned if aligned >= _ALIGNED_SHARE * num_tokens else num_tokens
 
     def _add_decodes(self, requests: list[Request]) -> float:
         """Add the next token of each request, except those preempted for lack of memory.
@@ -415,7 +426,7 @@ class StepBuilder:
         self._turns.served(best_effort=request.is_best_effort)
         self._serves_behind |= self._queues.tenants.is_behind(self._queues.tenant(request))
         self.first_blocks[self._kv.next_block(request)] = request.request_id
-        samples = num_tokens == request.num_remaining_tokens
+        samples = num_tokens == request.num_remaining_tokens and not request.is_pooled
         if samples:
             self.becoming_streams.append(request)
         chunk = ScheduledChunk(

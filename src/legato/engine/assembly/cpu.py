@@ -12,6 +12,7 @@ from legato.engine.assembly.cpu_model import (
 )
 from legato.engine.assembly.draft import LoadedDraft, load_draft, make_draft_model
 from legato.engine.assembly.kv_cache import cache_groups, configured_cache, make_kv_manager
+from legato.engine.assembly.recurrent import make_state_cache
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.draft_model import DraftModel
 from legato.executor.first_pass import check_forward
@@ -19,6 +20,8 @@ from legato.executor.memory import cpu_cache_bytes
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.base import CacheSpec
 from legato.model.native import NativeKernels
+from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 
 def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
@@ -34,6 +37,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
     groups = cache_groups(blueprint, cache)
     kv = make_kv_manager(blueprint, groups, _cache_bytes(config.cache, cache, draft))
     attention = make_attention(model, groups, kv.group_sizes, config.cache)
+    states = make_state_cache(blueprint, kv)
     timer.end("cache")
     check_forward(
         model,
@@ -41,6 +45,8 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         block_size=kv.block_size,
         vocab_size=spec.vocab_size,
         max_len=blueprint.max_model_len,
+        num_layers=spec.num_layers,
+        states=states,
     )
     timer.end("first pass")
     executor = TorchExecutor(
@@ -49,6 +55,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         kv.block_size,
         num_host_slots=kv.num_host_slots,
         grammar=blueprint.grammar,
+        states=states,
     )
     return ModelRuntime(
         blueprint=blueprint,
@@ -59,10 +66,18 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         groups=groups,
         blocks=attention.blocks[0],
         rows=CPU_ROWS,
-        kernels="torch" if kernels is None else kernels.instructions,
+        kernels=_kernels(spec, kernels),
         untaken=untaken_pages(config.cache, attention),
         draft_model=_draft_model(blueprint, draft, kv.num_blocks),
     )
+
+
+def _kernels(spec: DecoderSpec | TransformersSpec, kernels: NativeKernels | None) -> str:
+    """Return what computes the layers, in words."""
+    instructions = "torch" if kernels is None else kernels.instructions
+    if isinstance(spec, TransformersSpec):
+        return f"{instructions}, on transformers' layers"
+    return instructions
 
 
 def _load_draft(blueprint: Blueprint, kernels: NativeKernels | None) -> LoadedDraft | None:

@@ -19,6 +19,7 @@ from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import Device
 from legato.gpu.executor import GpuExecutor
 from legato.gpu.first_pass import check_first_pass
+from legato.gpu.host_cache import num_staged_blocks
 from legato.gpu.memory import free_for_cache
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_program import StepProgram
@@ -78,7 +79,7 @@ class GpuShard:
         self._num_ranks = communicator.size
         self.model = fill_model(
             lambda: GpuDecoder(
-                blueprint.checkpoint.spec,
+                blueprint.checkpoint.decoder_spec,
                 dtype=blueprint.dtype,
                 device=device.torch_device,
                 communicator=communicator,
@@ -121,6 +122,9 @@ class GpuShard:
                 f"there is no memory for steps of {blueprint.max_rows:,} tokens beside the "
                 "weights: lower --max-num-batched-tokens"
             ) from error
+        if config.swap_space_bytes:
+            block_bytes = config.block_size * self._cache.token_bytes
+            own = max(0, own - num_staged_blocks(block_bytes) * block_bytes)
         return self._num_ranks * own
 
     def make_cache(self, num_blocks: int) -> None:

@@ -6,15 +6,20 @@ from dataclasses import replace
 
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
+from legato.core.plan import FIRST_STATE
 from legato.engine.assembly.blueprint import Blueprint
 from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.kv.manager import KVCacheManager
+from legato.kv.state_slots import StateSlots
 from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups
 from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
 from legato.model.base import SCALE_BYTES, CacheGroup, CacheSpec
 
 logger = logging.getLogger(__name__)
+
+_STATES_SHARE = 0.5
+"""Share of the cache that recurrent states may take; keys and values have the rest."""
 
 
 def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
@@ -61,12 +66,15 @@ def _why_one_group(blueprint: Blueprint) -> str:
 def make_kv_manager(
     blueprint: Blueprint, groups: Sequence[CacheGroup], memory_bytes: int
 ) -> KVCacheManager:
-    """Divide so much memory into blocks.
+    """Divide so much memory into blocks, and slots for states if the model has recurrent layers.
 
     Raises:
         ConfigError: one request does not fit into it, or no block into the swap space.
     """
     config = blueprint.config.cache
+    states = _state_slots(blueprint, memory_bytes)
+    if states is not None:
+        memory_bytes -= states.num_slots * blueprint.state_bytes
     kept, *windowed = groups
     bytes_per_block = config.block_size * kept.cache.token_bytes
     windows: WindowGroups | None = None
@@ -87,6 +95,7 @@ def make_kv_manager(
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         num_host_slots=num_host_slots,
+        states=states,
         windows=windows,
     )
 
@@ -122,6 +131,24 @@ def _windows(
         ),
         window_bytes(needs, num_requests),
     )
+
+
+def _state_slots(blueprint: Blueprint, memory_bytes: int) -> StateSlots | None:
+    """Divide the states' share of the memory among requests, at most as many as may run."""
+    if not blueprint.state_bytes:
+        return None
+    depth = blueprint.config.scheduler.num_steps_in_flight
+    assert depth is not None
+    one = StateSlots(1, depth)
+    room = int(_STATES_SHARE * memory_bytes) - FIRST_STATE * blueprint.state_bytes
+    num_requests = room // (one.slots_per_request * blueprint.state_bytes)
+    if num_requests < 1:
+        needed = int(one.num_slots * blueprint.state_bytes / _STATES_SHARE)
+        raise ConfigError(
+            f"the recurrent states of one request need a cache of {needed:,} bytes, but it has "
+            f"{memory_bytes:,}: raise --kv-cache-memory"
+        )
+    return StateSlots(min(num_requests, blueprint.max_num_seqs), depth)
 
 
 def no_memory(num_bytes: int) -> ConfigError:

@@ -21,6 +21,7 @@ from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheGroup, CacheSpec, Model
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class ModelRuntime:
         return self.blueprint.max_model_len
 
     @property
-    def spec(self) -> DecoderSpec:
+    def spec(self) -> DecoderSpec | TransformersSpec:
         return self.checkpoint.spec
 
     @property

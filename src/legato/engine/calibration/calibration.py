@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from legato.core.plan import ScheduledChunk, StepPlan
+from legato.core.plan import ScheduledChunk, StateChange, StepPlan
 from legato.core.request import AddRequest
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.core.sampling_params import SamplingParams
@@ -57,6 +57,8 @@ class Calibration:
     Args:
         block_ids: blocks of the cache to write to; they must be empty.
         window_block_ids: likewise, in each window group of the cache.
+        states: state slots of as many requests, which no request has; empty if the model has no
+            recurrent layers. Each row of a step has its own, so that none reuses another's state.
         max_model_len: last position, if the time suffices.
         most_drafts: most drafts of a step; with 0, no step has drafts.
         rows: the numbers of rows to which the executor pads batches.
@@ -73,6 +75,7 @@ class Calibration:
         executor: Executor,
         *,
         block_ids: Sequence[int],
+        states: Sequence[StateChange] = (),
         block_size: int,
         max_model_len: int,
         max_num_seqs: int,
@@ -89,6 +92,7 @@ class Calibration:
         self._clock = clock
         self._block_ids = block_ids
         self._window_block_ids = window_block_ids
+        self._states = states
         self._block_size = block_size
         num_tokens = len(block_ids) * block_size
         self._limit = min(max_model_len - 1, num_tokens, extent.longest_context)
@@ -202,6 +206,7 @@ class Calibration:
                 1 + num_drafts,
                 "verify" if num_drafts else "decode",
                 draft_token_ids=drafts,
+                state=self._states[row % len(self._states)] if self._states else None,
                 window_block_ids=window_tables(self._window_block_ids, first, first + num_blocks),
             )
 
@@ -227,6 +232,7 @@ class Calibration:
             tuple(self._block_ids[:num_blocks]),
             int(samples),
             "prefill",
+            state=self._states[-1] if self._states else None,
             window_block_ids=window_tables(self._window_block_ids, 0, num_blocks),
         )
 

@@ -149,6 +149,7 @@ class StepTimes:
             self._executor,
             block_ids=block_ids,
             window_block_ids=windows,
+            states=() if self._kv.states is None else self._kv.states.borrow(max_num_seqs),
             block_size=self._kv.block_size,
             max_model_len=self._max_model_len,
             max_num_seqs=max_num_seqs,
