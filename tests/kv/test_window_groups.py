@@ -289,6 +289,10 @@ class WindowsMachine(RuleBasedStateMachine):
         self.held.remove(request)
         self.kv.release(request)
 
+    @rule()
+    def forget(self) -> None:
+        self.kv.forget()
+
     @invariant()
     def blocks_are_conserved(self) -> None:
         check_blocks(self.kv)
