@@ -19,7 +19,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import BegunStep
 from legato.executor.torch_executor import TorchExecutor
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
-from tests.families.test_exactness import NEAR_TIE
+from tests.families.schedules import NEAR_TIE
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, Tiny, random_model
 from tests.kv.conservation import check_blocks
 

@@ -27,7 +27,7 @@ MAX_REQUESTS = 3
 
 def manager(num_blocks: int = 16, *, is_caching: bool = True) -> KVCacheManager:
     needs = [
-        WindowNeed.of(w, block_bytes=1, block_size=BLOCK_SIZE, rows_in_flight=MOST_ROWS)
+        WindowNeed.of(w, block_bytes=1, block_size=BLOCK_SIZE, rows_in_flight=MOST_ROWS, longest=99)
         for w in WINDOWS
     ]
     groups = [WindowGroup(n.window, n.num_blocks(MAX_REQUESTS), BLOCK_SIZE) for n in needs]
@@ -152,7 +152,7 @@ def test_no_more_requests_than_the_windows_have_blocks_for() -> None:
 
 
 def test_memory_is_divided_so_that_the_longest_request_fits() -> None:
-    need = WindowNeed.of(512, block_bytes=22, block_size=32, rows_in_flight=576)
+    need = WindowNeed.of(512, block_bytes=22, block_size=32, rows_in_flight=576, longest=1024)
     assert (need.per_request, need.per_step) == (18, 18)
     divide = {"request_bytes": 1024 * 4, "most": 64}
     assert num_windowed_requests([need], 10**6, **divide) == 64
@@ -163,6 +163,12 @@ def test_memory_is_divided_so_that_the_longest_request_fits() -> None:
     assert num_windowed_requests([need], least, **divide) == 1
     with pytest.raises(ConfigError, match=f"needs {least:,} bytes"):
         num_windowed_requests([need], least - 1, **divide)
+
+
+def test_short_requests_need_no_more_than_all_their_blocks() -> None:
+    need = WindowNeed.of(64, block_bytes=1, block_size=32, rows_in_flight=2112, longest=16)
+    assert need.num_blocks(1) == 16
+    assert need.num_blocks(64) == 64 * 4 + 66
 
 
 class Flight(NamedTuple):
@@ -282,6 +288,10 @@ class WindowsMachine(RuleBasedStateMachine):
     def drop(self, request: Request) -> None:
         self.held.remove(request)
         self.kv.release(request)
+
+    @rule()
+    def forget(self) -> None:
+        self.kv.forget()
 
     @invariant()
     def blocks_are_conserved(self) -> None:

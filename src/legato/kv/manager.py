@@ -408,7 +408,10 @@ class KVCacheManager:
 
     def forget(self) -> None:
         """Forget all cached blocks that no request uses."""
-        self._pool.free(self._tree.forget())
+        forgotten = self._tree.forget()
+        self._pool.free(forgotten)
+        if self.windows is not None:
+            self.windows.forget(forgotten)
 
     def watch(self) -> None:
         """Make `take_events` report the shared blocks, first those that are cached now."""

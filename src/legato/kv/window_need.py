@@ -1,5 +1,6 @@
 """How much of a cache's memory its window groups need, at worst."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,32 +19,37 @@ class WindowNeed:
         block_bytes: size of a block in all layers of the group.
         per_request: blocks of each request that has any.
         per_step: further blocks, for the rows of all steps in flight.
+        longest: blocks of the longest request without the window, which is never exceeded.
     """
 
     window: int
     block_bytes: int
     per_request: int
     per_step: int
+    longest: int
 
     @classmethod
     def of(
-        cls, window: int, *, block_bytes: int, block_size: int, rows_in_flight: int
+        cls, window: int, *, block_bytes: int, block_size: int, rows_in_flight: int, longest: int
     ) -> "WindowNeed":
         """Return the need of a group.
 
         Args:
             rows_in_flight: most rows of all steps in flight.
+            longest: blocks of a request of `max_model_len` tokens.
         """
         return cls(
             window,
             block_bytes,
             per_request=-(-(window - 1) // block_size) + 2,
             per_step=-(-rows_in_flight // block_size),
+            longest=longest,
         )
 
     def num_blocks(self, num_requests: int) -> int:
         """Return the blocks that so many requests need."""
-        return num_requests * self.per_request + self.per_step
+        most = num_requests * self.longest
+        return min(most, num_requests * self.per_request + self.per_step)
 
 
 def num_windowed_requests(
@@ -66,9 +72,9 @@ def num_windowed_requests(
             f"KV cache, {first_bytes:,} of them in layers with a sliding window, but it has "
             f"{memory_bytes:,}: raise --kv-cache-memory or lower --max-model-len"
         )
-    room = min(memory_bytes // 2, memory_bytes - request_bytes) - first_bytes
-    more = max(0, room) // (window_bytes(needs, 2) - first_bytes)
-    return min(most, 1 + more)
+    room = min(memory_bytes // 2, memory_bytes - request_bytes)
+    counts = range(1, most + 1)
+    return max(1, bisect_right(counts, room, key=lambda count: window_bytes(needs, count)))
 
 
 def window_bytes(needs: Sequence[WindowNeed], num_requests: int) -> int:

@@ -112,6 +112,7 @@ def _windows(
             block_bytes=block_size * group.cache.token_bytes,
             block_size=block_size,
             rows_in_flight=scheduler.num_steps_in_flight * blueprint.max_rows,
+            longest=blueprint.blocks_per_request,
         )
         for group in groups
         if group.window is not None
