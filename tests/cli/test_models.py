@@ -11,6 +11,7 @@ import torch
 from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata, TensorInfo
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
 
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.cli.main import main
@@ -52,6 +53,7 @@ def test_describes_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert report["num_parameters"] == sum(tensor.numel() for tensor in weights.values())
     assert report["num_layers"] == 4
     assert report["max_model_len"] == 512
+    assert report["returns"] == ["text", "embeddings"]
     assert report["cpu_layers"] == "PyTorch"
     assert "float32" in str(report["why_not_native"])
     # 4 layers of 2 heads of 64, keys and values, in 4 bytes
@@ -61,6 +63,13 @@ def test_describes_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     model = load_model(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
     assert isinstance(model, torch.nn.Module)
     assert report["weight_bytes"] == sum(p.nbytes for p in model.parameters())
+
+
+def test_describes_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = MODELS["llama"].config()
+    config.num_labels = 1
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    assert _json(capsys, str(tmp_path))["returns"] == ["embeddings", "scores"]
 
 
 def test_a_tied_embedding_of_native_layers_is_there_twice(

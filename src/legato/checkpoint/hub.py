@@ -7,7 +7,12 @@ import torch
 from msgspec.structs import replace
 
 from legato.checkpoint.base import Checkpoint
-from legato.checkpoint.hugging_face import read_description, said_dtype, without_output
+from legato.checkpoint.hugging_face import (
+    num_labels,
+    read_description,
+    said_dtype,
+    without_output,
+)
 from legato.checkpoint.json_file import read_json
 from legato.checkpoint.quantization_config import method_of, scheme_of
 from legato.checkpoint.scheme import Header, num_bytes
@@ -40,11 +45,11 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
     contents = read_json(path)
     with refusing_what_fails(path):
         is_quantized = scheme_of(contents) is not None
-    kept_bytes = _tensor_bytes(config)
+    headers = _headers(config)
     spec, dtype = _description(folder, contents, config)
     has_output = True
     if isinstance(spec, DecoderSpec):
-        spec, has_output = without_output(spec, contents, kept_bytes)
+        spec, has_output = without_output(spec, contents, headers)
     return Checkpoint(
         name=config.model,
         spec=spec,
@@ -55,7 +60,8 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
         architecture=text_config(contents)["architectures"][0],
         quantization=method_of(contents) if is_quantized else "",
         generates=has_output,
-        kept_bytes=kept_bytes,
+        num_labels=num_labels(headers),
+        kept_bytes={name: num_bytes(header) for name, header in headers.items()},
     )
 
 
@@ -73,8 +79,8 @@ def _description(
     return own_spec, said_dtype(description)
 
 
-def _tensor_bytes(config: ModelConfig) -> dict[str, int]:
-    """Return the size of each tensor, by the headers on the hub."""
+def _headers(config: ModelConfig) -> dict[str, Header]:
+    """Return the header of each tensor, which the hub reads from the files; key its name."""
     from huggingface_hub import get_safetensors_metadata  # slow to import
     from huggingface_hub.errors import NotASafetensorsRepoError
 
@@ -86,7 +92,7 @@ def _tensor_bytes(config: ModelConfig) -> dict[str, int]:
         told = " ".join(str(error).split())
         raise ConfigError(f"could not read the headers of {config.model!r}: {told}") from error
     return {
-        name: num_bytes(Header(tensor.dtype, tuple(tensor.shape)))
+        name: Header(tensor.dtype, tuple(tensor.shape))
         for file in metadata.files_metadata.values()
         for name, tensor in file.tensors.items()
     }

@@ -63,16 +63,15 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
     files = WeightFiles.of(folder)
     changes = [*_own_transforms(files.headers), *changes]
     spec, has_output = without_output(spec, contents, files.headers)
-    head = files.headers.get(_HEAD)
-    has_head = head is not None and len(head.shape) == _MATRIX
+    labels = num_labels(files.headers)
     kept_bytes = {name: num_bytes(header) for name, header in files.headers.items()}
     told: dict[str, Any] = {
         "name": str(folder),
         "spec": spec,
         "architecture": text_config(contents)["architectures"][0],
         "generates": has_output,
-        "num_labels": head.shape[0] if has_head and head is not None else 0,
-        "read_head": (lambda: files.read(_HEAD)) if has_head else None,
+        "num_labels": labels,
+        "read_head": (lambda: files.read(_HEAD)) if labels else None,
         "kept_bytes": kept_bytes,
     }
     if scheme is None:
@@ -117,6 +116,12 @@ def without_output(
     has_matrix = spec.tie_word_embeddings or "lm_head.weight" in names or _BARE not in names
     has_output = generates(contents) and has_matrix
     return (spec if has_output else replace(spec, tie_word_embeddings=True)), has_output
+
+
+def num_labels(headers: Mapping[str, Header]) -> int:
+    """Return the outputs of a checkpoint's classification head; 0 without one."""
+    head = headers.get(_HEAD)
+    return head.shape[0] if head is not None and len(head.shape) == _MATRIX else 0
 
 
 def _own_transforms(names: Container[str]) -> list[Transform]:

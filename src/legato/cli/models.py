@@ -75,6 +75,7 @@ def _print_report(report: "ModelReport") -> None:
         "context": f"{report.max_model_len:,} tokens",
         "dtype": report.dtype,
         "quantization": report.quantization or "none",
+        "returns": ", ".join(report.returns),
         "on a CPU": _with_reason(f"{report.cpu_layers} layers", report.why_not_native),
         "on a GPU": f"no: {report.why_not_gpu}" if report.why_not_gpu else "yes",
         "weights": _weights(report),

@@ -26,6 +26,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
         num_parameters: values in its weights; a tied output projection counts once.
         dtype: of activations and cache, and of weights unless they are quantized.
         quantization: format of quantized matrices in the file; empty if there are none.
+        returns: "text" with an output projection, "scores" with a classification head of one label;
+            every model returns "embeddings".
         cpu_layers: the layers that run it on a CPU.
         why_not_native: why PyTorch computes the layers on this CPU; empty if native ones do.
         why_not_gpu: why the GPU's layers cannot run it; empty if they can.
@@ -43,6 +45,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     dtype: str
     quantization: str
+    returns: tuple[str, ...]
     cpu_layers: str
     why_not_native: str
     why_not_gpu: str
@@ -77,6 +80,7 @@ def report_model(config: ModelConfig) -> ModelReport:
         max_model_len=spec.max_model_len,
         dtype=str(dtype).removeprefix("torch."),
         quantization=checkpoint.quantization,
+        returns=_returns(checkpoint),
         cpu_layers=cpu_layers,
         why_not_native=reason,
         why_not_gpu=why_not_gpu,
@@ -85,6 +89,12 @@ def report_model(config: ModelConfig) -> ModelReport:
         cache_token_bytes=token_bytes,
         cache_bytes=token_bytes * spec.max_model_len,
     )
+
+
+def _returns(checkpoint: Checkpoint) -> tuple[str, ...]:
+    text = ("text",) if checkpoint.generates else ()
+    scores = ("scores",) if checkpoint.num_labels == 1 else ()
+    return (*text, "embeddings", *scores)
 
 
 def _weight_bytes(checkpoint: Checkpoint, *, keeps_codes: bool) -> int:
