@@ -28,11 +28,11 @@ std::vector<Chunk> chunks_of(std::vector<PlainChunk> plain) {
     return chunks;
 }
 
-using PlainCache = std::tuple<uintptr_t, uintptr_t, int>;
+using PlainCache = std::tuple<uintptr_t, uintptr_t, int, int>;
 
 LayerCache cache_of(const PlainCache &plain) {
-    const auto [keys, values, window] = plain;
-    return {at<std::byte>(keys), at<std::byte>(values), window};
+    const auto [keys, values, window, group] = plain;
+    return {at<std::byte>(keys), at<std::byte>(values), window, group};
 }
 
 using PlainTurns = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
@@ -72,6 +72,7 @@ Weight weight_of(const nb::dict &addresses, const std::string &name) {
     weight.zero = number(".zero");
     weight.exponent = number(".exponent");
     weight.is_float = number(".is_float") != 0;
+    weight.is_rotated = number(".is_rotated") != 0;
     return weight;
 }
 
@@ -166,14 +167,15 @@ NB_MODULE(LEGATO_MODULE, m) {
         .def(nb::init<std::vector<Layer *>>(), "layers"_a)
         .def(
             "forward",
-            [](Layers &self, ThreadPool &pool, Step &step, const std::vector<PlainCache> &caches,
-               uintptr_t hidden, int num_rows, const std::vector<PlainTurns> &turns) {
+            [](Layers &self, ThreadPool &pool, const std::vector<Step *> &steps,
+               const std::vector<PlainCache> &caches, uintptr_t hidden, int num_rows,
+               const std::vector<PlainTurns> &turns) {
                 const nb::gil_scoped_release release;
                 self.forward(
-                    pool, step, caches_of(caches),
+                    pool, steps, caches_of(caches),
                     Rows{at<float>(hidden), num_rows, turns_of(turns), at<float>(hidden)});
             },
-            "pool"_a, "step"_a, "caches"_a, "hidden"_a, "num_rows"_a, "turns"_a)
+            "pool"_a, "steps"_a, "caches"_a, "hidden"_a, "num_rows"_a, "turns"_a)
         .def(
             "add_attention",
             [](Layers &self, ThreadPool &pool, Step &step, int layer, const PlainCache &cache,

@@ -31,6 +31,10 @@ NOT_NATIVE = {
     "gpt-neox": "activation is 'gelu', not silu or gelu_tanh",
     "gpt-neox-sequential": "activation is 'gelu', not silu or gelu_tanh",
     "apertus": "activation is 'xielu', not silu or gelu_tanh",
+    "qwen3.5": "recurrence is DeltaNetSpec(...kernel_size=4), not none",
+    "qwen3-next": "recurrence is DeltaNetSpec(...kernel_size=4), not none",
+    "granite-4-h": "recurrence is Mamba2Spec(nu...gest_step=1.5), not none",
+    "lfm2": "recurrence is ShortConvSpec...has_bias=True), not none",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
 }
 """Key a model, value why PyTorch's layers run it."""
@@ -82,7 +86,7 @@ def _logits(folder: Path, prompt: list[int], kernels: NativeKernels | None) -> t
         if isinstance(model, NativeModel)
         else TorchAttentionBackend(model.cache, **sizes, device=CPU)
     )
-    backend.blocks.fill_(torch.nan)
+    backend.blocks[0].fill_(torch.nan)
     runner = Runner(model, backend)
     message = AddRequest(
         request_id="0", prompt_token_ids=token_array(prompt), params=SamplingParams(max_tokens=1)

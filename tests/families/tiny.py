@@ -47,6 +47,22 @@ def _longrope(num_pairs: int) -> dict[str, Any]:
     }
 
 
+_DELTA_NET = {
+    "head_dim": 64,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
+}
+
+
 class Tiny(NamedTuple):
     """Attributes: settings: of the configuration, besides the sizes that all have."""
 
@@ -99,6 +115,23 @@ MODELS = {
             "attention_multiplier": 0.2,
             "residual_multiplier": 0.22,
             "logits_scaling": 8.0,
+        },
+    ),
+    "granite-4-h": Tiny(
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "layer_types": ["linear_attention", "attention", *["linear_attention"] * 2],
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "time_step_limit": [0.3, 1.5],
         },
     ),
     "granite-4-nope": Tiny(
@@ -175,6 +208,18 @@ MODELS = {
     "gpt-neox": Tiny("gpt_neox"),
     "gpt-neox-sequential": Tiny("gpt_neox", {"use_parallel_residual": False}),
     "apertus": Tiny("apertus"),
+    "qwen3.5": Tiny("qwen3_5_text", _DELTA_NET | {"tie_word_embeddings": True}),
+    "qwen3-next": Tiny(
+        "qwen3_next", _DELTA_NET | {"num_experts": 4, "mlp_only_layers": [0, 1, 2, 3]}
+    ),
+    "lfm2": Tiny(
+        "lfm2",
+        {
+            "layer_types": ["conv", _FULL, "conv", "conv"],
+            "conv_bias": True,
+            "block_multiple_of": 32,
+        },
+    ),
     "arcee": Tiny("arcee", {"mlp_bias": True, "attention_bias": True}),
     "mixtral": Tiny("mixtral", {**_EXPERTS, "num_local_experts": 6, "num_experts_per_tok": 2}),
     "qwen2-moe": Tiny(
@@ -280,7 +325,8 @@ def random_model(tiny: Tiny) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if "norm" in name and name.endswith("weight"):
                 # Around 1, also where 1 is added to what is stored.
-                middle = 0.0 if tiny.model_type.startswith("gemma") else 1.0
+                adds_one = tiny.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))
+                middle = 0.0 if adds_one and "linear_attn" not in name else 1.0
                 parameter.normal_(middle, 0.2)
             elif parameter.dim() == 1:
                 parameter.normal_(0.3, 0.3)

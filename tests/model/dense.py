@@ -1,10 +1,13 @@
 """A dense stand-in for the executor: whole requests, attended to at once, without a cache."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
 from legato.model.base import Model
+from legato.model.decoder import Decoder
+from legato.model.states import Run, StateShape, StepStates, make_states
 
 
 class DenseAttention:
@@ -52,11 +55,22 @@ def visible(num_tokens: int, sliding_window: int | None) -> torch.Tensor:
     return seen if sliding_window is None else seen & (age < sliding_window)
 
 
+def fresh_states(shapes: Sequence[StateShape], lengths: Sequence[int]) -> StepStates | None:
+    """Return zero states for whole requests; None if the model has none."""
+    if not shapes:
+        return None
+    layers = make_states(shapes, 1 + len(lengths), torch.float32, torch.device("cpu"))
+    ends = list(accumulate(lengths))
+    runs = [Run(e - n, e, 0, 0, 1 + i) for i, (e, n) in enumerate(zip(ends, lengths, strict=True))]
+    return StepStates(layers, runs)
+
+
 @torch.inference_mode()
 def packed_logits(model: Model, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Logits [length, V] of each prompt, all computed in one step."""
     lengths = [len(prompt) for prompt in prompts]
     input_ids = torch.tensor([token for prompt in prompts for token in prompt])
     positions = torch.cat([torch.arange(length) for length in lengths])
-    hidden = model.forward(input_ids, positions, DenseAttention(lengths))
+    states = fresh_states(model.spec.states, lengths) if isinstance(model, Decoder) else None
+    hidden = model.forward(input_ids, positions, DenseAttention(lengths), states=states)
     return list(model.compute_logits(hidden).split(lengths))

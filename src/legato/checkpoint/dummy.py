@@ -12,14 +12,15 @@ import torch
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.gguf import open_gguf_checkpoint
-from legato.checkpoint.hugging_face import read_description, said_dtype
-from legato.checkpoint.json_file import read_json
+from legato.checkpoint.hugging_face import read_config, read_description, said_dtype
 from legato.checkpoint.source import ModelSource
+from legato.checkpoint.weight_shapes import weight_shapes
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import NamedWeights
-from legato.model.decoder import Decoder
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_families import runs_on_transformers
+from legato.model.transformers_spec import TransformersSpec
 
 
 def open_dummy_checkpoint(config: ModelConfig, source: ModelSource) -> Checkpoint:
@@ -34,9 +35,8 @@ def open_dummy_checkpoint(config: ModelConfig, source: ModelSource) -> Checkpoin
     """
     if config.quantization == "gguf":
         raise ConfigError("quantization gguf keeps a file's weights, which load_format dummy skips")
-    spec, dtype = _described(source, config.max_model_len)
-    on_paper = Decoder(spec, dtype=dtype, device=torch.device("meta"))
-    shapes = {name: tuple(slot.shape) for name, slot in on_paper.checkpoint_slots().items()}
+    spec, dtype = _described(config, source)
+    shapes = weight_shapes(spec)
     return Checkpoint(
         name=f"dummy weights for {source.path}",
         spec=spec,
@@ -46,16 +46,25 @@ def open_dummy_checkpoint(config: ModelConfig, source: ModelSource) -> Checkpoin
     )
 
 
-def _described(source: ModelSource, served_len: int | None) -> tuple[DecoderSpec, torch.dtype]:
+def _described(
+    config: ModelConfig, source: ModelSource
+) -> tuple[DecoderSpec | TransformersSpec, torch.dtype]:
     if source.is_gguf:
         checkpoint = open_gguf_checkpoint(source.path)
         return checkpoint.spec, checkpoint.dtype
-    description, spec, _ = read_description(source.path, served_len)
-    if read_json(source.path / "config.json").get("quantization_config"):
+    contents = read_config(source.path)
+    if contents.get("quantization_config"):
         raise UnsupportedModelError(
             f"{source.path} is quantized, and dummy weights are not; without its "
             "quantization_config they are, as --quantization says"
         )
+    if runs_on_transformers(source.path, contents, config.model_impl):
+        # Local import: transformers' layers take seconds to import.
+        from legato.checkpoint import transformers_checkpoint as checkpoints
+
+        other = checkpoints.read_spec(source.path / "config.json", contents)
+        return other, checkpoints.said_dtype(contents) or torch.bfloat16
+    description, spec, _ = read_description(source.path, config.max_model_len)
     return spec, said_dtype(description) or torch.bfloat16
 
 
@@ -64,7 +73,7 @@ def _random_tensors(
 ) -> NamedWeights:
     """Yield tensors with a seed each, made on `device`: for a large model a CPU takes a minute."""
     for name, shape in shapes.items():
-        if name.endswith("norm.weight"):
+        if name.endswith("norm.weight") or (name.endswith(".weight") and len(shape) == 1):
             yield name, torch.ones(shape, dtype=dtype, device=device)
             continue
         seeded = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))

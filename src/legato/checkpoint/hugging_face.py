@@ -1,28 +1,37 @@
 """Opens checkpoints in transformers' format: config.json and safetensors files."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.json_file import read_json
-from legato.checkpoint.quantization_config import scheme_of
+from legato.checkpoint.quantization_config import method_of, scheme_of
 from legato.checkpoint.quantized_matrices import QuantizedMatrices
-from legato.checkpoint.scheme import Header
+from legato.checkpoint.scheme import Header, num_bytes
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
-from legato.model.architectures import check_supported, described, text_config, transforms
+from legato.model.architectures import (
+    check_supported,
+    described,
+    generates,
+    text_config,
+    transforms,
+)
 from legato.model.base import NamedWeights
 from legato.model.description import Description
 from legato.model.spec import DecoderSpec
-from legato.model.transforms import Transform, shapes_after, transformed
+from legato.model.transforms import Transform, drop, prefix, shapes_after, transformed
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_HEAD, _BARE = "score.weight", "embed_tokens.weight"
+_MATRIX = 2  # dimensions
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _SIZES = (
     "vocab_size",
@@ -48,33 +57,76 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
     """
     description, spec, changes = read_description(folder, served_len)
     path = folder / "config.json"
+    contents = read_json(path)
     with refusing_what_fails(path):
-        scheme = scheme_of(read_json(path))
-    files = _Files(_weight_files(folder))
+        scheme = scheme_of(contents)
+    files = WeightFiles.of(folder)
+    changes = [*_own_transforms(files.headers), *changes]
+    spec, has_output = without_output(spec, contents, files.headers)
+    head = files.headers.get(_HEAD)
+    has_head = head is not None and len(head.shape) == _MATRIX
+    kept_bytes = {name: num_bytes(header) for name, header in files.headers.items()}
+    told: dict[str, Any] = {
+        "name": str(folder),
+        "spec": spec,
+        "architecture": text_config(contents)["architectures"][0],
+        "generates": has_output,
+        "num_labels": head.shape[0] if has_head and head is not None else 0,
+        "read_head": (lambda: files.read(_HEAD)) if has_head else None,
+        "kept_bytes": kept_bytes,
+    }
     if scheme is None:
-        _check_types(files.headers)
+        check_types(files.headers)
         return Checkpoint(
-            name=str(folder),
-            spec=spec,
-            dtype=said_dtype(description) or _used_dtype(files.headers),
+            **told,
+            dtype=said_dtype(description) or used_dtype(files.headers),
             shapes=shapes_after(
                 {name: header.shape for name, header in files.headers.items()}, changes
             ),
             tensors=lambda _: transformed(files.tensors(files.headers), changes),
+            unused=_unused(files.headers, changes),
         )
     matrices = QuantizedMatrices(str(folder), scheme, files.headers, files.read)
-    _check_types(matrices.others)
+    check_types(matrices.others)
     shapes = {name: header.shape for name, header in matrices.others.items()}
     return Checkpoint(
-        name=str(folder),
-        spec=spec,
+        **told,
         dtype=torch.bfloat16,
         shapes=shapes_after(shapes | matrices.shapes, changes),
         tensors=lambda _: transformed(
             chain(files.tensors(matrices.others), matrices.read()), changes
         ),
         is_quantized=True,
+        quantization=method_of(contents),
+        unused=_unused(matrices.others, changes),
     )
+
+
+def without_output(
+    spec: DecoderSpec, contents: dict[str, Any], names: Container[str]
+) -> tuple[DecoderSpec, bool]:
+    """Return the spec for these tensors, and whether there is an output projection to generate by.
+
+    A checkpoint for embeddings or classification has none. The embedding matrix then takes its
+    place, so that layers load as always; no request samples from it.
+
+    Args:
+        contents: of config.json.
+        names: of the checkpoint's tensors.
+    """
+    has_matrix = spec.tie_word_embeddings or "lm_head.weight" in names or _BARE not in names
+    has_output = generates(contents) and has_matrix
+    return (spec if has_output else replace(spec, tie_word_embeddings=True)), has_output
+
+
+def _own_transforms(names: Container[str]) -> list[Transform]:
+    """Return the transforms that this checkpoint needs, before its architecture's.
+
+    A decoder saved without a head lacks the prefix of its names. A classification head is read
+    apart.
+    """
+    own = [drop(prefixes=(_HEAD,))] if _HEAD in names else []
+    return [*own, prefix("model.", without=("lm_head.",))] if _BARE in names else own
 
 
 def read_description(
@@ -89,9 +141,7 @@ def read_description(
         UnsupportedModelError: the file is missing, or Legato cannot run the model.
     """
     path = folder / "config.json"
-    contents = read_json(path)
-    if not contents:
-        raise UnsupportedModelError(f"{folder} has no config.json")
+    contents = read_config(folder)
     with refusing_what_fails(path):
         text = text_config(contents)
         check_supported(text)
@@ -101,9 +151,21 @@ def read_description(
         return description, spec, transforms(contents, spec)
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the contents of config.json; raises `UnsupportedModelError` if there are none."""
+    contents = read_json(folder / "config.json")
+    if not contents:
+        raise UnsupportedModelError(f"{folder} has no config.json")
+    return contents
+
+
 def said_dtype(description: Description) -> torch.dtype | None:
     """Return the dtype that the configuration names; None if Legato does not compute in it."""
-    name = description.torch_dtype if description.dtype is None else description.dtype
+    return dtype_named(description.torch_dtype if description.dtype is None else description.dtype)
+
+
+def dtype_named(name: object) -> torch.dtype | None:
+    """Return the dtype of that name; None if Legato does not compute in it."""
     return next((dtype for dtype in _FLOAT_TYPES.values() if str(dtype) == f"torch.{name}"), None)
 
 
@@ -140,8 +202,8 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-class _Files:
-    """Open safetensors files.
+class WeightFiles:
+    """Open safetensors files of a checkpoint.
 
     Attributes:
         headers: key the tensor's name.
@@ -157,6 +219,11 @@ class _Files:
                 self._file_of[name] = file
                 self.headers[name] = Header(tensor.get_dtype(), tuple(tensor.get_shape()))
 
+    @classmethod
+    def of(cls, folder: Path) -> "WeightFiles":
+        """Open a folder's files; raises `UnsupportedModelError` like `open_hf_checkpoint`."""
+        return cls(_weight_files(folder))
+
     def read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor
@@ -165,7 +232,8 @@ class _Files:
         return ((name, self.read(name)) for name in names)
 
 
-def _check_types(headers: Mapping[str, Header]) -> None:
+def check_types(headers: Mapping[str, Header]) -> None:
+    """Raises `UnsupportedModelError` if a tensor has no floating type."""
     for name, header in headers.items():
         if header.dtype not in _FLOAT_TYPES:
             raise UnsupportedModelError(
@@ -173,7 +241,17 @@ def _check_types(headers: Mapping[str, Header]) -> None:
             )
 
 
-def _used_dtype(headers: Mapping[str, Header]) -> torch.dtype:
+def _unused(headers: Mapping[str, Header], changes: Sequence[Transform]) -> tuple[str, ...]:
+    """Return the first parts of the names of tensors that are left out, but for "model"."""
+    names = (
+        name.removeprefix("model.")
+        for name, header in headers.items()
+        if name != _HEAD and not shapes_after({name: header.shape}, changes)
+    )
+    return tuple(sorted({name.partition(".")[0] for name in names}))
+
+
+def used_dtype(headers: Mapping[str, Header]) -> torch.dtype:
     """Return the dtype of the weights, or the first in `_FLOAT_TYPES` of several."""
     used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
     return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)

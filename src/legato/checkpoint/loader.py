@@ -14,8 +14,9 @@ from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.dummy import open_dummy_checkpoint
 from legato.checkpoint.finite import check_finite
 from legato.checkpoint.gguf import open_gguf_checkpoint
-from legato.checkpoint.hugging_face import open_hf_checkpoint
+from legato.checkpoint.hugging_face import open_hf_checkpoint, read_config
 from legato.checkpoint.source import configured_source
+from legato.checkpoint.weight_shapes import weight_shapes
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import Model, NamedWeights
@@ -23,10 +24,12 @@ from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
-from legato.model.quantization import QuantizedWeight, can_quantize, quantize
+from legato.model.quantization import QuantizedWeight, can_quantize, quantize, quantize_rotated
 from legato.model.quantized_forms import can_multiply
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_families import runs_on_transformers
+from legato.model.transformers_spec import TransformersSpec
 
 logger = logging.getLogger(__name__)
 
@@ -35,23 +38,36 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 _MAX_NAMES = 5
 _ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
 """Ends of the names of small matrices, where an error would change which experts compute a row."""
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_HEAD = "lm_head.weight"
+_VOCABULARY = ("model.embed_tokens.weight", _HEAD)
+_BITS = {"int8": 8, "int4": 4, "w8a8": 8}
 
 
 def open_checkpoint(config: ModelConfig) -> Checkpoint:
     """Find a model and read its description, but not its weights.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model, or it is a GGUF file and transformers' layers are
+            asked for.
         UnsupportedModelError: Legato cannot run it.
     """
     source = configured_source(config)
+    if source.is_gguf and config.model_impl == "transformers":
+        raise ConfigError(
+            "a GGUF file runs on Legato's own layers, not on --model-impl transformers"
+        )
     if config.load_format == "dummy":
         return open_dummy_checkpoint(config, source)
     if source.is_gguf:
         return open_gguf_checkpoint(source.path)
     if config.quantization == "gguf":
         raise ConfigError(f"quantization gguf needs a GGUF file, which {config.model} is not")
+    contents = read_config(source.path)
+    if runs_on_transformers(source.path, contents, config.model_impl):
+        # Local import: transformers' layers take seconds to import.
+        from legato.checkpoint.transformers_checkpoint import open_transformers_checkpoint
+
+        return open_transformers_checkpoint(source.path, contents)
     return open_hf_checkpoint(source.path, config.max_model_len)
 
 
@@ -85,7 +101,9 @@ def load_model(
             that are not finite.
     """
     if quantization == "fp8" and device.type == "cpu":
-        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
+        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8, int4 and w8a8")
+    if quantization == "w8a8" and kernels is None:
+        raise ConfigError("quantization w8a8 needs native kernels; PyTorch's layers take int8")
     if kernels is None and (checkpoint.is_quantized or quantization == "gguf"):
         _log_widened(f"{checkpoint.name}: PyTorch's layers compute with widened weights")
     with _one_thread() if kernels is not None else nullcontext():
@@ -111,9 +129,14 @@ def fill_model(
     """Check a checkpoint's shapes, then build a model and load its weights.
 
     Raises:
+        ConfigError: w8a8 on a GPU.
         UnsupportedModelError: as `load_model`.
     """
-    _check_shapes(checkpoint)
+    if quantization == "w8a8" and device.type != "cpu":
+        raise ConfigError("quantization w8a8 is for CPUs; a GPU takes int8, int4 and fp8")
+    check_shapes(checkpoint)
+    if checkpoint.unused and communicator.rank == 0:
+        logger.info("%s: not used are %s", checkpoint.name, ", ".join(checkpoint.unused))
     model = make()
     model.load_weights(_read_weights(checkpoint, dtype, device, quantization, communicator))
     return model
@@ -135,22 +158,30 @@ def _one_thread() -> Iterator[None]:
 
 
 def _empty_model(
-    spec: DecoderSpec,
+    spec: DecoderSpec | TransformersSpec,
     dtype: torch.dtype,
     device: torch.device,
     kernels: NativeKernels | None,
     communicator: Communicator,
 ) -> Model:
+    if isinstance(spec, TransformersSpec):
+        # Local import: see `open_checkpoint`.
+        from legato.model.transformers_model import TransformersModel
+
+        return TransformersModel(spec, dtype=dtype, kernels=kernels)
     if kernels is not None:
         return NativeModel(spec, kernels, communicator)
     kind = PackedDecoder if can_pack(dtype, device) else Decoder
     return kind(spec, dtype=dtype, device=device, communicator=communicator)
 
 
-def _check_shapes(checkpoint: Checkpoint) -> None:
-    """Compare the headers' shapes with the model's, before memory is taken for either."""
-    on_paper = Decoder(checkpoint.spec, dtype=torch.float32, device=torch.device("meta"))
-    needed = {name: tuple(slot.shape) for name, slot in on_paper.checkpoint_slots().items()}
+def check_shapes(checkpoint: Checkpoint) -> None:
+    """Compare the headers' shapes with the model's, before memory is taken for either.
+
+    Raises:
+        UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
+    """
+    needed = weight_shapes(checkpoint.spec)
     for name, shape in checkpoint.shapes.items():
         if _is_redundant(name, checkpoint):
             continue
@@ -172,10 +203,11 @@ def _read_weights(
     quantization: Quantization | None,
     communicator: Communicator,
 ) -> NamedWeights:
-    """Yield a rank's part of each weight; it reads the whole only of weights to be quantized."""
+    """Yield a rank's part of each weight."""
     for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
         if not _is_redundant(name, checkpoint):
-            weight = shard(name, _as_wanted(checkpoint, name, tensor, quantization), communicator)
+            part = shard(name, tensor, communicator)
+            weight = _as_wanted(checkpoint, name, part, quantization)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
             yield name, weight
 
@@ -197,11 +229,25 @@ def _as_wanted(
                 return replace(tensor, is_stored_only=not is_kept)
             _log_widened(f"{checkpoint.name}: matrices in groups of {tensor.group} are widened")
         tensor = tensor.dequantize()
-    if not can_quantize(tensor) or name.endswith(_ROUTERS):
+    if quantization not in _BITS or not can_quantize(tensor) or name.endswith(_ROUTERS):
         return tensor
-    if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
-        return quantize(tensor, 4)
-    return quantize(tensor, 8) if quantization in ("int8", "int4") else tensor
+    spec = checkpoint.spec
+    if isinstance(spec, TransformersSpec):
+        if name not in (spec.embedding, spec.head, *spec.matrices):
+            return tensor
+        in_vocabulary = name in (spec.embedding, spec.head)
+    else:
+        in_vocabulary = name in _VOCABULARY
+    if quantization == "w8a8" and not (".mlp." in name and _has_uneven_mlps(spec)):
+        return quantize_rotated(tensor)
+    return quantize(tensor, 8 if in_vocabulary else _BITS[quantization])
+
+
+def _has_uneven_mlps(spec: DecoderSpec | TransformersSpec) -> bool:
+    """Whether layers have experts or MLPs of different widths, whose rows stay bfloat16."""
+    if isinstance(spec, TransformersSpec):
+        return False
+    return len({layer.mlp for layer in spec.layers}) > 1 or spec.expert_counts is not None
 
 
 @cache
@@ -211,9 +257,9 @@ def _log_widened(message: str) -> None:
 
 def _is_redundant(name: str, checkpoint: Checkpoint) -> bool:
     """Whether no model needs the tensor: computed frequencies, or the copy of a tied weight."""
-    return name.endswith("rotary_emb.inv_freq") or (
-        name == _HEAD and checkpoint.spec.tie_word_embeddings
-    )
+    spec = checkpoint.spec
+    head = spec.head if isinstance(spec, TransformersSpec) else _HEAD
+    return name.endswith("rotary_emb.inv_freq") or (name == head and spec.tie_word_embeddings)
 
 
 def _some_of(names: list[str]) -> str:

@@ -35,6 +35,13 @@ def scheme_of(contents: dict[str, Any]) -> Scheme | None:
     return make(config)
 
 
+def method_of(contents: dict[str, Any]) -> str:
+    """Return the method and format of a quantized checkpoint, as `scheme_of` has accepted it."""
+    config = contents.get("quantization_config") or contents.get("compression_config") or {}
+    words = (config.get("quant_method"), config.get("format"), config.get("quant_algo"))
+    return " ".join(dict.fromkeys(str(word) for word in words if word))
+
+
 def _awq(config: dict[str, Any]) -> Scheme:
     _require(config, "bits", 4)
     _require(config, "version", "gemm", "GEMM")

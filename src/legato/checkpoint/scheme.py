@@ -1,5 +1,6 @@
 """How a published checkpoint holds a quantized matrix: its tensors, their shapes and types."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,12 @@ class Header(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
+
+
+def num_bytes(header: Header) -> int:
+    """Return the size of a tensor in its file."""
+    digits = "".join(filter(str.isdigit, header.dtype.partition("_")[0]))
+    return math.prod(header.shape) * int(digits or 8) // 8
 
 
 class Part(NamedTuple):

@@ -55,7 +55,7 @@ _NOTES = {
     "set HF_HOME, the Hugging Face hub's own variable": "download-dir",
     "set HF_TOKEN, the Hugging Face hub's own variable": "hf-token",
     "no code of a checkpoint is ever run; architectures that Legato knows are built in": (
-        "trust-remote-code code-revision model-impl"
+        "trust-remote-code code-revision"
     ),
     "it is --kv-cache-memory": "kv-cache-memory-bytes num-gpu-blocks-override",
     "weights stay on one device; --quantization makes them smaller": "cpu-offload-* offload-*",
@@ -114,7 +114,7 @@ _NOTES = {
         "kv-cache-metrics*"
     ),
     "requests say chat_template_kwargs": "default-chat-template-kwargs",
-    "--quantization takes int8, int4, fp8 and gguf": "allow-deprecated-quantization",
+    "--quantization takes int8, int4, w8a8, fp8 and gguf": "allow-deprecated-quantization",
     "listen on --host and --port": "uds",
     "a proxy that serves under a path strips it": "root-path",
     "there are no plugins": (

@@ -13,6 +13,7 @@ from legato.engine.assembly.builder import load_runtime
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.lab.made_up_steps import MadeUpSteps
 from legato.lab.work import MeasuredRates, Work, work_of
+from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
 
 _REPEATS = 15
@@ -76,6 +77,7 @@ def measure_kernels(
     """
     model = msgspec.structs.replace(config.model, kernels=kernels)
     runtime = load_runtime(msgspec.structs.replace(config, model=model))
+    spec = runtime.checkpoint.decoder_spec
     sizes = _SIZES[runtime.model.device.type]
     steps = MadeUpSteps(runtime)
     on_progress(f"{kernels}: filling the cache")
@@ -84,7 +86,7 @@ def measure_kernels(
     measured = []
     for name, chunks in _shapes(steps, sizes, runtime):
         on_progress(f"{kernels}: {name}")
-        measured.append(_measured(steps, runtime, name, chunks))
+        measured.append(_measured(steps, runtime, spec, name, chunks))
         steps.end()
     first, deep = measured[-2:]
     attention = (deep.work.num_flops - first.work.num_flops) / (deep.seconds - first.seconds)
@@ -111,12 +113,16 @@ def _shapes(
 
 
 def _measured(
-    steps: MadeUpSteps, runtime: ModelRuntime, name: str, chunks: list[ScheduledChunk]
+    steps: MadeUpSteps,
+    runtime: ModelRuntime,
+    spec: DecoderSpec,
+    name: str,
+    chunks: list[ScheduledChunk],
 ) -> MeasuredKernel:
     steps.run(chunks)
     times_s = sorted(steps.run(chunks).seconds for _ in range(_REPEATS))
     work = work_of(
-        runtime.spec,
+        spec,
         StepShape.of_chunks(chunks),
         token_bytes=runtime.cache.token_bytes,
         weight_bytes=runtime.model.num_weight_bytes,

@@ -59,7 +59,7 @@ def operators_of(
         token_bytes: of a token's keys and values in the cache.
         weight_bytes: of all weights that a step reads.
     """
-    attentions = [layer.attention for layer in spec.layers]
+    attentions = spec.attentions
     query_size = sum(attention.query_size for attention in attentions)
     kv_size = sum(attention.kv_size for attention in attentions)
     matrices = [

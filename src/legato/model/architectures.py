@@ -11,7 +11,7 @@ from legato.model.architecture import Architecture
 from legato.model.description import Description
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES
 from legato.model.rope import rotary_order
-from legato.model.spec import DecoderSpec, MoeSpec
+from legato.model.spec import DecoderSpec, DeltaNetSpec, MoeSpec
 from legato.model.transforms import (
     Transform,
     add_one_to_norms,
@@ -36,6 +36,13 @@ _GEMMA = {
 }
 _OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _GRANITE = {"max_position_embeddings": 2048}
+_QWEN3_NEXT = {
+    "max_position_embeddings": 2**15,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+}
+_DELTA_NET_NAMES = {"linear_attn": "recurrence", "linear_attn.conv1d": "recurrence.conv"}
+_FURTHER_TOKENS = ("mtp.",)
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture("llama", families.llama, {"max_position_embeddings": 2048}),
@@ -94,6 +101,8 @@ ARCHITECTURES = {
         names={
             "shared_mlp.input_linear": "mlp.gate_up_proj",
             "shared_mlp.output_linear": "mlp.down_proj",
+            "mamba": "recurrence",
+            "mamba.conv1d": "recurrence.conv",
         },
         fused=("gate_up_proj",),
     ),
@@ -250,6 +259,51 @@ ARCHITECTURES = {
             "feedforward_layernorm": "post_attention_layernorm",
         },
     ),
+    "Qwen3_5ForCausalLM": Architecture(
+        "qwen3_5_text",
+        families.qwen3_5,
+        {**_QWEN3_NEXT, "num_key_value_heads": 4},
+        names=_DELTA_NET_NAMES,
+        fused=("q_proj", "in_proj_qkv"),
+        has_partial_rope=True,
+        adds_one=True,
+        unused_prefixes=_FURTHER_TOKENS,
+    ),
+    "Qwen3NextForCausalLM": Architecture(
+        "qwen3_next",
+        families.qwen3_next,
+        {**_QWEN3_NEXT, "num_key_value_heads": 2, "num_experts": 512},
+        names=_DELTA_NET_NAMES,
+        fused=("q_proj", "in_proj_qkvz", "in_proj_ba"),
+        has_partial_rope=True,
+        adds_one=True,
+        unused_prefixes=_FURTHER_TOKENS,
+    ),
+    "Lfm2ForCausalLM": Architecture(
+        "lfm2",
+        families.lfm2,
+        {
+            "intermediate_size": 12288,
+            "max_position_embeddings": 128_000,
+            "num_key_value_heads": 8,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+        },
+        names={
+            "operator_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+            "embedding_norm": "norm",
+            "feed_forward.w1": "mlp.gate_proj",
+            "feed_forward.w3": "mlp.up_proj",
+            "feed_forward.w2": "mlp.down_proj",
+            "self_attn.out_proj": "self_attn.o_proj",
+            "q_layernorm": "q_norm",
+            "k_layernorm": "k_norm",
+            "conv.conv": "recurrence.conv",
+            "conv.in_proj": "recurrence.in_proj",
+            "conv.out_proj": "recurrence.out_proj",
+        },
+    ),
     "ArceeForCausalLM": Architecture(
         "arcee",
         families.arcee,
@@ -259,8 +313,14 @@ ARCHITECTURES = {
 }
 """Key a name in a configuration's `architectures`."""
 
-_NESTED = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+_NESTED = (
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+)
 """Architectures with images: their text model runs alone."""
+_HEADLESS = ("ForSequenceClassification", "Model")
+"""Ends of the names of architectures without an output projection."""
 _NESTED_NAMES = {
     "language_model.model": "model",
     "model.language_model": "model",
@@ -269,7 +329,7 @@ _NESTED_NAMES = {
 _IMAGE_PREFIXES = tuple(
     f"{prefix}{part}."
     for prefix in ("", "model.")
-    for part in ("vision_tower", "multi_modal_projector")
+    for part in ("vision_tower", "multi_modal_projector", "visual")
 )
 
 
@@ -278,13 +338,28 @@ def is_nested(config: Mapping[str, Any]) -> bool:
     return (config.get("architectures") or [""])[0] in _NESTED
 
 
+def generates(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's architecture has an output projection."""
+    name = (config.get("architectures") or [""])[0]
+    return not isinstance(name, str) or not name.endswith(_HEADLESS)
+
+
+def _causal_names(model_type: object) -> list[str]:
+    """Return the architecture of a model type, as a list; empty if there is none."""
+    return [name for name, known in ARCHITECTURES.items() if known.model_type == model_type]
+
+
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of the text model, which may be a part of config.json."""
+    """Return the description of the text model, which may be a part of config.json.
+
+    A decoder without an output projection, or with another head, is described as one with it.
+    """
     text = config.get("text_config")
     if not is_nested(config) or not isinstance(text, dict):
-        return config
+        known = () if generates(config) else _causal_names(config.get("model_type"))
+        return {**config, "architectures": known} if known else config
     kind = text.get("model_type")
-    names = [name for name, known in ARCHITECTURES.items() if known.model_type == kind]
+    names = _causal_names(kind)
     outer = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
     shared = {name: config[name] for name in outer if name in config}
     return {**text, **shared, "architectures": names or [str(kind)]}
@@ -304,6 +379,8 @@ def check_supported(config: dict[str, Any]) -> None:
         raise UnsupportedModelError(
             f"unsupported architecture {names[0]}; Legato supports {', '.join(ARCHITECTURES)}"
         )
+    if config.get("is_causal") is False:
+        raise UnsupportedModelError("attention to later tokens (is_causal: false) is not supported")
     expected = ARCHITECTURES[names[0]].model_type
     if config.get("model_type") != expected:
         raise UnsupportedModelError(
@@ -350,7 +427,7 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
         found.append(drop(prefixes=prefixes, suffixes=architecture.unused))
     if architecture.names:
         found.append(rename(architecture.names))
-    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    attention, mlp = spec.attentions[0], spec.layers[0].mlp
     if "qkv_proj" in architecture.fused:
         sizes = {
             "q_proj": attention.query_size,
@@ -363,6 +440,10 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     if experts is not None:
         is_transposed = architecture.has_transposed_experts
         found.append(split_experts(experts, spec.hidden_size, is_transposed=is_transposed))
+    if "q_proj" in architecture.fused and attention.has_gate:
+        sizes = {"q_proj": attention.query_size, "gate_proj": attention.query_size}
+        found.append(split("q_proj", sizes, num_groups=attention.num_heads))
+    found += _delta_net_splits(architecture, spec)
     if "gate_up_proj" in architecture.fused:
         found.append(split("gate_up_proj", {"gate_proj": mlp.size, "up_proj": mlp.size}))
     turned = max(len(rope.inverse) - rope.inverse.count(0.0) for rope in spec.ropes)
@@ -370,7 +451,7 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     if turned and order != sorted(order):
         found.append(reorder_heads(order))
     if architecture.adds_one:
-        found.append(add_one_to_norms())
+        found.append(add_one_to_norms(plain_norms=("recurrence.norm.weight",)))
     return found
 
 
@@ -380,3 +461,25 @@ def _extra_layers(config: Mapping[str, Any], spec: DecoderSpec) -> tuple[str, ..
     if not isinstance(count, int):
         return ()
     return tuple(f"model.layers.{spec.num_layers + i}." for i in range(count))
+
+
+def _delta_net_splits(architecture: Architecture, spec: DecoderSpec) -> list[Transform]:
+    """Return the splits of fused projections of gated delta nets."""
+    nets = [net for layer in spec.layers if isinstance(net := layer.recurrence, DeltaNetSpec)]
+    if not nets:
+        return []
+    own = nets[0]
+    qkv = {"in_proj_q": own.key_size, "in_proj_k": own.key_size, "in_proj_v": own.value_size}
+    splits = {
+        "in_proj_qkv": (qkv, 1),
+        "in_proj_qkvz": (qkv | {"in_proj_z": own.value_size}, own.num_key_heads),
+        "in_proj_ba": (
+            {"in_proj_b": own.num_heads, "in_proj_a": own.num_heads},
+            own.num_key_heads,
+        ),
+    }
+    return [
+        split(module, sizes, num_groups=num_groups)
+        for module, (sizes, num_groups) in splits.items()
+        if module in architecture.fused
+    ]

@@ -14,6 +14,7 @@ from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, ma
 from legato.model.quantization import copy_plain
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
+from legato.model.states import StepStates
 
 
 def scaled_embeddings(rows: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
@@ -130,6 +131,7 @@ class Decoder(nn.Module):
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         # The residual stream is float32 for weights of any dtype: every layer adds to it, so
@@ -137,7 +139,7 @@ class Decoder(nn.Module):
         hidden = scaled_embeddings(self.embed_tokens(input_ids), self.spec)
         ropes = [rotary(positions, self.dtype) for rotary in self.rotary]
         for layer in islice(self.layers, num_layers):
-            hidden = layer(hidden, ropes, attention)
+            hidden = layer(hidden, ropes, attention, states)
         output: torch.Tensor = self.norm(hidden)
         return output
 

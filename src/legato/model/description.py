@@ -27,6 +27,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         num_local_experts, num_experts, n_routed_experts, moe_num_experts: names of one number.
         num_experts_per_tok, moe_k, moe_topk: likewise; moe_topk may be a list, one for each layer.
         n_shared_experts, moe_num_shared_experts: likewise.
+        block_ff_dim, tie_embedding: LFM2's names of `intermediate_size`, `tie_word_embeddings`.
+        time_step_limit: shortest and longest; infinity is {"__float__": "Infinity"}.
         dtype, torch_dtype: the new name and the old one.
         served_len: positions that are served, None for all; not a field of config.json.
     """
@@ -44,6 +46,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     rms_norm_eps: float = 1e-6
     layer_norm_eps: float = 1e-5
     norm_epsilon: float = 1e-5
+    norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_out_bias: bool = False
@@ -103,6 +106,29 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     rotary_pct: float = 0.25
     partial_rotary_factor: float | None = None
     original_max_position_embeddings: float | None = None
+    conv_bias: bool = False
+    conv_kernel_size: int = msgspec.field(default=3, name="conv_L_cache")
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+    full_attention_interval: int = 4
+    mamba_n_heads: int = 128
+    mamba_n_groups: int = 1
+    mamba_d_state: int = 256
+    mamba_d_head: int | str | None = "auto"
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: list[float | dict[str, str]] | None = None
+    block_ff_dim: int | None = None
+    block_auto_adjust_ff_dim: bool = True
+    block_ffn_dim_multiplier: float | None = 1.0
+    block_multiple_of: int = 256
+    full_attn_idxs: list[int] | None = None
+    tie_embedding: bool | None = None
     dtype: Any = None
     torch_dtype: Any = None
     served_len: int | None = None

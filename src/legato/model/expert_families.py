@@ -176,11 +176,11 @@ def _changed(
     spec: DecoderSpec, windows: Sequence[int | None] | None = None, **attention: Any
 ) -> DecoderSpec:
     """Change fields of the attention in all layers, and their windows."""
-    replace = msgspec.structs.replace
-    layers = (
-        replace(layer, attention=replace(layer.attention, window=window, **attention))
-        for layer, window in zip(spec.layers, windows or spec.windows, strict=True)
-    )
+    replace, layers = msgspec.structs.replace, []
+    for layer, window in zip(spec.layers, windows or spec.windows, strict=True):
+        assert layer.attention is not None
+        own = replace(layer.attention, window=window, **attention)
+        layers.append(replace(layer, attention=own))
     return replace(spec, layers=tuple(layers))
 
 

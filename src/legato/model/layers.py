@@ -18,6 +18,7 @@ from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.rope import Turns, rotate
 from legato.model.spec import Activation, DecoderSpec, MlpSpec, MoeSpec
+from legato.model.states import StepStates
 
 MakeEmpty = Callable[..., torch.Tensor]
 
@@ -98,18 +99,18 @@ class Attention(nn.Module):
     def __init__(self, spec: DecoderSpec, layer: int, empty: MakeEmpty) -> None:
         super().__init__()
         own = spec.layers[layer].attention
-        self.layer = layer
+        assert own is not None
+        self.layer = spec.cache_layer(layer)
         self.num_heads, self.num_kv_heads = own.num_heads, own.num_kv_heads
         self.head_dim = own.head_dim
         self.scale = own.scale
         self.sliding_window = own.window
         self.rope = own.rope
-        self.qkv_proj = FusedLinear(
-            spec.hidden_size,
-            {"q_proj": own.query_size, "k_proj": own.kv_size, "v_proj": own.kv_size},
-            own.qkv_bias,
-            empty,
-        )
+        sizes = {"q_proj": own.query_size, "k_proj": own.kv_size, "v_proj": own.kv_size}
+        if own.has_gate:
+            sizes["gate_proj"] = own.query_size
+        self.has_gate = own.has_gate
+        self.qkv_proj = FusedLinear(spec.hidden_size, sizes, own.qkv_bias, empty)
         self.o_proj = Linear(own.query_size, spec.hidden_size, own.output_bias, empty)
         self.softcap = own.softcap
         self.sinks: nn.Parameter | None = None
@@ -120,9 +121,10 @@ class Attention(nn.Module):
         self.k_norm: RMSNorm | None = None
         if own.qk_norm is not None:
             is_whole = own.qk_norm == "whole"
-            sizes = (own.query_size, own.kv_size) if is_whole else (own.head_dim, own.head_dim)
-            self.q_norm = RMSNorm(sizes[0], spec.norm_eps, empty)
-            self.k_norm = RMSNorm(sizes[1], spec.norm_eps, empty)
+            self.q_norm = RMSNorm(
+                own.query_size if is_whole else own.head_dim, spec.norm_eps, empty
+            )
+            self.k_norm = RMSNorm(own.kv_size if is_whole else own.head_dim, spec.norm_eps, empty)
 
     def forward(
         self,
@@ -135,7 +137,8 @@ class Attention(nn.Module):
         turns = ropes[self.rope]
         qkv = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
         # Queries and keys are rotated together, which halves the number of small operations.
-        qk, value = qkv.split((num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        num_rotated, num_kv_heads = num_heads + self.num_kv_heads, self.num_kv_heads
+        qk, value = qkv[:, :num_rotated], qkv[:, num_rotated : num_rotated + num_kv_heads]
         if not self.norm_after_rope:
             qk = self._normed(qk)
         qk = rotate(qk, turns.cos, turns.sin)
@@ -152,6 +155,8 @@ class Attention(nn.Module):
             softcap=self.softcap,
             sinks=self.sinks,
         )
+        if self.has_gate:
+            context = context * qkv[:, num_rotated + num_kv_heads :].sigmoid()
         output: torch.Tensor = self.o_proj(context.reshape(num_tokens, -1))
         return output
 
@@ -245,7 +250,7 @@ def _make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int, empty: MakeEmpty) -> nn
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP with a residual connection, and the norms of the layer's order.
+    """Mixer and MLP with a residual connection, and the norms of the layer's order.
 
     Args:
         spec: of this rank's part of the decoder.
@@ -266,7 +271,12 @@ class DecoderLayer(nn.Module):
         self._residual_scale = own.residual_scale
         self._dtype = empty(0).dtype
         self.input_layernorm = make_norm(spec, empty) if own.has_norms_before else None
-        self.self_attn = Attention(spec, layer, empty)
+        self.self_attn = None if own.attention is None else Attention(spec, layer, empty)
+        self.recurrence: nn.Module | None = None
+        if own.recurrence is not None:
+            from legato.model.recurrence import make_recurrence  # it imports this module
+
+            self.recurrence = make_recurrence(spec, layer, empty)
         has_second = own.has_norms_before and own.order != "parallel"
         self.post_attention_layernorm = make_norm(spec, empty) if has_second else None
         self.mlp = _make_mlp(own.mlp, spec.hidden_size, empty)
@@ -278,10 +288,11 @@ class DecoderLayer(nn.Module):
         hidden: torch.Tensor,
         ropes: Sequence[Turns],
         attention: StepAttention,
+        states: StepStates | None,
     ) -> torch.Tensor:
         """Add this layer's output to `hidden` [T, E] float32, in place."""
         rows = self._rows(self.input_layernorm, hidden)
-        attended = self._communicator.sum(self.self_attn(rows, ropes, attention))
+        attended = self._communicator.sum(self._mixed(rows, ropes, attention, states))
         if not self._is_parallel:
             self._add(hidden, attended, self.attention_output_layernorm)
             rows = self._rows(self.post_attention_layernorm, hidden)
@@ -292,6 +303,22 @@ class DecoderLayer(nn.Module):
             self._add(hidden, attended, None)
         self._add(hidden, output, self.mlp_output_layernorm)
         return hidden
+
+    def _mixed(
+        self,
+        rows: torch.Tensor,
+        ropes: Sequence[Turns],
+        attention: StepAttention,
+        states: StepStates | None,
+    ) -> torch.Tensor:
+        """Return the mixer's output for rows [T, E]."""
+        outputs: list[torch.Tensor] = []
+        if self.self_attn is not None:
+            outputs.append(self.self_attn(rows, ropes, attention))
+        if self.recurrence is not None:
+            assert states is not None, "recurrent layers need states"
+            outputs.append(self.recurrence(rows, states))
+        return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
 
     def _rows(self, norm: nn.Module | None, hidden: torch.Tensor) -> torch.Tensor:
         """Return what a network reads, in the model's dtype."""

@@ -39,7 +39,9 @@ from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import native_form
 from legato.model.rope import RotaryEmbedding, Turns
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
+from legato.model.states import StepStates
 from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
+from legato.model.transformers_spec import TransformersSpec
 
 try:
     from legato import _processor
@@ -47,7 +49,7 @@ except ImportError:  # no compiler was available at installation
     _processor = None  # type: ignore[assignment]
 
 _DTYPE = torch.bfloat16
-_TILE_DEPTH = 32
+TILE_DEPTH = 32
 """Values in a row of a tile; every size must be a multiple of it."""
 _LARGEST_HEAD = 512
 _PLAIN_BITS = 16
@@ -132,10 +134,10 @@ class NativeKernels:
 def _multiple(field: str, at_most: float = math.inf) -> Rule:
     def fits(record: msgspec.Struct) -> bool:
         size: int = getattr(record, field)
-        return size % _TILE_DEPTH == 0 and size <= at_most
+        return size % TILE_DEPTH == 0 and size <= at_most
 
     limit = "" if at_most == math.inf else f" up to {at_most}"
-    return Rule(fits, f"a multiple of {_TILE_DEPTH}{limit}")
+    return Rule(fits, f"a multiple of {TILE_DEPTH}{limit}")
 
 
 _SUPPORTED: Rules = {
@@ -165,6 +167,7 @@ _SUPPORTED: Rules = {
     },
     LayerSpec: {
         "attention": anything(),
+        "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
         "mlp": anything(),
         "order": Rule(has_computed_order, "pre or post or sandwich, with experts pre"),
         "residual_scale": anything(),
@@ -190,6 +193,7 @@ _SUPPORTED: Rules = {
         "has_sinks": switch("has_sinks"),
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
+        "has_gate": one_of("has_gate", False),
     },
     MlpSpec: {
         "size": _multiple("size"),
@@ -202,8 +206,10 @@ _SUPPORTED: Rules = {
 """What the extension computes. It does not know a field that is missing here."""
 
 
-def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """Return why `NativeModel` cannot run this model, or part; empty if it can."""
+def why_not_native(
+    spec: DecoderSpec | TransformersSpec, dtype: torch.dtype, device: torch.device
+) -> str:
+    """Return why native kernels cannot run this model, or part; empty if they can."""
     if device.type != "cpu":
         return f"the device is {device.type}"
     if _processor is None:
@@ -212,7 +218,7 @@ def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) 
         return "the processor has no AVX2, or the compiler knew of no such instructions"
     if dtype != _DTYPE:
         return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
-    return why_not_computed(spec)
+    return "" if isinstance(spec, TransformersSpec) else why_not_computed(spec)
 
 
 def why_not_computed(spec: DecoderSpec) -> str:
@@ -310,9 +316,11 @@ class NativeModel:
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, NativeStep)
+        assert states is None, "native layers keep no states"
         hidden = scaled_embeddings(self._embed_tokens(input_ids), self.spec)
         turns = [rotary(positions, torch.float32) for rotary in self._rotaries]
         if self._communicator.size > 1:
@@ -325,6 +333,24 @@ class NativeModel:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return finished_logits(self._communicator.gather(self._lm_head(hidden)), self.spec)
 
+    def begin_step(
+        self,
+        cache: CacheSpec,
+        block_size: int,
+        chunks: Sequence[tuple[int, int, int, list[int]]],
+        slots: list[int],
+    ) -> object:
+        """Return the extension's step for the layers of one cache group.
+
+        Args:
+            cache: what these layers keep of each token.
+            chunks: (first row, number of rows, position of the first, block ids) of each request.
+            slots: of each row, padding excluded.
+        """
+        shape = cache.num_kv_heads, cache.head_dim, block_size, cache.is_quantized
+        group = self.spec.num_heads // cache.num_kv_heads
+        return self.kernels.extension.Step(chunks, slots, shape, group, self.kernels.num_threads)
+
     def _add_layers(
         self,
         attention: "NativeStep",
@@ -336,7 +362,7 @@ class NativeModel:
         layers = self._native if num_layers is None else self._join(self._layers[:num_layers])
         layers.forward(
             self.kernels.pool,
-            attention.native,
+            attention.steps,
             attention.caches,
             hidden.data_ptr(),
             len(hidden),
@@ -351,11 +377,12 @@ class NativeModel:
         num_layers: int | None,
     ) -> None:
         """Add the layers' output to `hidden` [T, E]; ranks sum each half of a layer."""
-        pool, step, layers = self.kernels.pool, attention.native, self._native
+        pool, layers = self.kernels.pool, self._native
         rows = hidden.data_ptr(), len(hidden)
         addresses = _turn_addresses(turns)
         for layer, cache in enumerate(islice(attention.caches, num_layers)):
             after_attention, after_mlp = self._output_norms[layer]
+            step = attention.steps[cache[-1]]
             sums = torch.zeros_like(hidden)
             layers.add_attention(pool, step, layer, cache, *rows, addresses, sums.data_ptr())
             self._add_sum(hidden, sums, layer, after_attention)
@@ -397,25 +424,15 @@ class NativeStep:
     """A step's packed batch for native layers, which compute attention themselves.
 
     Args:
-        cache: layout of the caches.
-        chunks: (first row, number of rows, position of the first, block ids) of each request.
-        slots: of each row, padding excluded.
-        caches: (address of the keys, address of the values, sliding window or 0) of each layer.
+        steps: the extension's step of each cache group.
+        caches: (address of the keys, address of the values, sliding window or 0, index of the
+            group) of each layer.
     """
 
     def __init__(
-        self,
-        model: NativeModel,
-        cache: CacheSpec,
-        block_size: int,
-        chunks: Sequence[tuple[int, int, int, list[int]]],
-        slots: list[int],
-        caches: Sequence[tuple[int, int, int]],
+        self, steps: Sequence[object], caches: Sequence[tuple[int, int, int, int]]
     ) -> None:
-        spec, kernels = model.spec, model.kernels
-        shape = spec.num_kv_heads, spec.head_dim, block_size, cache.is_quantized
-        group = spec.num_heads // spec.num_kv_heads
-        self.native = kernels.extension.Step(chunks, slots, shape, group, kernels.num_threads)
+        self.steps = steps
         self.caches = caches
 
     def attend(self, *_: object, **__: object) -> torch.Tensor:
@@ -454,6 +471,7 @@ def _num_bytes(weight: _Weight) -> int:
 def _num_parts(layer: LayerSpec) -> int:
     """Return the number of weights that a layer has in checkpoints."""
     attention = layer.attention
+    assert attention is not None
     num_biases = 3 * attention.qkv_bias + attention.output_bias
     num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
     if attention.qk_norm is not None:
@@ -467,6 +485,7 @@ def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
     """Return a layer's numbers by the extension's names."""
     layer = spec.layers[index]
     attention = layer.attention
+    assert attention is not None
     return {
         "hidden_size": spec.hidden_size,
         **expert_numbers(layer.mlp),
@@ -564,5 +583,6 @@ def _addresses(name: str, weight: _Weight) -> dict[str, int]:
         "zero": weight.zero,
         "exponent": weight.exponent,
         "is_float": int(weight.is_float8),
+        "is_rotated": int(weight.is_rotated),
     }
     return addresses | {f"{name}.{number}": value for number, value in numbers.items()}

@@ -83,14 +83,13 @@ class PackedDecoder(Decoder):
     def compile_kernels(self, *, num_rows: Iterable[int], num_samples: Iterable[int]) -> None:
         """Have oneDNN compile kernels for these row counts, so that no step waits for it.
 
-        One layer of each kind is enough. Experts are not packed: their row counts are not known.
+        Layers of one record have the same shapes, so one of them is enough.
         """
-        numbered = reversed(list(enumerate(self.spec.layers)))
-        first = {layer.mlp: index for index, layer in numbered}  # key the kind
+        distinct = {record: layer for layer, record in enumerate(self.spec.layers)}
         modules = [
             module
-            for index in first.values()
-            for module in self.layers[index].modules()
+            for layer in distinct.values()
+            for module in self.layers[layer].modules()
             if isinstance(module, PackedLinear | PackedMLP)
         ]
         calls = [(module, count) for module in modules for count in num_rows]

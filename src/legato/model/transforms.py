@@ -57,6 +57,15 @@ def rename(names: Mapping[str, str]) -> Transform:
     return apply
 
 
+def prefix(begin: str, *, without: tuple[str, ...] = ()) -> Transform:
+    """Put `begin` before all names, except names that begin with one of `without`."""
+
+    def apply(name: str, weight: Weight) -> Iterator[Named]:
+        yield name if name.startswith(without) else begin + name, weight
+
+    return apply
+
+
 def drop(*, prefixes: tuple[str, ...] = (), suffixes: tuple[str, ...] = ()) -> Transform:
     """Leave out tensors that are not used, such as those of a vision model."""
 
@@ -106,11 +115,16 @@ def reorder_heads(order: Sequence[int]) -> Transform:
     return apply
 
 
-def add_one_to_norms() -> Transform:
-    """Add 1 to the weights of norms, which the checkpoint stores minus 1, in float32."""
+def add_one_to_norms(*, plain_norms: tuple[str, ...] = ()) -> Transform:
+    """Add 1 to the weights of norms, which the checkpoint stores minus 1, in float32.
+
+    Args:
+        plain_norms: ends of the names of other norms, which it stores as they are.
+    """
 
     def apply(name: str, weight: Weight) -> Iterator[Named]:
-        yield name, plain(weight).float() + 1 if name.endswith("norm.weight") else weight
+        is_changed = name.endswith("norm.weight") and not name.endswith(plain_norms)
+        yield name, plain(weight).float() + 1 if is_changed else weight
 
     return apply
 

@@ -82,6 +82,20 @@ class Tokenizer:
         token_ids: list[int] = encoding.ids
         return token_ids
 
+    def encode_pair(self, first: str, second: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of two texts, in the tokenizer's own form for pairs.
+
+        Raises:
+            InvalidRequestError: a text has a lone surrogate.
+        """
+        for text in (first, second):
+            _check_characters(text, "a prompt")
+        (encoding,) = self.backend.encode_batch_fast(
+            [(first, second)], add_special_tokens=add_special_tokens
+        )
+        token_ids: list[int] = encoding.ids
+        return token_ids
+
     def encode_rendered(self, text: str, stand_ins: StandIns) -> list[int]:
         """Return the token ids of a conversation that `render_chat` rendered.
 
@@ -91,6 +105,19 @@ class Tokenizer:
         if not stand_ins:
             return self.encode(text, add_special_tokens=False)
         return self._stand_in_encoder.encode(text, stand_ins)
+
+    def offsets(
+        self, text: str, *, add_special_tokens: bool = True, stand_ins: StandIns | None = None
+    ) -> list[tuple[int, int]]:
+        """Return where each token of `encode` or `encode_rendered` begins and ends in the text.
+
+        In characters; a special token that was added begins and ends at 0.
+        """
+        if stand_ins:
+            return self._stand_in_encoder.offsets(text, stand_ins)
+        [encoding] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        offsets: list[tuple[int, int]] = encoding.offsets
+        return offsets
 
     def message_guard(self, template: str, syntax: MessageSyntax) -> MessageGuard:
         """Return a guard against special tokens in conversations for this chat template.

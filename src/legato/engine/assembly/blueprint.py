@@ -9,14 +9,18 @@ import torch
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.loader import open_checkpoint, resolve_dtype
+from legato.checkpoint.pooling import checkpoint_pooling
+from legato.checkpoint.source import configured_source
 from legato.core.config import EngineConfig, Kernels, ModelConfig
 from legato.core.errors import ConfigError
+from legato.core.pooling import Pooling
 from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.calibration.calibration import SHORTEST_CHUNK
 from legato.executor.kernel_check import KernelChoice, choose_kernels
 from legato.grammar.compiled import Grammar
 from legato.model.native import native_instructions
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Blueprint:
         grammar: returns the grammar of a request's output by the request's id; None if no request
             has a grammar.
         timer: measures the parts of the start.
+        pooling: how prompts become vectors.
     """
 
     config: EngineConfig
@@ -40,6 +45,13 @@ class Blueprint:
     kernels: KernelChoice
     grammar: Callable[[str], Grammar] | None
     timer: StartTimer
+    pooling: Pooling
+
+    @property
+    def score_head(self) -> torch.Tensor | None:
+        """The checkpoint's classification head [labels, E]; None without one."""
+        read = self.checkpoint.read_head
+        return None if read is None else read()
 
     @property
     def max_num_seqs(self) -> int:
@@ -61,6 +73,11 @@ class Blueprint:
         return max(budget, SHORTEST_CHUNK) + self.max_num_seqs
 
     @property
+    def state_bytes(self) -> int:
+        """Size of the states of one request in all recurrent layers; 0 if there are none."""
+        return sum(shape.num_bytes(self.dtype) for shape in self.checkpoint.spec.states)
+
+    @property
     def blocks_per_request(self) -> int:
         """Blocks of the longest request."""
         return -(-self.max_model_len // self.config.cache.block_size)
@@ -79,6 +96,11 @@ def draw_blueprint(
     with ThreadPoolExecutor(1) as thread:
         kernels = thread.submit(choose_kernels, _native_candidates(config.model.kernels, device))
         checkpoint = open_checkpoint(config.model)
+    if isinstance(checkpoint.spec, TransformersSpec) and device.type != "cpu":
+        raise ConfigError(
+            "transformers' layers run on a CPU alone, not in a GPU's graphs: this model needs "
+            "--device cpu"
+        )
     max_model_len = _within_model(config.model.max_model_len, checkpoint.spec)
     scheduler = config.scheduler.resolve(max_model_len, device.type)
     return Blueprint(
@@ -90,6 +112,7 @@ def draw_blueprint(
         kernels.result(),
         grammar,
         timer,
+        config.model.pooling or checkpoint_pooling(configured_source(config.model)) or "last",
     )
 
 
@@ -119,7 +142,7 @@ def _native_candidates(asked: Kernels, device: torch.device) -> list[str]:
     return [name for name in native_instructions() if asked in ("auto", name)]
 
 
-def _within_model(max_model_len: int | None, spec: DecoderSpec) -> int:
+def _within_model(max_model_len: int | None, spec: DecoderSpec | TransformersSpec) -> int:
     """Return the longest prompt plus output; raises `ConfigError` if the model has less."""
     if max_model_len is None:
         return spec.max_model_len

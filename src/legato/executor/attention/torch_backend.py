@@ -31,8 +31,8 @@ class TorchAttentionBackend:
         self._cache = make_cache(spec, num_blocks=num_blocks, block_size=block_size, device=device)
 
     @property
-    def blocks(self) -> torch.Tensor:
-        return self._cache.blocks
+    def blocks(self) -> tuple[torch.Tensor, ...]:
+        return (self._cache.blocks,)
 
     def begin_step(self, batch: PackedBatch) -> "TorchStepAttention":
         slots = torch.from_numpy(batch.slot_mapping).to(self._device, non_blocking=True)

@@ -1,0 +1,94 @@
+"""Opens checkpoints for transformers' own layers."""
+
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.hugging_face import WeightFiles, check_types, dtype_named, used_dtype
+from legato.checkpoint.quantization_config import method_of, scheme_of
+from legato.checkpoint.quantized_matrices import QuantizedMatrices
+from legato.checkpoint.scheme import num_bytes
+from legato.checkpoint.transformers_tensors import TransformersTensors, in_order
+from legato.core.validation import check_sizes, refusing_what_fails
+from legato.model.architectures import text_config
+from legato.model.transformers_paper import describe
+from legato.model.transformers_spec import TransformersSpec
+
+_LAYERS = ("num_hidden_layers", "n_layer")
+_SIZES = (
+    *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "n_inner", "head_dim"),
+    *("num_attention_heads", "n_head", "num_key_value_heads", "num_local_experts", "num_experts"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size", "max_position_embeddings"),
+    *("n_positions",),
+)
+
+
+def open_transformers_checkpoint(folder: Path, contents: Mapping[str, Any]) -> Checkpoint:
+    """Open a folder whose model transformers' layers run.
+
+    Args:
+        contents: of its config.json.
+
+    Raises:
+        UnsupportedModelError: files are missing or broken, the weights are pickled, or the layers
+            ask for what Legato does not have.
+    """
+    path = folder / "config.json"
+    spec = read_spec(path, contents)
+    with refusing_what_fails(path):
+        scheme = scheme_of(dict(contents))
+    files, named = WeightFiles.of(folder), TransformersTensors(spec)
+    kept_bytes = {name: num_bytes(header) for name, header in files.headers.items()}
+    architecture = text_config(dict(contents))["architectures"][0]
+    if scheme is None:
+        check_types(files.headers)
+        shapes = {name: header.shape for name, header in files.headers.items()}
+        return Checkpoint(
+            name=str(folder),
+            spec=spec,
+            architecture=architecture,
+            kept_bytes=kept_bytes,
+            dtype=said_dtype(contents) or used_dtype(files.headers),
+            shapes=named.shapes_after(shapes),
+            tensors=lambda _: named.converted(files.tensors(in_order(shapes))),
+        )
+    matrices = QuantizedMatrices(str(folder), scheme, files.headers, files.read)
+    check_types(matrices.others)
+    shapes = {name: header.shape for name, header in matrices.others.items()}
+    others = in_order(shapes)
+    return Checkpoint(
+        name=str(folder),
+        spec=spec,
+        dtype=torch.bfloat16,
+        shapes=named.shapes_after(shapes | matrices.shapes),
+        tensors=lambda _: named.converted(chain(files.tensors(others), matrices.read())),
+        is_quantized=True,
+        architecture=architecture,
+        quantization=method_of(dict(contents)),
+        kept_bytes=kept_bytes,
+    )
+
+
+def read_spec(path: Path, contents: Mapping[str, Any]) -> TransformersSpec:
+    """Return the spec of a model of a family in `FAMILIES`.
+
+    Args:
+        path: of the description, for messages.
+        contents: of config.json.
+
+    Raises:
+        UnsupportedModelError: Legato cannot run the model.
+    """
+    layers = next((contents[name] for name in _LAYERS if name in contents), None)
+    check_sizes(path, layers, **{name: contents.get(name) for name in _SIZES})
+    with refusing_what_fails(path):
+        return describe(contents)
+
+
+def said_dtype(contents: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype that config.json names; None if Legato does not compute in it."""
+    return dtype_named(contents.get("dtype") or contents.get("torch_dtype"))
