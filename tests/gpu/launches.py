@@ -144,7 +144,7 @@ LAUNCHES = {
     # On an Ampere, chunks of such heads spill 48 bytes.
     "attend, heads of 256": Launch(partial(_attend, 16, 8, 256), (90,)),
     "attend, an 8-bit cache": Launch(partial(_attend, 32, 8, 128, is_quantized=True)),
-    "attend, float32": Launch(partial(_attend, 32, 8, 128, dtype=torch.float32)),
+    "attend, float32": Launch(partial(_attend, 32, 8, 128, dtype=torch.float32), (90,)),
     "attend, a cap and a window": Launch(partial(_attend, 16, 8, 128, 4095, softcap=50.0), (90,)),
     "attend, sinks and a window": Launch(partial(_attend, 64, 8, 64, 128, has_sinks=True), (90,)),
     "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128)),

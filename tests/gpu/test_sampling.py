@@ -24,7 +24,8 @@ def sample(
     logits: torch.Tensor, rows: Sequence[SamplingRow], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [S], and `last_token` where row i has slot i; both on the host."""
-    from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable, adjust
+    from legato.executor.adjustments import LogitAdjuster
+    from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable
     from legato.gpu.sampler import sample as sample_on_device
 
     num_rows = len(rows)
@@ -39,7 +40,8 @@ def sample(
     last_token = torch.full((num_rows + 1,), -5, dtype=torch.int32, device=device)
     sampled = torch.full((num_rows + _PADDING,), -5, dtype=torch.int32, device=device)
     given = torch.cat([logits, torch.full_like(logits[:1], np.nan).repeat(_PADDING, 1)]).to(device)
-    adjusted = adjust(given, rows)
+    adjusted = given.to(torch.float32, copy=True)
+    LogitAdjuster(lambda values: torch.from_numpy(values).to(given.device)).adjust(adjusted, rows)
     sample_on_device(
         given,
         SamplingInputs.of(torch.from_numpy(words).to(device)),
