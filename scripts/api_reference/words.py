@@ -65,6 +65,7 @@ FIELDS = {
     "regex": "SGLang's name of `regex` in it",
     "ebnf": "SGLang's name of `grammar` in it",
     "grammar": "llama.cpp's name of `grammar` in it",
+    "json_schema": "llama.cpp's name of `json` in it",
     # Of one of them.
     "messages": "the conversation",
     "prompt": "a text, token ids, or a list of either; each is completed `n` times",
@@ -321,7 +322,7 @@ ORIGINS = {
         *("no_stop_trim", "return_hidden_states", "separate_reasoning", "stream_reasoning"),
         *("regex", "ebnf", "rid", "session_id", "enable_thinking"),
     ),
-    "llama.cpp": ("grammar", "cache_prompt", "id_slot", "timings_per_token"),
+    "llama.cpp": ("grammar", "json_schema", "cache_prompt", "id_slot", "timings_per_token"),
 }
 """Key who defined fields that neither OpenAI nor vLLM has; value their names."""
 
