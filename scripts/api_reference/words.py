@@ -96,8 +96,8 @@ FIELDS = {
         "changes nothing: of llama.cpp's slots, caches and answers",
     ),
     **dict.fromkeys(("rid", "session_id"), "changes nothing: of SGLang's logs and sessions"),
-    "request_id": "for `/render`, whose answers repeat it; elsewhere the header `X-Request-Id` "
-    "names a request",
+    "request_id": "for `/render` and `/inference/v1/generate`, whose answers repeat it; elsewhere "
+    "the header `X-Request-Id` names a request",
     "stream_interval": "changes nothing: each token is sent when it comes",
     # Of a chat template.
     "add_generation_prompt": "end the prompt with the beginning of an answer",
@@ -266,8 +266,6 @@ FIELDS = {
     # Of /inference/v1/generate and the `/render` endpoints.
     "return_token_offsets": "for `/render`, which then says where each token begins and ends in "
     "the prompt's text; changes nothing elsewhere",
-    "GenerateRequest.request_id": "the answer repeats it after `generate-tokens-`; a header "
-    "`X-Request-Id` goes first",
     "GenerateRequest.return_token_ids": "return the tokens of the prompt; of a stream, in the "
     "first chunk",
     "token_ids": "the prompt",
