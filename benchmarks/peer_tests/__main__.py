@@ -1,11 +1,12 @@
-"""What do vLLM's own tests say of Legato?
+"""What do vLLM's and llama.cpp's own tests say of Legato?
 
-    python -m benchmarks peer_tests [--file openai/chat_completion/test_chat.py]
+    python -m benchmarks peer_tests [--suite llama.cpp] [--file test_chat_completion.py]
 
-Fetches vLLM's source package from PyPI into the user's cache, starts a server with the default
-model, which goes by any name, and runs those of vLLM's tests that ask a server over HTTP against
-it. Each failure is named by `failures.py`: the model's, the test's own assumption, or a feature
-that the docs list as not offered. Exits with status 1 if a failure has no name there.
+Fetches the source package that has the tests from PyPI into the user's cache, starts a server with
+the default model, which goes by any name, and runs those tests against it that ask a server over
+HTTP for what Legato has. Each failure is named by `failures.py`: the model's, the test's own
+assumption, or a feature that the docs list as not offered. Exits with status 1 if a failure has no
+name there.
 """
 
 import argparse
@@ -16,14 +17,17 @@ from pathlib import Path
 
 from benchmarks.clients.tokenizer import save_tokenizer
 from benchmarks.clients.trial import Target
-from benchmarks.peer_tests.failures import reason_of
-from benchmarks.peer_tests.suite import FILES, fetch, outcomes
+from benchmarks.peer_tests.failures import VLLM_REASONS, reason_of
+from benchmarks.peer_tests.llama_cpp_failures import LLAMA_CPP_REASONS
+from benchmarks.peer_tests.suite import SUITES, fetch, outcomes
 from benchmarks.runner.main import main
 from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE, running_server
 from legato.core.config import DEFAULT_MODEL
 
 MINUTES = 15
+
+_REASONS = {"vllm": VLLM_REASONS, "llama.cpp": LLAMA_CPP_REASONS}
 
 _FLAGS = (
     *("--served-model-name", DEFAULT_MODEL, "*", "--trust-request-chat-template"),
@@ -32,19 +36,23 @@ _FLAGS = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--file", action="append", choices=FILES, help="this one alone")
+    parser.add_argument("--suite", choices=SUITES, default="vllm", help="whose tests")
+    parser.add_argument("--file", action="append", help="this file of the suite alone")
     parser.add_argument("--patience", type=int, default=60, metavar="SECONDS", help="for one test")
 
 
 def measure(run: Run) -> int:
-    source = fetch()
+    suite = SUITES[run.flags.suite]
+    source = fetch(suite)
     command = f"{SERVE} {shlex.join(_FLAGS)}"
     with tempfile.TemporaryDirectory() as folder, running_server(command) as url:
         save_tokenizer(Path(folder))
         target = Target(url, DEFAULT_MODEL, Path(folder))
-        found = outcomes(source, target, run.flags.file or FILES, run.flags.patience)
+        files = run.flags.file or suite.files
+        found = outcomes(suite, source, target, files, run.flags.patience)
     failed = [one for one in found if one.outcome == "failed"]
-    reasons = {one.test: reason_of(one) for one in failed}
+    patterns = _REASONS[run.flags.suite]
+    reasons = {one.test: reason_of(one, patterns) for one in failed}
     for one in failed:
         reason = reasons[one.test]
         told = f"{reason.kind}: {reason.why}" if reason else f"UNNAMED: {one.message[:300]}"

@@ -1,6 +1,7 @@
-"""Why each of vLLM's tests that fails does so."""
+"""Why each of a peer's tests that fails does so; the reasons of vLLM's."""
 
 import re
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from benchmarks.peer_tests.suite import Outcome
@@ -14,44 +15,48 @@ class Reason(NamedTuple):
     why: str
 
 
-def reason_of(outcome: Outcome) -> Reason | None:
+Pattern = tuple[str, str, Kind, str]
+"""Patterns of a test's id and of its message, and the reason."""
+
+
+def reason_of(outcome: Outcome, patterns: Iterable[Pattern]) -> Reason | None:
     """Return the first reason that fits a failure; None if there is none."""
-    for test, message, kind, why in _REASONS:
+    for test, message, kind, why in patterns:
         if re.search(test, outcome.test) and re.search(message, outcome.message):
             return Reason(kind, why)
     return None
 
 
 _RAMBLES = "a model of 135 million parameters goes on to the end of its context"
-_REASONS: tuple[tuple[str, str, Kind, str], ...] = (
-    # Patterns of the test's id and of its message. The first that fits counts.
+VLLM_REASONS: tuple[Pattern, ...] = (
+    # The first that fits counts.
     # What needs vLLM itself.
     ("", "MagicMock", "test", "it takes values from vLLM's own Python"),
     ("root_path", "", "test", "its server has a root path and a key"),
     ("force_include_usage", "NoneType", "test", "its server runs with a flag of vLLM's"),
     ("per_request_metrics", "", "test", "its server runs with a flag of vLLM's"),
     ("test_check_models|test_models_endpoint", "", "test", "its model goes by one name"),
-    ("test_render.py::test_responses_render_basic", "", "test", "its model goes by one name"),
+    ("test_render.py::.*_render_basic", "smollm2", "test", "its model goes by one name"),
     ("render_.*invalid_model", "200", "test", "its server knows one model, this one goes by any"),
     ("test_show_version", "", "test", "it is vLLM's version"),
     ("test_request_cancellation", "context length", "test", "its server has a larger context"),
     ("", "^file /", "test", "it needs fixtures of vLLM's own conftest.py"),
     ("", "RemoteOpenAIServer", "test", "it looks into the server that it would have started"),
-    ("test_tokenize_chat", "chat_template is not set", "test", "its tokenizer has a template"),
+    ("", "chat_template is not set", "test", "its tokenizer has a template"),
+    ("when_tokens_only", "200 == 400", "test", "its server runs with a flag of vLLM's"),
+    ("derender_mode_with_parser", "", "test", "a message needs no context to be read here"),
+    ("forwards_reasoning_parser", "", "test", "its model reasons"),
+    ("forwards_reasoning_ended", "400", "not offered", "include_reasoning: false"),
+    ("sampling_mask", "", "not offered", "the tokens that sampling left"),
+    ("abort", "404", "not offered", "/inference/v1/abort_requests"),
     ("stateful.*(test_store|test_background_error)", "Regex", "test", "other words of an error"),
     ("test_anthropic_streaming_cache_usage", "", "test", "it counts the prompt in message_delta"),
     ("test_messages_render_merges_inline_system", "", "test", "a system message keeps its place"),
     ("orca", "endpoint-load-metrics", "not offered", "ORCA's header of a server's load"),
     ("orca", "CompletionUsa", "test", "it knows no prompt_tokens_details"),
-    ("test_custom_role", "", "not offered", "roles beyond OpenAI's"),
-    ("_render_", "", "not offered", "sampling_params, ids and offsets in rendered prompts"),
-    ("background", "", "not offered", "responses in the background"),
     ("test_invocations", "/invocations", "not offered", "SageMaker's endpoint"),
     ("prompt_embeds", "", "not offered", "prompts of embeddings"),
     # Fields.
-    ("", "return_tokens_as_token_ids", "not offered", "return_tokens_as_token_ids"),
-    ("", "logprob_token_ids", "not offered", "log probabilities of chosen tokens"),
-    ("", "thinking_token_budget", "not offered", "thinking_token_budget"),
     ("", "include_reasoning: only", "not offered", "include_reasoning: false"),
     ("", "use_beam_search", "not offered", "beam search"),
     ("", "truncation_side", "not offered", "prompts are cut on the left"),
@@ -81,6 +86,10 @@ _REASONS: tuple[tuple[str, str, Kind, str], ...] = (
     ("test_more_than_one_prompt_logprobs", "", "test", "the prompt's token is the likeliest one"),
     ("tensorizer", "", "test", "its model goes by one name"),
     # The default model's doing.
+    ("test_background", "in_progress", "model", _RAMBLES),
+    ("return_tokens_as_token_ids", "🐱", "model", "it ends within a character"),
+    ("prompt_token_id_logprobs", "", "not offered", "prompt_logprob_token_ids"),
+    ("with_lora_adapter", "", "not offered", "adapters"),
     ("responses/test_simple", "efforts of reasoning|'reasoning'", "model", "it does not reason"),
     ("responses/test_function_call", "None is not None", "model", "it does not reason"),
     ("responses/test_stateful", "'Mark'", "model", "it does not remember"),

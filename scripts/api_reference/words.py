@@ -65,6 +65,7 @@ FIELDS = {
     "regex": "SGLang's name of `regex` in it",
     "ebnf": "SGLang's name of `grammar` in it",
     "grammar": "llama.cpp's name of `grammar` in it",
+    "json_schema": "llama.cpp's name of `json` in it",
     # Of one of them.
     "messages": "the conversation",
     "prompt": "a text, token ids, or a list of either; each is completed `n` times",
@@ -122,8 +123,8 @@ FIELDS = {
         "changes nothing: of llama.cpp's slots, caches and answers",
     ),
     **dict.fromkeys(("rid", "session_id"), "changes nothing: of SGLang's logs and sessions"),
-    "request_id": "for `/render`, whose answers repeat it; elsewhere the header `X-Request-Id` "
-    "names a request",
+    "request_id": "for `/render` and `/inference/v1/generate`, whose answers repeat it; elsewhere "
+    "the header `X-Request-Id` names a request",
     "stream_interval": "changes nothing: each token is sent when it comes",
     # Of a chat template.
     "add_generation_prompt": "end the prompt with the beginning of an answer",
@@ -292,8 +293,6 @@ FIELDS = {
     # Of /inference/v1/generate and the `/render` endpoints.
     "return_token_offsets": "for `/render`, which then says where each token begins and ends in "
     "the prompt's text; changes nothing elsewhere",
-    "GenerateRequest.request_id": "the answer repeats it after `generate-tokens-`; a header "
-    "`X-Request-Id` goes first",
     "GenerateRequest.return_token_ids": "return the tokens of the prompt; of a stream, in the "
     "first chunk",
     "token_ids": "the prompt",
@@ -348,7 +347,7 @@ ORIGINS = {
         *("no_stop_trim", "return_hidden_states", "separate_reasoning", "stream_reasoning"),
         *("regex", "ebnf", "rid", "session_id", "enable_thinking"),
     ),
-    "llama.cpp": ("grammar", "cache_prompt", "id_slot", "timings_per_token"),
+    "llama.cpp": ("grammar", "json_schema", "cache_prompt", "id_slot", "timings_per_token"),
 }
 """Key who defined fields that neither OpenAI nor vLLM has; value their names."""
 

@@ -127,5 +127,5 @@ def test_what_is_not_kept_is_not_shown(http: httpx.Client, client: openai.OpenAI
         answer = http.get(f"/v1/responses/{path}")
         assert answer.status_code == 400
         assert told in answer.json()["error"]["message"]
-    with pytest.raises(openai.BadRequestError, match="can be cancelled"):
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
         client.responses.cancel(plain.id)

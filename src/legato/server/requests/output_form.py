@@ -127,6 +127,7 @@ class OutputForm(ModelRequest):
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
+    json_schema: str | dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_forms(self) -> "OutputForm":
@@ -176,5 +177,6 @@ _PEERS_FORMS = {
     "regex": "regex",
     "ebnf": "grammar",
     "grammar": "grammar",
+    "json_schema": "json",
 }
 """Key a field of older vLLM, SGLang or llama.cpp; value the field of `StructuredOutputs`."""

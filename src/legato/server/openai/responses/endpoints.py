@@ -164,7 +164,8 @@ async def cancel_response(
     response = store.get(arrival.tenant, response_id)
     if response.run is None:
         raise invalid_request(
-            "only a response with background: true can be cancelled; close the connection of others"
+            "Cannot cancel a synchronous response: only one with background: true; close its "
+            "connection"
         )
     await response.run.cancelled()
     return _shown(context, response)

@@ -7,12 +7,10 @@ left out: they are about vLLM's own Python. It needs nothing of Legato.
 
 import importlib.abc
 import importlib.machinery
-import json
 import os
 import sys
 import types
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -22,7 +20,6 @@ import pytest
 import transformers
 
 URL = os.environ["PEER_TESTS_URL"]
-_REPORT = Path(os.environ["PEER_TESTS_REPORT"])
 _MOCKED = ("vllm", "torch", "lm_eval")
 _ASKING = ("server", "client")
 _KEY = {"api_key": "none", "max_retries": 0}
@@ -38,6 +35,7 @@ class RemoteOpenAIServer:
 
     DUMMY_API_KEY = "none"
     url_root = URL
+    uds = None
 
     def __init__(self, *_args: Any, **_flags: Any) -> None:
         pass
@@ -100,6 +98,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 module.current_platform.is_rocm.return_value = False
                 module.current_platform.is_xpu.return_value = False
                 module.current_platform.is_cpu.return_value = False
+            case "vllm.envs":
+                module.VLLM_USE_RUST_FRONTEND = False
             case "vllm.config":
                 module.ModelConfig.return_value.get_vocab_size.return_value = len(_tokenizer)
             case "vllm.version":
@@ -122,20 +122,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _asks(item: pytest.Item) -> bool:
     return any(word in name for name in getattr(item, "fixturenames", ()) for word in _ASKING)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or report.outcome != "passed":
-        _tell(report.nodeid, report.outcome, report.longrepr)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.outcome == "failed":
-        _tell(report.nodeid, "failed", report.longrepr)
-
-
-def _tell(test: str, outcome: str, why: Any) -> None:
-    crash = getattr(why, "reprcrash", None)
-    said = crash.message if crash is not None else str(why or "")
-    with _REPORT.open("a", encoding="utf-8") as report:
-        report.write(json.dumps({"test": test, "outcome": outcome, "message": said}) + "\n")
