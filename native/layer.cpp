@@ -2,12 +2,12 @@
 
 #include <cmath>
 
+#include "row_shares.hpp"
+#include "vector_math.hpp"
+
 namespace legato {
 
 namespace {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kRowSharesAThread = 4;
 
 std::vector<float> copy(const float *values, int count) {
     return values ? std::vector<float>(values, values + count) : std::vector<float>();
@@ -36,31 +36,6 @@ std::unique_ptr<bf16[], Free> zeros(size_t count) {
     return values;
 }
 
-// Divides rows into shares, several for each thread.
-struct RowShares {
-    RowShares(int num_rows, int num_threads)
-        : num_rows(num_rows),
-          size((num_rows - 1) / (kRowSharesAThread * num_threads) + 1),
-          count((num_rows + size - 1) / size) {}
-
-    // Calls work(row) for all rows, by all threads.
-    template <typename Work>
-    void run(Phase &phase, Work work) const {
-        phase.run(count, [&](int share) {
-            const int end = std::min((share + 1) * size, num_rows);
-            for (int row = share * size; row < end; ++row) work(row);
-        });
-    }
-
-    const int num_rows, size, count;
-};
-
-float mean_square(const float *values, int count) {
-    Floats total = fill(0.0f);
-    for (int i = 0; i < count; i += 16) total = fma(load(values + i), load(values + i), total);
-    return sum(total) / count;
-}
-
 // Returns 16 sums plus the biases of their outputs, if there are any.
 Floats biased(const float *sums, const std::vector<float> &bias, int output) {
     return bias.empty() ? load(sums) : load(sums) + load(&bias[output]);
@@ -69,21 +44,6 @@ Floats biased(const float *sums, const std::vector<float> &bias, int output) {
 // Query rows per key/value head, with room for a tile that begins at the last row.
 size_t query_rows(const LayerShape &shape, const Rows &rows) {
     return static_cast<size_t>(rows.count) * shape.group() + kPanel;
-}
-
-// x * sigmoid(y)
-Floats gated(Floats x, Floats y) {
-    const Floats one = fill(1.0f);
-    const Floats e = exp2_fast(abs(y) * fill(-kLog2E));  // e^-|y|, so that nothing overflows
-    return x * where_negative(y, e, one) / (one + e);
-}
-
-Floats silu(Floats x) { return gated(x, x); }
-
-// x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), where 1 + tanh(y) = 2 sigmoid(2y).
-Floats gelu(Floats x) {
-    constexpr float kSlope = 1.5957691216057308f;
-    return gated(x, x * fma(x * x, fill(kSlope * 0.044715f), fill(kSlope)));
 }
 
 // Stores past the caches if possible: rows of a vocabulary's logits are a multiple of a page apart

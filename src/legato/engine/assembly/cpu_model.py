@@ -19,7 +19,7 @@ from legato.model.base import CacheSpec, Model
 from legato.model.communicator import ALONE, Communicator
 from legato.model.native import (
     NativeKernels,
-    NativeModel,
+    ReadsNativeCache,
     native_instructions,
     unbuilt_instructions,
     why_not_native,
@@ -118,7 +118,7 @@ def make_attention(
         with raising_memory_error():
             attention: AttentionBackend = (
                 NativeAttentionBackend(model, cache, **sizes)
-                if isinstance(model, NativeModel)
+                if isinstance(model, ReadsNativeCache)
                 else TorchAttentionBackend(cache, **sizes, device=model.device)
             )
     except MemoryError as error:

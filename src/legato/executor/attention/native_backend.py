@@ -1,10 +1,10 @@
-"""The KV cache of the native layers, which compute attention themselves."""
+"""The KV cache of native kernels: of native layers, and of transformers' layers."""
 
 import torch
 
 from legato.executor.batch import PackedBatch
 from legato.model.base import CacheSpec
-from legato.model.native import NativeModel, NativeStep
+from legato.model.native import NativeStep, ReadsNativeCache
 
 BLOCK_MULTIPLE = 32
 """Tokens in one product of weights and values; a block must hold a multiple of it."""
@@ -14,7 +14,7 @@ class NativeAttentionBackend:
     """Owns keys and values of each layer, in the layout of native/cache.hpp."""
 
     def __init__(
-        self, model: NativeModel, spec: CacheSpec, *, num_blocks: int, block_size: int
+        self, model: ReadsNativeCache, spec: CacheSpec, *, num_blocks: int, block_size: int
     ) -> None:
         assert block_size % BLOCK_MULTIPLE == 0
         self._model, self._spec, self._block_size = model, spec, block_size

@@ -1,0 +1,31 @@
+// Functions of 16 numbers, and of rows of them.
+#pragma once
+
+#include "vector.hpp"
+
+namespace legato {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+inline float mean_square(const float *values, int count) {
+    Floats total = fill(0.0f);
+    for (int i = 0; i < count; i += 16) total = fma(load(values + i), load(values + i), total);
+    return sum(total) / count;
+}
+
+// x * sigmoid(y)
+inline Floats gated(Floats x, Floats y) {
+    const Floats one = fill(1.0f);
+    const Floats e = exp2_fast(abs(y) * fill(-kLog2E));  // e^-|y|, so that nothing overflows
+    return x * where_negative(y, e, one) / (one + e);
+}
+
+inline Floats silu(Floats x) { return gated(x, x); }
+
+// x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), where 1 + tanh(y) = 2 sigmoid(2y).
+inline Floats gelu(Floats x) {
+    constexpr float kSlope = 1.5957691216057308f;
+    return gated(x, x * fma(x * x, fill(kSlope * 0.044715f), fill(kSlope)));
+}
+
+}  // namespace legato
