@@ -196,14 +196,25 @@ NB_MODULE(LEGATO_MODULE, m) {
     nb::class_<Operators>(m, "Operators")
         .def(nb::init<ThreadPool &>(), "pool"_a, nb::keep_alive<1, 2>())
         .def(
-            "multiply",
-            [](Operators &self, const PackedMatrix &matrix, uintptr_t bias, uintptr_t gates,
-               bool is_gelu, uintptr_t rows, int num_rows, uintptr_t out) {
+            "project",
+            [](Operators &self, const PackedMatrix &matrix, uintptr_t bias, uintptr_t rows,
+               int num_rows, uintptr_t out) {
                 const nb::gil_scoped_release release;
-                self.multiply(matrix, at<bf16>(rows), num_rows,
-                              Finish{at<float>(bias), at<bf16>(gates), is_gelu}, at<bf16>(out));
+                self.project({matrix, at<float>(bias)}, at<bf16>(rows), num_rows, at<bf16>(out));
             },
-            "matrix"_a, "bias"_a, "gates"_a, "is_gelu"_a, "rows"_a, "num_rows"_a, "out"_a)
+            "matrix"_a, "bias"_a, "rows"_a, "num_rows"_a, "out"_a)
+        .def(
+            "run_mlp",
+            [](Operators &self, const PackedMatrix &gate, uintptr_t gate_bias,
+               const PackedMatrix &up, uintptr_t up_bias, const PackedMatrix &down,
+               uintptr_t down_bias, bool is_gelu, uintptr_t rows, int num_rows, uintptr_t out) {
+                const nb::gil_scoped_release release;
+                self.run_mlp({gate, at<float>(gate_bias)}, {up, at<float>(up_bias)},
+                             {down, at<float>(down_bias)}, is_gelu, at<bf16>(rows), num_rows,
+                             at<bf16>(out));
+            },
+            "gate"_a, "gate_bias"_a, "up"_a, "up_bias"_a, "down"_a, "down_bias"_a, "is_gelu"_a,
+            "rows"_a, "num_rows"_a, "out"_a)
         .def(
             "normalize",
             [](Operators &self, uintptr_t rows, int num_rows, int size, uintptr_t weight, float eps,
@@ -215,13 +226,15 @@ NB_MODULE(LEGATO_MODULE, m) {
             "rows"_a, "num_rows"_a, "size"_a, "weight"_a, "eps"_a, "out"_a)
         .def(
             "rotate",
-            [](Operators &self, const PlainHeads &heads, int num_rows, int num_heads, int head_dim,
-               uintptr_t cos, uintptr_t sin, uintptr_t out) {
+            [](Operators &self, const PlainHeads &query, int num_heads, const PlainHeads &key,
+               int num_kv_heads, int num_rows, int head_dim, uintptr_t cos, uintptr_t sin,
+               uintptr_t out) {
                 const nb::gil_scoped_release release;
-                self.rotate(heads_of(heads), num_rows, num_heads, head_dim, at<bf16>(cos),
-                            at<bf16>(sin), at<bf16>(out));
+                self.rotate(heads_of(query), num_heads, heads_of(key), num_kv_heads, num_rows,
+                            head_dim, at<bf16>(cos), at<bf16>(sin), at<bf16>(out));
             },
-            "heads"_a, "num_rows"_a, "num_heads"_a, "head_dim"_a, "cos"_a, "sin"_a, "out"_a)
+            "query"_a, "num_heads"_a, "key"_a, "num_kv_heads"_a, "num_rows"_a, "head_dim"_a,
+            "cos"_a, "sin"_a, "out"_a)
         .def(
             "attend",
             [](Operators &self, Step &step, const PlainCache &cache, int group,

@@ -19,19 +19,37 @@ void widen(const bf16 *from, int count, float *to) {
     for (int i = 0; i < count; i += 16) store(to + i, load_bf16(from + i));
 }
 
-// Finishes 16 sums of a row from `output` on, which is at `place` of the whole result.
-Floats finished(const float *sums, const Finish &finish, int output, size_t place) {
-    Floats result = load(sums);
-    if (finish.bias) result = result + load(finish.bias + output);
-    if (!finish.gates) return result;
-    const Floats gate = load_bf16(finish.gates + place);
-    return (finish.is_gelu ? gelu(gate) : silu(gate)) * result;
+// Lays plain rows out as tiles.
+void tile(const bf16 *rows, int num_rows, int depth, const TiledRows &tiled, int num_threads,
+          Phase &phase) {
+    RowShares(num_rows, num_threads).run(phase, [&](int row) {
+        const bf16 *from = rows + static_cast<size_t>(row) * depth;
+        each_piece(depth, [&](int column) {
+            std::copy_n(from + column, kTileDepth, tiled.at(row, column));
+        });
+    });
+}
+
+// Multiplies, and calls keep(row, output, 16 results) for all of the results.
+template <typename Keep>
+void multiply_and(const TiledRows &rows, int num_rows, const Projection &projection,
+                  int num_threads, Phase &phase, Keep keep) {
+    const float *const bias = projection.bias;
+    multiply(rows, num_rows, projection.matrix, num_threads, phase,
+             [&](int row, int count, int panel, const float *sums) {
+                 for (int i = 0; i < count; ++i, sums += kPanel)
+                     for (int j = 0; j < kPanel; j += 16) {
+                         const int output = panel * kPanel + j;
+                         const Floats result = load(sums + j);
+                         keep(row + i, output, bias ? result + load(bias + output) : result);
+                     }
+             });
 }
 
 }  // namespace
 
-TiledRows &Operators::tiled(int num_rows, int depth) {
-    Scratch &scratch = tiled_[depth];
+const TiledRows &Operators::tiled(Use use, int num_rows, int depth) {
+    Scratch &scratch = tiled_[{use, depth}];
     if (num_rows > scratch.num_rows) scratch = {num_rows, TiledRows(num_rows, depth)};
     return scratch.rows;
 }
@@ -43,27 +61,45 @@ void Operators::reserve_queries(size_t count) {
     num_queries_ = count;
 }
 
-void Operators::multiply(const PackedMatrix &matrix, const bf16 *rows, int num_rows,
-                         Finish finish, bf16 *out) {
-    const int depth = matrix.depth, width = matrix.num_outputs;
-    const TiledRows &inputs = tiled(num_rows, depth);
-    const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
-        const int column = panel * kPanel;
-        for (int i = 0; i < count; ++i, sums += kPanel) {
-            const size_t place = static_cast<size_t>(row + i) * width + column;
-            for (int j = 0; j < kPanel; j += 16)
-                store_bf16(out + place + j, finished(sums + j, finish, column + j, place + j));
-        }
-    };
-    Phase tile, product;
+void Operators::project(const Projection &projection, const bf16 *rows, int num_rows, bf16 *out) {
+    const int depth = projection.matrix.depth, threads = pool_.size();
+    const size_t width = projection.matrix.num_outputs;
+    const TiledRows &inputs = tiled(kInputs, num_rows, depth);
+    Phase tiling, product;
     pool_.run([&] {
-        RowShares(num_rows, pool_.size()).run(tile, [&](int row) {
-            const bf16 *from = rows + static_cast<size_t>(row) * depth;
-            each_piece(depth, [&](int column) {
-                std::copy_n(from + column, kTileDepth, inputs.at(row, column));
-            });
-        });
-        legato::multiply(inputs, num_rows, matrix, pool_.size(), product, keep_sums);
+        tile(rows, num_rows, depth, inputs, threads, tiling);
+        multiply_and(inputs, num_rows, projection, threads, product,
+                     [&](int row, int output, Floats result) {
+                         store_bf16(out + row * width + output, result);
+                     });
+    });
+}
+
+void Operators::run_mlp(const Projection &gate, const Projection &up, const Projection &down,
+                        bool is_gelu, const bf16 *rows, int num_rows, bf16 *out) {
+    const int depth = gate.matrix.depth, threads = pool_.size();
+    const size_t size = gate.matrix.num_outputs, width = down.matrix.num_outputs;
+    const TiledRows &inputs = tiled(kInputs, num_rows, depth);
+    const TiledRows &gated = tiled(kGated, num_rows, down.matrix.depth);
+    gates_.reserve(num_rows * size);
+    bf16 *const gates = gates_.get();
+    Phase tiling, first, second, third;
+    pool_.run([&] {
+        tile(rows, num_rows, depth, inputs, threads, tiling);
+        // As transformers rounds: gates to bfloat16 first.
+        multiply_and(inputs, num_rows, gate, threads, first,
+                     [&](int row, int output, Floats result) {
+                         store_bf16(gates + row * size + output, result);
+                     });
+        multiply_and(inputs, num_rows, up, threads, second,
+                     [&](int row, int output, Floats result) {
+                         const Floats own = load_bf16(gates + row * size + output);
+                         store_bf16(gated.at(row, output), (is_gelu ? gelu(own) : silu(own)) * result);
+                     });
+        multiply_and(gated, num_rows, down, threads, third,
+                     [&](int row, int output, Floats result) {
+                         store_bf16(out + row * width + output, result);
+                     });
     });
 }
 
@@ -83,25 +119,28 @@ void Operators::normalize(const bf16 *rows, int num_rows, int size, const float 
     });
 }
 
-void Operators::rotate(const Heads &heads, int num_rows, int num_heads, int head_dim,
-                       const bf16 *cos, const bf16 *sin, bf16 *out) {
+void Operators::rotate(const Heads &query, int num_heads, const Heads &key, int num_kv_heads,
+                       int num_rows, int head_dim, const bf16 *cos, const bf16 *sin, bf16 *out) {
     const int half = head_dim / 2;
+    const auto turn = [=](const bf16 *head, const bf16 *own_cos, const bf16 *own_sin, bf16 *to) {
+        for (int dim = 0; dim < half; dim += 16) {
+            const int other = half + dim;
+            const Floats low = load_bf16(head + dim), high = load_bf16(head + other);
+            store_bf16(to + dim,
+                       low * load_bf16(own_cos + dim) - high * load_bf16(own_sin + dim));
+            store_bf16(to + other,
+                       high * load_bf16(own_cos + other) + low * load_bf16(own_sin + other));
+        }
+    };
     Phase phase;
     pool_.run([&] {
         RowShares(num_rows, pool_.size()).run(phase, [&](int row) {
-            const bf16 *own_cos = cos + static_cast<size_t>(row) * head_dim;
-            const bf16 *own_sin = sin + static_cast<size_t>(row) * head_dim;
-            bf16 *to = out + static_cast<size_t>(row) * num_heads * head_dim;
+            const size_t angle = static_cast<size_t>(row) * head_dim;
+            bf16 *to = out + angle * (num_heads + num_kv_heads);
             for (int i = 0; i < num_heads; ++i, to += head_dim)
-                for (int dim = 0; dim < half; dim += 16) {
-                    const int other = half + dim;
-                    const Floats low = load_bf16(heads.at(row, i) + dim);
-                    const Floats high = load_bf16(heads.at(row, i) + other);
-                    store_bf16(to + dim, low * load_bf16(own_cos + dim) -
-                                             high * load_bf16(own_sin + dim));
-                    store_bf16(to + other, high * load_bf16(own_cos + other) +
-                                               low * load_bf16(own_sin + other));
-                }
+                turn(query.at(row, i), cos + angle, sin + angle, to);
+            for (int i = 0; i < num_kv_heads; ++i, to += head_dim)
+                turn(key.at(row, i), cos + angle, sin + angle, to);
         });
     });
 }
@@ -116,7 +155,7 @@ void Operators::attend(Step &step, const LayerCache &cache, int group, const Hea
     const size_t query_rows = static_cast<size_t>(num_rows) * group + kPanel;
     reserve_queries(query_rows * shape.num_kv_heads * head_dim);
     parts_.reserve(plan.num_parts * part_floats(head_dim));
-    const TiledRows &context = tiled(num_rows, width);
+    const TiledRows &context = tiled(kInputs, num_rows, width);
     const AttentionCall call{step.chunks, plan,       shape,        group,
                              queries_.get(), query_rows, cache.keys, cache.values,
                              softcap * kLog2E, context, parts_.get()};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <utility>
 
 #include "layer.hpp"
 
@@ -17,12 +18,10 @@ struct Heads {
     }
 };
 
-// What becomes of a product's sums. bias: added, or null. gates: [rows, outputs], activated and
-// multiplied with the sums, or null.
-struct Finish {
+// A matrix whose outputs are a multiple of 32, and what is added to them, or null.
+struct Projection {
+    const PackedMatrix &matrix;
     const float *bias;
-    const bf16 *gates;
-    bool is_gelu;  // the activation is GELU's tanh form, not SiLU
 };
 
 // Computes plain bfloat16 rows of plain bfloat16 rows, with all threads of a pool.
@@ -30,19 +29,24 @@ class Operators {
 public:
     explicit Operators(ThreadPool &pool) : pool_(pool) {}
 
-    // out [num_rows, outputs] = rows [num_rows, depth] times the matrix, whose outputs are a multiple
-    // of 32.
-    void multiply(const PackedMatrix &matrix, const bf16 *rows, int num_rows, Finish finish,
-                  bf16 *out);
+    // out [num_rows, outputs] = rows [num_rows, depth] times the matrix, plus the biases.
+    void project(const Projection &projection, const bf16 *rows, int num_rows, bf16 *out);
+
+    // out [num_rows, E] = down(act(gate(rows)) * up(rows)), rows [num_rows, E]. The activation is SiLU,
+    // or GELU's tanh form.
+    void run_mlp(const Projection &gate, const Projection &up, const Projection &down, bool is_gelu,
+                 const bf16 *rows, int num_rows, bf16 *out);
 
     // out = RMS norm of rows [num_rows, size].
     void normalize(const bf16 *rows, int num_rows, int size, const float *weight, float eps,
                    bf16 *out);
 
-    // out [num_rows, num_heads, head_dim] = heads turned by their row's angles, cos and sin
-    // [num_rows, head_dim]: dimension i with i + head_dim / 2, which is a multiple of 16.
-    void rotate(const Heads &heads, int num_rows, int num_heads, int head_dim, const bf16 *cos,
-                const bf16 *sin, bf16 *out);
+    // Turns queries and keys by their row's angles, cos and sin [num_rows, head_dim]: dimension i with
+    // i + head_dim / 2, which is a multiple of 16.
+    //
+    // out [num_rows, num_heads + num_kv_heads, head_dim]: the queries, then the keys of each row.
+    void rotate(const Heads &query, int num_heads, const Heads &key, int num_kv_heads, int num_rows,
+                int head_dim, const bf16 *cos, const bf16 *sin, bf16 *out);
 
     // Writes keys and values of the step's rows [T] to the cache, and attends.
     //
@@ -51,7 +55,8 @@ public:
                 const Heads &key, const Heads &value, float scale, float softcap, bf16 *out);
 
 private:
-    TiledRows &tiled(int num_rows, int depth);
+    enum Use { kInputs, kGated };
+    const TiledRows &tiled(Use use, int num_rows, int depth);
     void reserve_queries(size_t count);
 
     struct Scratch {
@@ -60,7 +65,8 @@ private:
     };
 
     ThreadPool &pool_;
-    std::map<int, Scratch> tiled_;  // key: depth
+    std::map<std::pair<Use, int>, Scratch> tiled_;  // key: use, depth
+    Buffer<bf16> gates_;                            // [num_rows, I]
     Buffer<bf16> queries_;
     size_t num_queries_ = 0;
     Buffer<float> parts_;

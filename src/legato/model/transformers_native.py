@@ -52,49 +52,44 @@ class NativeProduct(nn.Module):
         self._operators = kernels.operators
         self._bias = None if bias is None else bias.float()
         self._dtype = dtype
-        self._num_outputs = weight.shape[0]
-        self.is_rounded = dtype == _DTYPE and self._num_outputs % _PANEL == 0
+        self.num_outputs = weight.shape[0]
+        self.is_rounded = dtype == _DTYPE and self.num_outputs % _PANEL == 0
+
+    @property
+    def parts(self) -> tuple[Any, int]:
+        """The packed matrix, and the address of the biases, 0 for none."""
+        return self._linear.native, 0 if self._bias is None else self._bias.data_ptr()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Map [..., in] to [..., out]."""
-        if self.is_rounded:
-            return self.gated(rows, None, is_gelu=False)
-        products = self._linear(rows.flatten(0, -2))
-        if self._bias is not None:
-            products += self._bias
-        return products.to(self._dtype).view(*rows.shape[:-1], -1)
-
-    def gated(
-        self, rows: torch.Tensor, gates: torch.Tensor | None, *, is_gelu: bool
-    ) -> torch.Tensor:
-        """Map [..., in] to [..., out], times the activation of `gates` [..., out] if given."""
-        rows = rows.contiguous()
-        out = rows.new_empty(*rows.shape[:-1], self._num_outputs)
-        self._operators.multiply(
-            self._linear.native,
-            0 if self._bias is None else self._bias.data_ptr(),
-            0 if gates is None else gates.data_ptr(),
-            is_gelu,
-            rows.data_ptr(),
-            rows.numel() // rows.shape[-1],
-            out.data_ptr(),
-        )
+        if not self.is_rounded:
+            products = self._linear(rows.flatten(0, -2))
+            if self._bias is not None:
+                products += self._bias
+            return products.to(self._dtype).view(*rows.shape[:-1], -1)
+        rows, num_rows = rows.contiguous(), rows.numel() // rows.shape[-1]
+        out = rows.new_empty(*rows.shape[:-1], self.num_outputs)
+        self._operators.project(*self.parts, rows.data_ptr(), num_rows, out.data_ptr())
         return out
 
 
 class _NativeMLP(nn.Module):
-    """`down(act(gate) * up)` of three projections."""
+    """`down(act(gate) * up)` of three projections, as wide as its inputs."""
 
-    def __init__(self, mlp: Any) -> None:
+    def __init__(self, mlp: Any, kernels: NativeKernels) -> None:
         super().__init__()
-        self._gate, self._up, self._down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self._products = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self._parts = [part for product in self._products for part in product.parts]
         self._is_gelu = isinstance(mlp.act_fn, _GELU_TANH)
+        self._operators = kernels.operators
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self._down(
-            self._up.gated(rows, self._gate(rows), is_gelu=self._is_gelu)
+        rows, num_rows = rows.contiguous(), rows.numel() // rows.shape[-1]
+        out = torch.empty_like(rows)
+        self._operators.run_mlp(
+            *self._parts, self._is_gelu, rows.data_ptr(), num_rows, out.data_ptr()
         )
-        return output
+        return out
 
 
 class _NativeNorm(nn.Module):
@@ -123,20 +118,20 @@ class _NativeNorm(nn.Module):
 def use_native_operators(model: nn.Module, kernels: NativeKernels) -> None:
     """Replace the modules of a loaded model that native operators can compute."""
     for name, module in list(model.named_modules()):
-        native = _native_mlp(module) or _native_norm(module, kernels)
+        native = _native_mlp(module, kernels) or _native_norm(module, kernels)
         if native is not None:
             model.set_submodule(name, native)
         elif _has_llamas_rope(module):
             _use_native_rope(module, kernels)
 
 
-def _native_mlp(module: Any) -> nn.Module | None:
+def _native_mlp(module: Any, kernels: NativeKernels) -> nn.Module | None:
     if not _has_code_of(module, LlamaMLP):
         return None
     products = (module.gate_proj, module.up_proj, module.down_proj)
     are_native = all(isinstance(part, NativeProduct) and part.is_rounded for part in products)
     is_known = isinstance(module.act_fn, _SILU + _GELU_TANH)
-    return _NativeMLP(module) if are_native and is_known else None
+    return _NativeMLP(module, kernels) if are_native and is_known else None
 
 
 def _native_norm(module: Any, kernels: NativeKernels) -> nn.Module | None:
@@ -176,21 +171,22 @@ class _NativeRope:
             pair: tuple[torch.Tensor, torch.Tensor] = self._usual(query, key, cos, sin)
             return pair
         cos, sin = cos.contiguous(), sin.contiguous()
-        return self._turned(query, cos, sin), self._turned(key, cos, sin)
-
-    def _turned(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        _, num_heads, num_rows, head_dim = heads.shape
-        out = heads.new_empty(1, num_rows, num_heads, head_dim)
+        num_heads, num_rows, head_dim = query.shape[1:]
+        num_kv_heads = key.shape[1]
+        out = query.new_empty(1, num_rows, num_heads + num_kv_heads, head_dim)
         self._operators.rotate(
-            (heads.data_ptr(), heads.stride(2), heads.stride(1)),
-            num_rows,
+            (query.data_ptr(), query.stride(2), query.stride(1)),
             num_heads,
+            (key.data_ptr(), key.stride(2), key.stride(1)),
+            num_kv_heads,
+            num_rows,
             head_dim,
             cos.data_ptr(),
             sin.data_ptr(),
             out.data_ptr(),
         )
-        return out.transpose(1, 2)
+        turned = out.transpose(1, 2)
+        return turned[:, :num_heads], turned[:, num_heads:]
 
 
 def _has_llamas_rope(module: nn.Module) -> bool:
