@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # (tests/distribution.py); tests/conftest.py puts the longest first.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-thorough test-fleet check lint types contracts format docs site bench clean
+.PHONY: serve test test-thorough test-fleet test-oldest-triton check lint types contracts format docs site bench clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/legato serve $(ARGS)
@@ -23,6 +23,15 @@ test-thorough: $(VENV)/.installed-dev
 # Real Ray, NIXL and routers of other projects, one test at a time: Ray has its ports to itself.
 test-fleet: $(VENV)/.installed-fleet
 	$(BIN)/python -m pytest -m fleet -rs $(ARGS)
+
+# Kernels fit onto GPUs as the oldest Triton compiles them, too: PyTorch's builds bring their own.
+OLDEST_TRITON := 3.6.0
+test-oldest-triton: out/triton-$(OLDEST_TRITON)/.installed $(VENV)/.installed-dev
+	PYTHONPATH=$(<D) $(BIN)/python -m pytest tests/gpu/test_compile.py $(ARGS)
+
+out/triton-$(OLDEST_TRITON)/.installed: $(VENV)/.torch
+	$(PIP) install --quiet --no-deps --target $(@D) triton==$(OLDEST_TRITON)
+	@touch $@
 
 check: lint types contracts site test
 

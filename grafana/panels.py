@@ -335,6 +335,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             stacked=True,
         ),
         Panel(
+            "KV cache of sliding windows",
+            "In use by requests; empty for models whose layers all keep all tokens.",
+            "percentunit",
+            {"{{window}} tokens": select("legato:kv_window_usage_perc")},
+        ),
+        Panel(
             "Prefix cache hits",
             "Share of prompt tokens that did not have to be computed.",
             "percentunit",

@@ -29,11 +29,11 @@ std::vector<Chunk> chunks_of(std::vector<PlainChunk> plain) {
     return chunks;
 }
 
-using PlainCache = std::tuple<uintptr_t, uintptr_t, int>;
+using PlainCache = std::tuple<uintptr_t, uintptr_t, int, int>;
 
 LayerCache cache_of(const PlainCache &plain) {
-    const auto [keys, values, window] = plain;
-    return {at<std::byte>(keys), at<std::byte>(values), window};
+    const auto [keys, values, window, group] = plain;
+    return {at<std::byte>(keys), at<std::byte>(values), window, group};
 }
 
 using PlainTurns = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
@@ -79,6 +79,7 @@ Weight weight_of(const nb::dict &addresses, const std::string &name) {
     weight.zero = number(".zero");
     weight.exponent = number(".exponent");
     weight.is_float = number(".is_float") != 0;
+    weight.is_rotated = number(".is_rotated") != 0;
     return weight;
 }
 
@@ -145,14 +146,15 @@ NB_MODULE(LEGATO_MODULE, m) {
         .def(nb::init<std::vector<Layer *>>(), "layers"_a)
         .def(
             "forward",
-            [](Layers &self, ThreadPool &pool, Step &step, const std::vector<PlainCache> &caches,
-               uintptr_t hidden, int num_rows, const std::vector<PlainTurns> &turns) {
+            [](Layers &self, ThreadPool &pool, const std::vector<Step *> &steps,
+               const std::vector<PlainCache> &caches, uintptr_t hidden, int num_rows,
+               const std::vector<PlainTurns> &turns) {
                 const nb::gil_scoped_release release;
                 self.forward(
-                    pool, step, caches_of(caches),
+                    pool, steps, caches_of(caches),
                     Rows{at<float>(hidden), num_rows, turns_of(turns), at<float>(hidden)});
             },
-            "pool"_a, "step"_a, "caches"_a, "hidden"_a, "num_rows"_a, "turns"_a)
+            "pool"_a, "steps"_a, "caches"_a, "hidden"_a, "num_rows"_a, "turns"_a)
         .def(
             "add_attention",
             [](Layers &self, ThreadPool &pool, Step &step, int layer, const PlainCache &cache,
@@ -237,13 +239,13 @@ NB_MODULE(LEGATO_MODULE, m) {
             "cos"_a, "sin"_a, "out"_a)
         .def(
             "attend",
-            [](Operators &self, Step &step, const PlainCache &cache, int group,
+            [](Operators &self, Step &step, const PlainCache &cache, int num_rows,
                const PlainHeads &query, const PlainHeads &key, const PlainHeads &value, float scale,
                float softcap, uintptr_t out) {
                 const nb::gil_scoped_release release;
-                self.attend(step, cache_of(cache), group, heads_of(query), heads_of(key),
+                self.attend(step, cache_of(cache), num_rows, heads_of(query), heads_of(key),
                             heads_of(value), scale, softcap, at<bf16>(out));
             },
-            "step"_a, "cache"_a, "group"_a, "query"_a, "key"_a, "value"_a, "scale"_a, "softcap"_a,
+            "step"_a, "cache"_a, "num_rows"_a, "query"_a, "key"_a, "value"_a, "scale"_a, "softcap"_a,
             "out"_a);
 }

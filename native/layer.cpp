@@ -290,14 +290,16 @@ void Layer::turn(float *head, const HeadNorm &norm, const float *cos, const floa
     if (norm.weight && shape.norm_after_rope) normalize_head(turned, norm);
 }
 
-void Layers::forward(ThreadPool &pool, Step &step, const std::vector<LayerCache> &caches,
-                     const Rows &rows) {
+void Layers::forward(ThreadPool &pool, const std::vector<Step *> &steps,
+                     const std::vector<LayerCache> &caches, const Rows &rows) {
     std::vector<const AttentionPlan *> plans;
-    for (const auto &cache : caches) plans.push_back(&step.plan(cache.window));
+    for (const auto &cache : caches)
+        plans.push_back(&steps[cache.group]->plan(cache.window));
     for (const auto *plan : plans) space_.reserve(layers_[0]->shape, rows.count, plan->num_parts);
     for (auto *layer : layers_) layer->reset();
     pool.run([&] {
         for (size_t i = 0; i < layers_.size(); ++i) {
+            const Step &step = *steps[caches[i].group];
             layers_[i]->add_attention(space_, step, *plans[i], caches[i], rows);
             layers_[i]->add_mlp(space_, step, rows);
         }

@@ -47,6 +47,7 @@ public:
          int num_threads);
 
     const AttentionPlan &plan(int window);
+    int group() const { return group_; }  // query heads per key/value head
 
     const std::vector<Chunk> chunks;
     const std::vector<int64_t> slots;  // one for each row that is not padding
@@ -71,10 +72,11 @@ private:
     size_t num_rows_ = 0, num_parts_ = 0;
 };
 
-// One layer's keys and values, and the window that its queries see.
+// One layer's keys and values, the window that its queries see, and the index of its cache group,
+// which has a step of its own: layers of other groups have other blocks.
 struct LayerCache {
     std::byte *keys, *values;
-    int window;
+    int window, group;
 };
 
 // How the rows of a step rotate. cos, sin: [P, D], the first half of the sines negated. query_scale:
@@ -148,7 +150,8 @@ class Layers {
 public:
     explicit Layers(std::vector<Layer *> layers) : layers_(std::move(layers)) {}
 
-    void forward(ThreadPool &pool, Step &step, const std::vector<LayerCache> &caches,
+    void forward(ThreadPool &pool, const std::vector<Step *> &steps,
+                 const std::vector<LayerCache> &caches,
                  const Rows &rows);
     void add_attention(ThreadPool &pool, Step &step, int layer, const LayerCache &cache,
                        const Rows &rows);

@@ -73,6 +73,40 @@ void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix 
     });
 }
 
+constexpr int kRowsRounded = 4;  // rows that a thread rounds to 8 bits at a time
+
+// multiply() for weights and rows of 8 bits: first the rows are rounded, each by one thread.
+template <typename Finish>
+void multiply_rotated(const TiledRows &rows, int num_rows, const PackedMatrix &matrix,
+                      int panels_a_share, int num_shares, Phase &phase, Finish finish) {
+    alignas(64) int32_t products[kRowPair * kPanel];
+    alignas(64) float sums[kRowPair * kPanel], column_scales[kPanel];
+    const auto round = [&](int share) {
+        const int end = std::min((share + 1) * kRowsRounded, num_rows);
+        for (int row = share * kRowsRounded; row < end; ++row)
+            rows.bytes.assign(row, rows.tiles(row));
+    };
+    const auto multiply_share = [&](int share) {
+        const int first = share * panels_a_share;
+        const int end = std::min(first + panels_a_share, matrix.num_panels);
+        for (int row = 0; row < num_rows; row += kRowPair) {
+            const int count = std::min(kRowPair, num_rows - row);
+            for (int panel = first; panel < end; ++panel) {
+                multiply_bytes({count, rows.bytes.num_tiles(), rows.bytes.tiles(row),
+                                rows.bytes.tiles(row + kTileRows), matrix.blocks(panel, 0),
+                                matrix.blocks(panel, 1), kAheadBytes},
+                               products);
+                matrix.load_column_scales(panel, column_scales);
+                rows.bytes.scale(products, row, count, column_scales, static_cast<int>(matrix.zero),
+                                 sums);
+                finish(row, count, panel, sums);
+            }
+        }
+    };
+    const TileScope scope;
+    phase.run((num_rows + kRowsRounded - 1) / kRowsRounded, round, num_shares, multiply_share);
+}
+
 // Multiplies the rows with the matrix; called by all threads.
 //
 // finish(first_row, num_rows, panel, sums): takes sums [num_rows, 32] of outputs [32 * panel, ...).
@@ -81,6 +115,10 @@ void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, i
               Phase &phase, Finish finish) {
     const int panels = panels_a_share(matrix, num_rows, num_threads);
     const int num_shares = (matrix.num_panels + panels - 1) / panels;
+    if (matrix.is_rotated) {
+        multiply_rotated(rows, num_rows, matrix, panels, num_shares, phase, finish);
+        return;
+    }
     if (matrix.is_quantized()) {
         multiply_quantized(rows, num_rows, matrix, panels, num_shares, phase, finish);
         return;

@@ -145,12 +145,15 @@ void Operators::rotate(const Heads &query, int num_heads, const Heads &key, int 
     });
 }
 
-void Operators::attend(Step &step, const LayerCache &cache, int group, const Heads &query,
+void Operators::attend(Step &step, const LayerCache &cache, int num_padded, const Heads &query,
                        const Heads &key, const Heads &value, float scale, float softcap,
                        bf16 *out) {
     const CacheShape &shape = step.shape;
+    const int group = step.group();
     const int head_dim = shape.head_dim, num_heads = group * shape.num_kv_heads;
     const int num_rows = static_cast<int>(step.slots.size()), width = num_heads * head_dim;
+    std::fill_n(out + static_cast<size_t>(num_rows) * width,
+                static_cast<size_t>(num_padded - num_rows) * width, bf16{0});
     const AttentionPlan &plan = step.plan(cache.window);
     const size_t query_rows = static_cast<size_t>(num_rows) * group + kPanel;
     reserve_queries(query_rows * shape.num_kv_heads * head_dim);

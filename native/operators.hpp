@@ -48,10 +48,10 @@ public:
     void rotate(const Heads &query, int num_heads, const Heads &key, int num_kv_heads, int num_rows,
                 int head_dim, const bf16 *cos, const bf16 *sin, bf16 *out);
 
-    // Writes keys and values of the step's rows [T] to the cache, and attends.
+    // Writes keys and values of the step's rows to the cache, and attends.
     //
-    // group: query heads per key/value head. out: [T, K * group * D].
-    void attend(Step &step, const LayerCache &cache, int group, const Heads &query,
+    // out: [num_rows, H * D]. Rows after the step's are padding, and become zero.
+    void attend(Step &step, const LayerCache &cache, int num_rows, const Heads &query,
                 const Heads &key, const Heads &value, float scale, float softcap, bf16 *out);
 
 private:

@@ -32,8 +32,8 @@ bool has_avx512() {
 bool has_amx() {
     unsigned a, b, c, d;
     if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const bool has_tiles_of_bf16 = (d >> 22 & 1) && (d >> 24 & 1);
-    return has_tiles_of_bf16 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    const bool has_tiles = (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);  // of bf16 and int8
+    return has_tiles && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 std::vector<std::string> instructions() {

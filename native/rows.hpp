@@ -1,6 +1,7 @@
 // Activations between matrix products.
 #pragma once
 
+#include "bytes.hpp"
 #include "weights.hpp"
 
 namespace legato {
@@ -13,7 +14,7 @@ class TiledRows {
 public:
     TiledRows() = default;
     TiledRows(int num_rows, int depth)
-        : depth_(depth), values_(aligned_array<bf16>(size(num_rows, depth))) {
+        : bytes(num_rows, depth), depth_(depth), values_(aligned_array<bf16>(size(num_rows, depth))) {
         std::fill_n(values_.get(), size(num_rows, depth), bf16{0});
     }
 
@@ -26,6 +27,9 @@ public:
     bf16 *tiles(int row) const {
         return values_.get() + static_cast<size_t>(row / kTileRows) * kTileRows * depth_;
     }
+
+    // The same rows in 8 bits, for weights that want them so. Memory that is never written costs nothing.
+    ByteRows bytes;
 
 private:
     static size_t size(int num_rows, int depth) {

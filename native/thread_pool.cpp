@@ -24,6 +24,10 @@ void Phase::await(int count) const {
     spin_until([=, this] { return num_done_.load(std::memory_order_acquire) == count; });
 }
 
+void Phase::await_first(int count) const {
+    spin_until([=, this] { return num_done_.load(std::memory_order_acquire) >= count; });
+}
+
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
     for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this] { serve(); });
 }

@@ -28,9 +28,27 @@ public:
         await(count);
     }
 
+    // Calls first(share) for the shares [0, num_first), and after all of them work(share) for [0, count).
+    template <typename First, typename Work>
+    void run(int num_first, First first, int count, Work work) {
+        int num_own = 0;
+        for (int share; (share = take()) < num_first + count;) {
+            if (share < num_first) {
+                first(share);
+                num_done_.fetch_add(1, std::memory_order_acq_rel);
+                continue;
+            }
+            if (num_own++ == 0) await_first(num_first);
+            work(share - num_first);
+        }
+        if (num_own) num_done_.fetch_add(num_own, std::memory_order_acq_rel);
+        await(num_first + count);
+    }
+
 private:
     int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
     void await(int count) const;
+    void await_first(int count) const;
 
     alignas(64) std::atomic<int> next_{0};
     alignas(64) std::atomic<int> num_done_{0};

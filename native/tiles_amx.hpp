@@ -122,4 +122,44 @@ inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums) 
     else multiply_tiles<adds, false>(tiles, tiles_at, sums);
 }
 
+// multiply_bytes() for one or two whole rows of tiles.
+template <bool is_pair>
+inline void multiply_byte_tiles(const ByteStrip &strip, int32_t *products) {
+    constexpr long kProductBytes = 2 * kTileRows * sizeof(int32_t);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long at = 0; at < strip.num_tiles * kByteTileValues; at += kByteTileValues) {
+        if constexpr (!is_pair)
+            for (long line = 0; line < kByteTileValues; line += 64) {
+                prefetch(strip.left + at + line + strip.ahead);
+                prefetch(strip.right + at + line + strip.ahead);
+            }
+        _tile_loadd(6, strip.left + at, kByteTileDepth);
+        _tile_loadd(4, strip.upper + at, kByteTileDepth);
+        _tile_dpbsud(0, 4, 6);
+        _tile_loadd(7, strip.right + at, kByteTileDepth);
+        _tile_dpbsud(1, 4, 7);
+        if constexpr (is_pair) {
+            _tile_loadd(5, strip.lower + at, kByteTileDepth);
+            _tile_dpbsud(2, 5, 6);
+            _tile_dpbsud(3, 5, 7);
+        }
+    }
+    _tile_stored(0, products, kProductBytes);
+    _tile_stored(1, products + 16, kProductBytes);
+    if constexpr (is_pair) {
+        products += kTileRows * 2 * kTileRows;
+        _tile_stored(2, products, kProductBytes);
+        _tile_stored(3, products + 16, kProductBytes);
+    }
+}
+
+// products [num_rows, 32] = the rows times the columns. It writes rows up to the next multiple of 16.
+inline void multiply_bytes(const ByteStrip &strip, int32_t *products) {
+    if (strip.num_rows > kTileRows) multiply_byte_tiles<true>(strip, products);
+    else multiply_byte_tiles<false>(strip, products);
+}
+
 }  // namespace legato

@@ -204,4 +204,71 @@ inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums) 
     }
 }
 
+// Adds one part of the products of each row's 4 codes with the columns' sets of 4.
+template <int part, int num_rows, int halves>
+inline void add_sets(Ints (&totals)[num_rows][halves], const RowCode *const (&rows)[num_rows],
+                     const uint8_t *const (&columns)[halves]) {
+    decltype(load_set<part>(columns[0])) factors[halves];
+    for (int half = 0; half < halves; ++half) factors[half] = load_set<part>(columns[half]);
+#pragma GCC unroll 8  // otherwise the sums are kept in memory
+    for (int row = 0; row < num_rows; ++row) {
+        const auto codes = fill_set<part>(rows[row]);
+        for (int half = 0; half < halves; ++half)
+            totals[row][half] = add_set(totals[row][half], factors[half], codes);
+    }
+}
+
+// multiply_bytes() for a block's rows and some halves of the columns.
+template <int num_rows>
+inline void multiply_byte_block(const ByteStrip &strip, int first_row, int first_half,
+                                int32_t *products) {
+    constexpr int kHalves = block_halves(num_rows);
+    Ints totals[num_rows][kHalves];
+    for (auto &row : totals)
+        for (auto &total : row) total = fill(int32_t{0});
+    for (long tile = 0; tile < strip.num_tiles; ++tile) {
+        const RowCode *rows[num_rows];
+        for (int i = 0; i < num_rows; ++i) {
+            const int row = first_row + i;
+            rows[i] = (row < kTileRows ? strip.upper : strip.lower) + tile * kByteTileValues +
+                      row % kTileRows * kByteTileDepth;
+        }
+        const uint8_t *columns[kHalves];
+        for (int half = 0; half < kHalves; ++half)
+            columns[half] = (first_half + half ? strip.right : strip.left) + tile * kByteTileValues;
+        for (int set = 0; set < kTileRows; ++set) {
+            if (first_row == 0)
+                for (const auto *column : columns) prefetch(column + strip.ahead);
+            add_sets<0>(totals, rows, columns);
+            if constexpr (kSetParts == 2) add_sets<1>(totals, rows, columns);
+            for (auto &row : rows) row += 4;
+            for (auto &column : columns) column += 64;
+        }
+    }
+    for (int row = 0; row < num_rows; ++row)
+        for (int half = 0; half < kHalves; ++half)
+            store(products + 32 * (first_row + row) + 16 * (first_half + half), totals[row][half]);
+}
+
+// multiply_bytes() for `count` rows, at most a block's.
+template <int num_rows = kBlockRows>
+inline void multiply_byte_rows(const ByteStrip &strip, int first_row, int count, int32_t *products) {
+    if (count == num_rows) {
+        for (int half = 0; half < 2; half += block_halves(num_rows))
+            multiply_byte_block<num_rows>(strip, first_row, half, products);
+    } else if constexpr (num_rows > 1) {
+        multiply_byte_rows<num_rows - 1>(strip, first_row, count, products);
+    }
+}
+
+// products [num_rows, 32] = the rows times the columns, in equally large blocks as multiply_strip().
+inline void multiply_bytes(const ByteStrip &strip, int32_t *products) {
+    const int num_blocks = (strip.num_rows + kBlockRows - 1) / kBlockRows;
+    for (int block = 0, row = 0; block < num_blocks; ++block) {
+        const int end = strip.num_rows * (block + 1) / num_blocks;
+        multiply_byte_rows(strip, row, end - row, products);
+        row = end;
+    }
+}
+
 }  // namespace legato

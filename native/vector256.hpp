@@ -255,4 +255,32 @@ inline Ints add_products(Ints total, ShortPairs a, ShortPairs b) {
             _mm256_add_epi32(total.high, _mm256_madd_epi16(a.high, b.high))};
 }
 
+// Codes of rows that are multiplied with sets of 4 unsigned codes of 16 columns, and the number of parts in
+// which a set's products are added. AVX2 sums products of bytes in 16 bits, which two products of 8-bit
+// codes exceed, so the codes are widened: the first and third, then the second and fourth.
+using RowCode = int16_t;
+constexpr int kSetParts = 2;
+
+// Stores the second and third of each four codes swapped.
+inline void store_row(RowCode *to, Ints codes) {
+    const __m256i words =
+        _mm256_permute4x64_epi64(_mm256_packs_epi32(codes.low, codes.high), 0xd8);
+    const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), swapped);
+}
+template <int part>
+inline ShortPairs load_set(const uint8_t *from) {
+    const Ints bytes = load_ints(from);
+    const Ints shorts = (part == 0 ? bytes : bytes >> 8) & fill(int32_t{0x00ff00ff});
+    return {shorts.low, shorts.high};
+}
+template <int part>
+inline ShortPairs fill_set(const RowCode *four) {
+    return fill_pairs<0>(four + 2 * part);
+}
+// Returns total + the products of a part of a set with codes of a row.
+inline Ints add_set(Ints total, ShortPairs set, ShortPairs codes) {
+    return add_products(total, set, codes);
+}
+
 }  // namespace legato

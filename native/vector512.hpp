@@ -116,6 +116,33 @@ Ints add_products(Ints total, Ints codes, Ints signed_codes) {
     return {_mm512_dpbusd_epi32(total.values, codes.values, signed_codes.values)};
 }
 
+// Codes of rows that are multiplied with sets of 4 unsigned codes of 16 columns, and the number of parts in
+// which a set's products are added.
+using RowCode = int8_t;
+constexpr int kSetParts = 1;
+
+inline void store_row(RowCode *to, Ints codes) { store_bytes(to, codes); }
+template <int part>
+inline Ints load_set(const uint8_t *from) {
+    return load_ints(from);
+}
+template <int part>
+inline Ints fill_set(const RowCode *four) {
+    int32_t all;
+    __builtin_memcpy(&all, four, 4);
+    return fill(all);
+}
+// Returns total + the products of a set with 4 codes of a row.
+inline Ints add_set(Ints total, Ints set, Ints codes) {
+#ifdef LEGATO_EMULATED
+    return add_products<8>(total, set, codes);
+#else
+    // As below: the intrinsic copies the total.
+    asm("vpdpbusd %2, %1, %0" : "+v"(total.values) : "v"(set.values), "v"(codes.values));
+    return total;
+#endif
+}
+
 // Rounds to bfloat16, with `first` in the lower half of each lane.
 inline Ints interleave_bf16(Floats first, Floats second) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9,

@@ -30,6 +30,7 @@ struct Weight {
     const int32_t *order = nullptr;  // [depth], the inputs that the columns multiply; null if as they are
     int bits = 16, group = kTileDepth, zero = 0, exponent = 0;
     bool is_float = false;
+    bool is_rotated = false;  // it multiplies ByteRows; one group, codes of 8 bits, and no minima
 };
 
 inline bf16 to_bf16(float value) {
@@ -44,7 +45,8 @@ inline bf16 to_bf16(float value) {
 // 16 outputs side by side. Quantized, it is two halves of 16 outputs. A half has a block of codes for
 // each 32 values: 8 sets of 4 values of each output, where 4-bit codes lie in the lower halves of the
 // bytes for the first 4 sets and in the upper ones for the last. After the blocks come its numbers: 16
-// scales, then 16 minima if there are any, for each group, or for each two groups of 16 values.
+// scales, then 16 minima if there are any, for each group, or for each two groups of 16 values. Two
+// blocks of 8-bit codes are a tile of bytes; a tile may be read that begins in the last block.
 class PackedMatrix {
 public:
     // Output i is row row_of(i) of the weight.
@@ -62,11 +64,12 @@ public:
           groups_a_step(weight.group < kTileDepth ? kTileDepth / weight.group : 1),
           steps_a_group(weight.group < kTileDepth ? 1 : weight.group / kTileDepth),
           has_minima(weight.minima != nullptr),
+          is_rotated(weight.is_rotated),
           zero(static_cast<float>(weight.zero)),
           factor(std::ldexp(1.0f, weight.exponent)),
           order(weight.order ? std::vector<int32_t>(weight.order, weight.order + depth)
                              : std::vector<int32_t>()),
-          memory_(aligned_array<uint8_t>(num_panels * panel_bytes())) {
+          memory_(aligned_array<uint8_t>(num_panels * panel_bytes() + kByteTileValues)) {
         if (weight.table)
             for (int i = 0; i < kTableBytes; ++i) table_[i] = weight.table[i % 16];
         if (num_outputs % kPanel)
@@ -95,12 +98,17 @@ public:
     }
     // Bytes of the numbers for a group, or for the groups of a step.
     size_t number_bytes() const { return groups_a_step * (has_minima ? 2 : 1) * 16 * sizeof(uint16_t); }
+    // Writes the scales [32] of a panel's outputs, which have one group each.
+    void load_column_scales(int panel, float *scales) const {
+        for (int half = 0; half < 2; ++half)
+            store(scales + 16 * half, load_halves(numbers(panel, half)) * fill(factor));
+    }
     const uint8_t *table() const { return table_; }
 
     const int num_outputs, depth, bits;
     const Codes codes;
     const int num_panels, num_steps, groups_a_step, steps_a_group;
-    const bool has_minima;
+    const bool has_minima, is_rotated;
     const float zero, factor;
     const std::vector<int32_t> order;  // empty if the inputs are as they are
 

@@ -26,6 +26,7 @@ def test_the_methods_of_llm_are_these() -> None:
     public = [name for name in vars(legato.LLM) if not name.startswith("_")]
     assert sorted(public) == [
         "chat",
+        "embed",
         "from_config",
         "generate",
         "get_default_sampling_params",
@@ -79,6 +80,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "tensor_parallel_size",
         "quantization",
         "kernels",
+        "pooling",
         "speculative_model",
         "block_size",
         "kv_cache_dtype",

@@ -2,18 +2,20 @@
 
     python -m benchmarks gpu [--out out/gpu] [--model FOLDER] [--part steps] [--again] [--minutes 8]
 
-Runs parts one after the other and prints each as it ends: what the machine can do; the tests of the
-kernels, of graphs and of steps in flight on the device; attention beside PyTorch's; decodes,
-prompts and both in one step beside the roofline; streams with an ITL promise while long prompts
-come; a static batch of PyTorch's, and transformers. Weights are random ones of the shape of Llama
-3.1 8B, or of the config.json in `--model`, so that nothing is downloaded.
+Runs parts one after the other and prints each as it ends: what the machine can do; decodes, prompts
+and both in one step beside the roofline; streams with an ITL promise while long prompts come; the
+tests of the kernels, of graphs and of steps in flight on the device; attention beside PyTorch's; a
+static batch of PyTorch's, and transformers. Weights are random ones of the shape of Llama 3.1 8B,
+or of the config.json in `--model`, so that nothing is downloaded.
 
-Figures are kept, part by part, as JSON: a second call goes on where the first one ended. `page.md`
-beside them has all of it. Exits with status 1 where a part failed, and with 2 without a GPU.
+Figures are kept, row by row, as JSON: a second call goes on where the first one ended. `page.md`
+beside them has all of it, and `out/gpu.tar.gz` has the folder as one file. Exits with status 1
+where a part failed, and with 2 without a GPU. A clone needs no installation, only its dependencies.
 """
 
 import argparse
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -57,8 +59,16 @@ def measure(run: Run) -> int:
         found[part] = figures
         print(section(figures), end="\n\n", flush=True)
         page_path.write_text(page(settings, found), encoding="utf-8")
+        _pack(flags.out)
     run.write(found)
+    _pack(flags.out)
     return int(any(figures.failure for figures in found.values()))
+
+
+def _pack(folder: Path) -> None:
+    """Put all of a folder into one file beside it."""
+    with tarfile.open(folder.with_name(f"{folder.name}.tar.gz"), "w:gz") as archive:
+        archive.add(folder, folder.name)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """What a part of the benchmark found, beside what the machine allows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+
+UNENDED = "it did not end"
+"""Failure of a part of which there are figures, but not all."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,6 +46,40 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     notes: Sequence[str] = ()
     seconds: float = 0.0
     failure: str = ""
+
+
+class PartFailedError(Exception):
+    """Why a part of the benchmark has not all its figures."""
+
+
+class Report:
+    """Takes a part's figures as they come.
+
+    Args:
+        keep: is given all figures so far, each time that there are more.
+    """
+
+    def __init__(self, title: str, keep: Callable[[Figures], None] = lambda _: None) -> None:
+        self._title = title
+        self._keep = keep
+        self._rows: dict[str, Row] = {}  # key the row's name
+        self._notes: list[str] = []
+
+    def add(self, *rows: Row) -> None:
+        """Rows replace earlier ones of the same name."""
+        self._rows |= {row.name: row for row in rows}
+        self._keep(self.figures(UNENDED))
+
+    def note(self, text: str) -> None:
+        """Args: text: in Markdown."""
+        self._notes.append(text)
+        self._keep(self.figures(UNENDED))
+
+    def figures(self, failure: str = "") -> Figures:
+        """All so far."""
+        return Figures(
+            title=self._title, rows=[*self._rows.values()], notes=[*self._notes], failure=failure
+        )
 
 
 def section(figures: Figures) -> str:

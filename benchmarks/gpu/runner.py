@@ -1,24 +1,29 @@
 """Runs parts one after the other, each in a process of its own, and keeps what each found."""
 
+import contextlib
 import importlib
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.gpu.figures import Figures
+from benchmarks.gpu.figures import UNENDED, Figures, PartFailedError, Report
 from benchmarks.gpu.settings import Settings
 
 PARTS = {
     "ceilings": 60.0,
-    "correctness": 180.0,
-    "attention": 60.0,
     "steps": 150.0,
     "streams": 150.0,
+    "correctness": 180.0,
+    "attention": 60.0,
     "peers": 120.0,
     "fp8": 90.0,
     "int4": 90.0,
@@ -28,6 +33,7 @@ PARTS = {
 _FEWEST_S = 15.0
 """In which no part could end."""
 _LAST_LINES = 12
+_PROGRAM = [sys.executable, "-m", "benchmarks.gpu.runner"]
 
 
 def measured(
@@ -48,7 +54,6 @@ def measured(
         begun_s = time.monotonic()
         if until_s - begun_s < _FEWEST_S:
             continue
-        file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
         figures = _in_a_process(settings, part, min(PARTS[part], until_s - begun_s))
         figures = msgspec.structs.replace(figures, seconds=time.monotonic() - begun_s)
@@ -58,30 +63,48 @@ def measured(
 
 def _in_a_process(settings: Settings, part: str, patience_s: float) -> Figures:
     """What a fault of the device leaves behind ends with the process, as does all memory."""
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu.runner", part],
-            input=msgspec.json.encode(settings),
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [*_PROGRAM, part],
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=patience_s,
-            check=False,
+            stderr=said,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return Figures(title=part, failure=f"it took more than {patience_s:.0f} s")
-    said = ended.stderr.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-    why = "\n".join([f"its process ended with status {ended.returncode}", *said])
-    return _read(settings.figures_file(part)) or Figures(title=part, failure=why)
+        try:
+            process.communicate(msgspec.json.encode(settings), timeout=patience_s)
+            why = f"its process ended with status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            why = f"it took more than {patience_s:.0f} s"
+        finally:
+            _end_session(process)
+        said.seek(0)
+        lines = said.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+    found = _read(settings.figures_file(part)) or Figures(title=part, failure=UNENDED)
+    if found.failure != UNENDED:
+        return found
+    return msgspec.structs.replace(found, failure="\n".join([why, *lines]))
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """End a part and all processes that it has started: an engine holds the device's memory."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def run_part(settings: Settings, part: str) -> Figures:
-    """In this process; a failure is told, and where it lies."""
-    run: Callable[[Settings], Figures] = importlib.import_module(f"benchmarks.gpu.parts.{part}").run
+    """In this process, with each row written as it comes; a failure is told, and where it lies."""
+    module = importlib.import_module(f"benchmarks.gpu.parts.{part}")
+    report = Report(module.TITLE, partial(_write, settings.figures_file(part)))
     try:
-        return run(settings)
+        module.run(settings, report)
+    except PartFailedError as error:
+        return report.figures(str(error))
     except Exception as error:
         where = "".join(traceback.format_exception(error)[-3:])
-        return Figures(title=part, failure=f"\n\n```\n{where}```")
+        return report.figures(f"\n\n```\n{where}```")
+    return report.figures()
 
 
 def _read(file: Path) -> Figures | None:
@@ -89,6 +112,7 @@ def _read(file: Path) -> Figures | None:
 
 
 def _write(file: Path, figures: Figures) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
 
 

@@ -11,6 +11,7 @@
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbsud
 
 namespace legato {
 
@@ -73,6 +74,22 @@ inline void _tile_dpbf16ps(int to, int left, int right) {
         }
         auto &sums = emulated::configured_tile(to).rows[m];
         emulated::stored(sums, emulated::loaded<__m512>(sums) + (even + odd));
+    }
+}
+
+// Adds products of signed bytes with unsigned bytes, 4 a lane.
+inline void _tile_dpbsud(int to, int left, int right) {
+    const emulated::Tile &a = emulated::configured_tile(left), &b = emulated::configured_tile(right);
+    for (int m = 0; m < 16; ++m) {
+        auto &sums = emulated::configured_tile(to).rows[m];
+        auto total = emulated::loaded<__m512i>(sums);
+        for (int k = 0; k < 16; ++k) {
+            int32_t four;
+            std::memcpy(&four, a.rows[m] + 4 * k, sizeof(four));
+            total = _mm512_dpbusd_epi32(total, emulated::loaded<__m512i>(b.rows[k]),
+                                        _mm512_set1_epi32(four));
+        }
+        emulated::stored(sums, total);
     }
 }
 

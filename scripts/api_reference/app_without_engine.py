@@ -32,7 +32,7 @@ class _TextInThisProcess:
     """Reads what is to be refused, for which it needs neither tokenizer nor model."""
 
     def __init__(self) -> None:
-        info: Any = SimpleNamespace(max_model_len=1, vocab_size=1)
+        info: Any = SimpleNamespace(max_model_len=1, vocab_size=1, hidden_size=1)
         serving = Serving(
             info=info,
             max_completions=1,

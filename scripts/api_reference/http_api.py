@@ -35,7 +35,7 @@ _OBJECTS = (
     ),
     *("Thinking", "OutputConfig", "OutputFormat", "AnthropicMetadata"),
     *("ContextManagement", "ClearThinking", "ClearToolUses"),
-    *("Trigger", "KeptToolUses", "InputTokens"),
+    *("Trigger", "KeptToolUses", "InputTokens", "SentSamplingParams", "ParseContext"),
 )
 _MIXED = (*_GENERATION, "StreamOptions")
 """Schemas with fields of more than one origin."""

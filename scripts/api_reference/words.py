@@ -77,6 +77,16 @@ FIELDS = {
     "the sampled one",
     "top_logprobs": "and of this many most likely tokens; with `logprobs` only",
     "best_of": "must be 1 or equal `n`",
+    # Of embeddings.
+    "EmbeddingRequest.add_special_tokens": "put the tokenizer's special tokens around each text",
+    "EmbeddingRequest.input": "a text, token ids, or a list of either; each gets a vector",
+    "encoding_format": "a vector is a list of numbers, or base64 of its float32 numbers in "
+    "little-endian order",
+    "dimensions": "return the first so many numbers of each vector",
+    "normalize": "divide each vector by its L2 norm, after `dimensions`",
+    "EmbeddingRequest.truncate_prompt_tokens": "keep so many tokens of each input at most, special "
+    "tokens around a text included; -1 keeps as many as the context has",
+    "EmbeddingRequest.truncation_side": "where tokens are dropped",
     "echo": "put the prompt before the completion; with `logprobs`, not with `stream`",
     "add_special_tokens": "the chat template adds them",
     "CompletionRequest.add_special_tokens": "add the tokenizer's special tokens to prompts that "
@@ -95,7 +105,8 @@ FIELDS = {
         "changes nothing: of llama.cpp's slots, caches and answers",
     ),
     **dict.fromkeys(("rid", "session_id"), "changes nothing: of SGLang's logs and sessions"),
-    "request_id": "changes nothing: the header `X-Request-Id` names a request",
+    "request_id": "for `/render`, whose answers repeat it; elsewhere the header `X-Request-Id` "
+    "names a request",
     "stream_interval": "changes nothing: each token is sent when it comes",
     # Of a chat template.
     "add_generation_prompt": "end the prompt with the beginning of an answer",
@@ -120,7 +131,8 @@ FIELDS = {
     "JsonSchemaFormat.description": "changes nothing",
     "JsonSchemaFormat.schema": "the JSON schema; without it, any object",
     "JsonSchemaFormat.strict": "refuse keywords that are not supported, rather than pass them over",
-    "ChatMessage.role": "who says it; `function` is the older name of `tool`",
+    "ChatMessage.role": "who says it: one of OpenAI's, where `function` is the older name of "
+    "`tool`, or another that the chat template names or writes as it comes",
     "ChatMessage.content": 'a text, or text parts `{"type": "text", "text": "..."}`, which are '
     "joined by line ends",
     "ChatMessage.name": "for the chat template",
@@ -165,7 +177,8 @@ FIELDS = {
     "ResponsesRequest.top_logprobs": "show the log probabilities of this many most likely tokens, "
     "too",
     "ResponsesRequest.stream_options": "with `stream` only",
-    "background": "answers are not made in the background",
+    "background": "answer at once, and make the response without its client; see "
+    "[responses in the background](#responses-in-the-background)",
     "max_tool_calls": "changes nothing: the server runs no tools",
     "FunctionTool.type": "which tool it is",
     "FunctionTool.name": "what it is called",
@@ -256,6 +269,38 @@ FIELDS = {
     "OutputFormat.type": "only schemas are supported",
     "OutputFormat.schema": "a JSON schema",
     "user_id": "changes nothing",
+    # Of /inference/v1/generate and the `/render` endpoints.
+    "return_token_offsets": "for `/render`, which then says where each token begins and ends in "
+    "the prompt's text; changes nothing elsewhere",
+    "GenerateRequest.request_id": "the answer repeats it after `generate-tokens-`; a header "
+    "`X-Request-Id` goes first",
+    "GenerateRequest.return_token_ids": "return the tokens of the prompt; of a stream, in the "
+    "first chunk",
+    "token_ids": "the prompt",
+    "token_offsets": "changes nothing",
+    "features": "only text is supported",
+    "content_parts": "only text is supported",
+    "sampling_params": "how to choose the tokens, and when to stop",
+    "output_mode": "what an answer has: `tokens` alone, their `text`, too, or the message that "
+    "the text is",
+    "parse_context": 'how a message is read with `output_mode: "derender"`, as '
+    "`/v1/chat/completions/render` answers; without it, all calls are content",
+    "reasoning_ended": "the answer begins outside reasoning, even if the prompt opens it",
+    "reasoning_parser_kwargs": "changes nothing",
+    "ec_transfer_params": "only text is supported",
+    "detokenize": "must be `true` with `stop`, or with another `output_mode` than `tokens`; "
+    "changes nothing else",
+    "SentSamplingParams.logprobs": "return log probabilities of the sampled tokens, and of this "
+    "many most likely ones",
+    "skip_clone": "changes nothing",
+    "flat_logprobs": "log probabilities are listed by token",
+    "extra_args": "there are none",
+    "output_kind": "changes nothing: `stream` says it",
+    "ParseContext.tools": "functions that the prompt shows",
+    "ParseContext.tool_choice": "changes nothing",
+    "ParseContext.parallel_tool_calls": "changes nothing",
+    "ParseContext.chat_template_kwargs": "changes nothing",
+    "history_tool_call_cnt": "changes nothing",
     # Of the other endpoints.
     "TokenizeRequest.prompt": "a text; either this or `messages`",
     "TokenizeRequest.messages": "a conversation, which the chat template makes a prompt of",
@@ -295,6 +340,7 @@ DEFINED_BY = {
     "probes": "vLLM",
     "trace": "Legato",
     "settings": "Legato",
+    "cache": "vLLM",
 }
 """Key a tag of the OpenAPI document, value who defined its endpoints."""
 
@@ -310,6 +356,7 @@ CODES = {
     "model_not_found": "`model` is not the served one",
     "not_found": "the response, or the item of it, is not stored",
     "previous_response_not_found": "the response that this one is to go on from is not stored",
+    "response_in_progress": "the response that this one is to go on from is still being made",
     "item_not_found": "an item that `input` refers to is not stored",
     "request_timeout": "headers or body took too long",
     "slow_reader": "the client read its stream too slowly",
@@ -328,6 +375,12 @@ CODES = {
 """Key the `code` of an error."""
 
 REFUSED: dict[str, list[dict[str, object]]] = {
+    "/v1/embeddings": [
+        {"dimensions": 0},
+        {"encoding_format": "int8"},
+        {"input": []},
+        {"temperature": 0},
+    ],
     "/v1/chat/completions": [
         {"logit_bais": {}},
         {"prediction": {"type": "content", "content": "Hi"}},
@@ -354,7 +407,7 @@ REFUSED: dict[str, list[dict[str, object]]] = {
         {"suffix": "."},
     ],
     "/v1/responses": [
-        {"background": True},
+        {"background": True, "store": False},
         {"conversation": "conv_1"},
         {"max_tokens": 5},
         {"tools": [{"type": "web_search"}], "tool_choice": "required"},
@@ -367,6 +420,7 @@ REFUSED: dict[str, list[dict[str, object]]] = {
 RIGHT: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
+    "/v1/embeddings": {"input": "Hi"},
     "/v1/responses": {"input": "Hi"},
     "/tokenize": {},
 }

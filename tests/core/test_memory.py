@@ -25,6 +25,12 @@ class OutOfMemoryError(RuntimeError):
         (MemoryError("Unable to allocate 108. MiB"), "(Unable to allocate 108. MiB)"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory)"),
         (OutOfMemoryError("CUDA out of memory"), "(CUDA out of memory)"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), "(CUDA error: out of"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "(Triton Error [CUDA]: out of"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+            "CUBLAS_STATUS_ALLOC_FAILED",
+        ),
         (RuntimeError(_ALLOCATOR), "(can't allocate memory)"),
         (RuntimeError("can't start new thread"), "(can't start new thread)"),
         (ImportError(f"{_NUMPY}shared object file"), "(Original error was: x.so: failed"),

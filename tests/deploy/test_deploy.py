@@ -55,6 +55,32 @@ def test_what_the_image_copies_is_there_and_not_ignored() -> None:
         assert f"!{name}" in ignored
 
 
+@pytest.mark.parametrize(("torch", "packages"), [("cu128", {"gcc", "libc6-dev"}), ("cpu", set())])
+def test_an_image_for_gpus_brings_tritons_compiler(
+    torch: str, packages: set[str], tmp_path: Path
+) -> None:
+    """The last stage's commands, with an `apt-get` that only tells what it is asked for."""
+    *_, stage = DOCKERFILE.split("\nFROM ")
+    commands = re.findall(r"^RUN ((?:.*\\\n)*.*)", stage, re.MULTILINE)
+    asked = tmp_path / "asked"
+    asked.touch()
+    for name in ("apt-get", "rm", "useradd", "mkdir"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >> {asked}\n')
+        program.chmod(0o755)
+    for command in commands:
+        environment = {"PATH": f"{tmp_path}", "TORCH": torch}
+        subprocess.run(["/bin/bash", "-euc", command], env=environment, check=True)
+    installed = re.findall(r"^apt-get install(.*)$", asked.read_text(), re.MULTILINE)
+    assert {name for line in installed for name in line.split() if name[0] != "-"} == packages
+
+
+def test_compiled_kernels_are_on_the_images_volume() -> None:
+    [volume] = re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.MULTILINE)
+    [folder] = re.findall(r"\bTRITON_CACHE_DIR=(\S+)", DOCKERFILE)
+    assert Path(folder).is_relative_to(volume)
+
+
 def test_the_image_serves_and_drains_in_time() -> None:
     [command] = re.findall(r"^CMD (\[.+\])$", DOCKERFILE, re.MULTILINE)[-1:]
     server = server_of(json.loads(command))

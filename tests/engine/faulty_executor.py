@@ -20,6 +20,8 @@ class FaultyExecutor:
     Attributes:
         steps: all that were computed, in order.
         most_in_flight: steps at once, so far.
+        failures_of_moves: what the next calls of `move` raise, which then copy nothing.
+        moves: copies that were made, in order.
     """
 
     def __init__(
@@ -28,6 +30,8 @@ class FaultyExecutor:
         self.steps: list[StepPlan] = []
         self.find_fault = find_fault
         self.most_in_flight = 0
+        self.failures_of_moves: list[Exception] = []
+        self.moves: list[BlockMove] = []
         self._executor = executor
         self._fails_late = fails_late
         self._in_flight: deque[tuple[StepPlan, Exception | None]] = deque()
@@ -37,6 +41,9 @@ class FaultyExecutor:
         return self._executor.depth
 
     def move(self, moves: Sequence[BlockMove]) -> None:
+        if self.failures_of_moves:
+            raise self.failures_of_moves.pop(0)
+        self.moves += moves
         self._executor.move(moves)
 
     def submit(self, plan: StepPlan) -> None:

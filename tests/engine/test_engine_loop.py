@@ -40,9 +40,11 @@ class Engine(EngineLoop):
         depth: int = 1,
         fails_late: bool = False,
         drafters: Sequence[Drafter] = (),
+        num_blocks: int = 400,
         **settings: Any,
     ) -> None:
-        kv = KVCacheManager(num_blocks=400, block_size=4)
+        num_slots = settings.pop("num_slots", 0)
+        kv = KVCacheManager(num_blocks, block_size=4, num_host_slots=num_slots)
         config = SchedulerConfig(max_num_batched_tokens=budget, **settings).resolve(400)
         scheduler = Scheduler(config, max_model_len=400, kv=kv, drafters=drafters)
         self.clock = VirtualClock()
@@ -179,6 +181,58 @@ def test_requests_that_all_fail_are_not_the_engines_fault() -> None:
     outputs = engine.step([request("poison 1", 8), request("poison 2", 8)])
     assert set(reasons(outputs).values()) == {FinishReason.ERROR}
     assert engine.executor.steps[-1].chunks[0].request_id == "canary"
+
+
+@pytest.mark.parametrize("num_failures", [0, 1])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_copies_that_find_no_memory_are_made_again(depth: int, num_failures: int) -> None:
+    """Once each and in order, while the requests whose step it was go on."""
+    engine = Engine(depth=depth, num_blocks=100, num_slots=200)
+    for name in "abcd":
+        engine.step([request(name, 150)])
+        drain(engine)
+    undisturbed_moves = list(engine.executor.moves)
+    assert undisturbed_moves
+    engine.executor.failures_of_moves = [MemoryError("full")] * num_failures
+    outputs = engine.step([request("a", 150, max_tokens=9), request("e", 150)]) + drain(engine)
+    assert set(reasons(outputs).values()) == {FinishReason.LENGTH}
+    assert not engine.executor.failures_of_moves
+    assert engine.stats.num_failed_steps == num_failures
+    moved = engine.executor.moves[len(undisturbed_moves) :]
+    assert any(not move.to_host for move in moved)
+    assert moved == list(dict.fromkeys(moved))
+
+
+def test_an_engine_that_cannot_copy_ends() -> None:
+    engine = Engine(num_blocks=100, num_slots=200)
+    for name in "abcd":
+        engine.step([request(name, 150)])
+        drain(engine)
+    engine.executor.failures_of_moves = [MemoryError("full")] * 9
+    with pytest.raises(EngineFaultError, match="full"):
+        engine.step([request("a", 150)])
+    assert not engine.has_work
+
+
+LOST = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors")
+
+
+@pytest.mark.parametrize("fails_late", [False, True])
+@pytest.mark.parametrize("num_good_steps", [0, 1, 2])
+def test_nothing_is_run_on_a_device_that_is_lost(num_good_steps: int, fails_late: bool) -> None:
+    """Also where it is lost while the guilty of another fault are looked for."""
+    num_steps = 0
+
+    def find_fault(_: StepPlan) -> Exception | None:
+        nonlocal num_steps
+        num_steps += 1
+        return ValueError("boom") if num_steps <= num_good_steps else LOST
+
+    engine = Engine(find_fault, fails_late=fails_late)
+    with pytest.raises(EngineFaultError, match="illegal memory access"):
+        engine.step([request(str(i), 8) for i in range(8)])
+    assert num_steps == num_good_steps + 1
+    assert not engine.has_work
 
 
 @example(lengths=[44, 24], poisons=set(), memory=16, budget=90, depth=2, fails_late=False)

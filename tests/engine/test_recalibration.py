@@ -1,7 +1,7 @@
 """Measuring again while there is nothing to do, on a virtual clock."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from legato.engine.calibration.calibration import Calibration
 from legato.engine.calibration.recalibration import Recalibration
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
-from legato.kv.manager import KVCacheManager
+from legato.kv.manager import BorrowedBlocks, KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_shape import StepShape
@@ -99,10 +99,10 @@ class Server:
             raise self.fault
         return COSTS.seconds(StepShape.of(plan))
 
-    def _begin(self, block_ids: Sequence[int]) -> Calibration:
+    def _begin(self, borrowed: BorrowedBlocks) -> Calibration:
         return Calibration(
             self.executor,
-            block_ids=block_ids,
+            block_ids=borrowed.block_ids,
             block_size=BLOCK_SIZE,
             max_model_len=9000,
             max_num_seqs=16,

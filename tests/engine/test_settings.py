@@ -29,6 +29,14 @@ def test_drafts_need_memory_that_a_gpu_takes_at_the_start(device: str, is_taken:
             was_off.resolve(config)
 
 
+def test_the_blocks_of_windows_limit_the_tokens_of_a_step() -> None:
+    started = SchedulerConfig(max_num_batched_tokens=64).resolve(INFO.max_model_len)
+    cache = msgspec.structs.replace(INFO.cache, windows=(512,))
+    info = msgspec.structs.replace(INFO, scheduler=started, cache=cache)
+    with pytest.raises(ConfigError, match="may be 64 at most"):
+        RunningSettings(started, info).resolve(SchedulerConfig(max_num_batched_tokens=65))
+
+
 def test_a_change_reaches_all_watchers_in_their_order() -> None:
     settings = RunningSettings(SchedulerConfig(), INFO)
     seen: list[tuple[int, SchedulerConfig, SchedulerConfig]] = []

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -16,6 +17,7 @@ from tests.exactness.logits import (
     transformers_logits,
     transformers_model,
 )
+from tests.exactness.test_embeddings import POOLINGS, embedded, pooled
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 200, 256, 1000, 2000)
 NUM_TOKENS = 8
@@ -186,3 +188,17 @@ def test_logits_agree(
     tokens, expected = expected_logits
     logits = chunked_logits(legato_fp32, tokens, chunk, keep=32)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_embeddings(transformers_fp32: PreTrainedModel) -> None:
+    prompts = [natural_tokens(length, skip=37 * length) for length in (1, 64, 65, 200)]
+    llm = LLM(dtype="float32", max_model_len=512, max_num_batched_tokens=64)
+    for pooling in POOLINGS:
+        for prompt, vector in zip(prompts, embedded(llm, prompts, pooling=pooling), strict=True):
+            want = pooled(transformers_fp32, prompt, pooling)
+            np.testing.assert_allclose(vector, want, atol=1e-5)
+    texts = "The cat sits on the mat.", "A cat is sitting on a mat.", "GDP fell by 2 % in 1931."
+    near, other, far = (
+        np.array(one.outputs.embedding) for one in llm.embed(texts, pooling="mean", use_tqdm=False)
+    )
+    assert near @ other > near @ far

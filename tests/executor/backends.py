@@ -40,7 +40,7 @@ class Backend:
         sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE}
         model, attention = self._make(spec, sizes)
         # As floats, all bits set are NaN.
-        attention.blocks.fill_(-1 if self.is_quantized else torch.nan)
+        attention.blocks[0].fill_(-1 if self.is_quantized else torch.nan)
         return model, attention
 
     def _make(self, spec: DecoderSpec, sizes: dict[str, int]) -> tuple[Model, AttentionBackend]:

@@ -18,6 +18,7 @@ from legato.grammar.compiled import Grammar, compile_grammar
 from legato.grammar.source import grammar_source
 from legato.grammar.tokens import grammar_tokenizer
 from legato.model.base import Model, StepAttention
+from legato.model.states import StepStates
 from legato.text.vocabulary import Vocabulary
 from tests.executor.backends import BLOCK_SIZE, Backend
 from tests.model.random_models import VOCAB_SIZE, decoder_spec
@@ -211,9 +212,12 @@ class FailingModel:
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
-        hidden = self._model.forward(input_ids, positions, attention, num_layers=num_layers)
+        hidden = self._model.forward(
+            input_ids, positions, attention, states=states, num_layers=num_layers
+        )
         if self.fails:
             raise RuntimeError("boom")
         return hidden

@@ -17,6 +17,7 @@ from legato.core.token_ids import token_array
 from legato.executor.draft_model import DraftModel
 from legato.executor.simulated import VirtualClock
 from legato.model.base import Model, StepAttention
+from legato.model.states import StepStates
 from legato.speculation.drafter import Draft
 from tests.executor.backends import BLOCK_SIZE, EXACT, NATIVE, Backend, params
 from tests.executor.by_hand import SPEC, FailingModel, prompt
@@ -46,11 +47,14 @@ class TimedModel(FailingModel):
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         self.num_rows.append(len(input_ids))
         self._clock.advance_to(self._clock.now_s + PASS_S + ROW_S * len(input_ids))
-        return super().forward(input_ids, positions, attention, num_layers=num_layers)
+        return super().forward(
+            input_ids, positions, attention, states=states, num_layers=num_layers
+        )
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = super().compute_logits(hidden)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
-from legato.executor.logprobs import compute_logprobs
+from legato.executor.logprobs import compute_logprobs, score
 
 
 def test_equals_scipy() -> None:
@@ -49,3 +49,13 @@ def test_a_row_does_not_depend_on_its_company() -> None:
     together = compute_logprobs(logits, chosen, list(range(9)))
     for i in range(9):
         assert compute_logprobs(logits[i : i + 1], chosen[i : i + 1], [i]) == [together[i]]
+
+
+def test_listed_tokens_are_scored_with_the_chosen_one() -> None:
+    logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(2))
+    listed, chosen = [7, 99, 3], torch.tensor([7, 50, 3])
+    entries = score(logits, chosen, 0, torch.tensor(listed)).entries([4] * 3)
+    for row, entry in zip(log_softmax(logits.numpy(), axis=-1), entries, strict=True):
+        ids = sorted({*listed, entry.token_id}, key=lambda i: -row[i])
+        assert [i for i, _ in entry.top] == ids
+        assert [p for _, p in entry.top] == pytest.approx(row[ids].tolist(), abs=1e-5)

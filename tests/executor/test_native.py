@@ -62,7 +62,7 @@ def runners(spec: DecoderSpec, num_blocks: int, kernels: NativeKernels) -> list[
     sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE}
     native = native_model(spec, kernels)
     backend = NativeAttentionBackend(native, native.cache, **sizes)
-    backend.blocks.fill_(torch.nan)  # what was not written must not be read
+    backend.blocks[0].fill_(torch.nan)  # what was not written must not be read
     found = [Runner(native, backend)]
     for dtype in (torch.bfloat16, torch.float32):
         plain = random_decoder(spec, dtype)
@@ -153,7 +153,7 @@ def test_ranks_together_are_as_exact_as_one(name: str, instructions: str) -> Non
         kernels = NativeKernels(2, instructions)
         native = native_model(spec, kernels, communicator)
         backend = NativeAttentionBackend(native, native.cache, num_blocks=3, block_size=BLOCK_SIZE)
-        backend.blocks.fill_(torch.nan)
+        backend.blocks[0].fill_(torch.nan)
         runner = Runner(native, backend)
         for start, count in ((0, 70), (70, 1)):
             chunk = ScheduledChunk("0", start, count, (2, 0, 1), 1, "prefill")

@@ -57,7 +57,7 @@ def test_equals_dense_attention(
     )
     num_blocks = NUM_BLOCKS * len(prompts)
     backend = TorchAttentionBackend(spec, num_blocks=num_blocks, block_size=BLOCK_SIZE, device=CPU)
-    backend.blocks.fill_(torch.nan)  # what was not written must not be read
+    backend.blocks[0].fill_(torch.nan)  # what was not written must not be read
     tables, keys, values, sequences = [], [], [], []
     for i, (context, chunk, scattered) in enumerate(prompts):
         order = torch.randperm(NUM_BLOCKS) if scattered else torch.arange(NUM_BLOCKS)

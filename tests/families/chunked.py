@@ -34,7 +34,7 @@ def chunked_logits(model: Model, prompt: list[int], *, is_quantized: bool = Fals
         else TorchAttentionBackend(cache, **sizes, device=CPU)
     )
     if not is_quantized:
-        backend.blocks.fill_(torch.nan)
+        backend.blocks[0].fill_(torch.nan)
     runner = Runner(model, backend)
     message = AddRequest(
         request_id="0", prompt_token_ids=token_array(prompt), params=SamplingParams(max_tokens=1)

@@ -72,4 +72,5 @@ def check_schedules(reference: PreTrainedModel, folder: Path, **settings: Any) -
             assert output.token_ids == tokens
             found = [entry.logprob for entry in output.logprobs]
             assert found == pytest.approx(logprobs, abs=1e-3)
-    assert llm.stats.num_prefix_cache_hits >= 2 * (80 + 64)
+    hits = llm.stats.num_prefix_cache_hits
+    assert hits >= 2 * (80 + 64) if llm._engine._kv.states is None else not hits

@@ -119,7 +119,33 @@ def old_olmo3(config: Config) -> Config:
     }
 
 
+def hub_lfm2(config: Config) -> Config:
+    """LFM2-1.2B: the MLP's width, the attention layers and the tied embedding by other names."""
+    rope = {"rope_theta": config["rope_parameters"]["rope_theta"]}
+    names = "intermediate_size", "layer_types", "rope_parameters", "tie_word_embeddings"
+    return (
+        without(config, *names)
+        | rope
+        | {
+            "block_ff_dim": config["intermediate_size"],
+            "full_attn_idxs": [1],
+            "tie_embedding": True,
+        }
+    )
+
+
+def with_more_models(tensors: Tensors) -> Tensors:
+    """Qwen3.5: tensors of a vision model, and of a predictor of further tokens."""
+    text = renamed(r"^model\.", "model.language_model.")(tensors)
+    return text | {
+        "model.visual.blocks.0.norm1.weight": torch.ones(3),
+        "mtp.layers.0.input_layernorm.weight": torch.ones(3),
+        "mtp.norm.weight": torch.ones(3),
+    }
+
+
 LAYOUTS = {
+    "qwen3.5": Layout("qwen3.5", nested("Qwen3_5ForConditionalGeneration"), with_more_models),
     "gemma-3-1b": Layout("gemma3", flat_gemma3),
     "gemma-3-4b": Layout(
         "gemma3", nested("Gemma3ForConditionalGeneration"), with_images("language_model.model.")
@@ -145,6 +171,11 @@ LAYOUTS = {
         ),
     ),
     "granite-4": Layout("granite-4", lambda config: config | {"layer_types": ["attention"] * 4}),
+    "lfm2": Layout("lfm2", hub_lfm2),
+    "granite-4-h": Layout(
+        "granite-4-h",
+        lambda config: config | {"layer_types": ["mamba", "attention", "mamba", "mamba"]},
+    ),
     "smollm3": Layout(
         "smollm3",
         lambda config: (
@@ -169,6 +200,20 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     assert_same_logits(logits, reference_logits(reference, PROMPT))
 
 
+def test_parts_that_do_not_run_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    random_model(MODELS["qwen3.5"]).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    save_file(with_more_models(load_file(weights)), weights)
+    path = tmp_path / "config.json"
+    config = nested("Qwen3_5ForConditionalGeneration")(json.loads(path.read_text()))
+    path.write_text(json.dumps(config))
+    checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path)))
+    assert checkpoint.unused == ("mtp", "visual")
+    with caplog.at_level("INFO"):
+        load_model(checkpoint, dtype=torch.float32, device=CPU)
+    assert "not used are mtp, visual" in caplog.text
+
+
 def test_short_contexts_have_the_short_factors(tmp_path: Path) -> None:
     """Served up to the length in training, a longrope model is what transformers makes of it."""
     reference = random_model(MODELS["phi4-mini"])
@@ -181,7 +226,22 @@ def test_short_contexts_have_the_short_factors(tmp_path: Path) -> None:
 
 REFUSALS: dict[str, tuple[str, Config, str]] = {
     "experts": ("granite-4", {"num_local_experts": 8}, "8 experts are not supported"),
-    "mamba": ("granite-4", {"layer_types": ["mamba"] * 4}, "unsupported layer types mamba"),
+    "mamba alone": (
+        "granite-4",
+        {"layer_types": ["mamba"] * 4, "mamba_n_heads": 8, "mamba_d_head": 32},
+        "models without attention",
+    ),
+    "layer types": ("lfm2", {"layer_types": ["rwkv"] * 4}, "unsupported layer types rwkv"),
+    "experts of qwen3-next": (
+        "qwen3-next",
+        {"mlp_only_layers": []},
+        "4 experts are not supported",
+    ),
+    "value heads": (
+        "qwen3.5",
+        {"linear_num_key_heads": 3},
+        "4 value heads cannot share 3 key heads",
+    ),
     "both ways": ("gemma3", {"use_bidirectional_attention": True}, "attention to later tokens"),
     "part of a head": ("smollm3", {"partial_rotary_factor": 0.5}, "only a part of each head"),
     "activation": ("arcee", {"hidden_act": "tanh"}, "unsupported activation 'tanh'"),

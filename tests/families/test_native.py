@@ -23,7 +23,17 @@ NOT_NATIVE = {
     "gpt-neox": "activation is 'gelu', not silu or gelu_tanh",
     "gpt-neox-sequential": "activation is 'gelu', not silu or gelu_tanh",
     "apertus": "activation is 'xielu', not silu or gelu_tanh",
+    "qwen3.5": "recurrence is DeltaNetSpec(...kernel_size=4), not none",
+    "qwen3-next": "recurrence is DeltaNetSpec(...kernel_size=4), not none",
+    "granite-4-h": "recurrence is Mamba2Spec(nu...gest_step=1.5), not none",
+    "lfm2": "recurrence is ShortConvSpec...has_bias=True), not none",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
+    **dict.fromkeys(
+        (name for name in MODELS if "moe" in name), "native layers do not know num_experts"
+    ),
+    "mixtral": "native layers do not know num_experts",
+    "minimax-m2": "native layers do not know num_experts",
+    "gpt-oss": "has_sinks is True, not False",
 }
 """Key a model, value why PyTorch's layers run it."""
 

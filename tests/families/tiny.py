@@ -23,6 +23,7 @@ _SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_EXPERTS = {"num_hidden_layers": 3}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -44,6 +45,22 @@ def _longrope(num_pairs: int) -> dict[str, Any]:
         "long_factor": [2.0 + 0.3 * i for i in range(num_pairs)],
         "original_max_position_embeddings": 64,
     }
+
+
+_DELTA_NET = {
+    "head_dim": 64,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
+}
 
 
 class Tiny(NamedTuple):
@@ -98,6 +115,23 @@ MODELS = {
             "attention_multiplier": 0.2,
             "residual_multiplier": 0.22,
             "logits_scaling": 8.0,
+        },
+    ),
+    "granite-4-h": Tiny(
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "layer_types": ["linear_attention", "attention", *["linear_attention"] * 2],
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "time_step_limit": [0.3, 1.5],
         },
     ),
     "granite-4-nope": Tiny(
@@ -174,7 +208,112 @@ MODELS = {
     "gpt-neox": Tiny("gpt_neox"),
     "gpt-neox-sequential": Tiny("gpt_neox", {"use_parallel_residual": False}),
     "apertus": Tiny("apertus"),
+    "qwen3.5": Tiny("qwen3_5_text", _DELTA_NET | {"tie_word_embeddings": True}),
+    "qwen3-next": Tiny(
+        "qwen3_next", _DELTA_NET | {"num_experts": 4, "mlp_only_layers": [0, 1, 2, 3]}
+    ),
+    "lfm2": Tiny(
+        "lfm2",
+        {
+            "layer_types": ["conv", _FULL, "conv", "conv"],
+            "conv_bias": True,
+            "block_multiple_of": 32,
+        },
+    ),
     "arcee": Tiny("arcee", {"mlp_bias": True, "attention_bias": True}),
+    "mixtral": Tiny("mixtral", {**_EXPERTS, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2-moe": Tiny(
+        "qwen2_moe",
+        {
+            **_EXPERTS,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen3-moe": Tiny(
+        "qwen3_moe",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": Tiny("olmoe", {**_EXPERTS, "num_experts": 6, "num_experts_per_tok": 3}),
+    "granite-moe": Tiny(
+        "granitemoe",
+        {
+            **_EXPERTS,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "gpt-oss": Tiny(
+        "gpt_oss",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": WINDOW,
+            "swiglu_limit": 1.0,
+            "rope_parameters": _yarn(truncate=False),
+        },
+    ),
+    "glm4-moe": Tiny(
+        "glm4_moe",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "minimax-m2": Tiny(
+        "minimax_m2",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "ernie4.5-moe": Tiny(
+        "ernie4_5_moe",
+        {
+            **_EXPERTS,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 64,
+            "use_bias": False,
+        },
+    ),
+    "hunyuan-moe": Tiny(
+        "hunyuan_v1_moe", {**_EXPERTS, "head_dim": 64, "num_experts": 6, "moe_topk": 3}
+    ),
 }
 
 
@@ -186,10 +325,14 @@ def random_model(tiny: Tiny) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if "norm" in name and name.endswith("weight"):
                 # Around 1, also where 1 is added to what is stored.
-                middle = 0.0 if tiny.model_type.startswith("gemma") else 1.0
+                adds_one = tiny.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))
+                middle = 0.0 if adds_one and "linear_attn" not in name else 1.0
                 parameter.normal_(middle, 0.2)
             elif parameter.dim() == 1:
                 parameter.normal_(0.3, 0.3)
             else:
                 parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     return model

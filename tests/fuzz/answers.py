@@ -82,6 +82,7 @@ def any_response(rng: random.Random) -> tuple[str, Body]:
         "stream": rng.random() < 0.5,
         "ignore_eos": rng.random() < 0.5,
         "store": rng.random() < 0.5,
+        "background": rng.random() < 0.2,
         "include": ["message.output_text.logprobs"] if has_logprobs else [],
         "top_logprobs": rng.choice([0, 5, 20]) if has_logprobs else None,
     }
@@ -96,6 +97,27 @@ def any_message(rng: random.Random) -> tuple[str, Body]:
     }
 
 
+def any_tokens(rng: random.Random) -> tuple[str, Body]:
+    n = _skewed(rng, 128)
+    is_streamed = rng.random() < 0.4
+    params: Body = {
+        "n": n,
+        "max_tokens": _skewed(rng, max(1, _MOST_OUTPUT_TOKENS // n)),
+        "ignore_eos": rng.random() < 0.5,
+        "logprobs": rng.choice([None, 0, 5, 20]),
+    }
+    if not is_streamed:
+        params["prompt_logprobs"] = rng.choice([None, None, 0, 20])
+    prompt = [rng.randrange(_VOCAB_SIZE) for _ in range(_skewed(rng, _MOST_PROMPT_TOKENS // 2))]
+    return "/inference/v1/generate", {
+        "token_ids": prompt,
+        "sampling_params": {name: value for name, value in params.items() if value is not None},
+        "output_mode": rng.choice(["tokens", "text"] if is_streamed else ["tokens", "derender"]),
+        "return_token_ids": rng.random() < 0.5,
+        "stream": is_streamed,
+    }
+
+
 def without_end(rng: random.Random) -> tuple[str, Body]:
     """One that asks for as much as its context holds; its client leaves when it has seen enough."""
     path, body = rng.choice([any_completion, any_chat])(rng)
@@ -104,7 +126,8 @@ def without_end(rng: random.Random) -> tuple[str, Body]:
 
 
 REQUESTS: dict[Callable[[random.Random], tuple[str, Body]], float] = {
-    any_completion: 0.5,
+    any_completion: 0.4,
+    any_tokens: 0.1,
     any_chat: 0.25,
     any_response: 0.12,
     any_message: 0.05,
@@ -186,6 +209,10 @@ def _check(path: str, body: Body, answer: Any) -> None:
                 lists = choice["logprobs"].values()
                 _expect(len(set(map(len, lists))) == 1, answer)
                 _expect(len(choice["logprobs"]["tokens"]) > len(prompt), answer)
+    elif path == "/inference/v1/generate":
+        expected = body["sampling_params"]["n"]
+        scored = [choice for choice in answer["choices"] if choice["logprobs"] is not None]
+        _expect(len(scored) == ("logprobs" in body["sampling_params"]) * expected, answer)
     elif path == "/v1/chat/completions":
         expected = body["n"]
         for choice in answer["choices"]:

@@ -161,6 +161,7 @@ _RESPONSES: dict[str, list[Any]] = {
     "include": [[], ["message.output_text.logprobs"]],
     "top_logprobs": [0, 20],
     "truncation": ["auto", "disabled"],
+    "background": [True],
     "metadata": [{}, {"a": "b"}],
 }
 _BLOCKS = [
@@ -201,6 +202,28 @@ _ENDPOINTS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     "/v1/responses": ({"input": "Hi", "max_output_tokens": 2}, _RESPONSES),
     "/v1/messages": ({**_QUESTION, "max_tokens": 2}, _MESSAGES),
     "/v1/messages/count_tokens": (_QUESTION, _ANTHROPIC),
+    "/inference/v1/generate": (
+        {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
+        {
+            "token_ids": [[], [0], [49152], [-1], [5] * 9000],
+            "sampling_params": [
+                {},
+                {"max_tokens": 2, "logprobs": 20, "n": 3},
+                {"max_tokens": 2, "structured_outputs": {"regex": "[ab]{1,9}"}},
+                {"max_tokens": 2, "stop": ["a"], "detokenize": False},
+            ],
+            "output_mode": ["text", "derender", "poem"],
+            "parse_context": [{}, *({"tools": tools} for tools in _TOOLS), {"tools": [{}]}],
+            "stream": [True],
+            "return_token_ids": [True],
+            "cache_salt": ["a"],
+        },
+    ),
+    "/v1/chat/completions/render": (
+        {"messages": [{"role": "user", "content": "Hi"}], "return_token_offsets": True},
+        _CHAT,
+    ),
+    "/v1/completions/render": ({"prompt": "Hi", "return_token_offsets": True}, _COMPLETION),
     "/tokenize": (
         {"prompt": "Hi"},
         {

@@ -34,7 +34,8 @@ _TARGETS = [
     "/v1/models/%ff/../x", "//", "/%2e%2e/", "*", "http://x/health", "/health?a=%zz", "x:80", "/é",
     "/v1/completions", "/tokenize", "/" + "a" * 9000, "/v1/messages", "/v1/messages/x",
     "/v1/responses", "/v1/responses/resp_1", "/v1/responses/%00/input_items?limit=0",
-    "/v1/responses/resp_1/cancel",
+    "/v1/responses/resp_1/cancel", "/inference/v1/generate",
+    "/v1/responses/resp_1?stream=true&starting_after=-1",
 ]  # fmt: skip
 
 _HONEST = {http.HTTPStatus.NOT_IMPLEMENTED}  # for a transfer coding

@@ -24,6 +24,7 @@ _GOOD = {
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/inference/v1/generate": {"token_ids": [5], "sampling_params": {"max_tokens": 2}},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5, 6]},
 }

@@ -9,7 +9,7 @@ from tests.server.launch import ServerProcess
 _NUM_EXAMPLES = scaled(6)
 _PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-    *("/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+    *("/v1/messages/count_tokens", "/inference/v1/generate", "/tokenize", "/detokenize"),
 )
 
 

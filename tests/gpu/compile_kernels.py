@@ -28,8 +28,9 @@ from tests.gpu.launches import LAUNCHES
 from tests.gpu.limits import MOST_SHARED_BYTES, Architecture
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-_NVIDIA_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
-_AMD_USAGE = re.compile(r"\.vgpr_count: +(\d+)\s+\.vgpr_spill_count: +(\d+)")
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
+_INEXACT = re.compile(r"\b(div\.(approx|full)|fma\.rn)\.f32")
+"""Divisions with an error of two units in the last place, and products that are not rounded."""
 
 
 class _NoGPU:
@@ -42,9 +43,7 @@ class _NoGPU:
         )
 
     def get_current_target(self) -> GPUTarget:
-        if isinstance(self.architecture, int):
-            return GPUTarget("cuda", self.architecture, 32)
-        return GPUTarget("hip", self.architecture, 64)
+        return GPUTarget("cuda", self.architecture, 32)
 
     def get_current_device(self) -> Architecture:
         # Kernels are kept by device.
@@ -72,16 +71,12 @@ def _compile(launch: Callable[[], Any]) -> list[Any]:
 
 
 def _registers(assembled: dict[str, Any]) -> tuple[int, int]:
-    """That a thread has, and what it keeps in memory for want of more: bytes, or registers."""
-    if "amdgcn" in assembled:
-        usage = _AMD_USAGE.search(assembled["amdgcn"])
-        assert usage is not None
-        return int(usage[1]), int(usage[2])
+    """That a thread has, and the bytes that it keeps in memory for want of more."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(assembled["cubin"])
         file.flush()
         told = subprocess.check_output([_CUOBJDUMP, "--dump-resource-usage", file.name], text=True)
-    usage = _NVIDIA_USAGE.search(told)
+    usage = _USAGE.search(told)
     assert usage is not None, told
     return int(usage[1]), int(usage[2]) + int(usage[3])
 
@@ -96,7 +91,8 @@ def _report(name: str, architecture: Architecture, kernel: Any) -> dict[str, Any
         "registers": registers,
         "shared_bytes": kernel.metadata.shared,
         "spilled": spilled,
-        "has_wgmma": "wgmma" in kernel.asm.get("ptx", ""),
+        "has_wgmma": "wgmma" in kernel.asm["ptx"],
+        "rounds_exactly": not _INEXACT.search(kernel.asm["ptx"]),
     }
 
 

@@ -52,6 +52,12 @@ class HostTwin:
 
     def __init__(self, torch_device: str = "cpu") -> None:
         self.torch_device = torch.device(torch_device)
+        self._pinned: list[torch.Tensor] = []
+
+    def is_pinned(self, values: torch.Tensor) -> bool:
+        """Whether they lie in a `host_tensor`."""
+        places = [tensor.untyped_storage().data_ptr() for tensor in self._pinned]
+        return values.untyped_storage().data_ptr() in places
 
     @property
     def memory(self) -> Memory:
@@ -62,13 +68,21 @@ class HostTwin:
 
     def host_tensor(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Full of what nobody wrote."""
-        return torch.full(shape, 77, dtype=dtype)
+        self._pinned.append(torch.full(shape, 77, dtype=dtype))
+        return self._pinned[-1]
 
     def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values.copy()).to(self.torch_device)
+        host = torch.from_numpy(values.copy())
+        if self.torch_device.type == "meta":
+            return torch.empty(host.shape, dtype=host.dtype, device="meta")
+        return host
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
         return values if values.is_meta else values.clone()
+
+    def enqueue(self, work: Call) -> None:
+        """What a kernel would do; see `DeferredTwin`."""
+        work()
 
     def event(self) -> TwinEvent:
         return TwinEvent()
@@ -80,9 +94,6 @@ class HostTwin:
     def beside(self, *, follows: bool) -> Iterator[None]:
         del follows
         yield
-
-    def lend(self, values: torch.Tensor) -> None:
-        pass
 
     def join(self) -> None:
         pass

@@ -26,9 +26,15 @@ _META = torch.device("meta")
 _BLOCK_SIZE = 32
 
 
-def _cache(num_kv_heads: int, head_dim: int, *, is_quantized: bool) -> torch.Tensor:
+def _cache(
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    is_quantized: bool,
+) -> torch.Tensor:
     """Keys and values of a layer."""
-    dtype = torch.int8 if is_quantized else torch.bfloat16
+    dtype = torch.int8 if is_quantized else dtype
     numbers = head_dim + (SCALE_BYTES if is_quantized else 0)
     return torch.empty(2, 64, num_kv_heads, _BLOCK_SIZE, numbers, dtype=dtype)
 
@@ -40,11 +46,15 @@ def _attend(
     sliding_window: int | None = None,
     *,
     is_quantized: bool = False,
+    softcap: float | None = None,
+    has_sinks: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     num_rows = 512
-    query = torch.empty(num_rows, num_heads, head_dim, dtype=torch.bfloat16)
-    cache = _cache(num_kv_heads, head_dim, is_quantized=is_quantized)
-    shape = Tiling(num_heads, num_kv_heads, 132).shape(num_rows, has_chunks=True)
+    query = torch.empty(num_rows, num_heads, head_dim, dtype=dtype)
+    cache = _cache(num_kv_heads, head_dim, dtype, is_quantized=is_quantized)
+    tiling = Tiling(num_heads, num_kv_heads, 132, has_wide=dtype != torch.float32)
+    shape = tiling.shape(num_rows, has_chunks=True)
     attend(
         query,
         cache[0],
@@ -55,6 +65,8 @@ def _attend(
         make_scratch(shape, num_heads=num_heads, head_dim=head_dim, device=_META),
         scale=head_dim**-0.5,
         sliding_window=sliding_window,
+        softcap=softcap,
+        sinks=torch.empty(num_heads) if has_sinks else None,
     )
 
 
@@ -126,21 +138,24 @@ class Launch(NamedTuple):
 
 
 LAUNCHES = {
-    "attend, Llama 3.1 8B": Launch(partial(_attend, 32, 8, 128), (80, 90, "gfx942")),
+    "attend, Llama 3.1 8B": Launch(partial(_attend, 32, 8, 128)),
     "attend, a window and heads of 96": Launch(partial(_attend, 32, 32, 96, 2047), (90,)),
     # On an Ampere, chunks of such heads spill 48 bytes.
     "attend, heads of 256": Launch(partial(_attend, 16, 8, 256), (90,)),
-    "attend, an 8-bit cache": Launch(partial(_attend, 32, 8, 128, is_quantized=True), (90,)),
-    "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128), (80, 90, "gfx942")),
+    "attend, an 8-bit cache": Launch(partial(_attend, 32, 8, 128, is_quantized=True)),
+    "attend, float32": Launch(partial(_attend, 32, 8, 128, dtype=torch.float32)),
+    "attend, a cap and a window": Launch(partial(_attend, 16, 8, 128, 4095, softcap=50.0), (90,)),
+    "attend, sinks and a window": Launch(partial(_attend, 64, 8, 64, 128, has_sinks=True), (90,)),
+    "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128)),
     "rotate, an 8-bit cache": Launch(partial(_rotate, 32, 8, 128, is_quantized=True), (90,)),
     "rotate, Qwen3 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=True)),
-    "sample": Launch(partial(_sample, torch.bfloat16), (80, 90, "gfx942")),
+    "sample": Launch(partial(_sample, torch.bfloat16)),
     "sample adjusted logits": Launch(partial(_sample, torch.float32), (90,)),
     "norm of 4,096": Launch(partial(_norm, 4096), (90,)),
     "norm of 16,384": Launch(partial(_norm, 16_384), (90,)),
     "gate": Launch(_silu_mul, (90,)),
     "embed": Launch(_embed, (90,)),
-    "4 bits, 128 rows": Launch(partial(_codes, 4, 128), (80, 90, "gfx942")),
+    "4 bits, 128 rows": Launch(partial(_codes, 4, 128)),
     "8 bits, 128 rows": Launch(partial(_codes, 8, 128), (90,)),
     "8 bits, 1 row": Launch(partial(_codes, 8, 1), (90,)),
     # An Ampere has no such floats.

@@ -89,7 +89,13 @@ class PagedStep:
         )
         return replace(self, keys=keys, values=values, key_cache=key_cache, value_cache=value_cache)
 
-    def expected(self, scale: float, sliding_window: int | None) -> torch.Tensor:
+    def expected(
+        self,
+        scale: float,
+        sliding_window: int | None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Attention in float64, of all but the padding: [rows, H, D]."""
         results: list[torch.Tensor] = []
         for span, keys, values in zip(self.spans, self.keys, self.values, strict=True):
@@ -97,12 +103,18 @@ class PagedStep:
             group = query.shape[1] // keys.shape[1]
             keys, values = (t.double().repeat_interleave(group, dim=1) for t in (keys, values))
             scores = torch.einsum("thd,shd->hts", query, keys) * scale
+            if softcap is not None:
+                scores = softcap * (scores / softcap).tanh()
             row = span.position + torch.arange(span.num_rows, device=query.device)[:, None]
             key = torch.arange(len(keys), device=query.device)
             hidden = key > row
             if sliding_window is not None:
                 hidden |= key <= row - sliding_window
-            weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
+            scores = scores.masked_fill(hidden, -math.inf)
+            if sinks is not None:
+                of_rows = sinks.double()[:, None, None].expand(-1, span.num_rows, 1)
+                scores = torch.cat([scores, of_rows], dim=-1)
+            weights = scores.softmax(dim=-1)[..., : len(keys)]
             results.append(torch.einsum("hts,shd->thd", weights, values))
         return torch.cat(results)
 

@@ -1,6 +1,7 @@
 """Attention of packed rows against float64, in caches whose other blocks are NaN."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,15 +27,19 @@ def _attend(
     has_chunks: bool = True,
     sliding_window: int | None = None,
     widest: int | None = None,
+    has_wide: bool = True,
+    **options: Any,
 ) -> torch.Tensor:
     """By the kernels: [P, H, D], of which padding is -7.
 
     Args:
+        options: of `attend`.
         widest: window of another layer, for which the items are made.
     """
     num_rows, num_heads, head_dim = step.query.shape
     device, num_kv_heads = step.query.device, step.key_cache.shape[1]
-    shape = Tiling(num_heads, num_kv_heads, num_processors).shape(num_rows, has_chunks=has_chunks)
+    tiling = Tiling(num_heads, num_kv_heads, num_processors, has_wide)
+    shape = tiling.shape(num_rows, has_chunks=has_chunks)
     section = numpy_section(section_size(shape))
     write_work(section, shape, step.spans, widest if widest is not None else sliding_window)
     return attend(
@@ -45,7 +50,7 @@ def _attend(
         work_lists(torch.from_numpy(section).to(device), shape),
         torch.full_like(step.query, -7),
         make_scratch(shape, num_heads=num_heads, head_dim=head_dim, device=device),
-        scale=head_dim**-0.5,
+        **{"scale": head_dim**-0.5, **options},
         sliding_window=sliding_window,
     )
 
@@ -90,6 +95,34 @@ def test_a_window(sliding_window: int, device: torch.device) -> None:
 def test_a_window_in_a_model_whose_other_layers_see_more(device: torch.device) -> None:
     step = _mixed(device)
     _check(step, _attend(step, sliding_window=50, widest=10**6), 50)
+
+
+@each_dtype
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_a_cap_a_scale_and_sinks(
+    is_quantized: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Together with a window, in items whose keys are split and in others."""
+    step = _mixed(device, dtype)
+    if is_quantized:
+        step = step.quantized()
+    sinks = torch.linspace(-3, 4, 8, device=device)
+    out = _attend(step, scale=0.7, softcap=3.0, sinks=sinks, sliding_window=150)
+    expected = step.expected(0.7, 150, 3.0, sinks)
+    assert_near(out[: len(expected)], expected, dtype)
+
+
+@pytest.mark.parametrize("has_chunks", [False, True])
+def test_a_head_without_a_key_worth_its_while_sees_the_sink(
+    has_chunks: bool, device: torch.device
+) -> None:
+    """Its result is next to nothing; with a sink of no weight, it is as without one."""
+    step = _mixed(device)
+    sinks = torch.tensor([40.0, -1e30] * 4, device=device)
+    out = _attend(step, has_chunks=has_chunks, sinks=sinks)
+    plain = step.expected(32**-0.5, None)
+    assert_near(out[: len(plain), 1::2], plain[:, 1::2], step.query.dtype)
+    assert out[: len(plain), ::2].abs().max() < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -140,7 +173,12 @@ def test_shapes_of_large_models(
     if is_quantized:
         step = step.quantized()
     for sliding_window in (None, 700):
-        out = _attend(step, num_processors=132, sliding_window=sliding_window)
+        out = _attend(
+            step,
+            num_processors=132,
+            sliding_window=sliding_window,
+            has_wide=dtype != torch.float32,  # as in steps
+        )
         _check(step, out, sliding_window)
 
 

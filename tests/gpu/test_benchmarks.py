@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu.figures import Report
 from benchmarks.gpu.parts import attention, fp8, steps
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes
 
@@ -47,7 +48,9 @@ def settings(tmp_path: Path, device: torch.device) -> Settings:
 
 
 def test_attention_is_compared_with_pytorchs(settings: Settings) -> None:
-    figures = attention.run(settings)
+    report = Report(attention.TITLE)
+    attention.run(settings, report)
+    figures = report.figures()
     names = [row.name for row in figures.rows]
     assert len(names) == 8
     assert len(set(names)) == 8
@@ -67,7 +70,9 @@ def test_steps_run_two_at_a_time(settings: Settings) -> None:
         model=plain,
         cache=plain.cache,
     )
-    figures = steps.of_runtime(settings, runtime)
+    report = Report(steps.TITLE)
+    steps.of_runtime(settings, runtime, report)
+    figures = report.figures()
     assert len(figures.rows) == 5
     assert all(row.value > 0 and row.least for row in figures.rows)
 
@@ -79,5 +84,7 @@ def test_a_gpu_without_8_bit_floats_is_left_out(
         raise ConfigError("too old")
 
     monkeypatch.setattr(fp8, "check_fp8", refuse)
-    assert fp8.run(settings).notes == ["Not here: too old."]
-    assert not fp8.run(settings).failure
+    report = Report(fp8.TITLE)
+    fp8.run(settings, report)
+    assert report.figures().notes == ["Not here: too old."]
+    assert not report.figures().rows

@@ -8,8 +8,10 @@ from tests.executor.backends import BLOCK_SIZE, EXACT
 from tests.executor.by_hand import SPEC, ByHand, prompt, text_of
 from tests.executor.test_torch_executor import EVERYTHING, assert_as_whole
 from tests.gpu.executors import make_executor
+from tests.gpu.host_copies import OnlyAsynchronousCopies
 from tests.gpu.host_twin import HostTwin, no_launches, on_the_twin
-from tests.model.random_models import random_decoder
+from tests.model.dense import packed_logits
+from tests.model.random_models import decoder_spec, random_decoder
 
 BLOCKS = {"block_size": BLOCK_SIZE, "num_blocks": 6, "max_len": 128}
 
@@ -56,16 +58,72 @@ def test_what_a_grammar_lets_come() -> None:
 
 
 @on_the_twin
-def test_asking_for_a_step_looks_at_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_for_a_step_looks_at_no_value_and_waits_for_no_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On a device without values any look would raise; on a GPU it would wait."""
     no_launches(monkeypatch)
-    plain = random_decoder(SPEC, torch.float32)
-    executor, program = make_executor(plain, **BLOCKS, device=HostTwin("meta"), num_host_slots=4)
+    plain, twin = random_decoder(SPEC, torch.float32), HostTwin("meta")
+    executor, program = make_executor(
+        plain, **BLOCKS, device=twin, num_host_slots=4, grammar=lambda name: hand.grammar(name)
+    )
     monkeypatch.setattr(executor, "collect", lambda: boom())
     hand = ByHand(executor, range(6))
+    form = StructuredOutputs(regex="[a-c]{3}")
     hand.add("scored", prompt(40), temperature=1.0, **EVERYTHING)
     hand.add("biased", prompt(3), logit_bias={3: 1.0}, frequency_penalty=1.0, min_tokens=2)
-    for step in ({"scored": 40, "biased": 3}, {"scored": 40}):
-        with pytest.raises(RuntimeError, match="boom"):
+    hand.add("formed", prompt(2, salt=1), structured_outputs=form)
+    hand.add("limited", prompt(2, salt=2), allowed_token_ids=(1, 2), repetition_penalty=1.1)
+    everyone = {"scored": 40, "biased": 3, "formed": 2, "limited": 2}
+    for step in (everyone, {"scored": 40}):
+        with pytest.raises(RuntimeError, match="boom"), OnlyAsynchronousCopies(twin):
             hand.step(**step)
     assert program.sampled.is_meta
+
+
+@on_the_twin
+def test_copies_that_the_host_waits_for_are_found_out() -> None:
+    twin = HostTwin("meta")
+    there, pageable = torch.empty(4, device="meta"), torch.zeros(4)
+    pinned = twin.host_tensor(4, dtype=torch.float32)
+    with OnlyAsynchronousCopies(twin):
+        there.copy_(pinned, non_blocking=True)
+        with pytest.raises(AssertionError, match="makes the host wait"):
+            there.copy_(pinned)
+        with pytest.raises(AssertionError, match="pageable"):
+            there.copy_(pageable, non_blocking=True)
+        with pytest.raises(AssertionError, match="makes the host wait"):
+            pageable.to("meta")
+
+
+@on_the_twin
+def test_scores_of_many_streams_are_a_few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five for all that is scored, and one for the tokens."""
+    num_copies: list[int] = []
+    download = HostTwin.download
+
+    def counted(self: HostTwin, values: torch.Tensor) -> torch.Tensor:
+        num_copies[-1] += 1
+        return download(self, values)
+
+    executor, _ = make_executor(random_decoder(SPEC, torch.float32), **BLOCKS)
+    monkeypatch.setattr(HostTwin, "download", counted)
+    hand = ByHand(executor, range(6))
+    streams = [hand.add(f"{i}", prompt(3, salt=i), logprobs=i, max_tokens=2) for i in range(4)]
+    for step in (dict.fromkeys("0123", 3), dict.fromkeys("0123", 1)):
+        num_copies.append(0)
+        hand.step(**step)
+    assert num_copies == [6, 6]
+    for stream in streams:
+        assert_as_whole(stream, EXACT)
+
+
+def test_layers_with_a_soft_cap_and_a_scale_of_their_own() -> None:
+    spec = decoder_spec(sliding_windows=(45, None), softcap=2.0, scale=0.9)
+    plain = random_decoder(spec, torch.float32)
+    hand = ByHand(make_executor(plain, **BLOCKS)[0], range(6))
+    stream = hand.add("it", prompt(40), max_tokens=3)
+    hand.step(it=20)
+    hand.finish()
+    likeliest = packed_logits(plain, [stream.tokens])[0].argmax(-1)
+    assert stream.output == likeliest[39:-1].tolist()

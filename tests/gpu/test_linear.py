@@ -1,6 +1,7 @@
 """Products with weights in codes and in 8-bit floats."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -107,3 +108,64 @@ def test_larger_groups_stay_codes_and_others_do_not() -> None:
     assert in_blocks(replace(weight, scales=torch.rand(6, 8))) is None
     assert in_blocks(replace(weight, order=torch.randperm(128).int())) is None
     assert in_blocks(replace(weight, scales=torch.full((6, 2), 1e6))) is None
+
+
+@each_dtype
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_few_tiles_are_summed_in_parts(
+    device: torch.device, dtype: torch.dtype, bits: int, has_bias: bool, monkeypatch: Any
+) -> None:
+    """Also where the last part is shorter than the others."""
+    from legato.gpu.kernels import quantized
+    from legato.gpu.linear import packed
+
+    monkeypatch.setattr(quantized, "_FEWEST_PRODUCTS", 1)
+    monkeypatch.setattr(quantized, "_PROGRAMS", 7)  # three for each of two tiles
+    num_parts = 0
+    sum_parts = quantized._sum_parts
+
+    class Counted:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*args: Any, **kwargs: Any) -> None:
+                nonlocal num_parts
+                num_parts = kwargs["num_parts"]
+                sum_parts[grid](*args, **kwargs)
+
+            return launch
+
+    monkeypatch.setattr(quantized, "_sum_parts", Counted())
+    generator = torch.Generator().manual_seed(bits)
+    weight = quantize(torch.randn(40, 416, generator=generator), bits)
+    rows = (torch.randn(3, 416, generator=generator) / 416**0.5).to(dtype)
+    bias = torch.randn(40, generator=generator).to(dtype) if has_bias else None
+    out = torch.empty(3, 40, dtype=dtype, device=device)
+    blocks = in_blocks(weight)
+    assert blocks is not None
+    assert blocks.minima is not None
+    parts = (packed(weight), blocks.scales, blocks.minima)
+    quantized.multiply(
+        rows.to(device),
+        *(part.to(device) for part in parts),
+        None if bias is None else bias.to(device),
+        out,
+    )
+    expected = rows.double() @ weight.dequantize().double().T
+    assert_near(out, expected if bias is None else expected + bias.double(), dtype)
+    assert num_parts == 2
+
+
+@pytest.mark.parametrize(
+    ("num_tiles", "depth", "num_parts"),
+    [(128, 14_336, 4), (896, 4096, 1), (192, 4096, 2), (1, 96, 1), (4, 14_336, 14), (1000, 512, 1)],
+)
+def test_a_long_row_of_codes_is_cut_where_there_are_few_tiles(
+    num_tiles: int, depth: int, num_parts: int
+) -> None:
+    """Into parts that cover it once, and that begin with a tile."""
+    from legato.gpu.kernels.quantized import _DEPTH, _parts
+
+    count, part_depth = _parts(num_tiles, depth)
+    assert count == num_parts
+    assert part_depth % _DEPTH == 0
+    assert (count - 1) * part_depth < depth <= count * part_depth

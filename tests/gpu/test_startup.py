@@ -9,6 +9,7 @@ import torch
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.rows import GPU_ROWS, RowCounts
+from legato.core.sampling_params import MAX_LOGPROBS
 from legato.engine.assembly import blueprint, builder, gpu
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
@@ -99,6 +100,39 @@ def test_without_triton_it_says_what_to_install(
         engine_of(save_tiny(CONFIGS["qwen3"])[0])
 
 
+def test_other_makers_gpus_are_refused(
+    save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_a_gpu(monkeypatch)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    with pytest.raises(ConfigError, match="--device cpu"):
+        engine_of(save_tiny(CONFIGS["qwen3"])[0])
+
+
+def test_without_a_compiler_it_says_what_to_install(
+    save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton needs one at the first launch."""
+    put_on_a_gpu(monkeypatch)
+    folder, _ = save_tiny(CONFIGS["qwen3"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(ConfigError, match="C compiler for Triton: install gcc"):
+        engine_of(folder)
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    with pytest.raises(ConfigError, match="C compiler for Triton"):
+        engine_of(folder)
+
+
+def test_without_pythons_headers_it_says_what_to_install(
+    save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_a_gpu(monkeypatch)
+    monkeypatch.setattr(builder.sysconfig, "get_config_var", lambda _: "/nowhere")
+    with pytest.raises(ConfigError, match="python3-dev"):
+        engine_of(save_tiny(CONFIGS["qwen3"])[0])
+
+
 def test_a_layer_that_computes_no_numbers_is_named(save_tiny: SaveTiny) -> None:
     place = device_here()
     plain = load(save_tiny(CONFIGS["llama"])[0])
@@ -120,7 +154,7 @@ class Sized:
     def __init__(self) -> None:
         self.words = torch.zeros(1)
         self.blocks = torch.zeros(250)
-        self.logits = torch.zeros(2, 3)
+        self.torch_device = torch.device("cpu")
         self.peak = 0
 
     @property
@@ -136,8 +170,15 @@ class Sized:
     def forward(self, size: StepSize) -> None:
         self.peak = max(self.peak, self.in_use + self.in_passing[size.num_rows])
 
+    def adjusted(self, num_samples: int, rows: list[object]) -> torch.Tensor:
+        assert not rows
+        return torch.zeros(num_samples, 3)
+
     def sample(self, size: StepSize, *, adjusted: torch.Tensor) -> None:
         assert len(adjusted) == size.num_samples == 2
+
+    def scores(self, rows: torch.Tensor, num_top: int) -> None:
+        assert (len(rows), num_top) == (2, MAX_LOGPROBS)
 
 
 def test_the_cache_has_what_steps_and_graphs_leave(monkeypatch: pytest.MonkeyPatch) -> None:

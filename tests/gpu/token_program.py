@@ -7,6 +7,7 @@ kernels' in the interpreter.
 
 import zlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,10 @@ import torch
 
 from legato.executor.sampler import NO_TOKEN
 from legato.gpu.decoder import GpuDecoder
-from legato.gpu.device import Device
 from legato.gpu.kernels.sampling import FAULTY, GREEDY, NOTHING
-from legato.gpu.step_inputs import StepSize
+from legato.gpu.step_inputs import StepInputs, StepSize
 from legato.gpu.step_program import StepProgram
+from tests.gpu.host_twin import HostTwin
 from tests.model.random_models import decoder_spec
 
 VOCAB_SIZE = 40
@@ -36,7 +37,7 @@ class TokenProgram(StepProgram):
 
     def __init__(
         self,
-        device: Device,
+        device: HostTwin,
         *,
         block_size: int,
         num_blocks: int,
@@ -57,6 +58,7 @@ class TokenProgram(StepProgram):
             max_samples=32,
         )
         self.pads = pads
+        self._twin = device
         self.num_runs = 0
         self.faults: dict[int, Exception | None] = {}
         self._cache = blocks[0, 0].view(-1, SPEC.head_dim)[:, 0].numpy()
@@ -68,7 +70,9 @@ class TokenProgram(StepProgram):
 
     def forward(self, size: StepSize, *, num_layers: int | None = None) -> None:
         assert num_layers is None
-        inputs = self.inputs(size)
+        self._twin.enqueue(partial(self._forward, self.inputs(size)))
+
+    def _forward(self, inputs: StepInputs) -> None:
         tokens = inputs.input_source.numpy().copy()
         unknown = tokens < 0
         tokens[unknown] = self.last_token.numpy()[-1 - tokens[unknown]]
@@ -87,10 +91,12 @@ class TokenProgram(StepProgram):
             raise error
 
     def sample(self, size: StepSize, *, adjusted: torch.Tensor | None = None) -> None:
-        inputs = self.inputs(size)
+        self._twin.enqueue(partial(self._sample, size.num_samples, self.inputs(size), adjusted))
+
+    def _sample(self, count: int, inputs: StepInputs, adjusted: torch.Tensor | None) -> None:
         kinds, points = inputs.sampling.kinds.tolist(), inputs.sampling.uniforms.tolist()
         logits = (self.logits if adjusted is None else adjusted).numpy()
-        for row in range(size.num_samples):
+        for row in range(count):
             if kinds[row] == NOTHING:
                 continue
             shift = 0 if kinds[row] == GREEDY else int(points[row] * VOCAB_SIZE)

@@ -1,10 +1,11 @@
 """What must hold of blocks and of the tree whatever was done to them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from legato.kv.manager import KVCacheManager, _Table
 from legato.kv.prefix_node import Node
+from legato.kv.state_slots import StateSlots
 
 
 def check_blocks(kv: KVCacheManager) -> None:
@@ -19,6 +20,7 @@ def check_blocks(kv: KVCacheManager) -> None:
     _check_users(kv, nodes)
     _check_arriving(kv)
     _check_host(kv, nodes)
+    _check_windows(kv, set(cached))
     _check_eviction_order(kv._tree._unused)
     _check_eviction_order(kv._host._spilled)
     for node in nodes:
@@ -30,6 +32,15 @@ def check_blocks(kv: KVCacheManager) -> None:
         is_begun = node.num_missing < len(node.tokens)
         assert not (node.parent.num_missing and is_begun), "computed after what is not"
         assert not node.num_missing or node.num_users, "nobody will ever compute it"
+
+
+def check_states(states: StateSlots, holders: Collection[str]) -> None:
+    """Every slot is free or one request's own. Args: holders: the requests with blocks."""
+    assert states._rings.keys() == set(holders)
+    taken = [ring.number for ring in states._rings.values()]
+    assert sorted(taken + states._free) == list(range(states.num_requests))
+    for ring in states._rings.values():
+        assert 0 <= ring.num_in_flight < states.slots_per_request
 
 
 def tables(kv: KVCacheManager) -> list[_Table]:
@@ -75,6 +86,27 @@ def _check_host(kv: KVCacheManager, nodes: list[Node]) -> None:
     for node in spilled:
         assert not node.num_missing
         assert all(child.is_spilled for child in node.children.values())
+
+
+def _check_windows(kv: KVCacheManager, in_tree: set[int]) -> None:
+    """Each block of a window group is free, cached or one request's own."""
+    if kv.windows is None:
+        return
+    for i, group in enumerate(kv.windows.groups):
+        leaving = [b for _, blocks in kv.windows._leaving for b in blocks[i]]
+        used = Counter(b for t in group._tables.values() for b in t.block_ids[t.first :])
+        used.update(leaving)
+        cached = set(group._cached.values())
+        own = [b for b in used if b not in cached]
+        assert all(used[b] == 1 for b in own), "a block that is not cached has two users"
+        assert len(own) + len(cached) + group._pool.num_free == group.num_blocks
+        assert {b: used[b] for b in cached} == group._num_users
+        assert {b for b in cached if not used[b]} == set(group._unused) | set(group._passed)
+        assert not set(group._unused) & set(group._passed)
+        assert group._worth_keeping <= cached
+        assert {key: b for b, key in group._key_of.items()} == group._cached
+        assert set(group._cached) <= in_tree, "a copy of a block that has left the tree"
+        assert group.num_free_blocks == group._pool.num_free + group.num_cached_blocks
 
 
 def _check_eviction_order(order: Iterable[Node]) -> None:

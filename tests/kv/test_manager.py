@@ -286,6 +286,11 @@ class ManagerMachine(RuleBasedStateMachine):
         cache_events._MOST_CAUGHT_UP = _MOST_CAUGHT_UP
 
     @rule()
+    def forget(self) -> None:
+        self.kv.forget()
+        assert self.kv.num_cached_blocks == 0
+
+    @rule()
     def watch(self) -> None:
         self.kv.watch()
 

@@ -1,20 +1,24 @@
 """`benchmarks.gpu` as far as it goes without a GPU: its parts on a CPU, with tiny sizes."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import torch
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks.gpu import __main__, runner
-from benchmarks.gpu.figures import Figures, Row, section
+from benchmarks.gpu.figures import UNENDED, Figures, PartFailedError, Report, Row, section
 from benchmarks.gpu.page import page
-from benchmarks.gpu.parts import ceilings, correctness, int4, peers, steps, streams
+from benchmarks.gpu.parts import correctness
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes, shape_folder
 
 from legato.checkpoint.loader import open_checkpoint
@@ -58,6 +62,11 @@ def settings(tmp_path: Path) -> Settings:
     )
 
 
+def of_part(settings: Settings, part: str) -> Figures:
+    """Here, in this process."""
+    return runner.run_part(settings, part)
+
+
 def names(figures: Figures) -> list[str]:
     assert not figures.failure, figures.failure
     assert all(row.value > 0 for row in figures.rows)
@@ -73,7 +82,7 @@ def test_the_shape_is_llamas(tmp_path: Path) -> None:
 
 
 def test_ceilings(settings: Settings) -> None:
-    figures = ceilings.run(settings)
+    figures = of_part(settings, "ceilings")
     assert len(names(figures)) == 3
     assert len(figures.notes) == 1
 
@@ -92,7 +101,7 @@ def test_a_roofline_is_measured_once(settings: Settings) -> None:
 
 
 def test_steps(settings: Settings) -> None:
-    told = names(steps.run(settings))
+    told = names(of_part(settings, "steps"))
     assert told[1:] == [
         "ITL of 1 stream at 40",
         "ITL of 3 streams at 40",
@@ -105,16 +114,16 @@ def test_steps(settings: Settings) -> None:
 
 
 def test_quantized_decodes(settings: Settings) -> None:
-    assert names(int4.run(settings)) == ["ITL of 1 stream at 40", "ITL of 3 streams at 40"]
+    assert names(of_part(settings, "int4")) == ["ITL of 1 stream at 40", "ITL of 3 streams at 40"]
 
 
 def test_streams_end_to_end(settings: Settings) -> None:
-    figures = streams.run(settings)
+    figures = of_part(settings, "streams")
     assert len(names(figures)) == 8
 
 
 def test_peers(settings: Settings) -> None:
-    assert len(names(peers.run(settings))) == 3
+    assert len(names(of_part(settings, "peers"))) == 3
 
 
 def test_tests_that_fail_are_named(tmp_path: Path) -> None:
@@ -125,16 +134,21 @@ def test_tests_that_fail_are_named(tmp_path: Path) -> None:
         "def test_wrong(): assert 1 == 2\n"
         "def test_left_out(): pytest.skip('no')\n"
     )
-    figures = correctness.of_tests([file])
+    kept: list[Figures] = []
+    report = Report("", kept.append)
+    with pytest.raises(PartFailedError, match="1 tests"):
+        correctness.of_tests([file], report)
+    figures = report.figures()
+    assert kept[0].failure == UNENDED, "what has been found so far is kept"
     assert [(row.name, row.value) for row in figures.rows] == [
         ("passed", 1),
         ("failed", 1),
         ("skipped", 1),
     ]
-    assert figures.failure == "1 tests"
     assert "test_wrong" in figures.notes[0]
     assert "1 == 2" in figures.notes[0]
-    assert correctness.of_tests([tmp_path / "test_none.py"]).failure
+    with pytest.raises(PartFailedError, match="test_none"):
+        correctness.of_tests([tmp_path / "test_none.py"], report)
 
 
 def measured(settings: Settings, part: str, *, again: bool = False) -> Figures:
@@ -162,6 +176,54 @@ def test_a_part_that_breaks_says_where(settings: Settings) -> None:
     assert "in _resolve" in failure
 
 
+HANGING = """
+import subprocess, sys, time
+import msgspec
+from benchmarks.gpu.figures import Report, Row
+
+def keep(figures):
+    open(FILE, "wb").write(msgspec.json.encode(figures))
+
+report = Report("A part that hangs", keep)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+report.add(Row(name="child", value=child.pid, unit=""))
+time.sleep(60)
+"""
+
+
+def test_a_part_that_hangs_leaves_its_rows_and_no_process(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "hanging.py"
+    program.write_text(f"FILE = {str(settings.figures_file('steps'))!r}\n{HANGING}")
+    settings.figures_file("steps").parent.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setattr(runner, "_PROGRAM", [sys.executable, str(program)])
+    monkeypatch.setitem(runner.PARTS, "steps", 5.0)
+    figures = measured(settings, "steps")
+    assert figures.failure == "it took more than 5 s"
+    [row] = figures.rows
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(row.value)).status() == psutil.STATUS_ZOMBIE
+
+
+UNINSTALLED = """
+import importlib.util, os, sys
+importlib.util.find_spec = lambda name: None
+import benchmarks
+print(sys.path[0], os.environ["PYTHONPATH"])
+"""
+
+
+def test_a_clone_that_is_not_installed_is_measured() -> None:
+    """The processes that it starts find Legato, too."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", UNINSTALLED]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    told = subprocess.check_output(command, cwd=root, env=environment, text=True).split()
+    assert told == [str(root / "src")] * 2
+
+
 def test_a_page(settings: Settings) -> None:
     rows = [
         Row(name="ITL", value=6.0, unit="ms", least=5.0, target=1.2),
@@ -171,7 +233,7 @@ def test_a_page(settings: Settings) -> None:
     text = page(settings, found)
     assert "| ITL | 6 ms | 5 ms | 1.20 | 1.20 |" in text
     assert "| prompt | 20,000 tokens/s | 40,000 tokens/s | 2 |  |" in text
-    assert "Not measured yet: ceilings, correctness, attention, streams, peers, fp8, int4." in text
+    assert "Not measured yet: ceilings, streams, correctness, attention, peers, fp8, int4." in text
     assert "**Failed**: broken" in section(Figures(title="Peers", failure="broken"))
 
 
@@ -190,8 +252,10 @@ def test_each_part_is_printed_and_on_the_page(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(__main__, "measured", found)
-    assert run_benchmark(["gpu", "--out", str(tmp_path)]) == status
-    printed, written = capsys.readouterr().out, (tmp_path / "page.md").read_text()
+    assert run_benchmark(["gpu", "--out", str(tmp_path / "gpu")]) == status
+    printed, written = capsys.readouterr().out, (tmp_path / "gpu" / "page.md").read_text()
+    with tarfile.open(tmp_path / "gpu.tar.gz") as archive:
+        assert {"gpu/page.md", "gpu/gpu.json"} <= set(archive.getnames())
     for part in runner.PARTS:
         assert f"## Part {part}" in printed
         assert f"## Part {part}" in written

@@ -1,10 +1,13 @@
 """A dense stand-in for the executor: whole requests, attended to at once, without a cache."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
 from legato.model.base import Model
+from legato.model.decoder import Decoder
+from legato.model.states import Run, StateShape, StepStates, make_states
 
 
 class DenseAttention:
@@ -23,6 +26,7 @@ class DenseAttention:
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         del layer
         group_size = query.shape[1] // key.shape[1]
@@ -35,7 +39,11 @@ class DenseAttention:
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             scores = scores.masked_fill(~visible(len(q), sliding_window), float("-inf"))
-            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(v.dtype), v))
+            if sinks is not None:
+                last = sinks.view(-1, 1, 1).expand(*scores.shape[:2], 1)
+                scores = torch.cat([scores, last], dim=-1)
+            weights = scores.softmax(-1)[..., : len(k)].to(v.dtype)
+            outputs.append(torch.einsum("hqk,khd->qhd", weights, v))
         return torch.cat(outputs)
 
 
@@ -47,11 +55,22 @@ def visible(num_tokens: int, sliding_window: int | None) -> torch.Tensor:
     return seen if sliding_window is None else seen & (age < sliding_window)
 
 
+def fresh_states(shapes: Sequence[StateShape], lengths: Sequence[int]) -> StepStates | None:
+    """Return zero states for whole requests; None if the model has none."""
+    if not shapes:
+        return None
+    layers = make_states(shapes, 1 + len(lengths), torch.float32, torch.device("cpu"))
+    ends = list(accumulate(lengths))
+    runs = [Run(e - n, e, 0, 0, 1 + i) for i, (e, n) in enumerate(zip(ends, lengths, strict=True))]
+    return StepStates(layers, runs)
+
+
 @torch.inference_mode()
 def packed_logits(model: Model, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Logits [length, V] of each prompt, all computed in one step."""
     lengths = [len(prompt) for prompt in prompts]
     input_ids = torch.tensor([token for prompt in prompts for token in prompt])
     positions = torch.cat([torch.arange(length) for length in lengths])
-    hidden = model.forward(input_ids, positions, DenseAttention(lengths))
+    states = fresh_states(model.spec.states, lengths) if isinstance(model, Decoder) else None
+    hidden = model.forward(input_ids, positions, DenseAttention(lengths), states=states)
     return list(model.compute_logits(hidden).split(lengths))

@@ -1,7 +1,7 @@
 """Decoders of random shapes and weights, which need no checkpoint."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.rope import QueryGrowth, RopeFrequencies, no_rope
 from legato.model.sharding import shard
-from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
 
 CPU = torch.device("cpu")
 _RANDOM = threading.Lock()
@@ -26,9 +26,14 @@ def decoder_spec(
     intermediate_size: int = 96,
     mlp_bias: bool = False,
     rope_of_layer: Sequence[int] = (),
+    experts: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> DecoderSpec:
-    """Small layers that differ in windows and ropes alone; `changes` are fields of any record."""
+    """Small layers that differ in windows and ropes alone; `changes` are fields of any record.
+
+    Args:
+        experts: fields of `MoeSpec` of the last layer; None for no experts.
+    """
     fields: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -55,6 +60,10 @@ def decoder_spec(
             sliding_windows, rope_of_layer or (0,) * len(sliding_windows), strict=True
         )
     )
+    if experts is not None:
+        own = {"num_experts": 6, "num_active": 2, "size": 64, **experts}
+        last = msgspec.structs.replace(fields["layers"][-1], mlp=MoeSpec(**own))
+        fields["layers"] = (*fields["layers"][:-1], last)
     return DecoderSpec(**_own(DecoderSpec, fields))
 
 
@@ -89,6 +98,38 @@ SPECS = {
         ropes=(RopeFrequencies(tuple(0.5**i for i in range(16)), 1.1, QueryGrowth(0.3, 40.0)),),
     ),
     "largest heads": decoder_spec(head_dim=512, num_heads=3, num_kv_heads=1),
+}
+
+
+EXPERTS = {
+    "experts": decoder_spec(experts={"is_normalized": False}),
+    "experts by sigmoids, in groups": decoder_spec(
+        residual_scale=0.5,
+        experts={
+            "num_active": 3,
+            "score": "sigmoid",
+            "has_selection_bias": True,
+            "num_groups": 3,
+            "num_active_groups": 2,
+            "factor": 1.5,
+            "shared_size": 96,
+        },
+    ),
+    "a shared expert with a gate": decoder_spec(
+        experts={"activation": "gelu_tanh", "shared_size": 32, "has_shared_gate": True}
+    ),
+    "limited gates, biases, sinks": decoder_spec(
+        has_sinks=True,
+        sliding_windows=(45, None),
+        experts={
+            "num_active": 4,
+            "score": "softmax_of_active",
+            "has_router_bias": True,
+            "has_bias": True,
+            "gate_limit": 0.5,
+            "gate_slope": 1.702,
+        },
+    ),
 }
 
 

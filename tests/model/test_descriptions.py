@@ -36,6 +36,11 @@ OPTIONAL: dict[str, Any] = {
     "max_window_layers": st.integers(0, 4),
     "rope_theta": st.floats(2, 1e7) | st.integers(2, 10**7),
 }
+NOT_DEFAULT = {
+    "Qwen3_5ForCausalLM": {"num_hidden_layers": 4},
+    "Qwen3NextForCausalLM": {"num_hidden_layers": 4, "num_experts": 0},
+}
+"""Key an architecture whose defaults do not run, value fields of a model that does."""
 PLAIN = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 """Architectures that read all of these fields."""
 FACTOR = {"factor": st.floats(1, 64)}
@@ -113,20 +118,23 @@ def test_as_transformers_reads_it(folder: Path, contents: dict[str, Any]) -> Non
 def test_missing_fields_have_the_defaults_of_transformers(name: str, tmp_path: Path) -> None:
     """`GraniteMoeHybrid` is a model with recurrent layers by default."""
     kind = ARCHITECTURES[name].model_type
-    contents = SIZES | {"architectures": [name], "model_type": kind}
+    contents = SIZES | {"architectures": [name], "model_type": kind} | NOT_DEFAULT.get(name, {})
     (tmp_path / "config.json").write_text(json.dumps(contents))
     theirs = AutoConfig.from_pretrained(tmp_path)
     _, ours = described(contents)
     num_heads = theirs.num_attention_heads
     assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", num_heads)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // num_heads)
-    eps = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+    eps = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
     assert ours.norm_eps == next(getattr(theirs, name) for name in eps if hasattr(theirs, name))
     assert ours.max_model_len == theirs.max_position_embeddings
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     default = "sliding_attention" if theirs.model_type == "mistral" else "full_attention"
     types = getattr(theirs, "layer_types", None) or [default] * len(ours.layers)
-    assert [window is None for window in ours.windows] == [kind[0] == "f" for kind in types]
+    has_attention = [kind.endswith(("full_attention", "sliding_attention")) for kind in types]
+    assert [layer.attention is not None for layer in ours.layers] == has_attention
+    attentions = [kind for kind, attends in zip(types, has_attention, strict=True) if attends]
+    assert [window is None for window in ours.windows] == [kind[0] == "f" for kind in attentions]
     thetas = theirs.rope_parameters
     by_kind = thetas if "full_attention" in thetas else {"full_attention": thetas}
     for parameters in (by_kind[kind] for kind in set(types) & set(by_kind)):

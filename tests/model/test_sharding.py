@@ -17,7 +17,7 @@ from legato.model.communicator import ALONE, Communicator
 from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
-from tests.model.random_models import CPU, SPECS, VOCAB_SIZE, decoder_spec, random_decoder
+from tests.model.random_models import CPU, EXPERTS, SPECS, VOCAB_SIZE, decoder_spec, random_decoder
 from tests.model.ranks import on_all_ranks
 from tests.profiles import examples
 
@@ -48,8 +48,9 @@ class CausalAttention:
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        del layer, sliding_window, softcap
+        del layer, sliding_window, softcap, sinks
         heads = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         out = torch.nn.functional.scaled_dot_product_attention(
             *heads, is_causal=True, scale=scale, enable_gqa=True
@@ -82,6 +83,7 @@ DIVISIBLE = {
     "tokens that do not divide": (3, decoder_spec(num_heads=6, num_kv_heads=3)),
     "biases": (2, SPECS["biases"]),
     "normed heads, untied": (2, SPECS["normed heads, untied"]),
+    **{name: (2, spec) for name, spec in EXPERTS.items()},
 }
 
 
@@ -92,6 +94,17 @@ def test_ranks_together_compute_what_one_does(name: str) -> None:
     expected = logits(checkpoint)
     found = on_all_ranks(num_ranks, lambda communicator: logits(checkpoint, communicator))[0]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_each_rank_has_the_sinks_of_its_heads() -> None:
+    part = plain(shard("model.layers.0.self_attn.sinks", torch.arange(4.0), Rank(1, 2)))
+    assert part.tolist() == [2.0, 3.0]
+
+
+def test_experts_that_do_not_divide_are_refused() -> None:
+    spec = decoder_spec(num_kv_heads=4, experts={"size": 66})
+    with pytest.raises(ConfigError, match=r"of 66 or 96 cannot be divided among 4 ranks"):
+        spec.part(4)
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:

@@ -1,6 +1,7 @@
 """The parts of a wait are those of its schedule, and add up to the whole."""
 
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -347,6 +348,8 @@ def test_drafts_are_told_in_words() -> None:
     chunks = [c for _, c in story_of(records, "0").own_chunks() if c.kind == "verify"]
     drafts, right = sum(c.num_drafts for c in chunks), sum(c.num_accepted for c in chunks)
     assert f"{drafts} drafts, {right} of them right" in told["0"]
+    middle_s, per_token_s = re.findall(r"gaps: median (\S+) s.*per token (\S+) s", told["0"])[0]
+    assert float(per_token_s) < float(middle_s)
     assert "by its own tokens" in told["0"]
     assert "drafts of its own next tokens" in told["0"]
     assert "drafts of others: 0 (" in told["1"]

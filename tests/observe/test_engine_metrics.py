@@ -113,7 +113,7 @@ def test_only_a_step_that_went_as_planned_says_how_good_predictions_are() -> Non
 def test_what_is_read_is_the_latest() -> None:
     stats = EngineStats(
         num_running=3, num_preemptions=5, num_failed_steps=7, num_cached_blocks=2, kv_usage=0.5,
-        num_contained_errors=8,
+        num_contained_errors=8, window_usage={512: 0.25},
         broken_promise="too slow",
         transfer=TransferStats(num_bytes=9, num_leases=4, num_expired=1, num_recomputed=6),
     )  # fmt: skip
@@ -127,6 +127,7 @@ def test_what_is_read_is_the_latest() -> None:
         "num_engine_restarts_total": 2,
         "kv_cache_usage_perc": 0.5,
         "kv_cache_cached_perc": 2 / 8,
+        "kv_window_usage_perc": 0.25,
         "slo_unattainable": 1,
         "kv_transfer_bytes_total": 9,
         "kv_transfer_leases": 4,

@@ -13,6 +13,8 @@ from legato.core.config import SchedulerConfig
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import (
+    FIRST_STATE,
+    ZERO_STATE,
     BlockMove,
     ChunkResult,
     Fault,
@@ -20,6 +22,7 @@ from legato.core.plan import (
     StepPlan,
     StepResult,
 )
+from legato.core.pooling import Pooling
 from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -28,6 +31,7 @@ from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.hold import Hold
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node
+from legato.kv.state_slots import StateSlots
 from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
@@ -51,6 +55,7 @@ class Harness:
     """A scheduler, its cache and a simulated model; `plans` keeps every step.
 
     Args:
+        num_state_requests: requests with slots for recurrent states; None if the model has none.
         depth: steps that may be in flight, which `step` and `drain` keep so.
         step_time: what the scheduler believes of the duration of steps.
         step_time_s: how long they really last.
@@ -73,6 +78,7 @@ class Harness:
         max_waiting: int = 10_000,
         enable_prefix_caching: bool = True,
         num_host_slots: int = 0,
+        num_state_requests: int | None = None,
         depth: int = 1,
         drafters: Sequence[Drafter] = (),
         step_time: StepTimeModel | None = None,
@@ -91,7 +97,10 @@ class Harness:
             block_size,
             enable_prefix_caching=enable_prefix_caching,
             num_host_slots=num_host_slots,
+            states=None if num_state_requests is None else StateSlots(num_state_requests, depth),
         )
+        self.states: dict[int, int | None] = {}
+        """Key slot, value a checksum of the tokens that its state has seen."""
         self.scheduler = Scheduler(
             self.config,
             max_model_len=max_model_len,
@@ -132,6 +141,7 @@ class Harness:
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         kv_role: str | None = None,
+        pooling: Pooling | None = None,
         **service: Any,
     ) -> None:
         """Let a request arrive now.
@@ -141,6 +151,7 @@ class Harness:
                 another one has them.
             prompt: None takes `prompt_len` tokens that no other prompt has.
             eos_token_ids: at which it ends, as it may before `max_tokens`.
+            pooling: how its prompt becomes a vector, with which it ends.
             service: fields of `ServiceParams`.
         """
         first = VOCAB_SIZE + len(self.added) * _LONGEST_PROMPT
@@ -160,6 +171,7 @@ class Harness:
             eos_token_ids=tuple(eos_token_ids),
             arrival_time_s=self.clock(),
             kv_transfer=_TRANSFERS[kv_role],
+            pooling=pooling,
         )
         self.added[request_id] = request
         self.tokens[request_id] = []
@@ -250,7 +262,8 @@ class Harness:
         """Nothing behind a request's end, or before the values are known that it takes."""
         request = self.scheduler._queues.running[chunk.request_id]
         assert request.finish_reason is None
-        assert chunk.end < request.num_final_tokens
+        assert chunk.end < request.num_final_tokens + request.is_pooled
+        assert not (request.is_pooled and chunk.num_samples)
         others = [c for p in list(self.in_flight)[:-1] for c in p.chunks]
         sampled = [c for c in others if c.request_id == chunk.request_id and c.num_samples]
         assert not (sampled and request.params.needs_values)
@@ -369,15 +382,31 @@ class Harness:
     def spoil_cache(self, chunk: ScheduledChunk) -> None:
         """What an attempt that fails may leave behind."""
         self.cache.update((self._slot(chunk, at), -1) for at in range(chunk.start, chunk.end))
+        if chunk.state is not None:
+            self.states[chunk.state.destination] = None
 
     def read_cache(self, chunk: ScheduledChunk) -> None:
         """What a model would read: all tokens before the chunk, each after those before it."""
         token_ids = self.token_ids(chunk.request_id)
         for slot, fingerprint in self._slots(chunk, token_ids, 0, chunk.start):
             assert self.cache.get(slot) == fingerprint, "reads what is not there"
+        if chunk.state is None:
+            assert self.kv.states is None
+        elif chunk.state.source == ZERO_STATE:
+            assert not chunk.start
+        else:
+            seen = self.seen(chunk.request_id, chunk.start)
+            assert self.states[chunk.state.source] == seen, "reads another state"
 
     def write_cache(self, chunk: ScheduledChunk, token_ids: list[int]) -> None:
         self.cache.update(self._slots(chunk, token_ids, chunk.start, chunk.end))
+        if chunk.state is not None:
+            assert chunk.state.destination >= FIRST_STATE
+            self.states[chunk.state.destination] = self.seen(chunk.request_id, chunk.end)
+
+    def seen(self, request_id: str, end: int) -> int:
+        """Return the checksum of a state after so many tokens."""
+        return zlib.crc32(array("q", self.token_ids(request_id)[:end]).tobytes())
 
     def fingerprints(self, request_id: str, end: int) -> Iterator[int]:
         """What should stand in the slots of a request's tokens up to `end`."""
@@ -497,12 +526,17 @@ class Harness:
         if num_output and not any(request_id in plan.preempted for plan in self.plans):
             # After a preemption nothing more is said to be cached.
             assert num_cached + self.num_computed[request_id] >= num_prompt + num_output - 1
-        if request.params.prompt_logprobs is not None or not self.kv._is_sharing:
+        reads_all = request.params.prompt_logprobs is not None or request.pooling == "mean"
+        if reads_all or not self.kv._is_sharing:
             assert not num_cached
+        if request.pooling and self.finish_reasons[request_id] == [FinishReason.STOP]:
+            assert num_cached < num_prompt <= num_cached + self.num_computed[request_id]
 
     def expected_tokens(self, request_id: str) -> list[int]:
         """What the request gets when it runs undisturbed."""
         request = self.added[request_id]
+        if request.pooling is not None:
+            return []
         token_ids = list(request.prompt_token_ids)
         assert request.params.max_tokens is not None
         count = min(request.params.max_tokens, self.max_model_len - len(token_ids))

@@ -12,13 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason
+from legato.core.pooling import Pooling
 from legato.core.slo import SloClass
 from legato.kv.hold import Hold
 from legato.scheduler.order import ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
-from tests.kv.conservation import check_blocks, tables
+from tests.kv.conservation import check_blocks, check_states, tables
 from tests.profiles import examples
 from tests.scheduler.drafters import RandomDrafter
 from tests.scheduler.harness import VOCAB_SIZE, Harness, coming
@@ -90,6 +91,7 @@ def arrivals() -> st.SearchStrategy[dict[str, Any]]:
             "priority": st.integers(-3, 3),
             "allow_best_effort": st.booleans(),
             "kv_role": st.sampled_from([None, None, None, "send", "fetch"]),
+            "pooling": st.sampled_from([None, None, None, None, "last", "mean"]),
         }
     )
 
@@ -100,6 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(8, 40),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
         num_host_slots=st.sampled_from([0, 4, 40]),
+        num_state_requests=st.sampled_from([None, None, 1, 3, 8]),
         depth=st.sampled_from([1, 1, 2, 3]),
         costs=true_costs(),
         is_calibrated=st.booleans(),
@@ -111,16 +114,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks: int,
         enable_prefix_caching: bool,
         num_host_slots: int,
+        num_state_requests: int | None,
         depth: int,
         costs: StepCosts,
         is_calibrated: bool,
         seed: int,
     ) -> None:
         self.drafter = RandomDrafter(coming, seed, vocab_size=VOCAB_SIZE)
+        self.has_states = num_state_requests is not None
+        if self.has_states:
+            scheduler["speculative"] = "off"
         self.harness = Harness(
             num_blocks=num_blocks,
-            enable_prefix_caching=enable_prefix_caching,
+            enable_prefix_caching=enable_prefix_caching and not self.has_states,
             num_host_slots=num_host_slots,
+            num_state_requests=num_state_requests,
             depth=depth,
             drafters=[self.drafter],
             block_size=4,
@@ -163,6 +171,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.harness.in_flight)
     @rule(scheduler=scheduler_settings())
     def reconfigure(self, scheduler: dict[str, Any]) -> None:
+        if self.has_states:
+            scheduler["speculative"] = "off"
         self.harness.reconfigure(max_num_batched_tokens=scheduler.pop("budget"), **scheduler)
 
     @precondition(lambda self: len(self.harness.in_flight) < self.harness.depth)
@@ -172,7 +182,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_in_flight = len(self.harness.in_flight)
         plan = self.harness.plan()
         if not num_in_flight:
-            leads_on = plan is not None or bool(self.harness.holds)
+            leads_on = plan is not None or bool(self.harness.holds or self.harness.quarantined)
             assert leads_on or not had_work, "work must always lead to a step"
             assert plan is None or had_work
 
@@ -197,7 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan, *later = self.harness.in_flight
         chunk = data.draw(st.sampled_from(plan.chunks))
         most = chunk.num_tokens
-        if chunk.num_samples and self.harness.is_valid(chunk):
+        if chunk.num_samples and self.harness.is_valid(chunk) and not self.has_states:
             request = self.harness.scheduler._queues.running[chunk.request_id]
             room = len(chunk.block_ids) * self.harness.kv.block_size
             most = max(most, min(room, request.num_final_tokens - 1) - chunk.start)
@@ -247,6 +257,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         kv = self.harness.kv
         check_blocks(kv)
+        if kv.states is not None:
+            check_states(kv.states, kv._tables)
         self.harness.check_shared()
         for hold in self.harness.holds.values():
             if isinstance(hold.transfer, SendBlocks):
@@ -267,6 +279,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id in tuple(harness.quarantined):
             harness.end_quarantine(request_id)
         assert harness.kv.num_free_blocks == harness.kv.num_blocks
+        if harness.kv.states is not None:
+            assert harness.kv.states.num_free == harness.kv.states.num_requests
         assert not self.drafter.num_told, "drafters forget who ends"
         ended = set(harness.scheduler._dispatch._ended)
         assert harness.known <= ended, "the executor keeps what has ended"
@@ -296,6 +310,27 @@ def test_a_prompt_alone_takes_ceil_l_over_c_steps(prompt_len: int, budget: int) 
     harness.drain()
     assert len(harness.plans) == -(-prompt_len // budget)
     assert harness.tokens["a"] == harness.expected_tokens("a")
+
+
+@given(
+    lengths=st.lists(st.integers(1, 80), min_size=1, max_size=6),
+    budget=st.integers(1, 64),
+    pooling=st.sampled_from(["last", "mean"]),
+    depth=st.integers(1, 3),
+)
+def test_a_pooled_prompt_delays_no_stream(
+    lengths: list[int], budget: int, pooling: Pooling, depth: int
+) -> None:
+    harness = Harness(budget=budget, num_blocks=200, max_model_len=80, depth=depth)
+    harness.add("stream", 1, max_tokens=40)
+    harness.step()
+    for i, prompt_len in enumerate(lengths):
+        harness.add(str(i), prompt_len, pooling=pooling)
+    harness.drain()  # `check_streams` sees each plan
+    assert harness.tokens["stream"] == harness.expected_tokens("stream")
+    for i in range(len(lengths)):
+        assert harness.finish_reasons[str(i)] == [FinishReason.STOP]
+        assert harness.tokens[str(i)] == []
 
 
 @given(

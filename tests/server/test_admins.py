@@ -21,7 +21,7 @@ from tests.server.launch import ServerProcess, running_server
 
 FOR_ADMINS = {
     ("PATCH", "/settings"), ("POST", "/trace/start"), ("POST", "/trace/stop"),
-    ("GET", "/dashboard/events"),
+    ("GET", "/dashboard/events"), ("POST", "/reset_prefix_cache"),
 }  # fmt: skip
 OPEN = {
     ("GET", path) for path in ("/", "/dashboard", "/docs", "/health", "/metrics", "/openapi.json",
@@ -36,7 +36,7 @@ FOR_CLIENTS = {
     ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions/render"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/messages/render"), ("POST", "/v1/responses/render"),
-    ("GET", "/load"), ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/inference/v1/generate"), ("GET", "/load"), ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/responses"), ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"), ("POST", "/v1/responses/{response_id}/cancel"),
     ("GET", "/v1/responses/{response_id}/input_items"),

@@ -6,6 +6,7 @@ import pytest
 
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
+from legato.core.errors import InvalidRequestError
 from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.messages import ChatMessage, TemplateOptions
 from legato.server.requests.tools import Tool
@@ -153,3 +154,27 @@ def test_a_template_that_reads_no_effort_ignores_it(tokenizer: Tokenizer) -> Non
 def test_a_template_without_reasoning_has_none(tokenizer: Tokenizer) -> None:
     prompt, _ = make(tokenizer, _HISTORY[:1], chat_template=chat_templates.NO_TOOLS)
     assert prompt.syntax.without_calls().is_plain
+
+
+@pytest.mark.parametrize("template", [chat_templates.NO_TOOLS, chat_templates.QWEN])
+def test_a_role_that_the_template_takes(tokenizer: Tokenizer, template: str) -> None:
+    message = {"role": "critic", "content": "Too long."}
+    _, text = make(tokenizer, [message], chat_template=template)
+    assert "critic" in text
+    assert "Too long." in text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+        "{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}",
+    ],
+)
+def test_a_role_that_the_template_does_not_take(tokenizer: Tokenizer, template: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "critic", "content": "Too long."}]
+    with pytest.raises(InvalidRequestError, match="does not take the role 'critic'") as caught:
+        make(tokenizer, messages, chat_template=template)
+    assert caught.value.param == "messages.1.role"
+    named = template + "{% if messages[0].role == 'critic' %}{% endif %}"
+    make(tokenizer, messages, chat_template=named)

@@ -126,3 +126,34 @@ def test_prompt_logprobs_of_chat(http: httpx.Client) -> None:
     answer = http.post("/v1/chat/completions", json={**request, "prompt_logprobs": 0}).json()
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
     assert http.post("/v1/chat/completions", json=request).json()["prompt_logprobs"] is None
+
+
+LISTED = [5000, 100, 5000]
+
+
+@pytest.mark.parametrize("sampled", [42, 100])
+def test_listed_tokens(http: httpx.Client, sampled: int) -> None:
+    fields = {
+        "logprob_token_ids": LISTED,
+        "allowed_token_ids": [sampled],
+        "return_tokens_as_token_ids": True,
+    }
+    expected = {f"token_id:{i}" for i in (*LISTED, sampled)}
+    body = {**fields, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    chat = http.post("/v1/chat/completions", json={**body, "logprobs": True, "top_logprobs": 5})
+    for entry in chat.json()["choices"][0]["logprobs"]["content"]:
+        shown = [one["token"] for one in entry["top_logprobs"]]
+        assert set(shown) == expected
+        assert len(shown) == len(expected)
+        scores = [one["logprob"] for one in entry["top_logprobs"]]
+        assert scores == sorted(scores, reverse=True)
+        assert entry["logprob"] == scores[shown.index(f"token_id:{sampled}")]
+    tops = first_choice(http, **fields, logprobs=0)["logprobs"]["top_logprobs"]
+    assert [set(top) for top in tops] == [expected] * 3
+    # In tokens, the parameter alone asks for log probabilities.
+    params = {"logprob_token_ids": LISTED, "max_tokens": 1, "allowed_token_ids": [sampled]}
+    answer = http.post(
+        "/inference/v1/generate", json={"token_ids": [5], "sampling_params": params}
+    ).json()
+    [entry] = answer["choices"][0]["logprobs"]["content"]
+    assert {one["token_id"] for one in entry["top_logprobs"]} == {*LISTED, sampled}

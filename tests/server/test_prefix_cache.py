@@ -1,5 +1,6 @@
 """What clients see of the prefix cache."""
 
+import time
 from typing import Any
 
 import httpx
@@ -72,3 +73,23 @@ def test_a_bad_salt_is_refused(http: httpx.Client, salt: object) -> None:
     response = http.post("/v1/completions", json={"prompt": "Hi", "cache_salt": salt})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "cache_salt"
+
+
+def test_the_cache_is_reset(server: ServerProcess, client: openai.OpenAI) -> None:
+    ask(client, "harps")
+    assert num_cached(ask(client, "harps")) > 200
+    with client.completions.create(
+        model=MODEL, prompt="Hi", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(stream)
+        answer = server.http.post("/reset_prefix_cache")
+        assert answer.json() == {"success": False}, "a request runs"
+    assert num_cached(ask(client, "harps")) == 0, "but the others' blocks are forgotten"
+    while server.http.get("/load").json() != {"server_load": 0}:
+        time.sleep(0.05)
+    answer = server.http.post("/reset_prefix_cache?reset_external=true")
+    assert answer.json() == {"success": True}
+    assert num_cached(ask(client, "harps")) == 0
+    refused = server.http.post("/reset_prefix_cache?reset_running_requests=true")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "reset_running_requests"

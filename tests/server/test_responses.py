@@ -303,7 +303,7 @@ def test_what_other_clients_send_is_accepted(client: openai.OpenAI) -> None:
     ("fields", "param"),
     [
         ({"frobnicate": 1}, "frobnicate"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -181,6 +181,48 @@ def test_anthropics_clients_send_their_key_otherwise(keyed: ServerProcess) -> No
     assert without.json()["type"] == "error"
 
 
+def test_responses_in_the_background_count_as_stored(keyed: ServerProcess) -> None:
+    client = keyed.openai(api_key="sk-lab")
+
+    def started() -> str:
+        made = client.responses.create(
+            model=MODEL,
+            input="Hi",
+            background=True,
+            max_output_tokens=1500,
+            extra_body={"ignore_eos": True},
+        )
+        _asked.append(("sk-lab", made.id))
+        return made.id
+
+    kept = ask(keyed)
+    ids = [started() for _ in range(5)]
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(ids[0])
+    assert is_there(keyed, kept), "another tenant's stays"
+    told = [client.responses.retrieve(one) for one in ids[2:]]
+    assert {one.status for one in told} <= {"queued", "in_progress", "failed"}
+    for one in told:
+        if one.status == "failed":
+            assert "wait" in one.error.message
+        else:
+            assert client.responses.cancel(one.id).status in ("cancelled", "failed")
+
+
+def test_what_grows_too_large_is_cancelled(keyed: ServerProcess) -> None:
+    client = keyed.openai(api_key="sk-lab")
+    body = {"ignore_eos": True, "include": ["message.output_text.logprobs"], "top_logprobs": 20}
+    made = client.responses.create(
+        model=MODEL, input="Hi", background=True, max_output_tokens=300, extra_body=body
+    )
+    headers = {"Authorization": "Bearer sk-lab"}
+    answer = keyed.http.get(f"/v1/responses/{made.id}", headers=headers)
+    while answer.status_code == 200:
+        assert answer.json()["status"] in ("queued", "in_progress")
+        answer = keyed.http.get(f"/v1/responses/{made.id}", headers=headers)
+    assert answer.status_code == 404
+
+
 def test_overload_and_death_are_told_to_each_in_its_words(keyed: ServerProcess) -> None:
     """One request runs and one waits; a third is refused. Then the engine dies over the first."""
     keyed.http.headers["Authorization"] = "Bearer sk-ops"

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from benchmarks.gpu.clock import median_s
-from benchmarks.gpu.figures import Figures, Row
+from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.gpu.kernels.attention import attend, make_scratch
@@ -21,28 +21,26 @@ _TOLERANCE = 2e-2
 """Between two ways to compute in bfloat16."""
 
 
-def run(settings: Settings) -> Figures:
+TITLE = "Attention"
+
+
+def run(settings: Settings, report: Report) -> None:
     sizes, roofline = settings.sizes, settings.roofline()
     checkpoint = open_checkpoint(settings.engine().model)
     cases = [(count, 1, sizes.context) for count in sizes.streams]
     cases.append((1, 1, sizes.prompt))
     cases += [(1, chunk, 0) for chunk in sizes.chunks]
     cases += [(1, chunk, sizes.mixed_start) for chunk in sizes.mixed]
-    rows: list[Row] = []
+    report.note(
+        "One layer. PyTorch's `scaled_dot_product_attention` reads caches in one piece; "
+        "Legato's kernel reads blocks that lie anywhere. Both are compared: their results "
+        f"may differ by no more than {_TOLERANCE:g}, absolute and relative."
+    )
     for count, num_rows, start in cases:
         case = AttentionCase(
             checkpoint.spec, checkpoint.dtype, settings.torch_device, count, num_rows, start
         )
-        rows += case.rows(roofline)
-    return Figures(
-        title="Attention",
-        rows=rows,
-        notes=[
-            "One layer. PyTorch's `scaled_dot_product_attention` reads caches in one piece; "
-            "Legato's kernel reads blocks that lie anywhere. Both were compared: their results "
-            f"differ by no more than {_TOLERANCE:g}, absolute and relative."
-        ],
-    )
+        report.add(*case.rows(roofline))
 
 
 class AttentionCase:
@@ -109,7 +107,12 @@ class AttentionCase:
     def paged(self) -> Callable[[], torch.Tensor]:
         """Legato's, over the same in blocks whose order is random."""
         key_cache, value_cache, table = self._blocks()
-        tiling = Tiling(self._spec.num_heads, self._spec.num_kv_heads, self._num_processors)
+        tiling = Tiling(
+            self._spec.num_heads,
+            self._spec.num_kv_heads,
+            self._num_processors,
+            has_wide=self.query.dtype != torch.float32,
+        )
         shape = tiling.shape(len(self.query), has_chunks=self._num_rows > tiling.narrow_rows)
         section = np.zeros(section_size(shape), dtype=np.int32)
         spans = [

@@ -6,7 +6,7 @@ import msgspec
 import torch
 
 from benchmarks.gpu.clock import median_s
-from benchmarks.gpu.figures import Figures, Row
+from benchmarks.gpu.figures import Figures, Report, Row
 from benchmarks.gpu.settings import Settings
 from legato.lab.work import MeasuredRates
 
@@ -15,20 +15,18 @@ _FEW_ROWS = 32
 _TRANSFER_BYTES = 2**20
 
 
-def run(settings: Settings) -> Figures:
+TITLE = "What the machine can do"
+
+
+def run(settings: Settings, report: Report) -> None:
     device, sizes = settings.torch_device, settings.sizes
-    rows = [
-        Row(name=_COPY, value=_copy(device, sizes.vector_bytes) / 1e12, unit="TB/s"),
-        Row(name=_PRODUCT, value=_product(device, sizes.matrix) / 1e12, unit="TFLOP/s"),
-        Row(
-            name=f"product of {_FEW_ROWS} rows, weights read",
-            value=_read_weights(device, sizes.matrix) / 1e12,
-            unit="TB/s",
-        ),
-    ]
+    report.note(_machine(device))
+    report.add(Row(name=_COPY, value=_copy(device, sizes.vector_bytes) / 1e12, unit="TB/s"))
+    report.add(Row(name=_PRODUCT, value=_product(device, sizes.matrix) / 1e12, unit="TFLOP/s"))
+    read = _read_weights(device, sizes.matrix) / 1e12
+    report.add(Row(name=f"product of {_FEW_ROWS} rows, weights read", value=read, unit="TB/s"))
     if device.type == "cuda":
-        rows += _only_on_gpus(device, sizes.matrix)
-    return Figures(title="What the machine can do", rows=rows, notes=[_machine(device)])
+        report.add(*_only_on_gpus(device, sizes.matrix))
 
 
 def known_roofline(settings: Settings) -> MeasuredRates:

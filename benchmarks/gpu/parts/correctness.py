@@ -4,61 +4,58 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from xml.etree import ElementTree
 
-from benchmarks.gpu.figures import Figures, Row
+from benchmarks.gpu.figures import PartFailedError, Report, Row
+from benchmarks.gpu.outcomes import Outcome, outcomes
 from benchmarks.gpu.settings import Settings
+
+TITLE = "Tests on the device"
 
 _ROOT = Path(__file__).parents[3]
 _HAVE_RUN = (0, 1)
 """Statuses of a run whose tests passed, or failed."""
-_OUTCOMES = ("passed", "failed", "skipped")
-_MESSAGE_CHARS = 300
+_LOOK_S = 0.5
+_RESULTS = ("passed", "failed", "skipped")
 
 
-def run(_: Settings) -> Figures:
+def run(_: Settings, report: Report) -> None:
     folder = _ROOT / "tests" / "gpu"
     # Of what a kernel compiles to for GPUs that are not there, nothing is to be learned here.
     options = [f"--ignore={folder / 'test_compile.py'}"]
     if find_spec("xdist"):
         options += ["--numprocesses", "4"]  # compiling takes longer than running
-    return of_tests([folder], options)
+    of_tests([folder], report, options)
 
 
-def of_tests(paths: Sequence[Path], options: Sequence[str] = ()) -> Figures:
-    """How tests end in a process of their own."""
+def of_tests(paths: Sequence[Path], report: Report, options: Sequence[str] = ()) -> None:
+    """How tests end in a process of their own, told while they run."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options]
-        command += map(str, paths)
-        ended = subprocess.run(
-            command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as said:
+        file = Path(folder) / "outcomes.jsonl"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu.outcomes"]
+        command += [f"--outcomes={file}", *options, *map(str, paths)]
+        process = subprocess.Popen(
+            command, cwd=_ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT
         )
-        if ended.returncode not in _HAVE_RUN:
-            return Figures(title="Tests on the device", failure=ended.stdout + ended.stderr)
-        cases = list(ElementTree.parse(report).iter("testcase"))
-    outcomes = [_outcome(case) for case in cases]
-    failed = [f"- {_told(case)}" for case in cases if _outcome(case) == "failed"]
-    return Figures(
-        title="Tests on the device",
-        rows=[Row(name=name, value=outcomes.count(name), unit="") for name in _OUTCOMES],
-        notes=["\n".join(failed)] if failed else [],
-        failure=f"{len(failed)} tests" if failed else "",
-    )
+        while process.poll() is None:
+            report.add(*_rows(outcomes(file)))
+            time.sleep(_LOOK_S)
+        found = outcomes(file)
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+    report.add(*_rows(found))
+    if process.returncode not in _HAVE_RUN:
+        raise PartFailedError(text)
+    failed = [one for one in found if one.result == "failed"]
+    if failed:
+        report.note("\n".join(f"- `{one.name}`: {one.why}" for one in failed))
+        raise PartFailedError(f"{len(failed)} tests")
 
 
-def _outcome(case: ElementTree.Element) -> str:
-    tags = {child.tag for child in case}
-    if tags & {"failure", "error"}:
-        return "failed"
-    return "skipped" if "skipped" in tags else "passed"
-
-
-def _told(case: ElementTree.Element) -> str:
-    (why, *_) = [child for child in case if child.tag in ("failure", "error")]
-    message = " ".join((why.get("message") or "").split())[:_MESSAGE_CHARS]
-    return f"`{case.get('classname')}::{case.get('name')}`: {message}"
+def _rows(found: Sequence[Outcome]) -> list[Row]:
+    results = [one.result for one in found]
+    return [Row(name=name, value=results.count(name), unit="") for name in _RESULTS]

@@ -1,50 +1,45 @@
 """What else runs without a network: PyTorch alone at its best for decodes, and transformers."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.clock import median_s
-from benchmarks.gpu.figures import Figures, Row
+from benchmarks.gpu.figures import PartFailedError, Report, Row
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.loader import open_checkpoint
 from legato.model.base import StepAttention
 from legato.model.decoder import Decoder
 
+TITLE = "Peers"
 
-def run(settings: Settings) -> Figures:
-    rows = _static_batches(settings)
-    try:
-        rows.append(_transformers(settings))
-        failure = ""
-    except Exception as error:
-        failure = f"transformers: {type(error).__name__}: {error}"
-    return Figures(
-        title="Peers",
-        rows=rows,
-        failure=failure,
-        notes=[
-            "A static batch decodes a token for each of as many requests of the same length, with "
-            "scaled_dot_product_attention over caches in one piece, cuBLAS, and one CUDA graph: "
-            "nothing is scheduled, paged or sampled but by argmax. transformers runs its own "
-            "continuous batching, with a cache for all of the batch."
-        ],
+
+def run(settings: Settings, report: Report) -> None:
+    report.note(
+        "A static batch decodes a token for each of as many requests of the same length, with "
+        "scaled_dot_product_attention over caches in one piece, cuBLAS, and one CUDA graph: "
+        "nothing is scheduled, paged or sampled but by argmax. transformers runs its own "
+        "continuous batching, with a cache for all of the batch."
     )
+    for row in _static_batches(settings):
+        report.add(row)
+    try:
+        report.add(_transformers(settings))
+    except Exception as error:
+        raise PartFailedError(f"transformers: {type(error).__name__}: {error}") from error
 
 
-def _static_batches(settings: Settings) -> list[Row]:
+def _static_batches(settings: Settings) -> Iterator[Row]:
     checkpoint, device = open_checkpoint(settings.engine().model), settings.torch_device
     model = Decoder(checkpoint.spec, dtype=checkpoint.dtype, device=device)
     model.load_weights(checkpoint.tensors(device))
-    rows = []
     for count in settings.sizes.streams:
         step_s = _static_step_s(model, count, settings.sizes.context, device)
         name = f"static batch of PyTorch: {count} at {settings.sizes.context:,}"
-        rows.append(Row(name=name, value=1e3 * step_s, unit="ms"))
-    return rows
+        yield Row(name=name, value=1e3 * step_s, unit="ms")
 
 
 @torch.inference_mode()

@@ -5,9 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from benchmarks.gpu.figures import Figures, Row
+from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.settings import Settings
 from legato.core.config import Quantization
 from legato.core.plan import ScheduledChunk
@@ -23,44 +21,43 @@ _SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=0, max_tok
 _DECODE_TARGET, _PREFILL_TARGET, _MIXED_TARGET = 1.2, 1.4, 1.15
 
 
-def run(settings: Settings) -> Figures:
+TITLE = "Steps of the model"
+
+
+def run(settings: Settings, report: Report) -> None:
     begun_s = time.perf_counter()
     runtime = load_runtime(settings.engine())
     loaded_s = time.perf_counter() - begun_s
-    figures = of_runtime(settings, runtime)
-    loading = Row(name="loading and capture", value=loaded_s, unit="s")
-    return msgspec.structs.replace(figures, rows=[loading, *figures.rows])
+    report.add(Row(name="loading and capture", value=loaded_s, unit="s"))
+    of_runtime(settings, runtime, report)
 
 
-def of_runtime(settings: Settings, runtime: ModelRuntime) -> Figures:
+def of_runtime(settings: Settings, runtime: ModelRuntime, report: Report) -> None:
     """Of a model that is loaded."""
     measured = _Measured(settings, runtime)
     measured.fill()
-    rows = [measured.decode(count) for count in settings.sizes.streams]
-    rows.append(measured.decode(settings.sizes.mixed_streams, depth=1))
-    rows.append(measured.decode(settings.sizes.mixed_streams, params=_SAMPLED))
-    rows += [measured.prefill(chunk) for chunk in settings.sizes.chunks]
-    rows += [measured.mixed(chunk) for chunk in settings.sizes.mixed]
-    return Figures(
-        title="Steps of the model",
-        rows=rows,
-        notes=[
-            "The roofline is that of one operator after the other: of each, the longer of reading "
-            "and multiplying. Steps are timed on the host, from one result to the next.",
-            f"KV cache: {measured.num_cache_tokens:,} tokens.",
-        ],
+    report.note(
+        "The roofline is that of one operator after the other: of each, the longer of reading "
+        "and multiplying. Steps are timed on the host, from one result to the next."
     )
+    report.note(f"KV cache: {measured.num_cache_tokens:,} tokens.")
+    for count in settings.sizes.streams:
+        report.add(measured.decode(count))
+    report.add(measured.decode(settings.sizes.mixed_streams, depth=1))
+    report.add(measured.decode(settings.sizes.mixed_streams, params=_SAMPLED))
+    for chunk in settings.sizes.chunks:
+        report.add(measured.prefill(chunk))
+    for chunk in settings.sizes.mixed:
+        report.add(measured.mixed(chunk))
 
 
-def of_quantized(settings: Settings, quantization: Quantization) -> Figures:
+def of_quantized(settings: Settings, quantization: Quantization, report: Report) -> None:
     """Decodes alone, whose time is that of reading weights and cache."""
     measured = _Measured(settings, load_runtime(settings.engine(quantization=quantization)))
     measured.fill()
-    return Figures(
-        title=f"Decodes with weights in {quantization}",
-        rows=[measured.decode(count) for count in settings.sizes.streams],
-        notes=["The roofline is of the bytes that these weights have."],
-    )
+    report.note("The roofline is of the bytes that these weights have.")
+    for count in settings.sizes.streams:
+        report.add(measured.decode(count))
 
 
 class _Measured:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from benchmarks.gpu.figures import Figures, Row
+from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.settings import Settings
 from legato import AsyncLLM
 from legato.core.sampling_params import SamplingParams
@@ -17,11 +17,18 @@ from legato.engine.prompts import TokensPrompt
 _STEADY_DELIVERIES = 16
 
 
-def run(settings: Settings) -> Figures:
-    return asyncio.run(_run(settings))
+TITLE = "Streams end to end"
 
 
-async def _run(settings: Settings) -> Figures:
+def run(settings: Settings, report: Report) -> None:
+    report.note(
+        "Of `AsyncLLM`, as its caller has the tokens: scheduler, two processes and the way "
+        "between them included. Long prompts come one after the other while the streams run."
+    )
+    asyncio.run(_run(settings, report))
+
+
+async def _run(settings: Settings, report: Report) -> None:
     begun_s = time.perf_counter()
     llm = AsyncLLM.from_engine_args(
         settings.engine(itl_slo_s=settings.itl_slo_s), skip_tokenizer_init=True
@@ -30,17 +37,9 @@ async def _run(settings: Settings) -> Figures:
         started_s = time.perf_counter() - begun_s
         traffic = _Traffic(llm, settings)
         await traffic.complete(settings.sizes.prompt, 2)  # warms up
-        rows = [Row(name="start, measuring step times included", value=started_s, unit="s")]
-        rows += await traffic.probe()
-        rows.append(await traffic.batch())
-    return Figures(
-        title="Streams end to end",
-        rows=rows,
-        notes=[
-            "Of `AsyncLLM`, as its caller has the tokens: scheduler, two processes and the way "
-            "between them included. Long prompts come one after the other while the streams run."
-        ],
-    )
+        report.add(Row(name="start, measuring step times included", value=started_s, unit="s"))
+        report.add(*await traffic.probe())
+        report.add(await traffic.batch())
 
 
 class _Traffic:

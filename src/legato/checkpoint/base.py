@@ -1,7 +1,7 @@
 """A checkpoint of any format."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,6 +23,12 @@ class Checkpoint:
             another dtype and share memory with the file. A GGUF file yields its weights quantized.
         is_quantized: whether the model computes with weights as they are quantized in the file,
             unless they are to be quantized in another way.
+        architecture: its name in config.json.
+        quantization: format of the quantized matrices, in the file's own words; empty if there are
+            none.
+        kept_bytes: size of each tensor as layers keep it that compute with codes; key the tensor's
+            name in the file, for a GGUF file transformers' name.
+        unused: parts of the files that `tensors` leaves out, such as a vision model.
     """
 
     name: str
@@ -31,6 +37,10 @@ class Checkpoint:
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Callable[[torch.device], NamedWeights]
     is_quantized: bool = False
+    architecture: str = ""
+    quantization: str = ""
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
     @property
     def decoder_spec(self) -> DecoderSpec:

@@ -14,6 +14,7 @@ from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight
 
 _FLOAT4_TABLE = torch.from_numpy(FLOAT4_TABLE)
 _LARGEST_GROUP = 128
+_FLOAT4_BLOCK_BYTES = 16
 
 
 class Float8:
@@ -108,6 +109,32 @@ class Float4:
             factor = parts[global_name].float()
             scales = scales / factor if self._divides else scales * factor
         return QuantizedWeight(nibbles(parts[weight_name]), scales, None, 4, table=_FLOAT4_TABLE)
+
+
+class Float4Experts:
+    """MXFP4 of gpt-oss: the matrices of all experts in one, 32 weights to a scale."""
+
+    marker = "_blocks"
+    suffixes = ("_blocks", "_scales")
+
+    def size(self, headers: Mapping[str, Header], _: Load) -> tuple[int, int]:
+        count, num_outputs, groups, num_bytes = headers["_blocks"].shape
+        expected = Header("U8", (count, num_outputs, groups))
+        if headers["_scales"] != expected or num_bytes != _FLOAT4_BLOCK_BYTES:
+            raise UnsupportedModelError(
+                f"its _blocks are {headers['_blocks']}, and its _scales {headers['_scales']}"
+            )
+        return count * num_outputs, 2 * num_bytes * groups
+
+    def parts(self, num_outputs: int, depth: int) -> dict[str, Part]:
+        """Return nothing: the number of experts is only known to `size`, which compares them."""
+        del num_outputs, depth
+        return {}
+
+    def read(self, parts: Parts) -> QuantizedWeight:
+        codes = nibbles(parts["_blocks"].flatten(2).flatten(0, 1))
+        scales = torch.from_numpy(power_of_two(parts["_scales"].flatten(0, 1).numpy())).float()
+        return QuantizedWeight(codes, scales, None, 4, table=_FLOAT4_TABLE)
 
 
 class NormalFloat4:

@@ -1,7 +1,9 @@
 """Opens checkpoints in llama.cpp's format: one GGUF file."""
 
 import logging
+import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.gguf_blocks import SPLIT_TYPES
-from legato.checkpoint.gguf_file import GGUFFile
+from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import described
@@ -72,14 +74,31 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
     }
     check_sizes(path, file.get("block_count"), **{name: file.get(name) for name in _SIZES})
     with refusing_what_fails(path):
-        _, spec = described(_CONFIGS[file.architecture](file))
+        contents = _CONFIGS[file.architecture](file)
+        _, spec = described(contents)
     return Checkpoint(
         name=path.name,
         spec=spec,
         dtype=torch.bfloat16,
         shapes=shapes,
         tensors=partial(_read_tensors, file, spec),
+        architecture=contents["architectures"][0],
+        quantization=_quantization(file),
+        kept_bytes={
+            _transformers_name(name): _kept_bytes(tensor) for name, tensor in file.tensors.items()
+        },
     )
+
+
+def _quantization(file: GGUFFile) -> str:
+    """Return the types of the quantized matrices, the most common first."""
+    types = Counter(t.type.name for t in file.tensors.values() if t.type.name not in _FLOAT_TYPES)
+    return ", ".join(name for name, _ in types.most_common())
+
+
+def _kept_bytes(tensor: GGUFTensor) -> int:
+    is_kept = tensor.type in SPLIT_TYPES and len(tensor.shape) == 2
+    return tensor.num_bytes if is_kept else math.prod(tensor.shape) * torch.bfloat16.itemsize
 
 
 def _llama_config(file: GGUFFile) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.json_file import read_json
-from legato.checkpoint.quantization_config import scheme_of
+from legato.checkpoint.quantization_config import method_of, scheme_of
 from legato.checkpoint.quantized_matrices import QuantizedMatrices
-from legato.checkpoint.scheme import Header
+from legato.checkpoint.scheme import Header, num_bytes
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import check_supported, described, text_config, transforms
@@ -48,19 +48,24 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
     """
     description, spec, changes = read_description(folder, served_len)
     path = folder / "config.json"
+    contents = read_json(path)
     with refusing_what_fails(path):
-        scheme = scheme_of(read_json(path))
+        scheme = scheme_of(contents)
     files = WeightFiles.of(folder)
+    kept_bytes = {name: num_bytes(header) for name, header in files.headers.items()}
     if scheme is None:
         check_types(files.headers)
         return Checkpoint(
             name=str(folder),
             spec=spec,
+            architecture=text_config(contents)["architectures"][0],
+            kept_bytes=kept_bytes,
             dtype=said_dtype(description) or used_dtype(files.headers),
             shapes=shapes_after(
                 {name: header.shape for name, header in files.headers.items()}, changes
             ),
             tensors=lambda _: transformed(files.tensors(files.headers), changes),
+            unused=_unused(files.headers, changes),
         )
     matrices = QuantizedMatrices(str(folder), scheme, files.headers, files.read)
     check_types(matrices.others)
@@ -74,6 +79,10 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
             chain(files.tensors(matrices.others), matrices.read()), changes
         ),
         is_quantized=True,
+        architecture=text_config(contents)["architectures"][0],
+        quantization=method_of(contents),
+        kept_bytes=kept_bytes,
+        unused=_unused(matrices.others, changes),
     )
 
 
@@ -187,6 +196,16 @@ def check_types(headers: Mapping[str, Header]) -> None:
             raise UnsupportedModelError(
                 f"{name} is of type {header.dtype}; such weights are not supported"
             )
+
+
+def _unused(headers: Mapping[str, Header], changes: Sequence[Transform]) -> tuple[str, ...]:
+    """Return the first parts of the names of tensors that are left out, but for "model"."""
+    names = (
+        name.removeprefix("model.")
+        for name, header in headers.items()
+        if not shapes_after({name: header.shape}, changes)
+    )
+    return tuple(sorted({name.partition(".")[0] for name in names}))
 
 
 def used_dtype(headers: Mapping[str, Header]) -> torch.dtype:

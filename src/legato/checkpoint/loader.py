@@ -24,7 +24,7 @@ from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
-from legato.model.quantization import QuantizedWeight, can_quantize, quantize
+from legato.model.quantization import QuantizedWeight, can_quantize, quantize, quantize_rotated
 from legato.model.quantized_forms import can_multiply
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
@@ -36,9 +36,11 @@ logger = logging.getLogger(__name__)
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 _MAX_NAMES = 5
+_ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
+"""Ends of the names of small matrices, where an error would change which experts compute a row."""
 _HEAD = "lm_head.weight"
 _VOCABULARY = ("model.embed_tokens.weight", _HEAD)
-_BITS = {"int8": 8, "int4": 4}
+_BITS = {"int8": 8, "int4": 4, "w8a8": 8}
 
 
 def open_checkpoint(config: ModelConfig) -> Checkpoint:
@@ -99,7 +101,9 @@ def load_model(
             that are not finite.
     """
     if quantization == "fp8" and device.type == "cpu":
-        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
+        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8, int4 and w8a8")
+    if quantization == "w8a8" and kernels is None:
+        raise ConfigError("quantization w8a8 needs native kernels; PyTorch's layers take int8")
     if kernels is None and (checkpoint.is_quantized or quantization == "gguf"):
         _log_widened(f"{checkpoint.name}: PyTorch's layers compute with widened weights")
     with _one_thread() if kernels is not None else nullcontext():
@@ -125,9 +129,14 @@ def fill_model(
     """Check a checkpoint's shapes, then build a model and load its weights.
 
     Raises:
+        ConfigError: w8a8 on a GPU.
         UnsupportedModelError: as `load_model`.
     """
-    _check_shapes(checkpoint)
+    if quantization == "w8a8" and device.type != "cpu":
+        raise ConfigError("quantization w8a8 is for CPUs; a GPU takes int8, int4 and fp8")
+    check_shapes(checkpoint)
+    if checkpoint.unused and communicator.rank == 0:
+        logger.info("%s: not used are %s", checkpoint.name, ", ".join(checkpoint.unused))
     model = make()
     model.load_weights(_read_weights(checkpoint, dtype, device, quantization, communicator))
     return model
@@ -166,8 +175,12 @@ def _empty_model(
     return kind(spec, dtype=dtype, device=device, communicator=communicator)
 
 
-def _check_shapes(checkpoint: Checkpoint) -> None:
-    """Compare the headers' shapes with the model's, before memory is taken for either."""
+def check_shapes(checkpoint: Checkpoint) -> None:
+    """Compare the headers' shapes with the model's, before memory is taken for either.
+
+    Raises:
+        UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
+    """
     needed = weight_shapes(checkpoint.spec)
     for name, shape in checkpoint.shapes.items():
         if _is_redundant(name, checkpoint):
@@ -190,10 +203,11 @@ def _read_weights(
     quantization: Quantization | None,
     communicator: Communicator,
 ) -> NamedWeights:
-    """Yield a rank's part of each weight; it reads the whole only of weights to be quantized."""
+    """Yield a rank's part of each weight."""
     for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
         if not _is_redundant(name, checkpoint):
-            weight = shard(name, _as_wanted(checkpoint, name, tensor, quantization), communicator)
+            part = shard(name, tensor, communicator)
+            weight = _as_wanted(checkpoint, name, part, quantization)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
             yield name, weight
 
@@ -204,7 +218,10 @@ def _as_wanted(
     tensor: torch.Tensor | QuantizedWeight,
     quantization: Quantization | None,
 ) -> torch.Tensor | QuantizedWeight:
-    """Quantize a tensor as configured; embeddings, which suffer most, to at least 8 bits."""
+    """Quantize a tensor as configured; embeddings, which suffer most, to at least 8 bits.
+
+    Routers stay as they are.
+    """
     if isinstance(tensor, QuantizedWeight):
         if quantization in (None, "gguf"):
             if can_multiply(tensor):
@@ -212,14 +229,18 @@ def _as_wanted(
                 return replace(tensor, is_stored_only=not is_kept)
             _log_widened(f"{checkpoint.name}: matrices in groups of {tensor.group} are widened")
         tensor = tensor.dequantize()
-    if quantization not in _BITS or not can_quantize(tensor):
+    if quantization not in _BITS or not can_quantize(tensor) or name.endswith(_ROUTERS):
         return tensor
     spec = checkpoint.spec
-    if not isinstance(spec, TransformersSpec):
-        return quantize(tensor, 8 if name in _VOCABULARY else _BITS[quantization])
-    if name in (spec.embedding, spec.head):
-        return quantize(tensor, 8)
-    return quantize(tensor, _BITS[quantization]) if name in spec.matrices else tensor
+    if isinstance(spec, TransformersSpec):
+        if name not in (spec.embedding, spec.head, *spec.matrices):
+            return tensor
+        in_vocabulary = name in (spec.embedding, spec.head)
+    else:
+        in_vocabulary = name in _VOCABULARY
+    if quantization == "w8a8":
+        return quantize_rotated(tensor)
+    return quantize(tensor, 8 if in_vocabulary else _BITS[quantization])
 
 
 @cache

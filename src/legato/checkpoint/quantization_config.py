@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from legato.checkpoint.float_schemes import Float4, Float8, NormalFloat4
+from legato.checkpoint.float_schemes import Float4, Float4Experts, Float8, NormalFloat4
 from legato.checkpoint.integer_schemes import Awq, Gptq, PackedIntegers, SignedBytes
 from legato.checkpoint.scheme import Scheme
 from legato.core.errors import UnsupportedModelError
@@ -33,6 +33,13 @@ def scheme_of(contents: dict[str, Any]) -> Scheme | None:
             f"reads {', '.join(_METHODS)}, GGUF files, and unquantized checkpoints"
         )
     return make(config)
+
+
+def method_of(contents: dict[str, Any]) -> str:
+    """Return the method and format of a quantized checkpoint, as `scheme_of` has accepted it."""
+    config = contents.get("quantization_config") or contents.get("compression_config") or {}
+    words = (config.get("quant_method"), config.get("format"), config.get("quant_algo"))
+    return " ".join(dict.fromkeys(str(word) for word in words if word))
 
 
 def _awq(config: dict[str, Any]) -> Scheme:
@@ -73,6 +80,10 @@ def _bitsandbytes(config: dict[str, Any]) -> Scheme:
         raise UnsupportedModelError("bitsandbytes: only checkpoints with load_in_4bit are read")
     _require(config, "bnb_4bit_quant_type", "nf4", "fp4")
     return NormalFloat4(config["bnb_4bit_quant_type"])
+
+
+def _mxfp4(_: dict[str, Any]) -> Scheme:
+    return Float4Experts()
 
 
 def _compressed_tensors(config: dict[str, Any]) -> Scheme:
@@ -121,6 +132,7 @@ _METHODS = {
     "fp8": _fp8,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
 }
 
 

@@ -34,7 +34,7 @@ class QuantizedMatrices:
         load: Callable[[str], torch.Tensor],
     ) -> None:
         self._checkpoint, self._scheme, self._load = checkpoint, scheme, load
-        ending = f".{scheme.marker}"
+        ending = _name("", scheme.marker)
         self._parts: defaultdict[str, dict[str, Header]] = defaultdict(dict)  # key the module
         for name in headers:
             if name.endswith(ending):
@@ -42,9 +42,9 @@ class QuantizedMatrices:
                 self._parts[module] = {
                     suffix: headers[part]
                     for suffix in scheme.suffixes
-                    if (part := f"{module}.{suffix}") in headers
+                    if (part := _name(module, suffix)) in headers
                 }
-        taken = {f"{module}.{suffix}" for module, own in self._parts.items() for suffix in own}
+        taken = {_name(module, suffix) for module, own in self._parts.items() for suffix in own}
         self.others = {name: header for name, header in headers.items() if name not in taken}
         self.shapes = {
             f"{module}.weight": self._checked_size(module, own)
@@ -54,7 +54,7 @@ class QuantizedMatrices:
     def read(self) -> NamedWeights:
         """Yield the matrices, still quantized where their form allows it."""
         for module, headers in self._parts.items():
-            parts = {suffix: self._load(f"{module}.{suffix}") for suffix in headers}
+            parts = {suffix: self._load(_name(module, suffix)) for suffix in headers}
             try:
                 yield f"{module}.weight", self._scheme.read(parts)
             except (UnsupportedModelError, RuntimeError, KeyError) as error:
@@ -62,7 +62,7 @@ class QuantizedMatrices:
 
     def _checked_size(self, module: str, headers: Mapping[str, Header]) -> tuple[int, int]:
         try:
-            size = self._scheme.size(headers, lambda suffix: self._load(f"{module}.{suffix}"))
+            size = self._scheme.size(headers, lambda suffix: self._load(_name(module, suffix)))
             parts = self._scheme.parts(*size)
         except (UnsupportedModelError, ValueError, KeyError) as error:
             raise self._refusal(module, error) from error
@@ -72,3 +72,8 @@ class QuantizedMatrices:
     def _refusal(self, module: str, error: Exception) -> UnsupportedModelError:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         return UnsupportedModelError(f"{self._checkpoint}: {module} cannot be read: {reason}")
+
+
+def _name(module: str, suffix: str) -> str:
+    """Return the name of a tensor; a suffix with an underscore is a part of its last word."""
+    return f"{module}{suffix}" if suffix.startswith("_") else f"{module}.{suffix}"

@@ -1,5 +1,6 @@
 """How a published checkpoint holds a quantized matrix: its tensors, their shapes and types."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -25,6 +26,12 @@ class Header(NamedTuple):
     shape: tuple[int, ...]
 
 
+def num_bytes(header: Header) -> int:
+    """Return the size of a tensor in its file."""
+    digits = "".join(filter(str.isdigit, header.dtype.partition("_")[0]))
+    return math.prod(header.shape) * int(digits or 8) // 8
+
+
 class Part(NamedTuple):
     """What a tensor of a quantized matrix has to be.
 
@@ -42,7 +49,7 @@ class Scheme(Protocol):
 
     Attributes:
         marker: suffix of a tensor that all quantized modules have, and no others.
-        suffixes: of a matrix's tensors.
+        suffixes: of a matrix's tensors; after a dot, unless they begin with an underscore.
     """
 
     @property

@@ -16,7 +16,8 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _TEXT_PATTERNS = ("*.json", "*.jinja")
 _MODEL_PATTERNS = (*_TEXT_PATTERNS, "*.safetensors")
 # Copies of the same weights under other names (Mistral's and Meta's own formats).
-_HUB_IGNORED = ("consolidated*", "*/*")
+# Folders hold other formats, except 1_Pooling of sentence-transformers.
+_HUB_IGNORED = ("consolidated*", "[!1]*/*")
 
 
 class ModelSource(msgspec.Struct, frozen=True):
@@ -87,12 +88,19 @@ def _resolve(
         raise ConfigError(f"{model} is neither a model folder nor a .gguf file")
     if model == DEFAULT_MODEL:
         return ModelSource(_default_path())
-    if path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
+    if is_hub_id(model):
         return ModelSource(_download(model, revision, hub_patterns))
     raise ConfigError(
         f"there is no model at {model!r}; give a Hugging Face folder, a hub id such as "
         f"'Qwen/Qwen3-0.6B', a path to a .gguf file, or {DEFAULT_MODEL!r}"
     )
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a name that is no path on this machine can be that of a hub model."""
+    path = Path(model).expanduser()
+    is_local = path.exists() or model == DEFAULT_MODEL
+    return not is_local and path.suffix != ".gguf" and bool(_HUB_ID.fullmatch(model))
 
 
 def _in_model_folder(folder: Path) -> Path:

@@ -9,10 +9,12 @@ import torch
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.hugging_face import WeightFiles, check_types, dtype_named, used_dtype
-from legato.checkpoint.quantization_config import scheme_of
+from legato.checkpoint.quantization_config import method_of, scheme_of
 from legato.checkpoint.quantized_matrices import QuantizedMatrices
+from legato.checkpoint.scheme import num_bytes
 from legato.checkpoint.transformers_tensors import TransformersTensors, in_order
 from legato.core.validation import check_sizes, refusing_what_fails
+from legato.model.architectures import text_config
 from legato.model.transformers_paper import describe
 from legato.model.transformers_spec import TransformersSpec
 
@@ -40,12 +42,16 @@ def open_transformers_checkpoint(folder: Path, contents: Mapping[str, Any]) -> C
     with refusing_what_fails(path):
         scheme = scheme_of(dict(contents))
     files, named = WeightFiles.of(folder), TransformersTensors(spec)
+    kept_bytes = {name: num_bytes(header) for name, header in files.headers.items()}
+    architecture = text_config(dict(contents))["architectures"][0]
     if scheme is None:
         check_types(files.headers)
         shapes = {name: header.shape for name, header in files.headers.items()}
         return Checkpoint(
             name=str(folder),
             spec=spec,
+            architecture=architecture,
+            kept_bytes=kept_bytes,
             dtype=said_dtype(contents) or used_dtype(files.headers),
             shapes=named.shapes_after(shapes),
             tensors=lambda _: named.converted(files.tensors(in_order(shapes))),
@@ -61,6 +67,9 @@ def open_transformers_checkpoint(folder: Path, contents: Mapping[str, Any]) -> C
         shapes=named.shapes_after(shapes | matrices.shapes),
         tensors=lambda _: named.converted(chain(files.tensors(others), matrices.read())),
         is_quantized=True,
+        architecture=architecture,
+        quantization=method_of(dict(contents)),
+        kept_bytes=kept_bytes,
     )
 
 

@@ -139,6 +139,8 @@ def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int
     else:
         lines += _span("Time to first token", first)
     gaps = attribution.gaps()
+    if gaps:
+        lines += ["", _pace(attribution, gaps)]
     longest = sorted(range(len(gaps)), key=lambda index: -gaps[index])[:num_gaps]
     for index in longest:
         span = attribution.gap(index)
@@ -225,6 +227,17 @@ def _drafts(story: "RequestStory") -> list[str]:
         f"{told.num_drafts.total()} drafts, {told.num_accepted.total()} of them right "
         f"({by_drafter}): {told.tokens_a_step:.2f} tokens a step as a stream"
     ]
+
+
+def _pace(attribution: "Attribution", gaps: "list[float]") -> str:
+    """Gaps and the time per token apart: with drafts, a gap may bring several tokens."""
+    told_s, firsts = attribution.told_s, attribution.firsts
+    num_tokens = firsts[-1] - firsts[0]
+    middle_s = sorted(gaps)[(len(gaps) - 1) // 2]
+    return (
+        f"{len(gaps)} gaps: median {middle_s:.4f} s, longest {max(gaps):.4f} s; "
+        f"time per token {(told_s[firsts[-1]] - told_s[firsts[0]]) / num_tokens:.4f} s"
+    )
 
 
 def _span(title: str, span: "Span") -> list[str]:

@@ -23,6 +23,7 @@ _COMMANDS = {
     "tune": _LAB,
     "explain": _SERVING,
     "trace": _SERVING,
+    "models": _SERVING,
     "completion": _SERVING,
 }
 """Key a command, value the package of its module."""

@@ -8,6 +8,7 @@ import msgspec
 
 from legato.core.config_fields import Config, Field, Flag, fields_of
 from legato.core.errors import ConfigError
+from legato.core.pooling import Pooling
 from legato.core.ranges import Count, CountOrZero, Seconds, Share, Size, SizeOrZero, Slack
 from legato.core.slo import (
     BATCH,
@@ -24,7 +25,7 @@ from legato.core.transfer_config import TransferConfig
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
-Quantization = Literal["int8", "int4", "fp8", "gguf"]
+Quantization = Literal["int8", "int4", "w8a8", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "legato", "transformers"]
 KVCacheDType = Literal["auto", "int8"]
@@ -123,8 +124,8 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         Quantization | None,
         Flag(
             "what weights are held in: in blocks of 32, rounded to 8 or 4 bits, or in codes as a "
-            "GGUF file has them; or on a GPU as fp8, 8-bit floats, to which what they are "
-            "multiplied with is rounded, too",
+            "GGUF file has them; or, with what they are multiplied with rounded likewise, in 8 "
+            "bits: integers on a CPU (w8a8), floats on a GPU (fp8)",
             default="as a quantized checkpoint of the hub has them, else in the dtype",
         ),
     ] = None
@@ -136,6 +137,13 @@ class ModelConfig(Config, frozen=True, kw_only=True):
             default="the fastest that can run",
         ),
     ] = "auto"
+    pooling: Annotated[
+        Pooling | None,
+        Flag(
+            "what an embedding is made of: the last token's hidden state, or the mean of all",
+            default="what the checkpoint's sentence-transformers files say, else last",
+        ),
+    ] = None
     speculative_model: Annotated[
         str | None,
         Flag(
@@ -349,12 +357,6 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         return self.shortest_step_s < math.inf
 
     @property
-    def strictest_quantile(self) -> float:
-        """The strictest quantile of a promise on gaps: streams of all classes share a step."""
-        classes = self.classes.values()
-        return max((slo.itl_quantile for slo in classes if slo.itl_s is not None), default=P99)
-
-    @property
     def shortest_step_s(self) -> float:
         """The longest step that every stream can bear again and again; infinite if all can."""
         steps_s = (slo.step_s for slo in self.classes.values() if slo.step_s is not None)
@@ -383,14 +385,19 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         assert self.max_num_seqs is not None
         return max_model_len + self.max_num_seqs
 
-    def most_batched_tokens(self, max_model_len: int, device: str) -> int:
+    def most_batched_tokens(
+        self, max_model_len: int, device: str, *, has_windows: bool = False
+    ) -> int:
         """Return the largest token budget that a running server may be changed to.
 
         On a CPU it is large enough for any whole prompt. A GPU's memory for steps is allocated at
-        the start, so its budget cannot grow.
+        the start, so its budget cannot grow, and so are the blocks of window groups.
+
+        Args:
+            has_windows: whether the cache has window groups.
         """
         assert self.max_num_batched_tokens is not None
-        if device != "cpu":
+        if device != "cpu" or has_windows:
             return self.max_num_batched_tokens
         return max(self.max_num_batched_tokens, self.whole_prompt_tokens(max_model_len))
 

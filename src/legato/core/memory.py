@@ -20,6 +20,8 @@ _SIGNS = (
     "Cannot allocate memory",
     "can't start new thread",
     "Resource temporarily unavailable",  # from C++, when it cannot start a thread
+    "out of memory",  # a GPU's, from PyTorch, the driver, or Triton
+    "CUBLAS_STATUS_ALLOC_FAILED",
 )
 
 _CGROUP_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")

@@ -34,6 +34,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
         logprob: log probability of `token_id`, the token at the position.
         rank: 1 for the most likely token.
         top: (token id, logprob) of the most likely tokens, best first; as many as were asked for.
+            With `logprob_token_ids`, of those tokens and of the token itself.
     """
 
     token_id: int
@@ -118,6 +119,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         is_promise_waived: whether it is served best-effort, as `allow_best_effort` allows.
         scheduled_s: planning time of the step that admitted the request, on the clock of
             `AddRequest.arrival_time_s`; None before.
+        pooled: float32 [E], the vector that ends a pooled request.
     """
 
     request_id: str
@@ -133,3 +135,4 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_cached_tokens: int = 0
     is_promise_waived: bool = False
     scheduled_s: float | None = None
+    pooled: bytes | None = None

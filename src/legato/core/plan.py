@@ -1,6 +1,7 @@
 """The plan of one step, and its result."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +15,20 @@ from legato.core.step_record import (
     Obstacle,
 )
 
+ZERO_STATE, SCRATCH_STATE, FIRST_STATE = 0, 1, 2
+"""State slots: zeros, which no step writes, for a request's first chunk; a slot that steps outside
+any request write to; and the first slot of requests."""
+
+
+class StateChange(NamedTuple):
+    """The state slots of a chunk: the step reads one and writes another.
+
+    The slot that it reads is unchanged if the step fails.
+    """
+
+    source: int
+    destination: int
+
 
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + num_tokens) of one request, computed in one step.
@@ -21,13 +36,18 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         block_ids: the request's block table up to at least `start + num_tokens` tokens. The same
             object is the same table.
-        num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt, 1 if the
-            chunk reaches the request's last token, and 1 more for each draft.
+        num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt and for a
+            pooled request, 1 if the chunk reaches the request's last token, and 1 more for each
+            draft.
         kind: kind of chunk, for the step-time model, metrics and traces alike.
         ended_by: why a prefill chunk is not longer; None for other kinds.
         draft_token_ids: drafts, the chunk's last tokens; the tokens before them are known, or come
             with a step in flight.
         drafter: source of the drafts; None without drafts.
+        state: slots of the recurrent layers' states; None if the model has no such layers, or for
+            a chunk outside any request.
+        window_block_ids: the request's block table in each window group of the cache, as long as
+            `block_ids`; entries that no query of the chunk reads may be any block.
     """
 
     request_id: str
@@ -39,6 +59,8 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     ended_by: EndedBy | None = None
     draft_token_ids: tuple[int, ...] = ()
     drafter: DrafterName | None = None
+    state: StateChange | None = None
+    window_block_ids: tuple[Sequence[int], ...] = ()
 
     @property
     def end(self) -> int:
@@ -80,6 +102,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             self.block_ids,
             self.num_samples - num_drafts,
             "decode",
+            window_block_ids=self.window_block_ids,
         )
 
     def unsampled(
@@ -151,11 +174,13 @@ class Fault(msgspec.Struct, frozen=True):
 
     Attributes:
         is_asked_for: the fault follows from the request's own settings, on any engine.
+        is_device_lost: the device computes nothing for this process any more.
     """
 
     error: str
     is_out_of_memory: bool = False
     is_asked_for: bool = False
+    is_device_lost: bool = False
 
 
 class ChunkResult(msgspec.Struct, frozen=True, gc=False):
@@ -172,6 +197,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
         prompt_logprobs: scores of the prompt tokens at [start + 1, min(end + 1, prompt length)),
             none of them twice; None if not asked for.
         is_complete: whether the output's grammar allows no further token.
+        pooled: float32 [E], the vector of a pooled request that the chunk completes.
     """
 
     num_tokens: int
@@ -179,6 +205,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: TokenScores | None = None
     is_complete: bool = False
+    pooled: bytes | None = None
 
     def cut(self, num_samples: int, *, is_complete: bool) -> "ChunkResult":
         """Return the result with at most `num_samples` tokens; the last may end the output."""

@@ -6,6 +6,7 @@ import msgspec
 
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, KVTransfer
 from legato.core.outputs import FinishReason
+from legato.core.pooling import Pooling
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams, SloClass
 from legato.core.token_ids import TokenIds
@@ -25,6 +26,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             tokenizing.
         is_rerun: another engine had accepted it and died, so it must not be refused.
         kv_transfer: transfer of its prompt's blocks to or from another engine; None without one.
+        pooling: how its prompt becomes a vector, with which it ends; None if it samples tokens.
     """
 
     request_id: str
@@ -36,6 +38,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reading_s: float = 0.0
     is_rerun: bool = False
     kv_transfer: KVTransfer | None = None
+    pooling: Pooling | None = None
 
     @property
     def sent_s(self) -> float:
@@ -71,6 +74,7 @@ class Request:
     Attributes:
         slo: its promise.
         is_best_effort, step_s: as the SLO says; `step_s` is infinite if it bounds no step.
+        is_pooled: whether it ends with its prompt, without a token.
         num_tokens, num_prompt_tokens: tokens with and without the output, stored because they are
             read so often.
         num_final_tokens: number of tokens at which it ends, if nothing ends it earlier.
@@ -103,6 +107,7 @@ class Request:
         "in_flight_until_s",
         "is_best_effort",
         "is_late",
+        "is_pooled",
         "is_promise_waived",
         "last_token_s",
         "message",
@@ -136,7 +141,10 @@ class Request:
         self.num_prompt_tokens = self.num_tokens = len(message.prompt_token_ids)
         assert message.params.max_tokens is not None, "the front end resolves it"
         most = min(self.num_prompt_tokens + message.params.max_tokens, max_model_len)
-        self.num_final_tokens = max(self.num_prompt_tokens + 1, most)
+        self.is_pooled = message.pooling is not None
+        self.num_final_tokens = (
+            self.num_prompt_tokens if self.is_pooled else max(self.num_prompt_tokens + 1, most)
+        )
         self.num_expected_tokens = self.num_tokens
         self.in_flight_since_s = self.in_flight_until_s = 0.0
         self._promise(slo)
@@ -197,6 +205,8 @@ class Request:
     @property
     def ends_in_flight(self) -> bool:
         """Whether it ends when a step in flight lands, by its length or by an abort."""
+        if self.is_pooled:
+            return self.num_scheduled_tokens >= self.num_final_tokens
         return self.num_expected_tokens >= self.num_final_tokens
 
     @property
@@ -273,6 +283,11 @@ class Request:
                 return
         if self.num_tokens >= self.num_final_tokens:
             self.finish_reason = FinishReason.LENGTH
+
+    @property
+    def is_pooled_whole(self) -> bool:
+        """Whether all tokens of its prompt are pooled."""
+        return self.is_pooled and self.num_computed_tokens >= self.num_prompt_tokens
 
     def complete(self) -> None:
         """End because no token can follow, even if the length ends it at the same time."""

@@ -10,6 +10,8 @@ from legato.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 """Tokens beside the sampled one: `logprobs`, `top_logprobs` and `prompt_logprobs`."""
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Entries of `logprob_token_ids`."""
 MAX_LOGIT_BIAS = 1024
 """Entries of `logit_bias`."""
 MAX_STOP = 64
@@ -63,6 +65,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             many as the context has room for beside `max_tokens`.
         logprobs: return the log probabilities of this many most likely tokens beside the sampled
             one, in [0, 20].
+        logprob_token_ids: return the log probabilities of these tokens, at most 128, in place of
+            the most likely ones, and of the sampled one; with `logprobs` only.
         prompt_logprobs: the same for each prompt token but the first, in [0, 20].
         skip_special_tokens: leave special tokens out of the text.
         kept_special_tokens: ids of special tokens that stay in the text even so.
@@ -93,6 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     truncate_prompt_tokens: int | None = None
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     kept_special_tokens: tuple[int, ...] = ()
@@ -107,6 +112,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.allowed_token_ids is not None:
             allowed = tuple(dict.fromkeys(self.allowed_token_ids))
             msgspec.structs.force_setattr(self, "allowed_token_ids", allowed)
+        if self.logprob_token_ids is not None:
+            listed = tuple(dict.fromkeys(self.logprob_token_ids)) or None
+            msgspec.structs.force_setattr(self, "logprob_token_ids", listed)
         self._check_sampling()
         self._check_penalties()
         self._check_forbidden()
@@ -142,6 +150,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             or self.prompt_logprobs is not None
             or self.structured_outputs is not None
         )
+
+    @property
+    def num_shown_logprobs(self) -> int | None:
+        """Tokens beside the sampled one whose log probabilities are returned; None for none."""
+        if self.logprobs is None or self.logprob_token_ids is None:
+            return self.logprobs
+        return len(self.logprob_token_ids) + 1  # the sampled one is among them
 
     def _check_sampling(self) -> None:
         _require(1 <= self.n <= MAX_N, "n", f"must be between 1 and {MAX_N}", self.n)
@@ -222,6 +237,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "truncate_prompt_tokens",
             "must be -1 or at least 1",
             kept,
+        )
+        listed = self.logprob_token_ids or ()
+        _require_at_most(MAX_LOGPROB_TOKEN_IDS, "logprob_token_ids", len(listed))
+        _require(
+            not listed or self.logprobs is not None,
+            "logprob_token_ids",
+            "goes with logprobs only",
+            listed,
         )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)

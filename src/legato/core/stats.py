@@ -4,12 +4,19 @@ import msgspec
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache as allocated. Attributes: `dtype`: data type of keys and values."""
+    """The KV cache as allocated.
+
+    Attributes:
+        num_blocks: blocks of the layers that keep all tokens of a request.
+        dtype: data type of keys and values.
+        windows: of the layers that keep only the last tokens; each window has blocks of its own.
+    """
 
     num_blocks: int
     block_size: int
     dtype: str
     enable_prefix_caching: bool
+    windows: tuple[int, ...] = ()
 
 
 OTHER_TENANTS = "other"
@@ -114,6 +121,7 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
             one query without an answer.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
         num_cached_blocks: unused blocks that are kept for later requests.
+        window_usage: key a window in tokens, value the fraction of its blocks in use, in [0, 1].
         transfer: None if there are no other engines to send to or fetch from.
     """
 
@@ -121,4 +129,5 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
     num_contained_errors: int = 0
     kv_usage: float = 0.0
     num_cached_blocks: int = 0
+    window_usage: dict[int, float] = msgspec.field(default_factory=dict)
     transfer: TransferStats | None = None

@@ -15,12 +15,15 @@ from legato.checkpoint.source import configured_source
 from legato.core.config import DEFAULT_MODEL, EngineConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.pooling import Pooling
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.stats import EngineStats
 from legato.engine.assembly.builder import build_engine
+from legato.engine.embedding import Embedding, EmbeddingOutput
 from legato.engine.errors import failure
 from legato.engine.frontend.completion import CompletionDelta, CompletionStream
+from legato.engine.frontend.embedding import Side, check_dimensions, finished_embedding
 from legato.engine.frontend.requests import build_requests
 from legato.engine.generation import Generation
 from legato.engine.llm_settings import TextConfig, llm_config, llm_docstring, llm_signature
@@ -185,6 +188,65 @@ class LLM:
         ]
         return self._generated(readers, sampling_params, use_tqdm=use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side = "right",
+        use_tqdm: bool = True,
+    ) -> list[Embedding]:
+        """Return a vector for each prompt, batched; results are in the order of the prompts.
+
+        A vector is made of the hidden states after the final norm.
+
+        Args:
+            prompts: as in `generate`.
+            pooling: the last token's hidden state, or the mean of all; None for what the setting
+                `pooling` or the checkpoint says.
+            dimensions: first so many numbers of each vector; None for all.
+            normalize: divide each vector by its L2 norm.
+            truncate_prompt_tokens: keep so many tokens of each prompt, special tokens around a text
+                included; -1 keeps as many as the context has, None all.
+            truncation_side: where tokens are dropped.
+            use_tqdm: as in `generate`.
+
+        Raises:
+            InvalidRequestError, RequestFailedError, EngineFaultError: as in `generate`.
+        """
+        check_dimensions(dimensions, self.info.hidden_size)
+        prompt_list = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        work = []
+        for index, prompt in enumerate(prompt_list):
+            with _blaming(index, len(prompt_list)):
+                work.append(
+                    self._prompts.read_pooled(
+                        prompt,
+                        pooling or self.info.pooling,
+                        truncate_prompt_tokens,
+                        truncation_side,
+                    )
+                )
+        embeddings: list[Embedding | None] = [None] * len(work)
+        with _progress(enabled=use_tqdm) as progress:
+            bar = progress.add_task("Embedding", total=len(work), tok_s="")
+            for index, delta in self._run(work):
+                asked, pooled = work[index], delta.output.pooled
+                assert pooled is not None, "a pooled request has one output"
+                vector = finished_embedding(pooled, dimensions=dimensions, normalize=normalize)
+                embeddings[index] = Embedding(
+                    request_id=str(next(self._ids)),
+                    prompt=asked.text,
+                    prompt_token_ids=asked.token_ids,
+                    outputs=EmbeddingOutput(vector.tolist()),
+                    num_cached_tokens=delta.output.num_cached_tokens,
+                )
+                progress.update(bar, advance=1)
+        return [embedding for embedding in embeddings if embedding is not None]
+
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams
     ) -> Iterator[CompletionDelta]:
@@ -278,6 +340,7 @@ class LLM:
             info=self.info,
             eos_token_ids=self._defaults.eos_token_ids,
             arrival_time_s=time.monotonic(),
+            pooling=asked.pooling,
         )
 
 

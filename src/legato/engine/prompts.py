@@ -9,8 +9,10 @@ from legato.checkpoint.defaults import ModelDefaults, load_defaults
 from legato.checkpoint.source import ModelSource
 from legato.core.config import ModelConfig
 from legato.core.errors import InvalidRequestError
+from legato.core.pooling import UNSAMPLED, Pooling
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.engine.frontend.embedding import Side, kept_tokens
 from legato.engine.frontend.requests import last_tokens, with_bad_words
 from legato.engine.process.messages import EngineInfo
 from legato.grammar.check import GrammarChecker
@@ -65,6 +67,7 @@ class ReadPrompt(NamedTuple):
         text: of the prompt; None if it was given as tokens.
         params: with the tokens of their bad words.
         syntax: of the completion, as in `Completion`.
+        pooling: how it becomes a vector; None if it is completed.
     """
 
     text: str | None
@@ -72,6 +75,7 @@ class ReadPrompt(NamedTuple):
     params: SamplingParams
     service: ServiceParams
     syntax: MessageSyntax | None = None
+    pooling: Pooling | None = None
 
 
 class Text(NamedTuple):
@@ -130,6 +134,24 @@ class PromptReader:
         if salt is not None:
             service = msgspec.structs.replace(service, cache_salt=salt)
         return ReadPrompt(text, list(token_ids), params, service)
+
+    def read_pooled(
+        self, prompt: Prompt, pooling: Pooling, truncate_prompt_tokens: int | None, side: Side
+    ) -> ReadPrompt:
+        """Read a prompt that becomes a vector.
+
+        Args:
+            truncate_prompt_tokens, side: as of `LLM.embed`.
+
+        Raises:
+            InvalidRequestError: as `read`.
+        """
+        read = self.read(prompt, UNSAMPLED)
+        count, whole = truncate_prompt_tokens, read.token_ids
+        is_text = read.text is not None and count is not None
+        bare = self.tokenizer.encode(read.text or "", False) if is_text else whole
+        kept = kept_tokens(whole, bare, count, side, self._info.max_model_len)
+        return read._replace(token_ids=list(kept), pooling=pooling)
 
     def conversation(
         self,

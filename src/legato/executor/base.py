@@ -26,7 +26,10 @@ class Executor(Protocol):
     def depth(self) -> int: ...
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        """Copy blocks to and from host memory, in this order, before the next step."""
+        """Copy blocks to and from host memory, in this order, before the next step.
+
+        Raises `MemoryError` before it copies any block, so that the call can be repeated.
+        """
         ...
 
     def submit(self, plan: StepPlan) -> None:

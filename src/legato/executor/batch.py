@@ -1,7 +1,7 @@
 """The packed batch: all chunks of a step, one after the other without padding between them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -88,6 +88,13 @@ class PackedChunk(NamedTuple):
         return self.row_end - self.row_start
 
 
+class BlockTable(NamedTuple):
+    """Where a group of layers has the keys and values of the batch; see `PackedBatch`."""
+
+    slot_mapping: Int64s
+    block_table: Int32s
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """T tokens of R chunks; S rows are sampled.
@@ -106,6 +113,8 @@ class PackedBatch:
         context_len: int32 [R], keys visible to the last row of each request.
         block_table: int32 [R, max_blocks], blocks of each request in token order; 0 after the
             last.
+        windows: the same two of each window group of the cache, whose layers do not read the blocks
+            that the window has passed.
     """
 
     input_ids: torch.Tensor
@@ -115,6 +124,14 @@ class PackedBatch:
     query_start: Int32s
     context_len: Int32s
     block_table: Int32s
+    windows: tuple[BlockTable, ...] = ()
+
+    def of_group(self, index: int) -> "PackedBatch":
+        """Return the batch as the layers of a cache group see it; group 0 is no window group."""
+        if not index:
+            return self
+        own = self.windows[index - 1]
+        return replace(self, slot_mapping=own.slot_mapping, block_table=own.block_table, windows=())
 
     @property
     def chunks(self) -> list[PackedChunk]:
@@ -136,16 +153,28 @@ def pack(
     rows = flat.rows()
     query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
     query_start[1:] = flat.counts.cumsum()
-    block_table = _block_table(chunks, sequences)
     block = rows.position // block_size  # [T]
+
+    def located(block_rows: Sequence[Int32s]) -> BlockTable:
+        table = _block_table(block_rows)
+        slots = (table[rows.chunk, block] - block) * block_size + rows.position
+        return BlockTable(slots, table)
+
+    pairs = list(zip(chunks, sequences, strict=True))
+    own = located([sequence.block_row(chunk.block_ids) for chunk, sequence in pairs])
+    windows = tuple(
+        located([sequence.window_row(i, chunk.window_block_ids[i]) for chunk, sequence in pairs])
+        for i in range(len(chunks[0].window_block_ids))
+    )
     return PackedBatch(
         input_ids=_padded(token_ids(chunks, sequences), device),
         positions=_padded(rows.position, device),
         sample_rows=_padded(flat.sampled(rows), device),
-        slot_mapping=(block_table[rows.chunk, block] - block) * block_size + rows.position,
+        slot_mapping=own.slot_mapping,
         query_start=query_start,
         context_len=(flat.starts + flat.counts).astype(np.int32),
-        block_table=block_table,
+        block_table=own.block_table,
+        windows=windows,
     )
 
 
@@ -155,8 +184,7 @@ def token_ids(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceStat
     return np.concatenate(parts)
 
 
-def _block_table(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> Int32s:
-    rows = [s.block_row(c.block_ids) for c, s in zip(chunks, sequences, strict=True)]
+def _block_table(rows: Sequence[Int32s]) -> Int32s:
     table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
     for i, row in enumerate(rows):
         table[i, : len(row)] = row

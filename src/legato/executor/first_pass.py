@@ -16,6 +16,7 @@ from legato.core.token_ids import token_array
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
+from legato.executor.state_cache import StateCache
 from legato.model.base import Model
 
 _MAX_TOKENS = 8
@@ -23,31 +24,55 @@ _MAX_TOKENS = 8
 
 @torch.inference_mode()
 def check_forward(
-    model: Model, attention: AttentionBackend, *, block_size: int, vocab_size: int, max_len: int
+    model: Model,
+    attention: AttentionBackend,
+    *,
+    block_size: int,
+    vocab_size: int,
+    max_len: int,
+    num_layers: int | None = None,
+    states: StateCache | None = None,
 ) -> None:
     """Check that a forward pass over tokens from all over the vocabulary is finite.
 
     Args:
-        attention: the check writes to its first blocks.
+        attention: the check writes to the first blocks of each cache group.
         max_len: positions of the model and of the cache.
+        num_layers: of the model; None if all have keys and values in the cache.
+        states: of the recurrent layers; None if the model has none.
 
     Raises:
         UnsupportedModelError: a layer, or the output projection, returns NaN or infinities.
     """
-    plan = first_plan(vocab_size=vocab_size, max_len=max_len, block_size=block_size)
+    plan = first_plan(
+        vocab_size=vocab_size,
+        max_len=max_len,
+        block_size=block_size,
+        num_groups=len(attention.blocks),
+    )
     sequences = [SequenceState(request) for request in plan.new_requests]
     batch = pack(plan.chunks, sequences, block_size=block_size, device=model.device)
 
-    def values(num_layers: int | None) -> torch.Tensor:
+    def values(first: int | None) -> torch.Tensor:
         step = attention.begin_step(batch)
-        hidden = model.forward(batch.input_ids, batch.positions, step, num_layers=num_layers)
-        return hidden if num_layers is not None else model.compute_logits(hidden)
+        hidden = model.forward(
+            batch.input_ids,
+            batch.positions,
+            step,
+            states=None if states is None else states.begin_step(batch),
+            num_layers=first,
+        )
+        return hidden if first is not None else model.compute_logits(hidden)
 
-    check_layers(values, model.cache.num_layers, model.dtype)
+    check_layers(values, num_layers or model.cache.num_layers, model.dtype)
 
 
-def first_plan(*, vocab_size: int, max_len: int, block_size: int) -> StepPlan:
-    """Return a plan for a short prompt from all over the vocabulary, in the first blocks."""
+def first_plan(*, vocab_size: int, max_len: int, block_size: int, num_groups: int = 1) -> StepPlan:
+    """Return a plan for a short prompt from all over the vocabulary, in the first blocks.
+
+    Args:
+        num_groups: groups of the cache.
+    """
     num_tokens = min(_MAX_TOKENS, max_len, vocab_size)
     prompt = range(0, vocab_size, vocab_size // num_tokens)[:num_tokens]
     request = AddRequest(
@@ -56,7 +81,10 @@ def first_plan(*, vocab_size: int, max_len: int, block_size: int) -> StepPlan:
         params=SamplingParams(temperature=0.0, max_tokens=1),
     )
     blocks = tuple(range(-(-num_tokens // block_size)))
-    chunk = ScheduledChunk(request.request_id, 0, num_tokens, blocks, 1, "prefill")
+    windows = (blocks,) * (num_groups - 1)
+    chunk = ScheduledChunk(
+        request.request_id, 0, num_tokens, blocks, 1, "prefill", window_block_ids=windows
+    )
     return StepPlan(step_id=0, chunks=(chunk,), new_requests=(request,))
 
 

@@ -1,15 +1,10 @@
 """Swapped blocks of the KV cache, in host memory."""
 
 from collections.abc import Sequence
-from itertools import groupby
-from operator import attrgetter
 
 import torch
 
 from legato.core.plan import BlockMove
-
-_MOST = 64
-"""Blocks copied at once; the copy needs as much memory again."""
 
 
 class HostCache:
@@ -25,16 +20,7 @@ class HostCache:
         self._slots = torch.empty((num_layers, pair, num_slots, num_values), dtype=blocks.dtype)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        """Copy blocks, in this order."""
-        for to_host, group in groupby(moves, attrgetter("to_host")):
-            alike = list(group)
-            for first in range(0, len(alike), _MOST):
-                self._copy(alike[first : first + _MOST], to_host=to_host)
-
-    def _copy(self, moves: list[BlockMove], *, to_host: bool) -> None:
-        block_ids = torch.tensor([move.block_id for move in moves])
-        slots = torch.tensor([move.slot for move in moves])
-        if to_host:
-            self._slots.index_copy_(2, slots, self._blocks.index_select(2, block_ids))
-        else:
-            self._blocks.index_copy_(2, block_ids, self._slots.index_select(2, slots))
+        """Copy blocks, in this order; it takes no memory."""
+        for move in moves:
+            block, slot = self._blocks[:, :, move.block_id], self._slots[:, :, move.slot]
+            slot.copy_(block) if move.to_host else block.copy_(slot)

@@ -22,7 +22,13 @@ from legato.executor.sequence import SequenceState
 from legato.model.base import Model
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeLinear, NativeModel
-from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight, plain, quantize
+from legato.model.quantization import (
+    FLOAT8_TABLE,
+    QuantizedWeight,
+    plain,
+    quantize,
+    quantize_rotated,
+)
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
@@ -129,6 +135,7 @@ def _forms(values: torch.Tensor) -> dict[str, torch.Tensor | QuantizedWeight]:
         "table": _rounded(values, group=32, bits=4, table=torch.arange(-120.0, 121.0, 16.0)),
         "table in groups of 16": _rounded(values, group=16, bits=4, table=_UNEVEN_TABLE),
         "float8": _float8(values),
+        "w8a8": quantize_rotated(values),
     }
 
 

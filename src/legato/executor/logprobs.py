@@ -15,7 +15,7 @@ class Scores(NamedTuple):
         chosen: int64 [S], the token at each position.
         logprobs: float32 [S], of the chosen tokens.
         ranks: int64 [S], of the chosen tokens, from 1.
-        top_ids: int64 [S, N], the most likely tokens.
+        top_ids: int64 [S, N], the most likely tokens, or listed ones; one may be there twice.
         top_logprobs: float32 [S, N].
     """
 
@@ -37,7 +37,10 @@ class Scores(NamedTuple):
         )
         return [
             TokenLogprobs(
-                token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True))
+                token,
+                logprob,
+                rank,
+                tuple(dict(zip(ids[:count], values[:count], strict=True)).items()),
             )
             for token, logprob, rank, ids, values, count in zip(*columns, strict=True)
         ]
@@ -54,19 +57,27 @@ class Scores(NamedTuple):
         )
 
 
-def score(logits: torch.Tensor, chosen: torch.Tensor, most_top: int) -> Scores:
+def score(
+    logits: torch.Tensor, chosen: torch.Tensor, most_top: int, listed: torch.Tensor | None = None
+) -> Scores:
     """Score chosen and most likely tokens, without waiting for a device.
 
     Args:
         logits: float32 [S, V], unadjusted; not changed.
         chosen: int64 [S].
         most_top: most likely tokens to return for each position.
+        listed: int64 [L], tokens to return in their place, with the chosen one: N is L + 1.
     """
     logprobs = logits.log_softmax(dim=-1)
     places = chosen[:, None]
     ranks = 1 + (logits > logits.gather(1, places)).sum(dim=-1)
+    of_chosen = logprobs.gather(1, places)[:, 0]
+    if listed is not None:
+        ids = torch.cat((listed.expand(len(chosen), -1), places), dim=1)
+        best = logprobs.gather(1, ids).sort(dim=1, descending=True, stable=True)
+        return Scores(chosen, of_chosen, ranks, ids.gather(1, best.indices), best.values)
     top = logprobs.topk(min(most_top, logits.shape[1]))
-    return Scores(chosen, logprobs.gather(1, places)[:, 0], ranks, top.indices, top.values)
+    return Scores(chosen, of_chosen, ranks, top.indices, top.values)
 
 
 def compute_logprobs(

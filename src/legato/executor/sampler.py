@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from legato.executor.adjustments import adjust_logits, asks_for_change
+from legato.executor.adjustments import LogitAdjuster, asks_for_change
 from legato.executor.draw import pick, to_scores, to_weights, uniforms
 from legato.executor.filters import is_filtered, lowest_kept
 from legato.executor.sequence import SamplingRow
@@ -14,6 +14,8 @@ _GROUP_ROWS = 16
 
 _PLAIN = (True, False)
 """The kind of a greedy row without adjustments."""
+
+_ON_HOST = LogitAdjuster()
 
 NO_TOKEN = -1
 """Stands for the next token of a request whose own settings forbid all tokens."""
@@ -82,7 +84,7 @@ def _choose(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow
     """Return tokens int64 [N] of rows of one kind; overwrites `logits`, whose maxima are `best`."""
     if not asks_for_change(rows[0]):
         return _draw(logits, best, rows)
-    adjust_logits(logits, rows)
+    _ON_HOST.adjust(logits, rows)
     tokens = _likeliest(logits)
     best = _best(logits, tokens)
     barred = (best == float("-inf")).nonzero()[:, 0]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.executor.constraint import Constraint
+from legato.executor.pooling import PooledPrompt
 from legato.executor.token_limits import TokenLimits
 
 
@@ -50,6 +51,7 @@ class SequenceState:
         may_adjust_logits: whether its settings change its logits, now or later.
         num_prompt_logprobs: prompt tokens with log probabilities already returned; recomputation
             after a preemption must not return them again.
+        pooled: the vector of its prompt; None if it samples tokens.
     """
 
     def __init__(self, message: AddRequest, constraint: Constraint | None = None) -> None:
@@ -62,10 +64,14 @@ class SequenceState:
         self.token_ids = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int64)
         self.token_ids[: len(prompt)] = prompt
         self.num_prompt_logprobs = 0
+        pooling = message.pooling
+        self.pooled = None if pooling is None else PooledPrompt(pooling, len(prompt))
         self.may_adjust_logits = message.params.may_adjust_logits
         self._limits = TokenLimits.of(message.params)
         self._block_ids: Sequence[int] = ()
         self._block_row = np.zeros(0, dtype=np.int32)
+        # Key a window group of the cache, value its block ids and the row made of them.
+        self._window_rows: dict[int, tuple[Sequence[int], npt.NDArray[np.int32]]] = {}
 
     def append(self, token_id: int) -> None:
         self.token_ids[self.num_tokens] = token_id
@@ -96,3 +102,10 @@ class SequenceState:
             self._block_ids = block_ids
             self._block_row = np.array(block_ids, dtype=np.int32)
         return self._block_row
+
+    def window_row(self, group: int, block_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+        """Return the row of a window group's block table, as `block_row` does."""
+        found = self._window_rows.get(group)
+        if found is None or found[0] is not block_ids:
+            found = self._window_rows[group] = (block_ids, np.array(block_ids, dtype=np.int32))
+        return found[1]

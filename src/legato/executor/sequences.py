@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from legato.core.outputs import TokenLogprobs, TokenScores
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest
 from legato.executor.constraint import Constraint
 from legato.executor.mask_maker import MaskMaker
+from legato.executor.pooling import Float64s
 from legato.executor.sampler import NO_TOKEN
 from legato.executor.sequence import SamplingRow, SequenceState
 from legato.grammar.compiled import Grammar
@@ -83,6 +86,7 @@ class StepOutcome:
     Attributes:
         token_ids: one for each sampled row.
         logprobs, prompt_logprobs: of requests that asked for them.
+        pooled_sums: sums of hidden states, of pooled requests, as `PooledPrompt.add` takes them.
         num_known_rows: as `Sequences.num_known_rows` returned.
     """
 
@@ -90,6 +94,7 @@ class StepOutcome:
     logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, TokenScores] = field(default_factory=dict)
     num_known_rows: Mapping[str, int] = field(default_factory=dict)
+    pooled_sums: Mapping[str, Float64s] = field(default_factory=dict)
 
     def of(self, chunk: ScheduledChunk, constraint: Constraint | None) -> ChunkResult:
         name = chunk.request_id
@@ -163,6 +168,10 @@ class Sequences:
                 # A token before it may end the request; else the next step finds it again.
                 result = result.cut(num_sampled, is_complete=False)
             sequence.num_prompt_logprobs += len(result.prompt_logprobs or ())
+            if (total := outcome.pooled_sums.get(chunk.request_id)) is not None:
+                assert sequence.pooled is not None, "only pooled requests have sums"
+                sequence.pooled.add(chunk, total)
+                result = msgspec.structs.replace(result, pooled=sequence.pooled.vector)
             if constraint is not None and result.token_ids:
                 num_taken = self._masks.advance(constraint, result.token_ids)
                 result = result.cut(num_taken, is_complete=constraint.is_complete)

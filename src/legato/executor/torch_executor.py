@@ -13,6 +13,7 @@ from legato.executor.batch import PackedBatch, pack
 from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import Scores, compute_logprobs, score
 from legato.executor.memory import raising_memory_error
+from legato.executor.pooling import Float64s
 from legato.executor.sampler import NO_TOKEN, sample
 from legato.executor.sequences import (
     BegunStep,
@@ -22,6 +23,7 @@ from legato.executor.sequences import (
     sampled_rows,
     scored_prompt,
 )
+from legato.executor.state_cache import StateCache
 from legato.grammar.compiled import Grammar
 from legato.model.base import Model
 
@@ -33,8 +35,9 @@ class TorchExecutor:
     """Runs one packed forward pass a step and samples its rows, all in `submit`.
 
     Args:
-        num_host_slots: blocks of swap space in host memory.
+        num_host_slots: blocks of swap space in host memory; 0 for a cache of several groups.
         grammar: returns the grammar of a request's output, by its id, before the first token.
+        states: of the recurrent layers; None if the model has none.
     """
 
     depth = 1
@@ -47,13 +50,15 @@ class TorchExecutor:
         *,
         num_host_slots: int = 0,
         grammar: Callable[[str], Grammar] | None = None,
+        states: StateCache | None = None,
     ) -> None:
         self._model = model
+        self._states = states
         self._attention = attention
         self._block_size = block_size
         self._sequences = Sequences(grammar)
         self._result: StepResult | None = None
-        self._host_cache = HostCache(attention.blocks, num_host_slots)
+        self._host_cache = HostCache(attention.blocks[0], num_host_slots)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         self._host_cache.move(moves)
@@ -79,11 +84,13 @@ class TorchExecutor:
             step.plan.chunks, step.sequences, block_size=self._block_size, device=self._model.device
         )
         attention = self._attention.begin_step(batch)
-        hidden = self._model.forward(batch.input_ids, batch.positions, attention)
+        states = None if self._states is None else self._states.begin_step(batch, step.plan.chunks)
+        hidden = self._model.forward(batch.input_ids, batch.positions, attention, states=states)
         prompt_logprobs = self._score_prompts(step, batch, hidden)
+        pooled_sums = _pool(step, batch, hidden)
         known = self._sequences.num_known_rows(step)
         token_ids, logprobs = self._sample(step, batch, hidden, known)
-        return StepOutcome(token_ids, logprobs, prompt_logprobs, known)
+        return StepOutcome(token_ids, logprobs, prompt_logprobs, known, pooled_sums)
 
     def _score_prompts(
         self, step: BegunStep, batch: PackedBatch, hidden: torch.Tensor
@@ -130,6 +137,19 @@ class TorchExecutor:
         return sampled.grouped(tokens.tolist()), _sample_logprobs(sampled, logits, tokens)
 
 
+def _pool(step: BegunStep, batch: PackedBatch, hidden: torch.Tensor) -> dict[str, Float64s]:
+    """Sum hidden states of pooled requests; key request id."""
+    sums: dict[str, Float64s] = {}
+    for (chunk, sequence), row in zip(step.pairs, batch.query_start.tolist(), strict=False):
+        if sequence.pooled is None:
+            continue
+        if positions := sequence.pooled.positions(chunk):
+            first = row - chunk.start
+            rows = hidden[first + positions.start : first + positions.stop]
+            sums[chunk.request_id] = rows.sum(0, dtype=torch.float64).cpu().numpy()
+    return sums
+
+
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
     """Set PyTorch's thread count for the block; None leaves it unchanged."""
@@ -150,5 +170,13 @@ def _sample_logprobs(
         return {}
     scored = sampled.part(asking)
     index = torch.tensor(asking, device=logits.device)
-    num_top = [row.params.logprobs or 0 for row in scored.rows]
-    return scored.grouped(compute_logprobs(logits[index], tokens[index], num_top))
+    asked = [row.params for row in scored.rows]
+    num_top = [0 if params.logprob_token_ids else params.logprobs or 0 for params in asked]
+    logits, tokens = logits[index], tokens[index]
+    entries = compute_logprobs(logits, tokens, num_top)
+    for i, params in enumerate(asked):
+        if params.logprob_token_ids:
+            listed = torch.tensor(params.logprob_token_ids, device=logits.device)
+            of_row = score(logits[i : i + 1], tokens[i : i + 1], 0, listed)
+            entries[i : i + 1] = of_row.entries([params.num_shown_logprobs or 0])
+    return scored.grouped(entries)

@@ -21,37 +21,48 @@ _SLICES_A_LOOK = 256
 
 
 class UntakenPages:
-    """The pages of a tensor that are not yet touched, taken from its start on.
+    """The pages of tensors that are not yet touched, taken from their starts on.
 
     A first touch in the middle of a step costs a microsecond or more, and ten in a virtual machine
     whose host has not allocated the page either. At most half of the machine's free memory is
     taken this way; other pages are allocated as they are used.
 
     Args:
-        values: contiguous, on the CPU.
+        tensors: contiguous, on the CPU.
     """
 
-    def __init__(self, values: "torch.Tensor") -> None:
-        self._values = values  # keeps the memory alive
+    def __init__(self, *tensors: "torch.Tensor") -> None:
+        self._tensors = tensors  # keeps the memory alive
         page = mmap.PAGESIZE
-        self._next = -(-values.data_ptr() // page) * page
-        self._end = (values.data_ptr() + values.nbytes) // page * page
+        spans = [
+            range(
+                -(-values.data_ptr() // page) * page,
+                (values.data_ptr() + values.nbytes) // page * page,
+            )
+            for values in tensors
+            if sys.platform == "linux"
+        ]
+        # Addresses of untouched pages, the next ones in the last span.
+        self._spans = [span for span in reversed(spans) if span]
         self._num_slices = 0
-        if sys.platform != "linux":
-            self._end = self._next
 
     @property
     def has_more(self) -> bool:
-        return self._next < self._end
+        return bool(self._spans)
 
     def take_slice(self) -> None:
         """Touch the next slice; give up if memory is short or the system cannot do it."""
-        if self._num_slices % _SLICES_A_LOOK == 0 and _room_bytes() < 2 * (self._end - self._next):
-            self._end = self._next
+        num_left = sum(map(len, self._spans))
+        if self._num_slices % _SLICES_A_LOOK == 0 and _room_bytes() < 2 * num_left:
+            self._spans = []
             return
         self._num_slices += 1
-        num_bytes = min(_SLICE_BYTES, self._end - self._next)
-        self._next = self._next + num_bytes if _populate(self._next, num_bytes) else self._end
+        span = self._spans.pop()
+        num_bytes = min(_SLICE_BYTES, len(span))
+        if not _populate(span.start, num_bytes):
+            self._spans = []
+        elif num_bytes < len(span):
+            self._spans.append(span[num_bytes:])
 
 
 def _populate(address: int, num_bytes: int) -> bool:

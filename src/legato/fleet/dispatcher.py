@@ -253,7 +253,8 @@ class Dispatcher:
                 block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size) if is_shared else ()
             ),
             block_size=block_size,
-            is_divisible=request.params.prompt_logprobs is None,  # scores need the whole prompt
+            # Scores and pooled vectors need the whole prompt.
+            is_divisible=request.params.prompt_logprobs is None and request.pooling is None,
         )
 
 

@@ -25,7 +25,12 @@ from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.settings import RunningSettings
 from legato.engine.frontend.submission import Prompts, Submission, Take
 from legato.engine.frontend.submissions import Submissions
-from legato.engine.process.messages import KnowVocabulary, SetAnnouncing, SetRecording
+from legato.engine.process.messages import (
+    ForgetCache,
+    KnowVocabulary,
+    SetAnnouncing,
+    SetRecording,
+)
 from legato.fleet.dispatcher import Asked, Dispatcher
 from legato.fleet.link import Link
 from legato.fleet.placements import told_id
@@ -213,6 +218,11 @@ class FleetEngine:
             raise EngineDeadError(f"the fleet is gone: {self.death}")
         if not self._router.is_accepting(time.monotonic()):
             raise EngineDeadError("no replica is ready", retry_after_s=_RETRY_AFTER_S)
+
+    def forget_cache(self) -> None:
+        """See `Engine.forget_cache`; all replicas do."""
+        self.check_running()
+        self._tell_all(ForgetCache())
 
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
         """See `Engine.reconfigure`; applies to all replicas, including later ones.

@@ -26,6 +26,7 @@ from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     EngineInfo,
+    ForgetCache,
     KnowVocabulary,
     Reconfigure,
     SetAnnouncing,
@@ -212,14 +213,19 @@ class Replica:
                 self._add(door_id, event, None, later_s)
             case Ticketed(request=request, ticket=ticket):
                 self._add(door_id, request, ticket, later_s)
-            case SetRecording(is_on):
-                self._doors[door_id].is_recording = is_on
-                self._watch()
-            case SetAnnouncing(is_on):
-                self._doors[door_id].is_announcing = is_on
-                self._watch()
+            case SetRecording() | SetAnnouncing():
+                self._change_watch(self._doors[door_id], event)
             case ChangeSettings(scheduler):
                 self._change(scheduler)
+            case ForgetCache():
+                self._supervisor.send(event)
+
+    def _change_watch(self, door: _Door, event: SetRecording | SetAnnouncing) -> None:
+        if isinstance(event, SetRecording):
+            door.is_recording = event.is_on
+        else:
+            door.is_announcing = event.is_on
+        self._watch()
 
     def _watch(self) -> None:
         """Have the engine report as much as any front door asks for."""

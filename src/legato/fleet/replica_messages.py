@@ -16,6 +16,7 @@ from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.engine.process.messages import (
     EngineInfo,
+    ForgetCache,
     KnowVocabulary,
     SetAnnouncing,
     SetRecording,
@@ -44,7 +45,9 @@ class Ticketed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ticket: KVTransferParams
 
 
-ToReplica = Event | KnowVocabulary | SetRecording | SetAnnouncing | ChangeSettings | Ticketed
+ToReplica = (
+    Event | KnowVocabulary | SetRecording | SetAnnouncing | ChangeSettings | ForgetCache | Ticketed
+)
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):

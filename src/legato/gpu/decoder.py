@@ -101,6 +101,7 @@ class GpuDecoder(Decoder):
         for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
             assert isinstance(layer.mlp, MLP)
+            assert isinstance(layer.self_attn, Attention)
             rows = self._normed(layer.input_layernorm, residual, delta)
             delta = _attention(layer.self_attn, rows, table, inputs, memory, memory.caches[index])
             delta = self._communicator.sum(delta)
@@ -193,6 +194,7 @@ def _attention(
         memory.scratch,
         scale=attention.scale,
         sliding_window=attention.sliding_window,
+        softcap=attention.softcap,
     )
     output: torch.Tensor = attention.o_proj(context.flatten(1))
     return output

@@ -47,7 +47,7 @@ class Device(Protocol):
 
     Attributes:
         torch_device: device of its tensors.
-        num_processors: streaming multiprocessors, or compute units.
+        num_processors: streaming multiprocessors.
     """
 
     @property
@@ -92,10 +92,6 @@ class Device(Protocol):
         """
         ...
 
-    def lend(self, values: torch.Tensor) -> None:
-        """Keep a tensor's memory until both streams have used it."""
-        ...
-
     def join(self) -> None:
         """Make the first stream wait for the work that the second has so far."""
         ...
@@ -134,7 +130,7 @@ class CudaEvent:
 
 
 class CudaDevice:
-    """See `Device`. PyTorch built for ROCm has the same names, but that is untested.
+    """See `Device`.
 
     A device with an index becomes the process's current one, since Triton uses the current device.
     """
@@ -181,10 +177,6 @@ class CudaDevice:
             self._copies.wait_stream(torch.cuda.current_stream(self.torch_device))
         with torch.cuda.stream(self._copies):
             yield
-
-    def lend(self, values: torch.Tensor) -> None:
-        for stream in (self._copies, torch.cuda.default_stream(self.torch_device)):
-            values.record_stream(stream)
 
     def join(self) -> None:
         torch.cuda.current_stream(self.torch_device).wait_stream(self._copies)

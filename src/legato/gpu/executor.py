@@ -26,7 +26,7 @@ from legato.executor.torch_executor import LOGITS_ROWS
 from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device, Event
 from legato.gpu.host_cache import GpuHostCache
-from legato.gpu.sampler import adjust, check_sampled
+from legato.gpu.sampler import check_sampled
 from legato.gpu.step_inputs import StepSize
 from legato.gpu.step_loader import StepLoader
 from legato.gpu.step_program import Runner, StepProgram
@@ -41,10 +41,11 @@ class _Scored(NamedTuple):
     """Log probabilities in transfer to the host.
 
     Attributes:
+        request_ids: the request of each position.
         num_top: most likely tokens of each position.
     """
 
-    request_id: str
+    request_ids: list[str]
     scores: Scores
     num_top: list[int]
 
@@ -54,13 +55,15 @@ class _Flight(NamedTuple):
 
     Attributes:
         sampled: int32 [S] on the host; readable, like the next fields, once `done` is passed.
+        pooled_sums: float64 [E]; key request id.
     """
 
     step: BegunStep
     num_known_rows: Mapping[str, int]
     sampled: torch.Tensor
     logprobs: Sequence[_Scored]
-    prompt_logprobs: Sequence[_Scored]
+    prompt_logprobs: Sequence[tuple[str, Scores]]
+    pooled_sums: Mapping[str, torch.Tensor]
     begun: Event
     done: Event
 
@@ -121,6 +124,7 @@ class GpuExecutor:
             _entries(flight.logprobs),
             _prompt_scores(flight.prompt_logprobs),
             flight.num_known_rows,
+            {name: total.numpy() for name, total in flight.pooled_sums.items()},
         )
         seconds = flight.done.seconds_since(flight.begun)
         return self._sequences.end(flight.step, outcome, seconds)
@@ -128,13 +132,14 @@ class GpuExecutor:
     def _launch(self, step: BegunStep, begun: Event) -> _Flight:
         size, first_rows = self._forward(step)
         prompt_logprobs = self._score_prompts(step, first_rows.tolist())
+        pooled_sums = self._pool(step, first_rows.tolist())
         known = self._sequences.num_known_rows(step)  # masks were made in the meantime
         self._sample(step, size, known)
         logprobs = self._score_sampled(step)
         sampled = self._device.download(self._program.sampled[: step.num_samples])
         done = self._device.event()
         done.record()
-        return _Flight(step, known, sampled, logprobs, prompt_logprobs, begun, done)
+        return _Flight(step, known, sampled, logprobs, prompt_logprobs, pooled_sums, begun, done)
 
     def _forward(self, step: BegunStep) -> tuple[StepSize, Int64s]:
         """Run the layers; return the step's size and the row of each chunk's first token."""
@@ -144,10 +149,23 @@ class GpuExecutor:
 
     def _logits_of(self, rows: Int32s) -> torch.Tensor:
         """Return the logits of rows of the last launched step: [rows, V] float32."""
-        model = self._program.model
-        return model.compute_logits(
-            model.hidden_of(self._device.upload(rows), self._program.residual)
-        )
+        return self._program.model.compute_logits(self._hidden_of(rows))
+
+    def _hidden_of(self, rows: Int32s) -> torch.Tensor:
+        """Return the hidden states of rows of the last launched step: [rows, E]."""
+        return self._program.model.hidden_of(self._device.upload(rows), self._program.residual)
+
+    def _pool(self, step: BegunStep, first_rows: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Start copying sums of hidden states of pooled requests to the host; key request id."""
+        sums: dict[str, torch.Tensor] = {}
+        for (chunk, sequence), first in zip(step.pairs, first_rows, strict=True):
+            if sequence.pooled is None:
+                continue
+            if positions := sequence.pooled.positions(chunk):
+                rows = np.arange(positions.start, positions.stop) - chunk.start + first
+                total = self._hidden_of(rows.astype(np.int32)).sum(0, dtype=torch.float64)
+                sums[chunk.request_id] = self._device.download(total)
+        return sums
 
     def _sample(self, step: BegunStep, size: StepSize, num_known_rows: Mapping[str, int]) -> None:
         if not any(s.may_adjust_logits for chunk, s in step.pairs if chunk.num_samples):
@@ -160,25 +178,38 @@ class GpuExecutor:
         if not any(map(asks_for_change, rows)):  # no longer, as after `min_tokens`
             self._runner.sample(size)
             return
-        adjusted = adjust(self._program.logits[: size.num_samples], rows)
-        self._program.sample(size, adjusted=adjusted)
+        self._program.sample(size, adjusted=self._program.adjusted(size.num_samples, rows))
 
     def _score_sampled(self, step: BegunStep) -> list[_Scored]:
-        """Score the sampled tokens of requests that asked for log probabilities."""
-        scored: list[_Scored] = []
-        for (chunk, sequence), places in zip(step.pairs, _sample_places(step), strict=True):
-            num_top = sequence.message.params.logprobs
-            if num_top is None or not places:
-                continue
-            rows = slice(places.start, places.stop)
-            tokens = self._program.sampled[rows].to(torch.int64).clamp_(min=0)
-            scores = self._score(self._program.logits[rows].float(), tokens, num_top)
-            scored.append(_Scored(chunk.request_id, scores, [num_top] * len(places)))
-        return scored
+        """Score the sampled tokens of all requests that asked for log probabilities.
 
-    def _score_prompts(self, step: BegunStep, first_rows: Sequence[int]) -> list[_Scored]:
+        They are scored at once, except that requests which list tokens are apart.
+        """
+        asked: dict[tuple[int, ...] | None, list[tuple[int, str, int]]] = {}
+        for (chunk, sequence), places in zip(step.pairs, _sample_places(step), strict=True):
+            params = sequence.message.params
+            if (num_top := params.num_shown_logprobs) is not None:
+                rows = asked.setdefault(params.logprob_token_ids, [])
+                rows += [(place, chunk.request_id, num_top) for place in places]
+        return [self._score_rows(listed, rows) for listed, rows in asked.items() if rows]
+
+    def _score_rows(
+        self, listed: tuple[int, ...] | None, asked: Sequence[tuple[int, str, int]]
+    ) -> _Scored:
+        places, request_ids, num_top = map(list, zip(*asked, strict=True))
+        upload = self._device.upload
+        scores = self._program.scores(
+            upload(np.array(places, dtype=np.int64)),
+            max(num_top),
+            None if listed is None else upload(np.array(listed, dtype=np.int64)),
+        )
+        return _Scored(request_ids, self._downloaded(scores), num_top)
+
+    def _score_prompts(
+        self, step: BegunStep, first_rows: Sequence[int]
+    ) -> list[tuple[str, Scores]]:
         """Score the prompts of requests that asked for it, a few rows at a time."""
-        scored: list[_Scored] = []
+        scored: list[tuple[str, Scores]] = []
         for (chunk, sequence), first in zip(step.pairs, first_rows, strict=True):
             positions = scored_prompt(chunk, sequence)
             num_top = sequence.message.params.prompt_logprobs or 0
@@ -186,13 +217,13 @@ class GpuExecutor:
                 some = np.arange(start, min(start + LOGITS_ROWS, positions.stop))
                 tokens = self._device.upload(sequence.token_ids[some + 1])
                 logits = self._logits_of((some - chunk.start + first).astype(np.int32))
-                scores = self._score(logits, tokens, num_top)
-                scored.append(_Scored(chunk.request_id, scores, [num_top] * len(some)))
+                scores = self._downloaded(score(logits, tokens, num_top))
+                scored.append((chunk.request_id, scores))
         return scored
 
-    def _score(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> Scores:
+    def _downloaded(self, scores: Scores) -> Scores:
         """Start copying scores to the host."""
-        return Scores._make(map(self._device.download, score(logits, tokens, num_top)))
+        return Scores._make(map(self._device.download, scores))
 
 
 def _sample_places(step: BegunStep) -> list[range]:
@@ -210,13 +241,15 @@ def _by_request(step: BegunStep, tokens: Sequence[int]) -> dict[str, Sequence[in
 
 def _entries(scored: Sequence[_Scored]) -> dict[str, list[TokenLogprobs]]:
     entries: dict[str, list[TokenLogprobs]] = {}
-    for request_id, scores, num_top in scored:
-        entries.setdefault(request_id, []).extend(scores.entries(num_top))
+    for some in scored:
+        found = some.scores.entries(some.num_top)
+        for request_id, entry in zip(some.request_ids, found, strict=True):
+            entries.setdefault(request_id, []).append(entry)
     return entries
 
 
-def _prompt_scores(scored: Sequence[_Scored]) -> dict[str, TokenScores]:
+def _prompt_scores(scored: Sequence[tuple[str, Scores]]) -> dict[str, TokenScores]:
     parts: dict[str, list[TokenScores]] = {}
-    for request_id, scores, _ in scored:
+    for request_id, scores in scored:
         parts.setdefault(request_id, []).append(scores.packed())
     return {request_id: TokenScores.joined(several) for request_id, several in parts.items()}

@@ -1,6 +1,5 @@
 """Samples on the device: the inputs of sampled rows, and their tokens."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,9 +7,7 @@ import numpy.typing as npt
 import torch
 
 from legato.core.sampling_params import SamplingParams
-from legato.executor.adjustments import adjust_logits
 from legato.executor.draw import halving_of, uniform_numbers
-from legato.executor.sequence import SamplingRow
 from legato.gpu.kernels.sampling import DRAWN, FAULTY, GREEDY, sample_rows
 
 _ROW = np.dtype(
@@ -112,7 +109,7 @@ def sample(
         sample_slots: int32 [Q], index in `last_token` of a row's token.
         last_token: int32 [S + 1]; written.
         sampled: int32 [Q]; written except for padding. `check_sampled` lists its values.
-        adjusted: [Q, V], the logits after adjustments (`adjust`); None without any.
+        adjusted: [Q, V], the logits after adjustments; None without any.
     """
     sample_rows(
         logits if adjusted is None else adjusted,
@@ -127,13 +124,6 @@ def sample(
         last_token,
         sampled,
     )
-
-
-def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Return a copy of `logits` [Q, V] as float32, its first rows adjusted as `rows` ask."""
-    adjusted = logits.to(torch.float32, copy=True)
-    adjust_logits(adjusted, rows)
-    return adjusted
 
 
 def check_sampled(sampled: npt.NDArray[np.int32]) -> None:

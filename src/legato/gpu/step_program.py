@@ -1,10 +1,14 @@
 """A step's work on the device: a function of the step's size, at fixed addresses."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
 
+from legato.executor.adjustments import LogitAdjuster
+from legato.executor.logprobs import Scores, score
+from legato.executor.sequence import SamplingRow
 from legato.gpu.decoder import GpuDecoder, Memory
 from legato.gpu.device import Device
 from legato.gpu.kernels.attention import make_scratch
@@ -70,7 +74,13 @@ class StepProgram:
         self.model, self.blocks, self.block_size = model, blocks, block_size
         self.num_slots = num_slots
         self.max_rows, self.max_samples = max_rows, max_samples
-        self.tiling = Tiling(spec.num_heads, spec.num_kv_heads, device.num_processors)
+        self.tiling = Tiling(
+            spec.num_heads,
+            spec.num_kv_heads,
+            device.num_processors,
+            has_wide=model.dtype != torch.float32,
+        )
+        self._adjuster = LogitAdjuster(device.upload)
         self.max_words = self.layout(StepSize(max_rows, max_samples, True)).num_words
         self.words = ints(self.max_words)
         self.block_table = ints(num_slots + 1, max_blocks)
@@ -119,6 +129,23 @@ class StepProgram:
         if size.num_samples:
             hidden = self.model.hidden_of(self.inputs(size).sample_rows, self.residual)
             self.model.write_logits(hidden, self.logits[: size.num_samples])
+
+    def adjusted(self, num_samples: int, rows: Sequence[SamplingRow]) -> torch.Tensor:
+        """Return a copy of the first `logits` as float32, the first rows adjusted as `rows` ask."""
+        adjusted = self.logits[:num_samples].to(torch.float32, copy=True)
+        self._adjuster.adjust(adjusted, rows)
+        return adjusted
+
+    def scores(
+        self, rows: torch.Tensor, num_top: int, listed: torch.Tensor | None = None
+    ) -> Scores:
+        """Return log probabilities of sampled rows, int64 [N], and of their likeliest tokens.
+
+        Args:
+            listed: as of `score`.
+        """
+        tokens = self.sampled.index_select(0, rows).to(torch.int64).clamp_(min=0)
+        return score(self.logits.index_select(0, rows).float(), tokens, num_top, listed)
 
     def sample(self, size: StepSize, *, adjusted: torch.Tensor | None = None) -> None:
         """Compute `sampled` and `last_token` from `logits`.

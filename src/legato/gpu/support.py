@@ -29,6 +29,7 @@ _SUPPORTED: Rules = {
     },
     LayerSpec: {
         "attention": anything(),
+        "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
         "mlp": anything(),
         "order": one_of("order", "pre"),
         "residual_scale": one_of("residual_scale", 1.0),
@@ -42,9 +43,11 @@ _SUPPORTED: Rules = {
         "window": anything(),
         "qk_norm": one_of("qk_norm", None, "head"),
         "norm_after_rope": one_of("norm_after_rope", False),
-        "softcap": one_of("softcap", None),
+        "softcap": anything(),
+        "has_sinks": one_of("has_sinks", False),
         "qkv_bias": anything(),
         "output_bias": anything(),
+        "has_gate": one_of("has_gate", False),
     },
     MlpSpec: {
         "size": anything(),

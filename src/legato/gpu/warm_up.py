@@ -2,9 +2,9 @@
 
 import torch
 
+from legato.core.sampling_params import MAX_LOGPROBS
 from legato.gpu.device import Device
 from legato.gpu.runner import GraphRunner
-from legato.gpu.sampler import adjust
 from legato.gpu.step_inputs import StepSize
 from legato.gpu.step_program import StepProgram
 
@@ -24,9 +24,10 @@ def warm_up(program: StepProgram, runner: GraphRunner, device: Device) -> None:
 def run_step(program: StepProgram, device: Device, size: StepSize) -> None:
     """Compute a step without requests, in the first block of a cache that is not in use yet.
 
-    Its logits are adjusted, since that takes the most memory.
+    Its logits are adjusted and all its tokens scored, since that takes the most memory.
     """
     program.words.zero_()
     program.forward(size)
-    program.sample(size, adjusted=adjust(program.logits[: size.num_samples], []))
+    program.sample(size, adjusted=program.adjusted(size.num_samples, []))
+    program.scores(torch.arange(size.num_samples, device=device.torch_device), MAX_LOGPROBS)
     device.synchronize()

@@ -34,8 +34,6 @@ def check_fp8(dtype: torch.dtype, device: torch.device) -> None:
         raise ConfigError("quantization fp8 computes in bfloat16, which --dtype bfloat16 asks for")
     if device.type != "cuda":
         return
-    if torch.version.hip is not None:
-        raise ConfigError("quantization fp8 is for NVIDIA's GPUs; int8 runs on others, too")
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST_FP8_CAPABILITY:
         raise ConfigError(

@@ -104,19 +104,21 @@ class Tiling:
 
     Args:
         num_heads: query heads.
-        num_processors: streaming multiprocessors, or compute units, of the device.
+        num_processors: streaming multiprocessors of the device.
+        has_wide: whether there are wide tiles. Those of float32 do not fit into registers.
     """
 
     num_heads: int
     num_kv_heads: int
     num_processors: int
+    has_wide: bool = True
 
     def shape(self, num_rows: int, *, has_chunks: bool) -> WorkShape:
         """Return the shape of steps of up to `num_rows` rows.
 
         Args:
-            has_chunks: whether there are wide items. Without them, a step's chunks are cut into
-                narrow ones, which is correct but slower.
+            has_chunks: whether there are wide items, if this device has any. Without them, a step's
+                chunks are cut into narrow ones, which is correct but slower.
         """
         group = self.num_heads // self.num_kv_heads
         narrow_rows = max(1, NARROW_ROWS // group)
@@ -132,7 +134,7 @@ class Tiling:
             num_merges=min(num_rows, narrow_wave // 2 * narrow_rows),
         )
         wide_rows = WIDE_ROWS // group
-        if not has_chunks or wide_rows <= narrow_rows:
+        if not (has_chunks and self.has_wide) or wide_rows <= narrow_rows:
             return (narrow,)
         merge_rows = min(8, _power_of_two(wide_rows))
         wide_wave = -(-_WIDE_AT_ONCE * self.num_processors // self.num_kv_heads)

@@ -37,11 +37,7 @@ class HostCacheSlots:
         """
         while len(self._free) < node.num_blocks and self._spilled:
             oldest = next(iter(self._spilled))
-            num_blocks = min(node.num_blocks - len(self._free), oldest.num_blocks)
-            self._forget(oldest.cut(num_blocks))
-            if not oldest.places:
-                del self._spilled[oldest]
-                oldest.leave()
+            self._cut(oldest, min(node.num_blocks - len(self._free), oldest.num_blocks))
         self._events.removed(node.places[::-1], from_host=False)
         if len(self._free) < node.num_blocks:
             node.cut(node.num_blocks - len(self._free))
@@ -53,6 +49,12 @@ class HostCacheSlots:
         node.places, node.is_spilled = slots, True
         self._spilled[node] = None
         self._events.stored(node)
+
+    def forget(self) -> None:
+        """Forget all spilled nodes that are not held."""
+        while self._spilled:
+            node = next(iter(self._spilled))
+            self._cut(node, node.num_blocks)
 
     def hold(self, node: Node) -> None:
         """Keep a spilled node that is about to be restored."""
@@ -72,6 +74,13 @@ class HostCacheSlots:
         self._forget(node.places)
         node.places, node.is_spilled = block_ids, False
         self._events.stored(node)
+
+    def _cut(self, node: Node, num_blocks: int) -> None:
+        """Remove the last blocks of the least recently spilled node."""
+        self._forget(node.cut(num_blocks))
+        if not node.places:
+            del self._spilled[node]
+            node.leave()
 
     def _forget(self, slots: BlockIds) -> None:
         self._events.removed(slots, from_host=True)

@@ -156,13 +156,27 @@ class PrefixTree:
             if self._host.num_slots:
                 block_ids += self._spill(node, num_blocks)
             else:
-                forgotten = node.cut(num_blocks)
-                self._events.removed(forgotten, from_host=False)
-                block_ids += forgotten
-                if not node.places:
-                    del self._unused[node]
-                    node.leave()
+                block_ids += self._forget(node, num_blocks)
         return block_ids
+
+    def forget(self) -> list[int]:
+        """Forget all unused blocks, spilled ones included, and take them back."""
+        self._host.forget()
+        block_ids: list[int] = []
+        while self._unused:
+            node = next(iter(self._unused))
+            self.num_unused -= node.num_blocks
+            block_ids += self._forget(node, node.num_blocks)
+        return block_ids
+
+    def _forget(self, node: Node, num_blocks: int) -> BlockIds:
+        """Remove the last blocks of the least recently used node."""
+        forgotten = node.cut(num_blocks)
+        self._events.removed(forgotten, from_host=False)
+        if not node.places:
+            del self._unused[node]
+            node.leave()
+        return forgotten
 
     def _spill(self, node: Node, num_blocks: int) -> BlockIds:
         """Move the last blocks of the least recently used node to host memory."""

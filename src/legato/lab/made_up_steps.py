@@ -11,6 +11,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkKind
 from legato.core.token_ids import token_array
 from legato.engine.assembly.runtime import ModelRuntime
+from legato.engine.calibration.calibration import window_tables
 from legato.executor.base import Executor
 
 _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=10_000)
@@ -30,6 +31,7 @@ class TimedStep(NamedTuple):
 class _MadeUp(NamedTuple):
     request: AddRequest
     blocks: tuple[int, ...]
+    window_blocks: tuple[tuple[int, ...], ...]
 
 
 class MadeUpSteps:
@@ -43,6 +45,7 @@ class MadeUpSteps:
         self._executor: Executor = runtime.executor
         self._block_size = runtime.kv.block_size
         self._vocab_size = runtime.spec.vocab_size
+        self._window_blocks = [range(count) for count in runtime.kv.group_sizes[1:]]
         self.num_cache_tokens = runtime.kv.num_blocks * runtime.kv.block_size
         self._added: dict[str, _MadeUp] = {}  # key: request id
         self._new: list[AddRequest] = []
@@ -65,13 +68,18 @@ class MadeUpSteps:
             first_slot: its first slot in the cache; a multiple of the block size.
             num_tokens: that it has room for.
         """
-        first_block, num_blocks = first_slot // self._block_size, -(-num_tokens // self._block_size)
+        first_block = first_slot // self._block_size
+        end_block = first_block - (-num_tokens // self._block_size)
         tokens = token_array(
             (_FIRST_TOKEN + 7 * (first_block + i) % _NUM_TOKENS) % self._vocab_size
             for i in range(num_prompt_tokens)
         )
         request = AddRequest(request_id=name, prompt_token_ids=tokens, params=params)
-        self._added[name] = _MadeUp(request, tuple(range(first_block, first_block + num_blocks)))
+        self._added[name] = _MadeUp(
+            request,
+            tuple(range(first_block, end_block)),
+            window_tables(self._window_blocks, first_block, end_block),
+        )
         self._new.append(request)
 
     def end(self) -> None:
@@ -92,10 +100,18 @@ class MadeUpSteps:
 
     def chunk(self, name: str, start: int, num_tokens: int) -> ScheduledChunk:
         """Return a chunk; its last row is sampled if it reaches the end of the prompt."""
-        request, blocks = self._added[name]
+        request, blocks, window_blocks = self._added[name]
         is_last = start + num_tokens >= len(request.prompt_token_ids)
         kind: ChunkKind = "decode" if num_tokens == 1 else "prefill"
-        return ScheduledChunk(name, start, num_tokens, blocks, int(is_last), kind)
+        return ScheduledChunk(
+            name,
+            start,
+            num_tokens,
+            blocks,
+            int(is_last),
+            kind,
+            window_block_ids=window_blocks,
+        )
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> TimedStep:
         """Run one step alone."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from legato.model.spec import DecoderSpec
+from legato.model.spec import DecoderSpec, MlpSpec, MoeSpec
 from legato.scheduler.step_shape import StepShape
 
 _FLOPS_PER_WEIGHT = 2
@@ -23,6 +23,9 @@ class Work(msgspec.Struct, frozen=True):
 
     num_bytes: float
     num_flops: float
+
+
+_NOTHING = Work(0.0, 0.0)
 
 
 class MeasuredRates(msgspec.Struct, frozen=True):
@@ -55,27 +58,25 @@ def operators_of(
         token_bytes: of a token's keys and values in the cache.
         weight_bytes: of all weights that a step reads.
     """
-    attentions = [layer.attention for layer in spec.layers]
+    attentions = spec.attentions
     query_size = sum(attention.query_size for attention in attentions)
     kv_size = sum(attention.kv_size for attention in attentions)
-    mlp_size = sum(layer.mlp.size for layer in spec.layers)
-    up_size = sum((1 + layer.mlp.is_gated) * layer.mlp.size for layer in spec.layers)
-    of_layers = {
-        "qkv": spec.hidden_size * (query_size + 2 * kv_size),
-        "output": spec.hidden_size * query_size,
-        "gate and up": spec.hidden_size * up_size,
-        "down": spec.hidden_size * mlp_size,
-    }
-    matrices = {name: (size, shape.num_tokens) for name, size in of_layers.items()}
-    if shape.num_samples:
-        matrices["logits"] = (spec.vocab_size * spec.hidden_size, shape.num_samples)
+    matrices = [
+        _Matrix("qkv", query_size + 2 * kv_size),
+        _Matrix("output", query_size),
+        *(part for layer in spec.layers for part in _mlp(layer.mlp, shape.num_tokens)),
+    ]
     pair_flops = _FLOPS_PER_PAIR * query_size
-    num_weights = sum(of_layers.values()) + spec.vocab_size * spec.hidden_size
-    weight = weight_bytes / num_weights
-    operators = {
-        name: Work(weight * size, _FLOPS_PER_WEIGHT * size * num_rows)
-        for name, (size, num_rows) in matrices.items()
-    }
+    stored = sum(matrix.stored for matrix in matrices) + spec.vocab_size
+    weight = weight_bytes / stored  # of all matrices' rows of the hidden size
+    operators: dict[str, Work] = {}
+    for matrix in matrices:
+        num_flops = _FLOPS_PER_WEIGHT * spec.hidden_size * matrix.used * shape.num_tokens
+        own = Work(weight * matrix.read, num_flops)
+        operators[matrix.name] = _sum([operators.get(matrix.name, _NOTHING), own])
+    if shape.num_samples:
+        num_flops = _FLOPS_PER_WEIGHT * spec.hidden_size * spec.vocab_size * shape.num_samples
+        operators["logits"] = Work(weight * spec.vocab_size, num_flops)
     if shape.num_decode_rows:
         # Drafts read the same keys as their stream's row, and those of drafts before them.
         keys, pairs = shape.decode_context, shape.decode_context + shape.draft_context
@@ -86,6 +87,30 @@ def operators_of(
         keys, pairs = shape.prefill_context, shape.prefill_area
         operators["attention of chunks"] = Work(token_bytes * keys, pair_flops * pairs)
     return operators
+
+
+class _Matrix:
+    """Rows of the hidden size that a matrix has, that a step reads, and that a token uses."""
+
+    def __init__(
+        self, name: str, stored: float, read: float | None = None, used: float | None = None
+    ) -> None:
+        self.name, self.stored = name, stored
+        self.read = stored if read is None else read
+        self.used = stored if used is None else used
+
+
+def _mlp(mlp: MlpSpec | MoeSpec, num_tokens: int) -> list[_Matrix]:
+    if isinstance(mlp, MlpSpec):
+        return [_Matrix("gate and up", (1 + mlp.is_gated) * mlp.size), _Matrix("down", mlp.size)]
+    read = mlp.expected_count(num_tokens)
+    experts = [
+        _Matrix(
+            name, *(factor * count * mlp.size for count in (mlp.num_experts, read, mlp.num_active))
+        )
+        for name, factor in (("gate and up", 2), ("down", 1))
+    ]
+    return experts if mlp.shared is None else experts + _mlp(mlp.shared, num_tokens)
 
 
 def _sum(works: Iterable[Work]) -> Work:

@@ -1,15 +1,17 @@
 """The supported architectures: names in config.json, defaults, and layouts of checkpoints."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
+from legato.model.architecture import Architecture
 from legato.model.description import Description
+from legato.model.expert_architectures import EXPERT_ARCHITECTURES
 from legato.model.rope import rotary_order
-from legato.model.spec import DecoderSpec
+from legato.model.spec import DecoderSpec, DeltaNetSpec, MoeSpec
 from legato.model.transforms import (
     Transform,
     add_one_to_norms,
@@ -17,36 +19,8 @@ from legato.model.transforms import (
     rename,
     reorder_heads,
     split,
+    split_experts,
 )
-
-
-class Architecture(NamedTuple):
-    """A family of decoders, and how its checkpoints differ from Llama's.
-
-    Attributes:
-        model_type: the value of `model_type` in its config.json.
-        spec: describes a decoder of the family.
-        defaults: of fields missing in config.json, if they differ from `Description`'s.
-        names: key parts of a tensor's name, value what `Decoder` calls them.
-        fused: projections that are stored as one, as `Decoder` would call them.
-        is_fused_by_head: fused rows of queries, keys and values alternate, a head of each.
-        has_partial_rope: rope may rotate only the first dimensions of a head.
-        is_interleaved: rope rotates neighbours, not halves of a head.
-        adds_one: norms are stored minus 1.
-        unused: ends of the names of tensors that are not weights.
-    """
-
-    model_type: str
-    spec: Callable[[Description], DecoderSpec]
-    defaults: Mapping[str, Any]
-    names: Mapping[str, str] = {}
-    fused: tuple[str, ...] = ()
-    is_fused_by_head: bool = False
-    has_partial_rope: bool = False
-    is_interleaved: bool = False
-    adds_one: bool = False
-    unused: tuple[str, ...] = ()
-
 
 _POST_NAMES = {
     "post_attention_layernorm": "attention_output_layernorm",
@@ -62,6 +36,13 @@ _GEMMA = {
 }
 _OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _GRANITE = {"max_position_embeddings": 2048}
+_QWEN3_NEXT = {
+    "max_position_embeddings": 2**15,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+}
+_DELTA_NET_NAMES = {"linear_attn": "recurrence", "linear_attn.conv1d": "recurrence.conv"}
+_FURTHER_TOKENS = ("mtp.",)
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture("llama", families.llama, {"max_position_embeddings": 2048}),
@@ -120,6 +101,8 @@ ARCHITECTURES = {
         names={
             "shared_mlp.input_linear": "mlp.gate_up_proj",
             "shared_mlp.output_linear": "mlp.down_proj",
+            "mamba": "recurrence",
+            "mamba.conv1d": "recurrence.conv",
         },
         fused=("gate_up_proj",),
     ),
@@ -276,15 +259,65 @@ ARCHITECTURES = {
             "feedforward_layernorm": "post_attention_layernorm",
         },
     ),
+    "Qwen3_5ForCausalLM": Architecture(
+        "qwen3_5_text",
+        families.qwen3_5,
+        {**_QWEN3_NEXT, "num_key_value_heads": 4},
+        names=_DELTA_NET_NAMES,
+        fused=("q_proj", "in_proj_qkv"),
+        has_partial_rope=True,
+        adds_one=True,
+        unused_prefixes=_FURTHER_TOKENS,
+    ),
+    "Qwen3NextForCausalLM": Architecture(
+        "qwen3_next",
+        families.qwen3_next,
+        {**_QWEN3_NEXT, "num_key_value_heads": 2, "num_experts": 512},
+        names=_DELTA_NET_NAMES,
+        fused=("q_proj", "in_proj_qkvz", "in_proj_ba"),
+        has_partial_rope=True,
+        adds_one=True,
+        unused_prefixes=_FURTHER_TOKENS,
+    ),
+    "Lfm2ForCausalLM": Architecture(
+        "lfm2",
+        families.lfm2,
+        {
+            "intermediate_size": 12288,
+            "max_position_embeddings": 128_000,
+            "num_key_value_heads": 8,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+        },
+        names={
+            "operator_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+            "embedding_norm": "norm",
+            "feed_forward.w1": "mlp.gate_proj",
+            "feed_forward.w3": "mlp.up_proj",
+            "feed_forward.w2": "mlp.down_proj",
+            "self_attn.out_proj": "self_attn.o_proj",
+            "q_layernorm": "q_norm",
+            "k_layernorm": "k_norm",
+            "conv.conv": "recurrence.conv",
+            "conv.in_proj": "recurrence.in_proj",
+            "conv.out_proj": "recurrence.out_proj",
+        },
+    ),
     "ArceeForCausalLM": Architecture(
         "arcee",
         families.arcee,
         {"max_position_embeddings": 4096, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
     ),
+    **EXPERT_ARCHITECTURES,
 }
 """Key a name in a configuration's `architectures`."""
 
-_NESTED = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+_NESTED = (
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+)
 """Architectures with images: their text model runs alone."""
 _NESTED_NAMES = {
     "language_model.model": "model",
@@ -294,7 +327,7 @@ _NESTED_NAMES = {
 _IMAGE_PREFIXES = tuple(
     f"{prefix}{part}."
     for prefix in ("", "model.")
-    for part in ("vision_tower", "multi_modal_projector")
+    for part in ("vision_tower", "multi_modal_projector", "visual")
 )
 
 
@@ -370,11 +403,12 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     found: list[Transform] = []
     if is_nested(config):
         found += [drop(prefixes=_IMAGE_PREFIXES), rename(_NESTED_NAMES)]
-    if architecture.unused:
-        found.append(drop(suffixes=architecture.unused))
+    prefixes = architecture.unused_prefixes + _extra_layers(config, spec)
+    if prefixes or architecture.unused:
+        found.append(drop(prefixes=prefixes, suffixes=architecture.unused))
     if architecture.names:
         found.append(rename(architecture.names))
-    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    attention, mlp = spec.attentions[0], spec.layers[0].mlp
     if "qkv_proj" in architecture.fused:
         sizes = {
             "q_proj": attention.query_size,
@@ -383,6 +417,14 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
         }
         groups = attention.num_kv_heads if architecture.is_fused_by_head else 1
         found.append(split("qkv_proj", sizes, num_groups=groups))
+    experts = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), None)
+    if experts is not None:
+        is_transposed = architecture.has_transposed_experts
+        found.append(split_experts(experts, spec.hidden_size, is_transposed=is_transposed))
+    if "q_proj" in architecture.fused and attention.has_gate:
+        sizes = {"q_proj": attention.query_size, "gate_proj": attention.query_size}
+        found.append(split("q_proj", sizes, num_groups=attention.num_heads))
+    found += _delta_net_splits(architecture, spec)
     if "gate_up_proj" in architecture.fused:
         found.append(split("gate_up_proj", {"gate_proj": mlp.size, "up_proj": mlp.size}))
     turned = max(len(rope.inverse) - rope.inverse.count(0.0) for rope in spec.ropes)
@@ -390,5 +432,35 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     if turned and order != sorted(order):
         found.append(reorder_heads(order))
     if architecture.adds_one:
-        found.append(add_one_to_norms())
+        found.append(add_one_to_norms(plain_norms=("recurrence.norm.weight",)))
     return found
+
+
+def _extra_layers(config: Mapping[str, Any], spec: DecoderSpec) -> tuple[str, ...]:
+    """Return how the names of the layers begin that predict further tokens."""
+    count = config.get("num_nextn_predict_layers")
+    if not isinstance(count, int):
+        return ()
+    return tuple(f"model.layers.{spec.num_layers + i}." for i in range(count))
+
+
+def _delta_net_splits(architecture: Architecture, spec: DecoderSpec) -> list[Transform]:
+    """Return the splits of fused projections of gated delta nets."""
+    nets = [net for layer in spec.layers if isinstance(net := layer.recurrence, DeltaNetSpec)]
+    if not nets:
+        return []
+    own = nets[0]
+    qkv = {"in_proj_q": own.key_size, "in_proj_k": own.key_size, "in_proj_v": own.value_size}
+    splits = {
+        "in_proj_qkv": (qkv, 1),
+        "in_proj_qkvz": (qkv | {"in_proj_z": own.value_size}, own.num_key_heads),
+        "in_proj_ba": (
+            {"in_proj_b": own.num_heads, "in_proj_a": own.num_heads},
+            own.num_key_heads,
+        ),
+    }
+    return [
+        split(module, sizes, num_groups=num_groups)
+        for module, (sizes, num_groups) in splits.items()
+        if module in architecture.fused
+    ]

@@ -5,12 +5,13 @@ padding), H query heads, K key/value heads, D head size, E hidden size, V vocabu
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from legato.model.quantization import QuantizedWeight
+from legato.model.states import StepStates
 
 NamedWeights = Iterable[tuple[str, torch.Tensor | QuantizedWeight]]
 """(name in transformers' checkpoints, weight) pairs."""
@@ -33,11 +34,12 @@ class StepAttention(Protocol):
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the new keys and values to the cache, then attend causally within each request.
 
         Args:
-            layer: index of the decoder layer, which selects the cache.
+            layer: index among the layers with attention, which selects the cache.
             query: [T, H, D], rotary embedding applied.
             key: [T, K, D], likewise.
             value: [T, K, D].
@@ -45,6 +47,7 @@ class StepAttention(Protocol):
             sliding_window: a query at position p sees keys at (p - sliding_window, p]; None sees
                 all keys at [0, p].
             softcap: c, where a scaled product s becomes c * tanh(s / c); None leaves it as it is.
+            sinks: [H] float32, a further score of each query head, which has no value.
 
         Returns:
             [T, H, D] in the query's dtype.
@@ -54,7 +57,7 @@ class StepAttention(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """What attention stores for each token: in every layer, a key and a value [K, D].
+    """What attention stores for each token: in every layer that has one, a key and a value [K, D].
 
     Each layer has two tensors of blocks, one for keys and one for values. A block is contiguous
     memory, copied as a whole: K heads, one after the other. A head's part of a block is
@@ -65,7 +68,7 @@ class CacheSpec:
     Quantized numbers are int8, from -127 to 127; a value is the product of number and scale.
 
     Attributes:
-        sliding_windows: for each layer, keys visible to a query; None if all are.
+        sliding_windows: for each layer with attention, keys visible to a query; None if all are.
         dtype: of keys and values, and of the cache unless it is quantized.
         is_quantized: whether the cache is int8.
     """
@@ -99,6 +102,46 @@ class CacheSpec:
     def token_bytes(self) -> int:
         """Size of a token's keys and values in all layers, scales included."""
         return 2 * self.num_layers * self.layer_numbers * self.kept_dtype.itemsize
+
+    @property
+    def whole(self) -> "CacheGroup":
+        """All layers as one group, which keeps all tokens."""
+        return CacheGroup(tuple(range(self.num_layers)), self)
+
+    def groups(self, max_model_len: int) -> "tuple[CacheGroup, ...]":
+        """Return the layers grouped by the tokens that they may still read.
+
+        The first group keeps all tokens of a request: it has the layers without a window that is
+        shorter than the longest request, or the layers with the widest window if all have one.
+        """
+        windows = [
+            window if window is not None and window < max_model_len else None
+            for window in self.sliding_windows
+        ]
+        kinds = sorted(set(windows), key=lambda window: (window is not None, -(window or 0)))
+        return tuple(
+            CacheGroup(
+                layers := tuple(i for i, window in enumerate(windows) if window == kind),
+                replace(self, sliding_windows=tuple(self.sliding_windows[i] for i in layers)),
+                window=kind if index else None,
+            )
+            for index, kind in enumerate(kinds)
+        )
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that share block tables and blocks.
+
+    Attributes:
+        layers: their indices in the decoder.
+        cache: what these layers keep of each token.
+        window: last tokens of a request that it keeps; None if it keeps all.
+    """
+
+    layers: tuple[int, ...]
+    cache: CacheSpec
+    window: int | None = None
 
 
 class Model(Protocol):
@@ -137,6 +180,7 @@ class Model(Protocol):
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         """Run the layers. Call it under `torch.inference_mode`.
@@ -144,7 +188,8 @@ class Model(Protocol):
         Args:
             input_ids: [T] int64.
             positions: [T] int64, position of each token in its request, from 0.
-            attention: of this step; called once a layer.
+            attention: of this step; called once a layer that has one.
+            states: of the recurrent layers; None if the model has none.
             num_layers: run only the first so many, at least one; None runs all.
 
         Returns:

@@ -9,10 +9,12 @@ from torch import nn
 
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator, part_size
+from legato.model.experts import Experts
 from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, make_norm
 from legato.model.quantization import copy_plain
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
+from legato.model.states import StepStates
 
 
 def scaled_embeddings(rows: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
@@ -129,6 +131,7 @@ class Decoder(nn.Module):
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         # The residual stream is float32 for weights of any dtype: every layer adds to it, so
@@ -136,7 +139,7 @@ class Decoder(nn.Module):
         hidden = scaled_embeddings(self.embed_tokens(input_ids), self.spec)
         ropes = [rotary(positions, self.dtype) for rotary in self.rotary]
         for layer in islice(self.layers, num_layers):
-            hidden = layer(hidden, ropes, attention)
+            hidden = layer(hidden, ropes, attention, states)
         output: torch.Tensor = self.norm(hidden)
         return output
 
@@ -165,6 +168,9 @@ class Decoder(nn.Module):
         slots: dict[str, torch.Tensor] = {}
         for path, module in self.named_modules():
             prefix = path if path == "lm_head" else f"model.{path}"
+            if isinstance(module, Experts):
+                slots |= module.checkpoint_slots(prefix)
+                continue
             for name, weight in module.named_parameters(recurse=False):
                 if isinstance(module, FusedLinear):
                     parent = prefix.rpartition(".")[0]

@@ -24,6 +24,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         rope_scaling: the name of `rope_parameters` in older checkpoints.
         rope_theta, partial_rotary_factor, original_max_position_embeddings: used if the rope
             parameters lack them.
+        num_local_experts, num_experts, n_routed_experts, moe_num_experts: names of one number.
+        num_experts_per_tok, moe_k, moe_topk: likewise; moe_topk may be a list, one for each layer.
+        n_shared_experts, moe_num_shared_experts: likewise.
+        block_ff_dim, tie_embedding: LFM2's names of `intermediate_size`, `tie_word_embeddings`.
+        time_step_limit: shortest and longest; infinity is {"__float__": "Infinity"}.
         dtype, torch_dtype: the new name and the old one.
         served_len: positions that are served, None for all; not a field of config.json.
     """
@@ -41,6 +46,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     rms_norm_eps: float = 1e-6
     layer_norm_eps: float = 1e-5
     norm_epsilon: float = 1e-5
+    norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_out_bias: bool = False
@@ -64,6 +70,32 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     final_logit_softcapping: float | None = None
     use_bidirectional_attention: bool | None = None
     num_local_experts: int = 0
+    num_experts: int | None = None
+    n_routed_experts: int | None = None
+    moe_num_experts: int | None = None
+    num_experts_per_tok: int = 0
+    moe_k: int | None = None
+    moe_topk: int | list[int] | None = None
+    moe_intermediate_size: int | list[int] | None = None
+    n_shared_experts: int = 0
+    moe_num_shared_experts: int = 0
+    shared_expert_intermediate_size: int = 0
+    norm_topk_prob: bool = False
+    routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+    first_k_dense_replace: int = 0
+    moe_layer_start_index: int = 0
+    moe_layer_end_index: int = -1
+    moe_layer_interval: int = 1
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
+    clip_qkv: float | None = None
+    use_qk_norm: bool = False
+    qkv_bias: bool = True
+    rotary_dim: int | None = None
     shared_intermediate_size: int | None = None
     position_embedding_type: str | None = None
     rope_parameters: dict[str, Any] | None = None
@@ -74,6 +106,29 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     rotary_pct: float = 0.25
     partial_rotary_factor: float | None = None
     original_max_position_embeddings: float | None = None
+    conv_bias: bool = False
+    conv_kernel_size: int = msgspec.field(default=3, name="conv_L_cache")
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+    full_attention_interval: int = 4
+    mamba_n_heads: int = 128
+    mamba_n_groups: int = 1
+    mamba_d_state: int = 256
+    mamba_d_head: int | str | None = "auto"
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: list[float | dict[str, str]] | None = None
+    block_ff_dim: int | None = None
+    block_auto_adjust_ff_dim: bool = True
+    block_ffn_dim_multiplier: float | None = 1.0
+    block_multiple_of: int = 256
+    full_attn_idxs: list[int] | None = None
+    tie_embedding: bool | None = None
     dtype: Any = None
     torch_dtype: Any = None
     served_len: int | None = None
@@ -81,6 +136,33 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def expert_count(self) -> int:
+        """Experts of a layer with experts; 0 if there are none."""
+        names = (self.num_experts, self.n_routed_experts, self.moe_num_experts)
+        return next((count for count in names if count is not None), self.num_local_experts)
+
+    @property
+    def active_expert_count(self) -> int:
+        """Experts that compute a token.
+
+        Raises:
+            UnsupportedModelError: layers differ.
+        """
+        count = self.num_experts_per_tok if self.moe_k is None else self.moe_k
+        return count if self.moe_topk is None else _same(self.moe_topk, "moe_topk")
+
+    @property
+    def expert_size(self) -> int:
+        """Width of an expert.
+
+        Raises:
+            UnsupportedModelError: layers differ.
+        """
+        if self.moe_intermediate_size is None:
+            return self.intermediate_size
+        return _same(self.moe_intermediate_size, "moe_intermediate_size")
 
     @property
     def rope(self) -> dict[str, Any]:
@@ -162,6 +244,15 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         if self.layer_types is None:
             return tuple(window if i >= num_full else None for i in range(self.num_hidden_layers))
         return tuple(window if kind == SLIDING else None for kind in self.kinds(0))
+
+
+def _same(values: int | list[int], name: str) -> int:
+    """Return the one value that all layers have."""
+    if isinstance(values, int):
+        return values
+    if len(set(values)) != 1:
+        raise UnsupportedModelError(f"{name} differs between layers, which is not supported")
+    return values[0]
 
 
 def _is_nested(parameters: Mapping[str, Any]) -> bool:

@@ -1,12 +1,23 @@
 """How the decoders of each family differ from Llama: a function from config.json to a spec each."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.description import FULL, SLIDING, Description
 from legato.model.rope import RopeFrequencies, no_rope, rope_frequencies
-from legato.model.spec import Activation, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.spec import (
+    Activation,
+    AttentionSpec,
+    DecoderSpec,
+    DeltaNetSpec,
+    LayerSpec,
+    Mamba2Spec,
+    MlpSpec,
+    RecurrenceSpec,
+    ShortConvSpec,
+)
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -74,11 +85,15 @@ def phi3(d: Description) -> DecoderSpec:
     return _spec(d, windows=windows, ropes=(_rope(d, parameters),))
 
 
-def granite(d: Description, ropes: tuple[RopeFrequencies, ...] | None = None) -> DecoderSpec:
-    """Describe Granite 3: Llama with factors on embeddings, attention, residuals and logits."""
+def granite(d: Description, **layers: Any) -> DecoderSpec:
+    """Describe Granite 3: Llama with factors on embeddings, attention, residuals and logits.
+
+    Args:
+        layers: further arguments of `_spec`, for relatives.
+    """
     return _spec(
         d,
-        ropes=ropes,
+        **layers,
         attention={**_biases(d.attention_bias, d.attention_bias), "scale": d.attention_multiplier},
         mlp={"has_bias": d.mlp_bias},
         layer={"residual_scale": d.residual_multiplier},
@@ -88,14 +103,43 @@ def granite(d: Description, ropes: tuple[RopeFrequencies, ...] | None = None) ->
 
 
 def granite_hybrid(d: Description) -> DecoderSpec:
-    """Describe Granite 4 where all layers have attention, and none has experts."""
+    """Describe Granite 4: Granite 3 with Mamba-2 in most layers, or in none; the dense models."""
     if d.num_local_experts:
         raise UnsupportedModelError(f"{d.num_local_experts} experts are not supported")
-    kinds = set(d.layer_types or ["linear_attention"])
-    if not kinds <= {"attention", FULL}:
-        raise UnsupportedModelError(f"unsupported layer types {', '.join(sorted(kinds))}")
+    kinds = d.layer_types or ["linear_attention"] * d.num_hidden_layers
+    recurrent = {"mamba", "linear_attention"}
+    _check_kinds(d, kinds, {"attention", FULL, *recurrent})
     has_rope = d.position_embedding_type == "rope"
-    return granite(d, ropes=None if has_rope else (no_rope(d.head_size),))
+    return granite(
+        d,
+        ropes=None if has_rope else (no_rope(d.head_size),),
+        recurrence=_mamba2(d) if recurrent & set(kinds) else None,
+        has_attention=[kind not in recurrent for kind in kinds],
+    )
+
+
+def _mamba2(d: Description) -> Mamba2Spec:
+    size = d.mamba_expand * d.hidden_size
+    head_dim = d.mamba_d_head if isinstance(d.mamba_d_head, int) else size // d.mamba_n_heads
+    if head_dim * d.mamba_n_heads != size:
+        raise UnsupportedModelError(
+            f"{d.mamba_n_heads} heads of {head_dim} are not {d.mamba_expand} times the hidden size"
+        )
+    shortest, longest = (
+        float(limit["__float__"] if isinstance(limit, dict) else limit)
+        for limit in d.time_step_limit or (0.0, math.inf)
+    )
+    return Mamba2Spec(
+        num_heads=d.mamba_n_heads,
+        num_groups=d.mamba_n_groups,
+        head_dim=head_dim,
+        state_size=d.mamba_d_state,
+        kernel_size=d.mamba_d_conv,
+        has_conv_bias=d.mamba_conv_bias,
+        has_bias=d.mamba_proj_bias,
+        shortest_step=shortest,
+        longest_step=None if longest == math.inf else longest,
+    )
 
 
 def smollm3(d: Description) -> DecoderSpec:
@@ -284,6 +328,70 @@ def arcee(d: Description) -> DecoderSpec:
     )
 
 
+def lfm2(d: Description) -> DecoderSpec:
+    """Describe LFM2: gated short convolutions, with attention in some layers.
+
+    Liquid AI, 2025, arXiv:2511.23404; the dense models.
+    """
+    kinds = d.layer_types
+    if kinds is None:
+        full = range(d.num_hidden_layers) if d.full_attn_idxs is None else d.full_attn_idxs
+        kinds = [FULL if i in full else "conv" for i in range(d.num_hidden_layers)]
+    _check_kinds(d, kinds, {FULL, "conv"})
+    size = d.block_ff_dim or d.intermediate_size
+    if d.block_auto_adjust_ff_dim:
+        size = int(2 * size / 3)
+        if d.block_ffn_dim_multiplier is not None:
+            size = int(d.block_ffn_dim_multiplier * size)
+        size = -(-size // d.block_multiple_of) * d.block_multiple_of
+    return _spec(
+        d,
+        recurrence=ShortConvSpec(kernel_size=d.conv_kernel_size, has_bias=d.conv_bias),
+        has_attention=[kind == FULL for kind in kinds],
+        attention={"qk_norm": "head"},
+        mlp={"size": size},
+        norm_eps=d.norm_eps,
+        tie_word_embeddings=d.tie_word_embeddings if d.tie_embedding is None else d.tie_embedding,
+    )
+
+
+def qwen3_5(d: Description) -> DecoderSpec:
+    """Describe Qwen3.5: gated delta nets, and gated attention in every fourth layer.
+
+    The dense models, without their vision model and their predictors of further tokens.
+    """
+    kinds = d.layer_types or [
+        FULL if (i + 1) % d.full_attention_interval == 0 else "linear_attention"
+        for i in range(d.num_hidden_layers)
+    ]
+    _check_kinds(d, kinds, {FULL, "linear_attention"})
+    return _spec(
+        d,
+        recurrence=DeltaNetSpec(
+            num_heads=d.linear_num_value_heads,
+            num_key_heads=d.linear_num_key_heads,
+            key_dim=d.linear_key_head_dim,
+            value_dim=d.linear_value_head_dim,
+            kernel_size=d.linear_conv_kernel_dim,
+        ),
+        has_attention=[kind == FULL for kind in kinds],
+        attention={
+            **_biases(d.attention_bias, d.attention_bias),
+            "qk_norm": "head",
+            "has_gate": True,
+        },
+    )
+
+
+def qwen3_next(d: Description) -> DecoderSpec:
+    """Describe Qwen3-Next as far as it has no experts: as Qwen3.5, with other projections."""
+    for layer in range(d.num_hidden_layers):
+        is_dense = layer in (d.mlp_only_layers or ())
+        if not is_dense and d.num_experts and (layer + 1) % d.decoder_sparse_step == 0:
+            raise UnsupportedModelError(f"{d.num_experts} experts are not supported")
+    return qwen3_5(d)
+
+
 def _gemma(
     d: Description,
     *,
@@ -316,6 +424,8 @@ def _spec(
     windows: Sequence[int | None] | None = None,
     ropes: tuple[RopeFrequencies, ...] | None = None,
     rope_of_layer: Sequence[int] | None = None,
+    recurrence: RecurrenceSpec | None = None,
+    has_attention: Sequence[bool] | None = None,
     attention: Mapping[str, Any] | None = None,
     mlp: Mapping[str, Any] | None = None,
     layer: Mapping[str, Any] | None = None,
@@ -327,6 +437,8 @@ def _spec(
         windows: of each layer; None if no layer has one.
         ropes: None for the rope that the description has.
         rope_of_layer: index of each layer's rope; None for the first.
+        recurrence: the mixer of layers without attention.
+        has_attention: of each layer; None if all have.
         attention, mlp, layer, whole: fields of these records that differ from the defaults.
 
     Raises:
@@ -356,26 +468,51 @@ def _spec(
     used = sorted(set(rope_indices))
     layers = (
         LayerSpec(
-            attention=AttentionSpec(window=window, rope=used.index(rope), **heads),
+            attention=(
+                AttentionSpec(window=window, rope=used.index(rope), **heads) if attends else None
+            ),
+            recurrence=None if attends else recurrence,
             mlp=MlpSpec(**own_mlp),
             **(layer or {}),
         )
-        for window, rope in zip(windows or (None,) * num_layers, rope_indices, strict=True)
+        for window, rope, attends in zip(
+            windows or (None,) * num_layers,
+            rope_indices,
+            has_attention or (True,) * num_layers,
+            strict=True,
+        )
     )
-    fields = {"norm_eps": d.rms_norm_eps, **whole}
+    fields = {
+        "norm_eps": d.rms_norm_eps,
+        "tie_word_embeddings": d.tie_word_embeddings,
+        **whole,
+    }
     return DecoderSpec(
         vocab_size=d.vocab_size,
         hidden_size=d.hidden_size,
         max_model_len=d.max_position_embeddings,
         ropes=tuple(known_ropes[index] for index in used),
         layers=tuple(layers),
-        tie_word_embeddings=d.tie_word_embeddings,
         **fields,
     )
 
 
 def _rope(d: Description, parameters: dict[str, Any]) -> RopeFrequencies:
     return rope_frequencies(parameters, d.head_size, d.max_position_embeddings, d.served_len)
+
+
+def _check_kinds(d: Description, kinds: Sequence[str], known: Set[str]) -> None:
+    """Raises `UnsupportedModelError` for layers of an unknown type, or for another number of them.
+
+    Args:
+        kinds: of the layers, as in `layer_types`.
+    """
+    if unknown := set(kinds) - known:
+        raise UnsupportedModelError(f"unsupported layer types {', '.join(sorted(unknown))}")
+    if len(kinds) != d.num_hidden_layers:
+        raise UnsupportedModelError(
+            f"layer_types has {len(kinds)} entries for {d.num_hidden_layers} layers"
+        )
 
 
 def _biases(qkv: bool, output: bool) -> dict[str, bool]:

@@ -17,7 +17,8 @@ from torch import nn
 from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.rope import Turns, rotate
-from legato.model.spec import Activation, DecoderSpec, MlpSpec
+from legato.model.spec import Activation, DecoderSpec, MlpSpec, MoeSpec
+from legato.model.states import StepStates
 
 MakeEmpty = Callable[..., torch.Tensor]
 
@@ -98,28 +99,32 @@ class Attention(nn.Module):
     def __init__(self, spec: DecoderSpec, layer: int, empty: MakeEmpty) -> None:
         super().__init__()
         own = spec.layers[layer].attention
-        self.layer = layer
+        assert own is not None
+        self.layer = spec.cache_layer(layer)
         self.num_heads, self.num_kv_heads = own.num_heads, own.num_kv_heads
         self.head_dim = own.head_dim
         self.scale = own.scale
         self.sliding_window = own.window
         self.rope = own.rope
-        self.qkv_proj = FusedLinear(
-            spec.hidden_size,
-            {"q_proj": own.query_size, "k_proj": own.kv_size, "v_proj": own.kv_size},
-            own.qkv_bias,
-            empty,
-        )
+        sizes = {"q_proj": own.query_size, "k_proj": own.kv_size, "v_proj": own.kv_size}
+        if own.has_gate:
+            sizes["gate_proj"] = own.query_size
+        self.has_gate = own.has_gate
+        self.qkv_proj = FusedLinear(spec.hidden_size, sizes, own.qkv_bias, empty)
         self.o_proj = Linear(own.query_size, spec.hidden_size, own.output_bias, empty)
         self.softcap = own.softcap
+        self.sinks: nn.Parameter | None = None
+        if own.has_sinks:
+            self.sinks = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
         self.norm_after_rope = own.norm_after_rope
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if own.qk_norm is not None:
             is_whole = own.qk_norm == "whole"
-            sizes = (own.query_size, own.kv_size) if is_whole else (own.head_dim, own.head_dim)
-            self.q_norm = RMSNorm(sizes[0], spec.norm_eps, empty)
-            self.k_norm = RMSNorm(sizes[1], spec.norm_eps, empty)
+            self.q_norm = RMSNorm(
+                own.query_size if is_whole else own.head_dim, spec.norm_eps, empty
+            )
+            self.k_norm = RMSNorm(own.kv_size if is_whole else own.head_dim, spec.norm_eps, empty)
 
     def forward(
         self,
@@ -132,7 +137,8 @@ class Attention(nn.Module):
         turns = ropes[self.rope]
         qkv = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
         # Queries and keys are rotated together, which halves the number of small operations.
-        qk, value = qkv.split((num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        num_rotated, num_kv_heads = num_heads + self.num_kv_heads, self.num_kv_heads
+        qk, value = qkv[:, :num_rotated], qkv[:, num_rotated : num_rotated + num_kv_heads]
         if not self.norm_after_rope:
             qk = self._normed(qk)
         qk = rotate(qk, turns.cos, turns.sin)
@@ -147,7 +153,10 @@ class Attention(nn.Module):
             scale=self.scale,
             sliding_window=self.sliding_window,
             softcap=self.softcap,
+            sinks=self.sinks,
         )
+        if self.has_gate:
+            context = context * qkv[:, num_rotated + num_kv_heads :].sigmoid()
         output: torch.Tensor = self.o_proj(context.reshape(num_tokens, -1))
         return output
 
@@ -193,7 +202,8 @@ _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _activation(name: Activation, empty: MakeEmpty) -> Callable[[torch.Tensor], torch.Tensor]:
+def make_activation(name: Activation, empty: MakeEmpty) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function of numbers of any shape; xIELU has weights."""
     return XIELU(empty) if name == "xielu" else _ACTIVATIONS[name]
 
 
@@ -206,7 +216,7 @@ class MLP(nn.Module):
         self.gate_up_proj = FusedLinear(
             hidden_size, {"gate_proj": spec.size, "up_proj": spec.size}, spec.has_bias, empty
         )
-        self.act_fn = _activation(spec.activation, empty)
+        self.act_fn = make_activation(spec.activation, empty)
         self.down_proj = Linear(spec.size, hidden_size, spec.has_bias, empty)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -222,7 +232,7 @@ class UngatedMLP(nn.Module):
     def __init__(self, spec: MlpSpec, hidden_size: int, empty: MakeEmpty) -> None:
         super().__init__()
         self.up_proj = Linear(hidden_size, spec.size, spec.has_bias, empty)
-        self.act_fn = _activation(spec.activation, empty)
+        self.act_fn = make_activation(spec.activation, empty)
         self.down_proj = Linear(spec.size, hidden_size, spec.has_bias, empty)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -231,8 +241,16 @@ class UngatedMLP(nn.Module):
         return output
 
 
+def _make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int, empty: MakeEmpty) -> nn.Module:
+    from legato.model.experts import MixtureOfExperts  # it imports this module
+
+    if isinstance(spec, MoeSpec):
+        return MixtureOfExperts(spec, hidden_size, empty)
+    return (MLP if spec.is_gated else UngatedMLP)(spec, hidden_size, empty)
+
+
 class DecoderLayer(nn.Module):
-    """Attention and MLP with a residual connection, and the norms of the layer's order.
+    """Mixer and MLP with a residual connection, and the norms of the layer's order.
 
     Args:
         spec: of this rank's part of the decoder.
@@ -253,11 +271,15 @@ class DecoderLayer(nn.Module):
         self._residual_scale = own.residual_scale
         self._dtype = empty(0).dtype
         self.input_layernorm = make_norm(spec, empty) if own.has_norms_before else None
-        self.self_attn = Attention(spec, layer, empty)
+        self.self_attn = None if own.attention is None else Attention(spec, layer, empty)
+        self.recurrence: nn.Module | None = None
+        if own.recurrence is not None:
+            from legato.model.recurrence import make_recurrence  # it imports this module
+
+            self.recurrence = make_recurrence(spec, layer, empty)
         has_second = own.has_norms_before and own.order != "parallel"
         self.post_attention_layernorm = make_norm(spec, empty) if has_second else None
-        mlp = MLP if own.mlp.is_gated else UngatedMLP
-        self.mlp = mlp(own.mlp, spec.hidden_size, empty)
+        self.mlp = _make_mlp(own.mlp, spec.hidden_size, empty)
         self.attention_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
         self.mlp_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
 
@@ -266,10 +288,11 @@ class DecoderLayer(nn.Module):
         hidden: torch.Tensor,
         ropes: Sequence[Turns],
         attention: StepAttention,
+        states: StepStates | None,
     ) -> torch.Tensor:
         """Add this layer's output to `hidden` [T, E] float32, in place."""
         rows = self._rows(self.input_layernorm, hidden)
-        attended = self._communicator.sum(self.self_attn(rows, ropes, attention))
+        attended = self._communicator.sum(self._mixed(rows, ropes, attention, states))
         if not self._is_parallel:
             self._add(hidden, attended, self.attention_output_layernorm)
             rows = self._rows(self.post_attention_layernorm, hidden)
@@ -280,6 +303,22 @@ class DecoderLayer(nn.Module):
             self._add(hidden, attended, None)
         self._add(hidden, output, self.mlp_output_layernorm)
         return hidden
+
+    def _mixed(
+        self,
+        rows: torch.Tensor,
+        ropes: Sequence[Turns],
+        attention: StepAttention,
+        states: StepStates | None,
+    ) -> torch.Tensor:
+        """Return the mixer's output for rows [T, E]."""
+        outputs: list[torch.Tensor] = []
+        if self.self_attn is not None:
+            outputs.append(self.self_attn(rows, ropes, attention))
+        if self.recurrence is not None:
+            assert states is not None, "recurrent layers need states"
+            outputs.append(self.recurrence(rows, states))
+        return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
 
     def _rows(self, norm: nn.Module | None, hidden: torch.Tensor) -> torch.Tensor:
         """Return what a network reads, in the model's dtype."""

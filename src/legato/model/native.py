@@ -30,6 +30,7 @@ from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import native_form
 from legato.model.rope import RotaryEmbedding, Turns
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.states import StepStates
 from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
 from legato.model.transformers_spec import TransformersSpec
 
@@ -120,6 +121,24 @@ class ReadsNativeCache:
         """Query heads of every layer, of this rank's part."""
         raise NotImplementedError
 
+    def begin_step(
+        self,
+        cache: CacheSpec,
+        block_size: int,
+        chunks: Sequence[tuple[int, int, int, list[int]]],
+        slots: list[int],
+    ) -> object:
+        """Return the extension's step for the layers of one cache group.
+
+        Args:
+            cache: what these layers keep of each token.
+            chunks: (first row, number of rows, position of the first, block ids) of each request.
+            slots: of each row, padding excluded.
+        """
+        shape = cache.num_kv_heads, cache.head_dim, block_size, cache.is_quantized
+        group = self.num_heads // cache.num_kv_heads
+        return self.kernels.extension.Step(chunks, slots, shape, group, self.kernels.num_threads)
+
 
 def _multiple(field: str, at_most: float = math.inf) -> Rule:
     def fits(record: msgspec.Struct) -> bool:
@@ -145,7 +164,10 @@ _SUPPORTED: Rules = {
             "frequencies and a scale for whole heads",
         ),
         "layers": Rule(
-            lambda spec: len({layer.mlp.size for layer in spec.layers}) == 1,
+            lambda spec: (
+                len({layer.mlp.size for layer in spec.layers if isinstance(layer.mlp, MlpSpec)})
+                <= 1
+            ),
             "layers of the same sizes",
         ),
         "norm": one_of("norm", "rms"),
@@ -157,6 +179,7 @@ _SUPPORTED: Rules = {
     },
     LayerSpec: {
         "attention": anything(),
+        "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
         "mlp": anything(),
         "order": one_of("order", "pre", "post", "sandwich"),
         "residual_scale": anything(),
@@ -179,8 +202,10 @@ _SUPPORTED: Rules = {
             "on or off for norms of heads, off for norms of whole rows",
         ),
         "softcap": anything(),
+        "has_sinks": one_of("has_sinks", False),
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
+        "has_gate": one_of("has_gate", False),
     },
     MlpSpec: {
         "size": _multiple("size"),
@@ -306,9 +331,11 @@ class NativeModel(ReadsNativeCache):
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, NativeStep)
+        assert states is None, "native layers keep no states"
         hidden = scaled_embeddings(self._embed_tokens(input_ids), self.spec)
         turns = [rotary(positions, torch.float32) for rotary in self._rotaries]
         if self._communicator.size > 1:
@@ -332,7 +359,7 @@ class NativeModel(ReadsNativeCache):
         layers = self._native if num_layers is None else self._join(self._layers[:num_layers])
         layers.forward(
             self.kernels.pool,
-            attention.native,
+            attention.steps,
             attention.caches,
             hidden.data_ptr(),
             len(hidden),
@@ -347,11 +374,12 @@ class NativeModel(ReadsNativeCache):
         num_layers: int | None,
     ) -> None:
         """Add the layers' output to `hidden` [T, E]; ranks sum each half of a layer."""
-        pool, step, layers = self.kernels.pool, attention.native, self._native
+        pool, layers = self.kernels.pool, self._native
         rows = hidden.data_ptr(), len(hidden)
         addresses = _turn_addresses(turns)
         for layer, cache in enumerate(islice(attention.caches, num_layers)):
             after_attention, after_mlp = self._output_norms[layer]
+            step = attention.steps[cache[-1]]
             sums = torch.zeros_like(hidden)
             layers.add_attention(pool, step, layer, cache, *rows, addresses, sums.data_ptr())
             self._add_sum(hidden, sums, layer, after_attention)
@@ -389,27 +417,20 @@ class NativeStep:
     """A step's packed batch for native layers, or for attention on native kernels alone.
 
     Args:
-        cache: layout of the caches.
-        chunks: (first row, number of rows, position of the first, block ids) of each request.
-        slots: of each row, padding excluded.
-        caches: (address of the keys, address of the values, sliding window or 0) of each layer.
+        steps: the extension's step of each cache group.
+        caches: (address of the keys, address of the values, sliding window or 0, index of the
+            group) of each layer.
     """
 
     def __init__(
         self,
-        model: ReadsNativeCache,
-        cache: CacheSpec,
-        block_size: int,
-        chunks: Sequence[tuple[int, int, int, list[int]]],
-        slots: list[int],
-        caches: Sequence[tuple[int, int, int]],
+        kernels: NativeKernels,
+        steps: Sequence[object],
+        caches: Sequence[tuple[int, int, int, int]],
     ) -> None:
-        kernels = model.kernels
-        shape = cache.num_kv_heads, cache.head_dim, block_size, cache.is_quantized
-        group = model.num_heads // cache.num_kv_heads
-        self.native = kernels.extension.Step(chunks, slots, shape, group, kernels.num_threads)
+        self._kernels = kernels
+        self.steps = steps
         self.caches = caches
-        self._kernels, self._group, self._num_rows = kernels, group, len(slots)
 
     def attend(
         self,
@@ -421,15 +442,17 @@ class NativeStep:
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if sinks is not None:
+            raise TypeError("native attention without native layers has no sinks")
         cache = self.caches[layer]
         assert cache[2] == (sliding_window or 0)
         out = query.new_empty(query.shape)
-        out[self._num_rows :] = 0  # padding
         self._kernels.operators.attend(
-            self.native,
+            self.steps[cache[-1]],
             cache,
-            self._group,
+            len(query),
             *map(_heads, (query, key, value)),
             scale,
             softcap or 0.0,
@@ -477,6 +500,7 @@ def _num_bytes(weight: _Weight) -> int:
 def _num_parts(layer: LayerSpec) -> int:
     """Return the number of weights that a layer has in checkpoints."""
     attention = layer.attention
+    assert attention is not None
     num_matrices = sum(map(len, _MATRICES.values()))
     num_biases = 3 * attention.qkv_bias + attention.output_bias + 3 * layer.mlp.has_bias
     num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
@@ -487,6 +511,7 @@ def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
     """Return a layer's numbers by the extension's names."""
     layer = spec.layers[index]
     attention = layer.attention
+    assert attention is not None
     return {
         "hidden_size": spec.hidden_size,
         "mlp_size": layer.mlp.size,
@@ -565,5 +590,6 @@ def _addresses(name: str, weight: _Weight) -> dict[str, int]:
         "zero": weight.zero,
         "exponent": weight.exponent,
         "is_float": int(weight.is_float8),
+        "is_rotated": int(weight.is_rotated),
     }
     return addresses | {f"{name}.{number}": value for number, value in numbers.items()}

@@ -83,9 +83,15 @@ class PackedDecoder(Decoder):
     def compile_kernels(self, *, num_rows: Iterable[int], num_samples: Iterable[int]) -> None:
         """Have oneDNN compile kernels for these row counts, so that no step waits for it.
 
-        All layers have the same shapes, so one layer is enough.
+        Layers of one record have the same shapes, so one of them is enough.
         """
-        modules = [m for m in self.layers[0].modules() if isinstance(m, PackedLinear | PackedMLP)]
+        distinct = {record: layer for layer, record in enumerate(self.spec.layers)}
+        modules = [
+            module
+            for layer in distinct.values()
+            for module in self.layers[layer].modules()
+            if isinstance(module, PackedLinear | PackedMLP)
+        ]
         calls = [(module, count) for module in modules for count in num_rows]
         if isinstance(self.lm_head, PackedLinear):
             calls += [(self.lm_head, count) for count in num_samples]

@@ -10,6 +10,8 @@ from operator import itemgetter
 
 import torch
 
+from legato.model.rotation import rotate
+
 BLOCK = 32
 """Weights that share a scale and a minimum, of weights that are quantized here."""
 FLOAT8_TABLE = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -38,6 +40,8 @@ class QuantizedWeight:
         table: float32 or uint8 [16], float32 [256] of 8-bit floats; None if codes are numbers.
         order: int32 [K], the input that each column multiplies; None for inputs in their order.
         exponent: the weight is 2**exponent times as large.
+        is_rotated: whether codes stand for the rotated weight (`legato.model.rotation`), with one
+            scale a row. Rows that it multiplies are rotated, too, and rounded to 8 bits.
     """
 
     codes: torch.Tensor
@@ -49,6 +53,7 @@ class QuantizedWeight:
     table: torch.Tensor | None = None
     order: torch.Tensor | None = None
     exponent: int = 0
+    is_rotated: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -84,6 +89,8 @@ class QuantizedWeight:
         if self.exponent:
             blocks *= 2.0**self.exponent
         weight: torch.Tensor = blocks.flatten(1)
+        if self.is_rotated:
+            return rotate(weight)
         if self.order is None:
             return weight
         in_order = torch.empty_like(weight)
@@ -138,6 +145,15 @@ def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
         codes = (blocks - minima.float()[..., None]) / _steps(scales)
     codes = codes.round().clamp(0, _LARGEST_CODE[bits]).to(torch.uint8)
     return QuantizedWeight(codes.flatten(1), scales, minima, bits, zero=zero)
+
+
+def quantize_rotated(weight: torch.Tensor) -> QuantizedWeight:
+    """Rotate a matrix [N, K] and round it to 8 bits, centred on zero, with one scale a row."""
+    rotated = rotate(weight)
+    scales = (rotated.abs().amax(dim=1, keepdim=True) / 127).half()
+    codes = rotated / scales.float().clamp(min=_SMALLEST_HALF) + _SIGNED_ZERO
+    codes = codes.round().clamp(1, _LARGEST_CODE[8]).to(torch.uint8)
+    return QuantizedWeight(codes, scales, None, 8, zero=_SIGNED_ZERO, is_rotated=True)
 
 
 def _steps(scales: torch.Tensor) -> torch.Tensor:

@@ -26,9 +26,11 @@ _OF_LAYER: dict[str, Division] = {
     "mlp.up_proj": "colwise",
     "mlp.down_proj": "rowwise",
 }
-"""Key a module of a layer; other modules are whole on every rank."""
+"""Key a module of a layer, or of an expert; other modules are whole on every rank."""
 _OF_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 _NAME = re.compile(r"model\.layers\.\d+\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"^mlp\.(experts\.\d+|shared_expert)\.")
+_SINKS = ".self_attn.sinks"
 
 
 def shard(name: str, weight: _Weight, communicator: Communicator) -> _Weight:
@@ -40,10 +42,10 @@ def shard(name: str, weight: _Weight, communicator: Communicator) -> _Weight:
     """
     if communicator.size == 1:
         return weight
-    if name in _OF_VOCABULARY:
+    if name in _OF_VOCABULARY or name.endswith(_SINKS):
         return _rows(weight, communicator)
     match = _NAME.fullmatch(name)
-    division = _OF_LAYER.get(match[1]) if match else None
+    division = _OF_LAYER.get(_EXPERT.sub("mlp.", match[1])) if match else None
     if division == "colwise":
         return _rows(weight, communicator)
     if match is None or division is None:

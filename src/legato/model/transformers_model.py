@@ -24,6 +24,7 @@ from legato.model.native import (
     ReadsNativeCache,
 )
 from legato.model.quantization import QuantizedWeight, plain
+from legato.model.states import StepStates
 from legato.model.transformers_attention import AttentionCall, attending
 from legato.model.transformers_native import NativeProduct, use_native_operators
 from legato.model.transformers_paper import matrices, on_paper
@@ -97,6 +98,7 @@ class TransformersModel:
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,  # noqa: ARG002
         num_layers: int | None = None,
     ) -> torch.Tensor:
         def attend(call: AttentionCall) -> torch.Tensor:

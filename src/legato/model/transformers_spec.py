@@ -6,6 +6,7 @@ import torch
 from legato.core.errors import ConfigError
 from legato.model.base import CacheSpec
 from legato.model.spec import Size
+from legato.model.states import StateShape
 
 
 class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +39,11 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_layers(self) -> int:
         return len(self.windows)
+
+    @property
+    def states(self) -> tuple[StateShape, ...]:
+        """None: transformers' layers run no model with recurrent layers."""
+        return ()
 
     def cache(self, dtype: torch.dtype) -> CacheSpec:
         """Return the layout of the KV cache, with values of `dtype`."""

@@ -12,11 +12,15 @@ import torch
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.quantization import QuantizedWeight, plain
+from legato.model.spec import MoeSpec
 
 Weight = torch.Tensor | QuantizedWeight
 Named = tuple[str, Weight]
 Transform = Callable[[str, Weight], Iterable[Named]]
 """Maps a tensor and its name to tensors that replace it; most tensors stay as they are."""
+
+
+_FUSED_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(\.weight|[._]bias)?")
 
 
 def transformed(tensors: Iterable[Named], transforms: Sequence[Transform]) -> Iterator[Named]:
@@ -102,13 +106,73 @@ def reorder_heads(order: Sequence[int]) -> Transform:
     return apply
 
 
-def add_one_to_norms() -> Transform:
-    """Add 1 to the weights of norms, which the checkpoint stores minus 1, in float32."""
+def add_one_to_norms(*, plain_norms: tuple[str, ...] = ()) -> Transform:
+    """Add 1 to the weights of norms, which the checkpoint stores minus 1, in float32.
+
+    Args:
+        plain_norms: ends of the names of other norms, which it stores as they are.
+    """
 
     def apply(name: str, weight: Weight) -> Iterator[Named]:
-        yield name, plain(weight).float() + 1 if name.endswith("norm.weight") else weight
+        is_changed = name.endswith("norm.weight") and not name.endswith(plain_norms)
+        yield name, plain(weight).float() + 1 if is_changed else weight
 
     return apply
+
+
+def split_experts(experts: MoeSpec, hidden_size: int, *, is_transposed: bool) -> Transform:
+    """Split projections of all experts into those of each, and flatten the router's biases.
+
+    A fused weight is [experts, outputs, inputs], or all experts' outputs by inputs if it is
+    quantized.
+
+    Args:
+        is_transposed: a weight that is not quantized is [experts, inputs, outputs] instead, and
+            gates and ups alternate.
+    """
+    count, size = experts.num_experts, experts.size
+    sizes = {"gate_up_proj": (2 * size, hidden_size), "down_proj": (hidden_size, size)}
+
+    def apply(name: str, weight: Weight) -> Iterator[Named]:
+        match = _FUSED_EXPERTS.fullmatch(name)
+        if match is None:
+            is_flattened = name.endswith(".gate.selection_bias")
+            yield name, plain(weight).flatten() if is_flattened else weight
+            return
+        parent, module, suffix = match.groups()
+        kind = "bias" if suffix in ("_bias", ".bias") else "weight"
+        of_one = sizes[module] if kind == "weight" else sizes[module][:1]
+        for expert, own in enumerate(_of_each(name, weight, count, of_one, is_transposed)):
+            if module == "down_proj":
+                yield f"{parent}.{expert}.down_proj.{kind}", own
+                continue
+            for i, part in enumerate(("gate_proj", "up_proj")):
+                rows = [i] if is_transposed else range(i * size, (i + 1) * size)
+                part_of = 2 if is_transposed else 2 * size
+                yield f"{parent}.{expert}.{part}.{kind}", _rows(own, part_of, rows)
+
+    return apply
+
+
+def _of_each(
+    name: str, weight: Weight, count: int, of_one: tuple[int, ...], is_transposed: bool
+) -> Iterator[Weight]:
+    """Yield each expert's bias [outputs] or weight [outputs, inputs], whose shape is `of_one`."""
+    is_matrix = len(of_one) > 1
+    is_flat = is_matrix and len(weight.shape) == len(of_one)
+    if is_flat:
+        shape: tuple[int, ...] = (count * of_one[0], *of_one[1:])
+    else:
+        shape = (count, *(of_one[::-1] if is_transposed else of_one))
+    if tuple(weight.shape) != shape:
+        raise UnsupportedModelError(f"{name} has shape {tuple(weight.shape)} instead of {shape}")
+    for expert in range(count):
+        if is_flat:
+            rows = range(expert * of_one[0], (expert + 1) * of_one[0])
+            yield _rows(weight, weight.shape[0], rows)
+        else:
+            own = plain(weight)[expert]
+            yield own.T if is_transposed and is_matrix else own
 
 
 def _applied(name: str, weight: Weight, transforms: Sequence[Transform]) -> Iterator[Named]:

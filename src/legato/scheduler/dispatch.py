@@ -110,7 +110,7 @@ class Dispatch:
         self._known_to_executor.update(new)
         plan = StepPlan(
             step_id=self._num_steps,
-            chunks=tuple(step.chunks),
+            chunks=self._kv.assigned(step.chunks),
             new_requests=tuple(running[request_id].message for request_id in new),
             ended_requests=tuple(self._ended),
             preempted=tuple(self._preempted),
@@ -152,7 +152,7 @@ class Dispatch:
     def withdraw(self) -> StepPlan:
         """Remove the newest step in flight, which the executor will not compute."""
         plan = self._in_flight.pop().plan
-        self._kv.end_step()
+        self._kv.withdraw(plan.chunks)
         return plan
 
     def note_way(self, later_s: float) -> None:

@@ -3,15 +3,20 @@
 import math
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 from sortedcontainers import SortedList
 
+from legato.core.request import Request
+from legato.core.slo import P99
 from legato.scheduler.recent_quantile import RecentQuantile
 
-_AIMED_AT = 0.1
-"""The margin aims at this share of the late gaps that a promise allows. A request has hardly more
-gaps beside prompts than allow it one late gap, so nine in ten such requests have none."""
+_OF_MANY, _OF_FEW = 0.1, 0.02
+"""The margin aims at this share of the late gaps that a promise allows. A stream of few gaps may
+have none that is late, and on a busy server a prompt is beside each of them: so 98 in 100 such
+streams have none. A stream of many may have some, and hardly more gaps beside a prompt than allow
+it one: so nine in ten have none of these."""
 _LEAST_EAGERNESS = 0.125
 """Least factor of the feedback on the share of late steps; the largest is 1."""
 _BODY, _BODY_STEPS = 0.9, 256
@@ -30,6 +35,23 @@ calibration, would pass for an interruption of short ones."""
 _PREVENTABLE = 0.5
 """Largest share of the limit that a margin covers. Longer interruptions are not counted: to avoid
 them, all steps would have to be half as long."""
+
+
+def bearable(requests: Iterable[Request]) -> float:
+    """Return the largest chance of a late step that the promises of all these requests bear.
+
+    Requests without a token do not count yet.
+    """
+    streams = (r for r in requests if r.first_token_s is not None and r.step_s < math.inf)
+    return min((_bearable(r.slo.itl_quantile, r.num_output_tokens) for r in streams), default=_NEW)
+
+
+def _bearable(quantile: float, num_gaps: int) -> float:
+    late = 1.0 - quantile
+    return late * (_OF_MANY if num_gaps * late >= 1.0 else _OF_FEW)
+
+
+_NEW = _bearable(P99, 0)
 
 
 class Tails(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +86,9 @@ class Margin:
 
     Args:
         tails: what earlier runs on this machine remember.
-        quantile: share of a request's gaps that are promised to be in time.
     """
 
-    def __init__(self, tails: Tails | None = None, quantile: float = 0.99) -> None:
+    def __init__(self, tails: Tails | None = None) -> None:
         tails = tails or Tails()
         self._body = RecentQuantile(_BODY_STEPS, _BODY, tails.body)
         self._decode_body = RecentQuantile(_BODY_STEPS, _BODY)
@@ -78,7 +99,7 @@ class Margin:
         self._sizes_s = SortedList(tails.interruptions_s)
         self._eagerness = 1.0
         self._known: tuple[float, float] | None = None
-        self.promise(quantile)
+        self._aim = _NEW
 
     @property
     def tails(self) -> Tails:
@@ -89,10 +110,10 @@ class Margin:
             interruptions_s=tuple(size_s for _, size_s in self._peaks),
         )
 
-    def promise(self, quantile: float) -> None:
-        """Aim at another quantile; keep what is known of the machine."""
-        self._aim = _AIMED_AT * (1.0 - quantile)
-        self._known = None
+    def aim_at(self, late: float) -> None:
+        """Aim at another chance of a late step; keep what is known of the machine."""
+        if late != self._aim:
+            self._aim, self._known = late, None
 
     def factor(self, limit_s: float) -> float:
         """Return the factor on the prediction of a step that must end in `limit_s`, at least 1."""

@@ -23,6 +23,7 @@ from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
+from legato.scheduler.margin import bearable
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.order import HIT_AWARE, ORDERS
@@ -173,7 +174,7 @@ class Scheduler:
     def _configure(self, config: SchedulerConfig) -> None:
         self._config = config
         self._classes = config.classes
-        self._step_time.promise(config.strictest_quantile, config.shortest_step_s)
+        self._step_time.promise(config.shortest_step_s)
         self._turns.promise(config.classes.values())
         # Drops a memory limit: a prompt that must not be chunked would never fit into it.
         self._budget = MemoryBudget(_budget(config, self._step_time))
@@ -251,6 +252,7 @@ class Scheduler:
         self._look_up_waiting()
         self._queues.is_urgent = self._is_urgent()
         running, dispatch = self._queues.running, self._dispatch
+        self._step_time.bear(bearable(running.values()))
         begins_s = dispatch.look_ahead(now_s, running)
         step = StepBuilder(
             self._queues,
@@ -291,13 +293,14 @@ class Scheduler:
         """Record the result of the oldest step in flight; return the outputs of its requests."""
         outputs: list[RequestOutput] = []
         plan = self._land(result, now_s)
-        running, chunks, share = self._queues.running, result.chunks, self._kv.commit
+        running, chunks = self._queues.running, result.chunks
+        landed, share = self._kv.landed, self._kv.commit
         for chunk in plan.chunks:
             request = running.get(chunk.request_id)
             if request is None:
                 continue  # the request ended while the step was in flight
             try:
-                done = chunks.get(chunk.request_id)
+                done = landed(chunk, chunks.get(chunk.request_id))
                 if done is not None:
                     request.num_computed_tokens = chunk.start + done.num_tokens
                     share(request)
@@ -443,7 +446,8 @@ class Scheduler:
     def _take_tokens(
         self, request: Request, done: ChunkResult, now_s: float
     ) -> RequestOutput | None:
-        if request.first_token_s is None and done.token_ids:
+        is_pooled = request.is_pooled_whole
+        if is_pooled or (request.first_token_s is None and done.token_ids):
             self._num_prefix_cache_queries += request.num_tokens
             self._num_prefix_cache_hits += request.num_cached_tokens
             self._forecast_errors.observe(request, now_s)
@@ -453,7 +457,7 @@ class Scheduler:
             num_taken += 1
             if request.finish_reason is not None:
                 break
-        if done.is_complete:
+        if done.is_complete or is_pooled:
             request.complete()
         if self._drafting is not None and num_taken and request.finish_reason is None:
             self._drafting.advance(request)
@@ -469,6 +473,7 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
             is_promise_waived=request.is_promise_waived,
             scheduled_s=request.scheduled_s,
+            pooled=done.pooled,
         )
 
     def _end(self, request: Request) -> None:

@@ -23,6 +23,9 @@ _KEPT_TIME = 0.6
 """Share of a step's time that a tenant's prompts leave free while other tenants may come: a new
 request waits for the end of the step in which it arrives."""
 
+_ALIGNED_SHARE = 0.75
+"""Share of a chunk that is left, at least, when it is shortened to end at a certain position."""
+
 
 class StepBuilder:
     """Collects the chunks of one step, taking blocks and preempting as it goes.
@@ -210,6 +213,7 @@ class StepBuilder:
                 "verify",
                 draft_token_ids=tuple(draft.token_ids[:count]),
                 drafter=draft.drafter,
+                window_block_ids=self._kv.window_tables([request])[0],
             )
         return has_room
 
@@ -267,6 +271,12 @@ class StepBuilder:
             # The next step finds this block computed; other requests need not wait meanwhile.
             request.stalled_since_s = None
             return
+        if self._kv.windows is not None:
+            if self._follows(request, start):
+                request.stalled_since_s = None
+                return
+            request.catch_up(self._kv.find_again(request))
+            start = request.num_scheduled_tokens
         num_tokens = self._chunk_size(request, start, end)
         if num_tokens >= min(MIN_CHUNK, end - start):
             request.stalled_since_s = None
@@ -286,8 +296,10 @@ class StepBuilder:
         num_computed = found.num_computed_tokens
         request.num_hit_tokens = found.num_tokens
         next_block, end = found.next_block, self._kv.arriving_from(request, found)
-        follows = end <= num_computed or (
-            next_block is not None and self._writer(next_block) is not None
+        follows = (
+            end <= num_computed
+            or (next_block is not None and self._writer(next_block) is not None)
+            or (self._kv.windows is not None and self._follows(request, num_computed))
         )
         num_tokens = 0 if follows else self._chunk_size(request, num_computed, end)
         # Reserves the whole prompt's blocks: a begun prompt is never preempted for its own next
@@ -324,7 +336,15 @@ class StepBuilder:
         if not room and not self.chunks:
             # No stream waits for this step: it may take longer, but must not be empty.
             room = min(wanted, MIN_CHUNK, self._most)
-        return room if self._config.enable_chunked_prefill or room == wanted else 0
+        if not self._config.enable_chunked_prefill:
+            return room if room == wanted else 0
+        return room if room == wanted else self._aligned(start, room)
+
+    def _aligned(self, start: int, num_tokens: int) -> int:
+        """Shorten a chunk to end where recurrences do, unless that costs much of it."""
+        end = start + num_tokens
+        aligned = end - end % self._kv.chunk_multiple - start
+        return aligned if aligned >= _ALIGNED_SHARE * num_tokens else num_tokens
 
     def _add_decodes(self, requests: list[Request]) -> float:
         """Add the next token of each request, except those preempted for lack of memory.
@@ -336,8 +356,18 @@ class StepBuilder:
         due_s = min([request.next_due_s for request in added], default=UNLIMITED)
         self.shape.add_decodes([request.num_expected_tokens for request in added])
         self.chunks += [
-            ScheduledChunk(r.request_id, r.num_expected_tokens - 1, 1, block_ids, 1, "decode")
-            for r, block_ids in zip(added, self._kv.block_tables(added), strict=True)
+            ScheduledChunk(
+                r.request_id,
+                r.num_expected_tokens - 1,
+                1,
+                block_ids,
+                1,
+                "decode",
+                window_block_ids=windows,
+            )
+            for r, block_ids, windows in zip(
+                added, self._kv.block_tables(added), self._kv.window_tables(added), strict=True
+            )
         ]
         for request in added:
             request.num_scheduled_tokens += 1
@@ -391,10 +421,12 @@ class StepBuilder:
         self.preempted.append(request)
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
+        if not self._kv.reserve_chunk(request, num_tokens):
+            return  # steps in flight keep blocks of requests that have ended
         self._turns.served(best_effort=request.is_best_effort)
         self._serves_behind |= self._queues.tenants.is_behind(self._queues.tenant(request))
         self.first_blocks[self._kv.next_block(request)] = request.request_id
-        samples = num_tokens == request.num_remaining_tokens
+        samples = num_tokens == request.num_remaining_tokens and not request.is_pooled
         if samples:
             self.becoming_streams.append(request)
         chunk = ScheduledChunk(
@@ -405,12 +437,33 @@ class StepBuilder:
             int(samples),
             "prefill",
             self._ended_by(request, num_tokens),
+            window_block_ids=self._kv.window_tables([request])[0],
         )
         self.shape.add(chunk)
         self.chunks.append(chunk)
         self._in_step.add(request.request_id)
         request.num_scheduled_tokens += num_tokens
         request.num_expected_tokens += chunk.num_samples
+
+    def _follows(self, request: Request, start: int) -> bool:
+        """Whether a prompt in this step computes what the request needs from token `start` on.
+
+        With window groups, requests share no block before it is computed. The request finds the
+        blocks in a later step.
+        """
+        block_size, most = self._kv.block_size, self._kv.num_shareable(request)
+        for chunk in self.chunks:
+            end = (chunk.start // block_size + 1) * block_size
+            if chunk.kind != "prefill" or chunk.start < start or end > most:
+                continue
+            other = self._queues.running[chunk.request_id]
+            if (
+                end <= self._kv.num_shareable(other)
+                and other.token_ids[:end] == request.token_ids[:end]
+                and other.message.service.cache_salt == request.message.service.cache_salt
+            ):
+                return True
+        return False
 
     def _writer(self, block_id: int) -> str | None:
         """Return the id of the request that computes a block, in this step or one in flight."""

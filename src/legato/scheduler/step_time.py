@@ -123,14 +123,13 @@ class StepTimeModel:
         """Return the share by which a step that must end in `limit_s` may exceed its prediction."""
         return self._margin.factor(limit_s) - 1.0
 
-    def promise(self, quantile: float, gap_s: float) -> None:
-        """Set the share of a request's gaps that the margin keeps in time.
-
-        Args:
-            gap_s: the shortest promise, for `margin`.
-        """
+    def promise(self, gap_s: float) -> None:
+        """Set the shortest promise, for `margin`."""
         self._gap_s = gap_s
-        self._margin.promise(quantile)
+
+    def bear(self, late: float) -> None:
+        """Set the chance of a late step that the streams of the next step bear."""
+        self._margin.aim_at(late)
 
     def expire_margin(self) -> None:
         """Shrink the margin a little after a step without room for prefill."""

@@ -38,16 +38,28 @@ from legato.server.http.middleware import (
 )
 from legato.server.http.origins import CheckHost, CheckOrigin, HostNames
 from legato.server.http.warnings import AnswerWarnings
-from legato.server.openai import chat, completions, models, tokenization
+from legato.server.openai import (
+    chat,
+    completions,
+    embeddings,
+    generate,
+    models,
+    rendering,
+    tokenization,
+)
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
+from legato.server.openai.embeddings import EmbeddingAnswer
+from legato.server.openai.generate import DerenderedAnswer, TextAnswer, TokensAnswer
 from legato.server.openai.models import ModelCard, ModelList
+from legato.server.openai.rendering import RenderedPrompt
 from legato.server.openai.responses import endpoints as responses
 from legato.server.openai.responses.endpoints import DeletedResponse, InputItemList
 from legato.server.openai.responses.output import ResponseAnswer
 from legato.server.openai.responses.store import ResponseStore
 from legato.server.openapi import DescribedApi
-from legato.server.operations import probes, routers, settings, trace
+from legato.server.operations import cache, probes, routers, settings, trace
+from legato.server.operations.cache import CacheReset
 from legato.server.operations.dashboard import events
 from legato.server.operations.dashboard import page as dashboard
 from legato.server.operations.pages import pages_router
@@ -59,21 +71,25 @@ from legato.server.operations.trace import LiveTrace, TraceStarted
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
+from legato.server.requests.embeddings import EmbeddingRequest
+from legato.server.requests.generate import GenerateRequest
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
-    RenderedPrompt,
     TokenizeAnswer,
     TokenizeRequest,
 )
 from legato.server.text.text_processes import TextProcesses
 
 _ANSWERS = (
+    CacheReset,
     ChatAnswer,
     CompletionAnswer,
     DeletedResponse,
+    DerenderedAnswer,
     DetokenizeAnswer,
+    EmbeddingAnswer,
     Health,
     InputItemList,
     InputTokenCount,
@@ -86,8 +102,10 @@ _ANSWERS = (
     ResponseAnswer,
     ServerInfo,
     SettingsAnswer,
+    TextAnswer,
     TokenCount,
     TokenizeAnswer,
+    TokensAnswer,
     TraceStarted,
 )
 _REQUESTS = (
@@ -95,6 +113,8 @@ _REQUESTS = (
     CompletionRequest,
     CountTokensRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
+    GenerateRequest,
     MessagesRequest,
     ResponsesRequest,
     TokenizeRequest,
@@ -104,8 +124,9 @@ _OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
-    *(chat, completions, responses, messages, models, tokenization),
-    *(trace, settings, probes, routers, events, dashboard),
+    *(chat, completions, embeddings, responses, messages),
+    *(models, tokenization, rendering, generate),
+    *(trace, settings, cache, probes, routers, events, dashboard),
 )
 _ERRORS = (
     ApiError,

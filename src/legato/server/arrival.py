@@ -23,6 +23,11 @@ class Arrival:
     tenant: str | None = None
     warnings: list[str] = field(default_factory=list)
 
+    def named(self, request_id: str | None) -> str:
+        """Return the client's name of the request: of its header, else this one, else a new one."""
+        is_sent = self.request_id != self.answer_id
+        return self.request_id if is_sent or request_id is None else request_id
+
     def warn(self, text: str) -> None:
         """Add a warning, unless it is there."""
         if text not in self.warnings:

@@ -10,6 +10,8 @@ MAX_FIELDS = 128
 """Fields of one object that the API describes."""
 MAX_MESSAGES = 2**14
 """Messages of one conversation."""
+MAX_ROLE_CHARS = 64
+"""Length of a message's role."""
 MAX_CONTENT_PARTS = 1024
 """Parts of one message's content."""
 MAX_TOOLS = 128

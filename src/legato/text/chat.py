@@ -37,6 +37,10 @@ if TYPE_CHECKING:  # the import takes two thirds of a second
     from legato.text.tokenizer import Tokenizer
 
 
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_PROBE = "any-role"
+
+
 class RenderedChat(NamedTuple):
     """A conversation that its chat template has rendered.
 
@@ -73,11 +77,8 @@ def rendered_chat(
         MemoryError: as `Tokenizer.render_chat`.
     """
     template = tokenizer.chat_template(chat_template, has_tools=bool(tools))
-    syntax = syntax_of(template, tokenizer.is_token)
-    if chat_template is None:
-        syntax = declared_syntax(tokenizer.response_template, syntax)
-    if not reads_tools(template) and syntax.channels is None:
-        syntax = msgspec.structs.replace(syntax, tool_calls=HERMES)
+    syntax = _syntax(tokenizer, template, is_own=chat_template is None)
+    _check_roles(tokenizer, template, messages, chat_template)
     shown = tools
     conversation, stand_ins = Conversation(messages, tools, options), StandIns()
     if special_tokens != "special":
@@ -96,6 +97,62 @@ def rendered_chat(
         raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
     text = unescaped(text, stand_ins)
     return RenderedChat(text, stand_ins, _opened(_typed(syntax, shown), text))
+
+
+def _check_roles(
+    tokenizer: "Tokenizer",
+    template: str,
+    messages: Sequence[Message],
+    chat_template: str | None,
+) -> None:
+    """Raise `InvalidRequestError` for a role that is not OpenAI's, unless the template takes it.
+
+    A template takes a role that it names, or any if it writes roles as they come.
+    """
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if (
+            role is None
+            or role in _ROLES
+            or any(quoted in template for quoted in (f"'{role}'", f'"{role}"'))
+        ):
+            continue
+        probe = {"role": _PROBE, "content": "Hi"}
+        try:
+            told = tokenizer.render_chat([probe], chat_template=chat_template)
+        except InvalidRequestError:
+            told = ""
+        if _PROBE not in told:
+            raise InvalidRequestError(
+                f"this model's chat template does not take the role {role!r}",
+                param=f"messages.{i}.role",
+            )
+        return  # it writes any role
+
+
+def reply_syntax(
+    tokenizer: "Tokenizer", tools: Sequence[dict[str, Any]], prompt: str
+) -> MessageSyntax:
+    """Return the syntax of the reply to a prompt that the model's own template has rendered.
+
+    Args:
+        tools: as of `rendered_chat`.
+        prompt: its text, or the end of it.
+    """
+    if tokenizer.template_problem is not None:
+        return MessageSyntax()
+    template = tokenizer.chat_template(has_tools=bool(tools))
+    return _opened(_typed(_syntax(tokenizer, template, is_own=True), tools), prompt)
+
+
+def _syntax(tokenizer: "Tokenizer", template: str, *, is_own: bool) -> MessageSyntax:
+    """Return the syntax of replies. Args: is_own: whether the template is the checkpoint's."""
+    syntax = syntax_of(template, tokenizer.is_token)
+    if is_own:
+        syntax = declared_syntax(tokenizer.response_template, syntax)
+    if not reads_tools(template) and syntax.channels is None:
+        return msgspec.structs.replace(syntax, tool_calls=HERMES)
+    return syntax
 
 
 def _readable(

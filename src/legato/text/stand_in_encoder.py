@@ -33,7 +33,21 @@ class StandInEncoder:
         """Return the token ids of `text` with its stand-ins restored."""
         return self._encode(self._model, text, stand_ins)
 
+    def offsets(self, text: str, stand_ins: StandIns) -> list[tuple[int, int]]:
+        """Return where each token begins and ends in the text: a stand-in is one character, too."""
+        tokenizer = self._tokenizer(self._model, stand_ins)
+        [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
+        offsets: list[tuple[int, int]] = encoding.offsets
+        return offsets
+
     def _encode(self, model: Model, text: str, stand_ins: StandIns) -> list[int]:
+        tokenizer = self._tokenizer(model, stand_ins)
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        moved = self._moved(tokenizer)
+        return [moved.get(token_id, token_id) for token_id in ids] if moved else ids
+
+    def _tokenizer(self, model: Model, stand_ins: StandIns) -> Tokenizer:
         # A new tokenizer for each call, in a tenth of a millisecond: threads may share this object.
         tokenizer = Tokenizer(model)
         steps = [normalizers.Replace(stand_in, char) for stand_in, char in stand_ins.items()]
@@ -41,10 +55,7 @@ class StandInEncoder:
         tokenizer.normalizer = normalizers.Sequence([*steps, *own])
         tokenizer.pre_tokenizer = self._backend.pre_tokenizer
         tokenizer.add_tokens([_before_normalizing(self._added[i]) for i in sorted(self._added)])
-        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        ids: list[int] = encoding.ids
-        moved = self._moved(tokenizer)
-        return [moved.get(token_id, token_id) for token_id in ids] if moved else ids
+        return tokenizer
 
     def _moved(self, tokenizer: Tokenizer) -> dict[int, int]:
         """Map ids of `tokenizer` to ids of the backend; only added tokens that differ."""

@@ -92,6 +92,19 @@ class Tokenizer:
             return self.encode(text, add_special_tokens=False)
         return self._stand_in_encoder.encode(text, stand_ins)
 
+    def offsets(
+        self, text: str, *, add_special_tokens: bool = True, stand_ins: StandIns | None = None
+    ) -> list[tuple[int, int]]:
+        """Return where each token of `encode` or `encode_rendered` begins and ends in the text.
+
+        In characters; a special token that was added begins and ends at 0.
+        """
+        if stand_ins:
+            return self._stand_in_encoder.offsets(text, stand_ins)
+        [encoding] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        offsets: list[tuple[int, int]] = encoding.offsets
+        return offsets
+
     def message_guard(self, template: str, syntax: MessageSyntax) -> MessageGuard:
         """Return a guard against special tokens in conversations for this chat template.
 

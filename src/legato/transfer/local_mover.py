@@ -2,6 +2,7 @@
 
 import ctypes
 
+from legato.core.errors import ConfigError
 from legato.transfer.memory import CacheMemory, Spans
 from legato.transfer.mover import ReadState, TransferError
 
@@ -14,10 +15,15 @@ class LocalMover:
 
     Args:
         name: of this mover.
-        memory: that other movers may read.
+        memory: that other movers may read, in host memory.
+
+    Raises:
+        ConfigError: the memory is a GPU's, which only NIXL reads.
     """
 
     def __init__(self, name: str, memory: CacheMemory) -> None:
+        if memory.gpu is not None:
+            raise ConfigError("blocks of a cache on a GPU are moved by NIXL alone")
         self.metadata = name.encode()
         _known[self.metadata] = memory
 

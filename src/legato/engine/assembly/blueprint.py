@@ -9,8 +9,11 @@ import torch
 
 from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.loader import open_checkpoint, resolve_dtype
+from legato.checkpoint.pooling import checkpoint_pooling
+from legato.checkpoint.source import configured_source
 from legato.core.config import EngineConfig, Kernels, ModelConfig
 from legato.core.errors import ConfigError
+from legato.core.pooling import Pooling
 from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.calibration.calibration import SHORTEST_CHUNK
 from legato.executor.kernel_check import KernelChoice, choose_kernels
@@ -31,6 +34,7 @@ class Blueprint:
         grammar: returns the grammar of a request's output by the request's id; None if no request
             has a grammar.
         timer: measures the parts of the start.
+        pooling: how prompts become vectors.
     """
 
     config: EngineConfig
@@ -41,6 +45,7 @@ class Blueprint:
     kernels: KernelChoice
     grammar: Callable[[str], Grammar] | None
     timer: StartTimer
+    pooling: Pooling
 
     @property
     def max_num_seqs(self) -> int:
@@ -60,6 +65,11 @@ class Blueprint:
         budget = self.config.scheduler.max_num_batched_tokens
         assert budget is not None
         return max(budget, SHORTEST_CHUNK) + self.max_num_seqs
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the states of one request in all recurrent layers; 0 if there are none."""
+        return sum(shape.num_bytes(self.dtype) for shape in self.checkpoint.spec.states)
 
     @property
     def blocks_per_request(self) -> int:
@@ -96,6 +106,7 @@ def draw_blueprint(
         kernels.result(),
         grammar,
         timer,
+        config.model.pooling or checkpoint_pooling(configured_source(config.model)) or "last",
     )
 
 

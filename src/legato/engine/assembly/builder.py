@@ -1,8 +1,13 @@
 """Builds an engine from its configuration."""
 
 import logging
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 import torch
@@ -12,6 +17,7 @@ from legato.core.errors import ConfigError
 from legato.core.stats import CacheInfo
 from legato.engine.assembly.blueprint import Blueprint, draw_blueprint
 from legato.engine.assembly.cpu import cpu_runtime
+from legato.engine.assembly.recurrent import fit_recurrent, request_costs
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.assembly.transfers import cache_layout, make_transfers
@@ -90,6 +96,8 @@ def load_runtime(
         timer: measures the parts of the start.
     """
     blueprint = draw_blueprint(config, grammar, timer or StartTimer())
+    config = fit_recurrent(blueprint.config, blueprint.checkpoint.spec, blueprint.device)
+    blueprint = replace(blueprint, config=config)
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
     return _build_runtime(blueprint)
@@ -97,8 +105,8 @@ def load_runtime(
 
 def _build_runtime(blueprint: Blueprint) -> ModelRuntime:
     is_on_cpu = blueprint.device.type == "cpu"
-    if not is_on_cpu and find_spec("triton") is None:
-        raise ConfigError("a GPU needs Triton: install legato[gpu]")
+    if not is_on_cpu:
+        _check_compilers()
     if blueprint.config.model.tensor_parallel_size > 1:
         from legato.engine.assembly.ranks.divided import divided_runtime
 
@@ -117,10 +125,29 @@ def _build_runtime(blueprint: Blueprint) -> ModelRuntime:
     return gpu_runtime(blueprint, CudaDevice(blueprint.device))
 
 
+def _check_compilers() -> None:
+    """Raise `ConfigError` if this machine cannot compile a GPU's kernels.
+
+    Triton builds the program that launches them with a C compiler, before the first launch.
+    """
+    if torch.version.hip is not None:
+        raise ConfigError("GPUs of other makers than NVIDIA are not supported: use --device cpu")
+    if find_spec("triton") is None:
+        raise ConfigError("a GPU needs Triton: install legato[gpu]")
+    named = os.environ.get("CC")  # Triton's first choice
+    if not any(map(shutil.which, ("gcc", "clang") if named is None else (named,))):
+        raise ConfigError("a GPU needs a C compiler for Triton: install gcc, or name one in CC")
+    if not Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h").exists():
+        raise ConfigError("a GPU needs Python's headers for Triton: install python3-dev")
+
+
 def _describe(runtime: ModelRuntime) -> EngineInfo:
     config, model, kv = runtime.config, runtime.model, runtime.kv
     num_cache_tokens = kv.num_blocks * kv.block_size
-    cache_bytes = num_cache_tokens * runtime.cache.token_bytes
+    cache_bytes = sum(
+        count * kv.block_size * group.cache.token_bytes
+        for count, group in zip(kv.group_sizes, runtime.groups, strict=True)
+    )
     return EngineInfo(
         model=config.model.model,
         served_model_names=(config.model.model,),
@@ -132,9 +159,12 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             block_size=kv.block_size,
             dtype=_name(runtime.cache.kept_dtype),
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            windows=tuple(group.window for group in runtime.groups if group.window is not None),
         ),
         scheduler=config.scheduler,
         rejected_kernels=runtime.blueprint.kernels.rejected,
+        hidden_size=runtime.spec.hidden_size,
+        pooling=runtime.blueprint.pooling,
         settings={
             "model": config.model.model,
             "dtype": _name(model.dtype),
@@ -147,7 +177,9 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "max model length": f"{runtime.max_model_len:,} tokens",
             "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
             f"{cache_bytes / 2**30:.2f} GiB, {_name(runtime.cache.kept_dtype)}",
-            "prefix caching": "on" if config.cache.enable_prefix_caching else "off",
+            **request_costs(runtime.blueprint, runtime.cache, kv),
+            **_windows(runtime),
+            "prefix caching": _prefix_caching(runtime),
             "policy": config.scheduler.policy,
             "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
             "step budget": _step_budget(config.scheduler),
@@ -156,8 +188,15 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "max running": f"{config.scheduler.max_num_seqs}",
             "steps in flight": f"{config.scheduler.num_steps_in_flight}",
             "speculation": f"{config.scheduler.speculative}",
+            "pooling": runtime.blueprint.pooling,
         },
     )
+
+
+def _prefix_caching(runtime: ModelRuntime) -> str:
+    if runtime.config.cache.enable_prefix_caching:
+        return "on"
+    return "off, for the model's recurrent layers" if runtime.spec.states else "off"
 
 
 def _ranks(num_ranks: int) -> dict[str, str]:
@@ -166,6 +205,15 @@ def _ranks(num_ranks: int) -> dict[str, str]:
 
 def _draft_model(name: str | None) -> dict[str, str]:
     return {} if name is None else {"draft model": name}
+
+
+def _windows(runtime: ModelRuntime) -> dict[str, str]:
+    """Return the window groups of the cache; empty if all layers keep all tokens."""
+    sizes = zip(runtime.groups[1:], runtime.kv.group_sizes[1:], strict=True)
+    return {
+        f"window of {group.window:,} tokens": f"{len(group.layers)} layers, {count:,} blocks"
+        for group, count in sizes
+    }
 
 
 def _name(dtype: torch.dtype) -> str:

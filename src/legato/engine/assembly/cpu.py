@@ -11,7 +11,8 @@ from legato.engine.assembly.cpu_model import (
     untaken_pages,
 )
 from legato.engine.assembly.draft import LoadedDraft, load_draft, make_draft_model
-from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager
+from legato.engine.assembly.kv_cache import cache_groups, configured_cache, make_kv_manager
+from legato.engine.assembly.recurrent import make_state_cache
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.draft_model import DraftModel
 from legato.executor.first_pass import check_forward
@@ -33,8 +34,10 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
     timer.end("weights")
     cache = configured_cache(blueprint, model.cache)
     draft = _load_draft(blueprint, kernels)
-    kv = make_kv_manager(blueprint, cache, _cache_bytes(config.cache, cache, draft))
-    attention = make_attention(model, cache, kv.num_blocks, config.cache)
+    groups = cache_groups(blueprint, cache)
+    kv = make_kv_manager(blueprint, groups, _cache_bytes(config.cache, cache, draft))
+    attention = make_attention(model, groups, kv.group_sizes, config.cache)
+    states = make_state_cache(blueprint, kv)
     timer.end("cache")
     check_forward(
         model,
@@ -42,6 +45,8 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         block_size=kv.block_size,
         vocab_size=spec.vocab_size,
         max_len=blueprint.max_model_len,
+        num_layers=spec.num_layers,
+        states=states,
     )
     timer.end("first pass")
     executor = TorchExecutor(
@@ -50,6 +55,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         kv.block_size,
         num_host_slots=kv.num_host_slots,
         grammar=blueprint.grammar,
+        states=states,
     )
     return ModelRuntime(
         blueprint=blueprint,
@@ -57,7 +63,8 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         cache=cache,
         kv=kv,
         executor=executor,
-        blocks=attention.blocks,
+        groups=groups,
+        blocks=attention.blocks[0],
         rows=CPU_ROWS,
         kernels=_kernels(spec, kernels),
         untaken=untaken_pages(config.cache, attention),

@@ -1,6 +1,7 @@
 """Loads a model on a CPU, or a rank's part of it: kernels, layers and the cache's memory."""
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -11,11 +12,16 @@ from legato.core.rows import CPU_ROWS
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.kv_cache import no_memory
 from legato.executor.attention.base import AttentionBackend
-from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
+from legato.executor.attention.native_backend import (
+    BLOCK_MULTIPLE,
+    NativeAttentionBackend,
+    NativeGroupsBackend,
+)
 from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.attention.torch_groups import TorchGroupsBackend
 from legato.executor.memory import raising_memory_error, take_memory
 from legato.executor.untaken_pages import UntakenPages
-from legato.model.base import CacheSpec, Model
+from legato.model.base import CacheGroup, Model
 from legato.model.communicator import ALONE, Communicator
 from legato.model.native import (
     NativeKernels,
@@ -61,7 +67,7 @@ def untaken_pages(config: CacheConfig, attention: AttentionBackend) -> UntakenPa
     """Return the cache's pages to allocate while the engine is idle; None if there are none."""
     if config.kv_cache_memory_bytes is not None or not config.take_memory_when_idle:
         return None
-    return UntakenPages(attention.blocks)
+    return UntakenPages(*attention.blocks)
 
 
 def native_kernels(blueprint: Blueprint, *, num_threads: int | None = None) -> NativeKernels | None:
@@ -105,25 +111,47 @@ def native_kernels(blueprint: Blueprint, *, num_threads: int | None = None) -> N
 
 
 def make_attention(
-    model: Model, cache: CacheSpec, num_blocks: int, config: CacheConfig
+    model: Model, groups: Sequence[CacheGroup], sizes: Sequence[int], config: CacheConfig
 ) -> AttentionBackend:
     """Make the cache of a model, or of a rank's part; a cache of a given size is allocated now.
+
+    Args:
+        groups: of the model's layers.
+        sizes: blocks of each group.
 
     Raises:
         ConfigError: there is not enough memory.
     """
-    num_bytes = num_blocks * config.block_size * cache.token_bytes
-    sizes = {"num_blocks": num_blocks, "block_size": config.block_size}
+    num_tokens = [count * config.block_size for count in sizes]
+    num_bytes = sum(
+        count * group.cache.token_bytes for count, group in zip(num_tokens, groups, strict=True)
+    )
     try:
         with raising_memory_error():
-            attention: AttentionBackend = (
-                NativeAttentionBackend(model, cache, **sizes)
-                if isinstance(model, ReadsNativeCache)
-                else TorchAttentionBackend(cache, **sizes, device=model.device)
-            )
+            attention = _attention(model, groups, sizes, config.block_size)
     except MemoryError as error:
         raise no_memory(num_bytes) from error
     if config.kv_cache_memory_bytes is not None:
         logger.info("taking %.2f GiB for the KV cache", num_bytes / 2**30)
-        take_memory(attention.blocks)
+        for blocks in attention.blocks:
+            take_memory(blocks)
     return attention
+
+
+def _attention(
+    model: Model, groups: Sequence[CacheGroup], sizes: Sequence[int], block_size: int
+) -> AttentionBackend:
+    pairs = list(zip(groups, sizes, strict=True))
+    if isinstance(model, ReadsNativeCache):
+        native = [
+            NativeAttentionBackend(model, group.cache, num_blocks=count, block_size=block_size)
+            for group, count in pairs
+        ]
+        return native[0] if len(native) == 1 else NativeGroupsBackend(groups, native)
+    backends = [
+        TorchAttentionBackend(
+            group.cache, num_blocks=count, block_size=block_size, device=model.device
+        )
+        for group, count in pairs
+    ]
+    return backends[0] if len(backends) == 1 else TorchGroupsBackend(groups, backends)

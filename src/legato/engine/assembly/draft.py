@@ -40,6 +40,8 @@ def load_draft(blueprint: Blueprint, name: str, kernels: NativeKernels | None) -
             f"a draft model has the model's vocabulary, but {name} has {own_size:,} tokens, and "
             f"{blueprint.config.model.model} {vocab_size:,}"
         )
+    if checkpoint.spec.states:
+        raise ConfigError(f"{name} has recurrent layers, which a draft model cannot have")
     _check_tokens(blueprint.config.model, config)
     own = replace(
         blueprint,
@@ -58,7 +60,7 @@ def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:
     """Give it a cache of so many blocks, or fewer if those hold all running requests."""
     blueprint, config = draft.blueprint, draft.blueprint.config.cache
     num_blocks = min(num_blocks, blueprint.blocks_per_request * blueprint.max_num_seqs)
-    attention = make_attention(draft.model, draft.cache, num_blocks, config)
+    attention = make_attention(draft.model, (draft.cache.whole,), (num_blocks,), config)
     check_forward(
         draft.model,
         attention,

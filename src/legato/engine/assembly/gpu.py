@@ -6,7 +6,12 @@ from legato.checkpoint.loader import fill_model
 from legato.core.errors import ConfigError
 from legato.core.rows import GPU_ROWS
 from legato.engine.assembly.blueprint import Blueprint
-from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager, no_memory
+from legato.engine.assembly.kv_cache import (
+    cache_groups,
+    configured_cache,
+    make_kv_manager,
+    no_memory,
+)
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.base import Executor
 from legato.executor.memory import raising_memory_error
@@ -14,6 +19,7 @@ from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import Device
 from legato.gpu.executor import GpuExecutor
 from legato.gpu.first_pass import check_first_pass
+from legato.gpu.host_cache import num_staged_blocks
 from legato.gpu.memory import free_for_cache
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_program import StepProgram
@@ -33,7 +39,7 @@ def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
     """
     shard = GpuShard(blueprint, device)
     cache = configured_cache(blueprint, shard.model.cache)
-    kv = make_kv_manager(blueprint, cache, shard.cache_bytes())
+    kv = make_kv_manager(blueprint, cache_groups(blueprint, cache), shard.cache_bytes())
     shard.make_cache(kv.num_blocks)
     executor = GpuExecutor(
         shard.program,
@@ -116,6 +122,9 @@ class GpuShard:
                 f"there is no memory for steps of {blueprint.max_rows:,} tokens beside the "
                 "weights: lower --max-num-batched-tokens"
             ) from error
+        if config.swap_space_bytes:
+            block_bytes = config.block_size * self._cache.token_bytes
+            own = max(0, own - num_staged_blocks(block_bytes) * block_bytes)
         return self._num_ranks * own
 
     def make_cache(self, num_blocks: int) -> None:
@@ -155,6 +164,7 @@ class GpuShard:
             blueprint=self._blueprint,
             model=self.model,
             cache=cache,
+            groups=(cache.whole,),
             kv=kv,
             executor=executor,
             blocks=self.program.blocks,

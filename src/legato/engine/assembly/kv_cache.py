@@ -1,13 +1,25 @@
-"""The KV cache of a model: what it keeps of each token, and its number of blocks."""
+"""The KV cache of a model: what it keeps of each token, in which groups, and how many blocks."""
 
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
+from legato.core.plan import FIRST_STATE
 from legato.engine.assembly.blueprint import Blueprint
 from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.kv.manager import KVCacheManager
-from legato.model.base import SCALE_BYTES, CacheSpec
+from legato.kv.state_slots import StateSlots
+from legato.kv.window_group import WindowGroup
+from legato.kv.window_groups import WindowGroups
+from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
+from legato.model.base import SCALE_BYTES, CacheGroup, CacheSpec
+
+logger = logging.getLogger(__name__)
+
+_STATES_SHARE = 0.5
+"""Share of the cache that recurrent states may take; keys and values have the rest."""
 
 
 def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
@@ -26,14 +38,49 @@ def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
     return cache
 
 
-def make_kv_manager(blueprint: Blueprint, cache: CacheSpec, memory_bytes: int) -> KVCacheManager:
-    """Divide so much memory into blocks.
+def cache_groups(blueprint: Blueprint, cache: CacheSpec) -> tuple[CacheGroup, ...]:
+    """Return the groups of a model's layers; one group if the configuration allows no more.
+
+    In one group, layers with a window keep all tokens of a request.
+    """
+    groups = cache.groups(blueprint.max_model_len)
+    reason = _why_one_group(blueprint)
+    if len(groups) == 1 or not reason:
+        return groups
+    logger.warning("layers with a sliding window keep the blocks of all tokens: %s", reason)
+    return (cache.whole,)
+
+
+def _why_one_group(blueprint: Blueprint) -> str:
+    """Return why the cache must be one group; empty if it need not."""
+    config = blueprint.config
+    if blueprint.device.type != "cpu":
+        return "a GPU's steps have one block table a request"
+    if config.cache.swap_space_bytes:
+        return "--swap-space moves whole blocks of all layers"
+    if config.transfer.kv_role is not None:
+        return "--kv-role transfers whole blocks of all layers"
+    return ""
+
+
+def make_kv_manager(
+    blueprint: Blueprint, groups: Sequence[CacheGroup], memory_bytes: int
+) -> KVCacheManager:
+    """Divide so much memory into blocks, and slots for states if the model has recurrent layers.
 
     Raises:
         ConfigError: one request does not fit into it, or no block into the swap space.
     """
     config = blueprint.config.cache
-    bytes_per_block = config.block_size * cache.token_bytes
+    states = _state_slots(blueprint, memory_bytes)
+    if states is not None:
+        memory_bytes -= states.num_slots * blueprint.state_bytes
+    kept, *windowed = groups
+    bytes_per_block = config.block_size * kept.cache.token_bytes
+    windows: WindowGroups | None = None
+    if windowed:
+        windows, taken_bytes = _windows(blueprint, windowed, memory_bytes, bytes_per_block)
+        memory_bytes -= taken_bytes
     num_blocks = num_cache_blocks(
         memory_bytes,
         bytes_per_block=bytes_per_block,
@@ -48,7 +95,59 @@ def make_kv_manager(blueprint: Blueprint, cache: CacheSpec, memory_bytes: int) -
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         num_host_slots=num_host_slots,
+        states=states,
+        windows=windows,
     )
+
+
+def _windows(
+    blueprint: Blueprint, groups: Sequence[CacheGroup], memory_bytes: int, bytes_per_block: int
+) -> tuple[WindowGroups, int]:
+    """Return the blocks of window groups, and their size in bytes."""
+    block_size, scheduler = blueprint.config.cache.block_size, blueprint.config.scheduler
+    assert scheduler.num_steps_in_flight is not None
+    needs = [
+        WindowNeed.of(
+            group.window,
+            block_bytes=block_size * group.cache.token_bytes,
+            block_size=block_size,
+            rows_in_flight=scheduler.num_steps_in_flight * blueprint.max_rows,
+        )
+        for group in groups
+        if group.window is not None
+    ]
+    num_requests = num_windowed_requests(
+        needs,
+        memory_bytes,
+        request_bytes=blueprint.blocks_per_request * bytes_per_block,
+        # Half of them are for blocks that stay cached.
+        most=2 * blueprint.max_num_seqs,
+    )
+    made = [WindowGroup(need.window, need.num_blocks(num_requests), block_size) for need in needs]
+    return (
+        WindowGroups(
+            made, block_size=block_size, max_requests=min(num_requests, blueprint.max_num_seqs)
+        ),
+        window_bytes(needs, num_requests),
+    )
+
+
+def _state_slots(blueprint: Blueprint, memory_bytes: int) -> StateSlots | None:
+    """Divide the states' share of the memory among requests, at most as many as may run."""
+    if not blueprint.state_bytes:
+        return None
+    depth = blueprint.config.scheduler.num_steps_in_flight
+    assert depth is not None
+    one = StateSlots(1, depth)
+    room = int(_STATES_SHARE * memory_bytes) - FIRST_STATE * blueprint.state_bytes
+    num_requests = room // (one.slots_per_request * blueprint.state_bytes)
+    if num_requests < 1:
+        needed = int(one.num_slots * blueprint.state_bytes / _STATES_SHARE)
+        raise ConfigError(
+            f"the recurrent states of one request need a cache of {needed:,} bytes, but it has "
+            f"{memory_bytes:,}: raise --kv-cache-memory"
+        )
+    return StateSlots(min(num_requests, blueprint.max_num_seqs), depth)
 
 
 def no_memory(num_bytes: int) -> ConfigError:

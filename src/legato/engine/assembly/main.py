@@ -28,6 +28,7 @@ from legato.engine.process.messages import (
     EngineFailed,
     EngineInfo,
     EngineReady,
+    ForgetCache,
     KnowVocabulary,
     Reconfigure,
     SetAnnouncing,
@@ -149,6 +150,8 @@ def _events(
                 engine.announce_steps(_announcing(channel) if is_on else None)
             case Reconfigure(scheduler):
                 engine.reconfigure(scheduler)
+            case ForgetCache():
+                engine.forget_cache()
             case Delivered(later_s):
                 engine.note_way(later_s)
             case WatchCache():

@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,7 +19,7 @@ from legato.executor.base import Executor
 from legato.executor.draft_model import DraftModel
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
-from legato.model.base import CacheSpec, Model
+from legato.model.base import CacheGroup, CacheSpec, Model
 from legato.model.spec import DecoderSpec
 from legato.model.transformers_spec import TransformersSpec
 
@@ -30,7 +31,9 @@ class ModelRuntime:
     Attributes:
         blueprint: what it was built from.
         cache: what the cache keeps of each token.
-        blocks: the cache, or rank 0's part of it, [layers, 2, num_blocks, numbers of a block].
+        groups: groups of its layers.
+        blocks: the first group's cache, or rank 0's part of it, [layers, 2, num_blocks, numbers of
+            a block].
         rows: the numbers of rows to which batches are padded.
         kernels: the instruction set of the native kernels, "torch", or "triton" on a GPU.
         untaken: the cache's pages to allocate while the engine is idle; None if there are none.
@@ -40,6 +43,7 @@ class ModelRuntime:
     blueprint: Blueprint
     model: Model
     cache: CacheSpec
+    groups: Sequence[CacheGroup]
     kv: KVCacheManager
     executor: Executor
     blocks: torch.Tensor

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from legato.core.plan import ScheduledChunk, StepPlan
+from legato.core.plan import ScheduledChunk, StateChange, StepPlan
 from legato.core.request import AddRequest
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.core.sampling_params import SamplingParams
@@ -56,6 +56,9 @@ class Calibration:
 
     Args:
         block_ids: blocks of the cache to write to; they must be empty.
+        window_block_ids: likewise, in each window group of the cache.
+        states: state slots of as many requests, which no request has; empty if the model has no
+            recurrent layers. Each row of a step has its own, so that none reuses another's state.
         max_model_len: last position, if the time suffices.
         most_drafts: most drafts of a step; with 0, no step has drafts.
         rows: the numbers of rows to which the executor pads batches.
@@ -72,10 +75,12 @@ class Calibration:
         executor: Executor,
         *,
         block_ids: Sequence[int],
+        states: Sequence[StateChange] = (),
         block_size: int,
         max_model_len: int,
         max_num_seqs: int,
         vocab_size: int,
+        window_block_ids: Sequence[Sequence[int]] = (),
         most_drafts: int = 0,
         rows: RowCounts = CPU_ROWS,
         extent: Extent = ON_A_CPU,
@@ -86,6 +91,8 @@ class Calibration:
         self._executor = executor
         self._clock = clock
         self._block_ids = block_ids
+        self._window_block_ids = window_block_ids
+        self._states = states
         self._block_size = block_size
         num_tokens = len(block_ids) * block_size
         self._limit = min(max_model_len - 1, num_tokens, extent.longest_context)
@@ -199,6 +206,8 @@ class Calibration:
                 1 + num_drafts,
                 "verify" if num_drafts else "decode",
                 draft_token_ids=drafts,
+                state=self._states[row % len(self._states)] if self._states else None,
+                window_block_ids=window_tables(self._window_block_ids, first, first + num_blocks),
             )
 
     @property
@@ -215,9 +224,17 @@ class Calibration:
             yield self._chunk("prefill", start, num_tokens, samples=self._random.random() < 0.2)
 
     def _chunk(self, name: str, start: int, num_tokens: int, *, samples: bool) -> ScheduledChunk:
-        blocks = tuple(self._block_ids[: -(-(start + num_tokens) // self._block_size)])
-        name = f"calibration-{name}"
-        return ScheduledChunk(name, start, num_tokens, blocks, int(samples), "prefill")
+        num_blocks = -(-(start + num_tokens) // self._block_size)
+        return ScheduledChunk(
+            f"calibration-{name}",
+            start,
+            num_tokens,
+            tuple(self._block_ids[:num_blocks]),
+            int(samples),
+            "prefill",
+            state=self._states[-1] if self._states else None,
+            window_block_ids=window_tables(self._window_block_ids, 0, num_blocks),
+        )
 
     def _measure(self, chunks: list[ScheduledChunk]) -> MeasuredStep:
         plans = [self._plan(chunks) for _ in range(self._executor.depth)]
@@ -242,3 +259,19 @@ class Calibration:
             prompt_token_ids=self._prompt,
             params=SamplingParams(temperature=0.0, seed=0, max_tokens=_MAX_OUTPUT),
         )
+
+
+def window_tables(
+    window_block_ids: Sequence[Sequence[int]], first: int, end: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return entries [first, end) of a block table of each window group.
+
+    The groups have fewer blocks than the first group, so they take turns.
+
+    Args:
+        window_block_ids: blocks of each group.
+    """
+    return tuple(
+        tuple(block_ids[i % len(block_ids)] for i in range(first, end))
+        for block_ids in window_block_ids
+    )

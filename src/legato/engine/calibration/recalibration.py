@@ -6,12 +6,12 @@ enough from the steps that computed them.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from legato.engine.calibration.calibration import Calibration
 from legato.engine.calibration.core_wait import CoreWait
 from legato.engine.calibration.quality import MOST_WAITED, Quality
-from legato.kv.manager import KVCacheManager
+from legato.kv.manager import BorrowedBlocks, KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
 
 logger = logging.getLogger(__name__)
@@ -28,9 +28,11 @@ _FEWEST_TOKENS, _MOST_TOKENS = 1024, 8192
 class _Attempt:
     """A running calibration, in borrowed blocks."""
 
-    def __init__(self, calibration: Calibration, block_ids: list[int], started_s: float) -> None:
+    def __init__(
+        self, calibration: Calibration, borrowed: BorrowedBlocks, started_s: float
+    ) -> None:
         self.calibration = calibration
-        self.block_ids = block_ids
+        self.borrowed = borrowed
         self.started_s = started_s
         self.measured: list[MeasuredStep] = []
         self.wait = CoreWait()
@@ -56,7 +58,7 @@ class Recalibration:
     def __init__(
         self,
         kv: KVCacheManager,
-        begin: Callable[[Sequence[int]], Calibration],
+        begin: Callable[[BorrowedBlocks], Calibration],
         keep: Callable[[list[MeasuredStep]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,13 +106,13 @@ class Recalibration:
             self._give_up(attempt)
 
     def _start(self) -> None:
-        block_ids = self._kv.borrow(
+        borrowed = self._kv.borrow(
             fewest=-(-_FEWEST_TOKENS // self._kv.block_size),
             most=-(-_MOST_TOKENS // self._kv.block_size),
         )
         self._next_s = self._clock() + self._pause_s
-        if block_ids:
-            self._attempt = _Attempt(self._begin(block_ids), block_ids, self._clock())
+        if borrowed is not None:
+            self._attempt = _Attempt(self._begin(borrowed), borrowed, self._clock())
 
     def _judge(self, attempt: _Attempt) -> None:
         quality = Quality.of(attempt.measured, attempt.calibration.rows, attempt.wait.share)
@@ -137,5 +139,5 @@ class Recalibration:
         self._let_go(attempt)
 
     def _let_go(self, attempt: _Attempt) -> None:
-        self._kv.give_back(attempt.block_ids)
+        self._kv.give_back(attempt.borrowed)
         self._attempt = None

@@ -23,7 +23,7 @@ from legato.engine.calibration.core_wait import CoreWait
 from legato.engine.calibration.quality import Quality
 from legato.engine.calibration.recalibration import Recalibration
 from legato.executor.base import Executor
-from legato.kv.manager import KVCacheManager
+from legato.kv.manager import BorrowedBlocks, KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.margin import Tails
 from legato.scheduler.step_time import StepTimeModel
@@ -129,20 +129,27 @@ class StepTimes:
             step_time.begin_again(steps)
             self.file.save(self.measurements(steps))
 
-        def begin(block_ids: Sequence[int]) -> Calibration:
-            return self.calibration(block_ids, _LONGEST_IDLE_STEP_S)
+        def begin(borrowed: BorrowedBlocks) -> Calibration:
+            return self.calibration(borrowed, _LONGEST_IDLE_STEP_S)
 
         return Recalibration(self._kv, begin, keep)
 
     def calibration(
-        self, block_ids: Sequence[int] | None = None, longest_step_s: float = 0.5
+        self, borrowed: BorrowedBlocks | None = None, longest_step_s: float = 0.5
     ) -> Calibration:
-        """Make a calibration in these blocks. Args: block_ids: None for all."""
+        """Make a calibration in these blocks. Args: borrowed: None for all blocks."""
+        sizes = self._kv.group_sizes
+        block_ids: Sequence[int] = range(sizes[0]) if borrowed is None else borrowed.block_ids
+        windows: Sequence[Sequence[int]] = (
+            [range(count) for count in sizes[1:]] if borrowed is None else borrowed.windows
+        )
         max_num_seqs = self._scheduler.max_num_seqs
         assert max_num_seqs is not None
         return Calibration(
             self._executor,
-            block_ids=range(self._kv.num_blocks) if block_ids is None else block_ids,
+            block_ids=block_ids,
+            window_block_ids=windows,
+            states=() if self._kv.states is None else self._kv.states.borrow(max_num_seqs),
             block_size=self._kv.block_size,
             max_model_len=self._max_model_len,
             max_num_seqs=max_num_seqs,

@@ -24,6 +24,7 @@ from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Delivered,
     EngineInfo,
+    ForgetCache,
     KnowVocabulary,
     SetAnnouncing,
     SetRecording,
@@ -153,6 +154,11 @@ class EngineClient:
         resolved = self.settings.resolve(scheduler)
         self._supervisor.check_running()
         self.settings.change(scheduler, resolved)
+
+    def forget_cache(self) -> None:
+        """See `Engine.forget_cache`."""
+        self._supervisor.check_running()
+        self._supervisor.send(ForgetCache())
 
     def watch_cache(self, tell: Callable[[Sequence[KVEvent]], object]) -> None:
         """Subscribe to cache events, for good.

@@ -103,6 +103,14 @@ class Engine(Protocol):
         """
         ...
 
+    def forget_cache(self) -> None:
+        """Forget all cached blocks that no request uses.
+
+        Raises:
+            EngineDeadError: it cannot serve at the moment.
+        """
+        ...
+
     def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
         """Run the `params.n` completions of each prompt; leaving the block aborts the rest.
 

@@ -9,6 +9,7 @@ import msgspec
 
 from legato.core.errors import InvalidRequestError
 from legato.core.kv_transfer import FetchBlocks, KVTransfer
+from legato.core.pooling import Pooling
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -27,6 +28,7 @@ def build_requests(
     arrival_time_s: float,
     reading_s: float = 0.0,
     kv_transfer: KVTransfer | None = None,
+    pooling: Pooling | None = None,
 ) -> list[AddRequest]:
     """Check a prompt against the model, and make one request for each of its `n` completions.
 
@@ -38,6 +40,7 @@ def build_requests(
         eos_token_ids: the model's end-of-sequence tokens.
         arrival_time_s, reading_s: as of `AddRequest`.
         kv_transfer: how the prompt's blocks move. One completion sends them; all fetch them.
+        pooling: how the prompt becomes a vector; None if it is completed.
 
     Raises:
         InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; the
@@ -45,7 +48,7 @@ def build_requests(
     """
     eos_token_ids = () if params.ignore_eos else eos_token_ids
     _check_tokens(prompt_token_ids, params, eos_token_ids, info)
-    max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, info.max_model_len)
+    max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, pooling, info)
     _check_class(service, info)
     token_ids = token_array(prompt_token_ids)
     seed = random.getrandbits(63) if params.seed is None else params.seed
@@ -66,6 +69,7 @@ def build_requests(
             arrival_time_s=arrival_time_s,
             reading_s=reading_s,
             kv_transfer=_part(kv_transfer, index, params.n),
+            pooling=pooling,
         )
         for index in range(params.n)
     ]
@@ -80,7 +84,7 @@ def check_request(request: AddRequest, info: EngineInfo) -> None:
     prompt, params = request.prompt_token_ids, request.params
     _check_tokens(prompt, params, request.eos_token_ids, info)
     check_token_ids(request.eos_token_ids, info.vocab_size, "eos_token_ids")
-    _max_tokens(len(prompt), params.max_tokens, info.max_model_len)
+    _max_tokens(len(prompt), params.max_tokens, request.pooling, info)
     _check_class(request.service, info)
     if params.n != 1 or params.max_tokens is None or params.seed is None:
         raise InvalidRequestError("a request to an engine leaves nothing open")
@@ -154,6 +158,7 @@ def _check_tokens(
     check_token_ids(params.logit_bias or (), info.vocab_size, "logit_bias")
     check_token_ids(params.stop_token_ids, info.vocab_size, "stop_token_ids")
     check_token_ids(params.allowed_token_ids or (), info.vocab_size, "allowed_token_ids")
+    check_token_ids(params.logprob_token_ids or (), info.vocab_size, "logprob_token_ids")
     words = params.bad_words_token_ids
     check_token_ids(itertools.chain(*words), info.vocab_size, "bad_words")
     _check_any_is_allowed(params, eos_token_ids)
@@ -180,10 +185,22 @@ def _check_any_is_allowed(params: SamplingParams, eos_token_ids: Iterable[int]) 
         )
 
 
-def _max_tokens(num_prompt_tokens: int, wanted: int | None, max_model_len: int) -> int:
+def _max_tokens(
+    num_prompt_tokens: int, wanted: int | None, pooling: Pooling | None, info: EngineInfo
+) -> int:
     if not num_prompt_tokens:
         raise InvalidRequestError("the prompt is empty", param="prompt")
+    max_model_len = info.max_model_len
     room = max_model_len - num_prompt_tokens
+    if pooling is not None:
+        if room < 0:
+            raise InvalidRequestError(
+                f"this model's maximum context length is {max_model_len} tokens, but the prompt "
+                f"has {num_prompt_tokens}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        return 1  # nothing is sampled
     max_tokens = max(1, room) if wanted is None else wanted
     if max_tokens > room:
         raise InvalidRequestError(

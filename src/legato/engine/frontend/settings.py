@@ -24,7 +24,7 @@ class RunningSettings:
         self.asked = asked
         self.resolved = asked.resolve(info.max_model_len, info.device)
         self.most_batched_tokens = info.scheduler.most_batched_tokens(
-            info.max_model_len, info.device
+            info.max_model_len, info.device, has_windows=bool(info.cache.windows)
         )
         self._info = info
         self._watchers: list[Callable[[RunningSettings], object]] = []

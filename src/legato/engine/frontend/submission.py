@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from legato.core.kv_transfer import KVTransfer
+from legato.core.pooling import Pooling
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.frontend.completion import CompletionDelta
@@ -26,6 +27,7 @@ class Prompts(msgspec.Struct, frozen=True, kw_only=True):
         request_id: the client's; need not be unique.
         kv_transfer: how the blocks of the only prompt move between this engine and another, as
             read by `Tickets`.
+        pooling: how each prompt becomes a vector; None if it is completed.
         arrived_s: when the request arrived, on the clock of `time.monotonic`; None for now.
             Deadlines and metrics count from then.
     """
@@ -35,6 +37,7 @@ class Prompts(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     service: ServiceParams = ServiceParams()
     kv_transfer: KVTransfer | None = None
+    pooling: Pooling | None = None
     arrived_s: float | None = None
 
 

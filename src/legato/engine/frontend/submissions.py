@@ -105,6 +105,7 @@ class Submissions:
                     arrival_time_s=came_s,
                     reading_s=sent_s - came_s,
                     kv_transfer=prompts.kv_transfer,
+                    pooling=prompts.pooling,
                 )
                 self._check_running()
                 for i, request in enumerate(requests):

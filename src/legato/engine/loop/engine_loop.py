@@ -5,6 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +23,16 @@ from legato.engine.calibration.recalibration import Recalibration
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.grammars import Grammars
 from legato.engine.loop.recorder import Recorder, begun
-from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
+from legato.engine.loop.recovery import (
+    all_failed,
+    attempt,
+    begin,
+    collect,
+    is_device_lost,
+    is_sound,
+    lost_device,
+    run_in_parts,
+)
 from legato.engine.loop.transfers import Transfers
 from legato.executor.base import Executor
 from legato.executor.untaken_pages import UntakenPages
@@ -43,7 +53,7 @@ class _Flight(NamedTuple):
 
     Attributes:
         planned_s, started_s: as in `StepRecord`.
-        fault: the error that `submit` raised; None without one.
+        fault: the error that its copies or `submit` raised; None without one.
     """
 
     plan: StepPlan
@@ -97,7 +107,9 @@ class EngineLoop:
         self._kv = kv
         self._executor = executor
         self._in_flight: deque[_Flight] = deque()
+        self._unmoved: tuple[BlockMove, ...] = ()  # copies to make again, since they failed
         self._next_config: SchedulerConfig | None = None
+        self._forgets = False
         self._num_failed_steps = 0
         self._recorder = Recorder(is_on=False)
 
@@ -142,6 +154,7 @@ class EngineLoop:
             num_contained_errors=self._containment.num_errors,
             kv_usage=self._kv.usage,
             num_cached_blocks=self._kv.num_cached_blocks,
+            window_usage=self._kv.window_usage,
             transfer=None if self.transfers is None else self.transfers.stats,
         )
 
@@ -156,6 +169,10 @@ class EngineLoop:
         """Change the settings once no step is in flight; see `Scheduler.reconfigure`."""
         self._next_config = config
         self._take_settings()
+
+    def forget_cache(self) -> None:
+        """Forget all cached blocks that no request uses, once no step is in flight."""
+        self._forgets = True
 
     def note_way(self, later_s: float) -> None:
         """See `Scheduler.note_way`."""
@@ -245,18 +262,20 @@ class EngineLoop:
     def _fill(self) -> None:
         """Submit steps until as many are in flight as the executor takes."""
         self._take_settings()
+        if self._forgets and not self._in_flight:
+            self._kv.forget()
+            self._forgets = False
         while self._takes_another:
             planned_s = self._clock()
             plan = self._scheduler.plan(planned_s)
             self._tell_of_broken_promise()
             if plan is None:
-                self._begin_transfers(self._kv.take_moves())
+                self._begin_transfers_alone()
                 return
             if self._announce is not None:
                 self._announce(begun(plan, planned_s))
             started_s = self._clock()
-            self._begin_transfers(plan.moves)
-            fault = submit(self._executor, plan)
+            fault = begin(self._executor, plan, partial(self._begin_transfers, plan.moves))
             self._note_turnaround()
             self._in_flight.append(_Flight(plan, planned_s, started_s, fault))
 
@@ -267,16 +286,32 @@ class EngineLoop:
             self._landed_s = None
 
     def _begin_transfers(self, moves: Sequence[BlockMove]) -> None:
-        """Make copies of blocks, and then begin transfers, which may write to the copied blocks."""
-        if moves:
-            self._executor.move(moves)
+        """Make copies of blocks, and then begin transfers, which may write to the copied blocks.
+
+        Raises like `Executor.move`; then the next call makes these copies first.
+        """
+        self._unmoved = (*self._unmoved, *moves)
+        if self._unmoved:
+            self._executor.move(self._unmoved)
+            self._unmoved = ()
         if self.transfers is not None:
             self.transfers.begin(self._clock())
+
+    def _begin_transfers_alone(self) -> None:
+        """Begin transfers without a step; copies that fail wait for the steps in flight."""
+        try:
+            self._begin_transfers(self._kv.take_moves())
+        except Exception as error:
+            if not self._in_flight or is_device_lost(error):
+                raise EngineFaultError(f"blocks cannot be copied any more: {error}") from error
+            logger.warning("copies of blocks failed and are made again: %r", error)
 
     @property
     def _takes_another(self) -> bool:
         """Whether another step may be submitted; not before a failed `submit` is recovered."""
         if len(self._in_flight) == self._executor.depth or self._next_config is not None:
+            return False
+        if self._forgets:
             return False
         return not self._in_flight or self._in_flight[-1].fault is None
 
@@ -319,13 +354,32 @@ class EngineLoop:
             self._in_flight.pop()
             outputs += self._scheduler.withdraw()
         self._note_outputs(outputs, self._clock())
-        plan = flight.plan
-        result = run_in_parts(self._executor, plan, fault)
-        is_hopeless = len(result.faults) == len(plan.chunks) and not is_sound(self._executor, plan)
+        result = self._run_again(flight.plan, fault)
+        last = self._last_fault(flight.plan, fault, result)
         outputs += self._commit(flight, result)
-        if is_hopeless:
-            raise EngineFaultError(f"the engine computes nothing any more: {fault.error}")
+        if last is not None:
+            raise EngineFaultError(f"the engine computes nothing any more: {last.error}")
         return outputs
+
+    def _run_again(self, plan: StepPlan, fault: Fault) -> StepResult:
+        """Run a failed step in parts, or as a whole if only its copies failed."""
+        if self._unmoved and not fault.is_device_lost:
+            plan = plan.part(plan.chunks)  # as it is, but for copies that have been made
+            result = attempt(self._executor, plan, partial(self._begin_transfers, ()))
+            if isinstance(result, StepResult):
+                return result
+            fault = result
+        if self._unmoved:
+            return all_failed(plan, fault)
+        return run_in_parts(self._executor, plan, fault)
+
+    def _last_fault(self, plan: StepPlan, fault: Fault, result: StepResult) -> Fault | None:
+        """Return the fault after which no step can be computed; None if one can."""
+        lost = lost_device(result)
+        if lost is not None or self._unmoved:
+            return lost or fault
+        all_fail = len(result.faults) == len(plan.chunks)
+        return fault if all_fail and not is_sound(self._executor, plan) else None
 
     def _tell_of_broken_promise(self) -> None:
         reason, now_s = self._scheduler.broken_promise, self._clock()

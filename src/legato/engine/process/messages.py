@@ -10,6 +10,7 @@ from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.kv_events import KVEvent
 from legato.core.memory import describe_shortage, is_shortage
 from legato.core.outputs import RequestOutput
+from legato.core.pooling import Pooling
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
@@ -38,6 +39,10 @@ class Reconfigure(msgspec.Struct, frozen=True, tag=True):
     scheduler: SchedulerConfig
 
 
+class ForgetCache(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: forget all cached blocks that no request uses."""
+
+
 class Delivered(msgspec.Struct, frozen=True, tag=True):
     """To the engine: a step's tokens were delivered; see `Scheduler.note_way`."""
 
@@ -62,6 +67,7 @@ Control = (
     SetRecording
     | SetAnnouncing
     | Reconfigure
+    | ForgetCache
     | Delivered
     | KnowVocabulary
     | TellState
@@ -92,6 +98,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         rejected_kernels: native kernels that are not used because they compute wrong numbers here;
             key: the instruction set, value: how they disagree with PyTorch's.
         transfer: where other engines fetch its blocks; None if it is connected to none.
+        hidden_size: of its vectors.
+        pooling: how prompts become vectors.
         start_s: seconds that the parts of the start took; key: the part's name.
     """
 
@@ -107,6 +115,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     rejected_kernels: dict[str, str] = {}
     transfer: TransferAddress | None = None
+    hidden_size: int = 0
+    pooling: Pooling = "last"
 
     def renamed(self, names: Sequence[str]) -> "EngineInfo":
         """Return a copy with these names for the model in the API; "*" stands for any name."""

@@ -12,8 +12,11 @@ class AttentionBackend(Protocol):
     """Owns the KV cache in its kernels' layout, and attends over packed batches in it."""
 
     @property
-    def blocks(self) -> torch.Tensor:
-        """The cache itself, not a copy: [layers, 2, num_blocks, numbers of a block]."""
+    def blocks(self) -> tuple[torch.Tensor, ...]:
+        """The cache itself, not a copy: of each group [layers, 2, num_blocks, numbers of a block].
+
+        `layers` are those of the group.
+        """
         ...
 
     def begin_step(self, batch: PackedBatch) -> StepAttention:

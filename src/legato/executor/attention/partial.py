@@ -9,7 +9,7 @@ and reads a context in several pieces without copying them together.
 import torch
 
 _MOST_SCORES = 2**22
-"""Scores that are in memory at a time, where they are capped."""
+"""Scores that are in memory at a time, where they are explicit."""
 
 
 def attend_part(
@@ -36,19 +36,22 @@ def attend_part(
     return out, lse
 
 
-def attend_capped(
+def attend_explicitly(
     rows: torch.Tensor,
     visible: tuple[torch.Tensor, torch.Tensor],
     mask: torch.Tensor | None,
     scale: float,
-    softcap: float,
+    *,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return attention with capped scores, for which PyTorch has no fused operator on CPUs.
+    """Return attention with soft caps or sinks, for which PyTorch has no fused operator on CPUs.
 
     Args:
         rows: queries [T, K, H / K, D].
         visible: keys and values, [1, K, S, D] each.
         mask: added to the scores [T, S]; None for a single row.
+        softcap, sinks: as `StepAttention.attend` takes them.
 
     Returns:
         As `rows`.
@@ -59,10 +62,14 @@ def attend_capped(
     for first in range(0, len(rows), num_rows):
         query = rows[first : first + num_rows].permute(1, 2, 0, 3)  # [K, H / K, T, D]
         scores = torch.matmul(query, key[0].unsqueeze(1).mT).float() * scale
-        scores = (scores / softcap).tanh_().mul_(softcap)
+        if softcap is not None:
+            scores = (scores / softcap).tanh_().mul_(softcap)
         if mask is not None:
             scores += mask[first : first + num_rows]
-        weights = scores.softmax(-1).to(value.dtype)
+        if sinks is not None:
+            last = sinks.view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, last], dim=-1)
+        weights = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype)
         parts.append(torch.matmul(weights, value[0].unsqueeze(1)).permute(2, 0, 1, 3))
     return torch.cat(parts)
 

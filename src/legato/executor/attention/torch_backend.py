@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from legato.executor.attention.cache import KeyValueCache, make_cache
 from legato.executor.attention.context import Context, KeysValues, Runs, slot_runs
-from legato.executor.attention.partial import attend_capped, attend_part, merge_parts
+from legato.executor.attention.partial import attend_explicitly, attend_part, merge_parts
 from legato.executor.batch import PackedBatch, PackedChunk
 from legato.model.base import CacheSpec
 
@@ -31,8 +31,8 @@ class TorchAttentionBackend:
         self._cache = make_cache(spec, num_blocks=num_blocks, block_size=block_size, device=device)
 
     @property
-    def blocks(self) -> torch.Tensor:
-        return self._cache.blocks
+    def blocks(self) -> tuple[torch.Tensor, ...]:
+        return (self._cache.blocks,)
 
     def begin_step(self, batch: PackedBatch) -> "TorchStepAttention":
         slots = torch.from_numpy(batch.slot_mapping).to(self._device, non_blocking=True)
@@ -76,6 +76,7 @@ class TorchStepAttention:
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         num_padding = len(query) - len(self._slots)
         if num_padding:
@@ -84,14 +85,16 @@ class TorchStepAttention:
         # In a decode, the heads of a group are rows of one product, so each key is read once.
         grouped = query.view(len(query), key.shape[1], -1, key.shape[2]).split(self._sizes)  # type: ignore[no-untyped-call]
         attended: list[torch.Tensor] = []
+        is_explicit = softcap is not None or sinks is not None
         for chunk, rows, (context, mask) in zip(
             self._chunks,
             grouped,
-            self._visible(sliding_window, query, is_capped=softcap is not None),
+            self._visible(sliding_window, query, is_explicit=is_explicit),
             strict=True,
         ):
-            if softcap is not None:
-                out = attend_capped(rows, context.in_order(layer), mask, scale, softcap)
+            if is_explicit:
+                visible = context.in_order(layer)
+                out = attend_explicitly(rows, visible, mask, scale, softcap=softcap, sinks=sinks)
             elif chunk.num_tokens == 1:
                 out = _attend_decode(rows, context.pieces(layer), scale)
             elif mask is not None:
@@ -108,10 +111,10 @@ class TorchStepAttention:
         return torch.cat(attended).flatten(1, 2)
 
     def _visible(
-        self, sliding_window: int | None, query: torch.Tensor, *, is_capped: bool
+        self, sliding_window: int | None, query: torch.Tensor, *, is_explicit: bool
     ) -> list[tuple[Context, torch.Tensor | None]]:
         """Return each chunk's context and mask; computed once a step, not once a layer."""
-        key = sliding_window, is_capped
+        key = sliding_window, is_explicit
         if key not in self._contexts:
             self._contexts[key] = [
                 (
@@ -123,37 +126,37 @@ class TorchStepAttention:
         return self._contexts[key]
 
 
-def _is_masked(chunk: PackedChunk, sliding_window: int | None, is_capped: bool) -> bool:
+def _is_masked(chunk: PackedChunk, sliding_window: int | None, is_explicit: bool) -> bool:
     """Whether one masked call computes the chunk's attention.
 
     That is faster for a short chunk, since all heads of a group then form one product. It is
-    required where the window starts inside the keys, or scores are capped.
+    required where the window starts inside the keys, or scores are explicit.
     """
     is_clipped = sliding_window is not None and chunk.context_len > sliding_window
-    is_required = is_clipped or is_capped
+    is_required = is_clipped or is_explicit
     return chunk.num_tokens > 1 and (chunk.num_tokens <= _SHORT_CHUNK or is_required)
 
 
 def _visible_tokens(
-    chunk: PackedChunk, sliding_window: int | None, is_capped: bool
+    chunk: PackedChunk, sliding_window: int | None, is_explicit: bool
 ) -> tuple[int, int]:
     """Return the tokens [start, end) to read from the cache.
 
     A long chunk takes its own keys from the batch.
     """
-    if chunk.num_tokens > 1 and not _is_masked(chunk, sliding_window, is_capped):
+    if chunk.num_tokens > 1 and not _is_masked(chunk, sliding_window, is_explicit):
         return 0, chunk.start
     oldest = 0 if sliding_window is None else max(0, chunk.start + 1 - sliding_window)
     return oldest, chunk.context_len
 
 
 def _mask(
-    chunk: PackedChunk, sliding_window: int | None, is_capped: bool, query: torch.Tensor
+    chunk: PackedChunk, sliding_window: int | None, is_explicit: bool, query: torch.Tensor
 ) -> torch.Tensor | None:
     """Return what is added to the scores: [T, S], T rows by the S keys of `_visible_tokens`."""
-    if not _is_masked(chunk, sliding_window, is_capped):
+    if not _is_masked(chunk, sliding_window, is_explicit):
         return None
-    first, end = _visible_tokens(chunk, sliding_window, is_capped)
+    first, end = _visible_tokens(chunk, sliding_window, is_explicit)
     row = torch.arange(chunk.start, chunk.context_len, device=query.device).unsqueeze(1)
     key = torch.arange(first, end, device=query.device)
     hidden = key > row

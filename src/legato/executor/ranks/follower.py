@@ -27,7 +27,7 @@ class HostFollower:
     ) -> None:
         self._divided = divided
         self._attention = attention
-        self._host_cache = HostCache(attention.blocks, num_host_slots)
+        self._host_cache = HostCache(attention.blocks[0], num_host_slots)
 
     def do(self, message: ToRank) -> RankReport | None:
         if isinstance(message, Moves):

@@ -22,6 +22,7 @@ from legato.executor.ranks.rank_messages import (
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import RankLostError
+from legato.model.states import StepStates
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class LeadAttention:
         self._own = own
 
     @property
-    def blocks(self) -> torch.Tensor:
+    def blocks(self) -> tuple[torch.Tensor, ...]:
         return self._own.blocks
 
     def begin_step(self, batch: PackedBatch) -> LeadStep:
@@ -101,9 +102,11 @@ class LeadModel:
         positions: torch.Tensor,
         attention: StepAttention,
         *,
+        states: StepStates | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, LeadStep)
+        assert states is None, "a divided model has no recurrent layers"
         return self._on_all(
             Forward.of(attention.batch, num_layers),
             lambda: self._divided.forward(input_ids, positions, attention.begin, num_layers),

@@ -11,24 +11,39 @@ import numpy as np
 import torch
 
 from legato.core.plan import BlockMove
-from legato.executor.batch import Int32s, Int64s, PackedBatch
+from legato.executor.batch import BlockTable, Int32s, Int64s, PackedBatch
+
+
+class PackedTable(msgspec.Struct, frozen=True):
+    """A `BlockTable` as it lies in memory; `block_table` has rows of `max_blocks`."""
+
+    slot_mapping: bytes
+    block_table: bytes
+    max_blocks: int
+
+    @classmethod
+    def of(cls, slot_mapping: Int64s, block_table: Int32s) -> "PackedTable":
+        return cls(slot_mapping.tobytes(), block_table.tobytes(), block_table.shape[1])
+
+    @property
+    def table(self) -> BlockTable:
+        rows = _int32s(self.block_table).reshape(-1, self.max_blocks)
+        return BlockTable(_int64s(self.slot_mapping), rows)
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
     """Run the layers on a packed batch; the arrays are sent as they lie in memory.
 
     Attributes:
-        block_table: rows of `max_blocks`.
+        tables: of each cache group.
         num_layers: layers to run; None for all.
     """
 
     input_ids: bytes
     positions: bytes
-    slot_mapping: bytes
     query_start: bytes
     context_len: bytes
-    block_table: bytes
-    max_blocks: int
+    tables: list[PackedTable]
     num_layers: int | None
 
     @classmethod
@@ -36,25 +51,28 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
         return cls(
             input_ids=batch.input_ids.numpy().tobytes(),
             positions=batch.positions.numpy().tobytes(),
-            slot_mapping=batch.slot_mapping.tobytes(),
             query_start=batch.query_start.tobytes(),
             context_len=batch.context_len.tobytes(),
-            block_table=batch.block_table.tobytes(),
-            max_blocks=batch.block_table.shape[1],
+            tables=[
+                PackedTable.of(batch.slot_mapping, batch.block_table),
+                *(PackedTable.of(*table) for table in batch.windows),
+            ],
             num_layers=num_layers,
         )
 
     @property
     def batch(self) -> PackedBatch:
         """The batch, without the sampled rows: rank 0 samples."""
+        own, *windows = (packed.table for packed in self.tables)
         return PackedBatch(
             input_ids=torch.from_numpy(_int64s(self.input_ids)),
             positions=torch.from_numpy(_int64s(self.positions)),
             sample_rows=torch.empty(0, dtype=torch.int64),
-            slot_mapping=_int64s(self.slot_mapping),
+            slot_mapping=own.slot_mapping,
             query_start=_int32s(self.query_start),
             context_len=_int32s(self.context_len),
-            block_table=_int32s(self.block_table).reshape(-1, self.max_blocks),
+            block_table=own.block_table,
+            windows=tuple(windows),
         )
 
 

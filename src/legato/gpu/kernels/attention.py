@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from legato.gpu.kernels.cache import scales_of
-from legato.gpu.kernels.target import has_little_shared_memory, multiplies_from_shared_memory
+from legato.gpu.kernels.target import multiplies_from_shared_memory
 from legato.gpu.work_items import ITEM_FIELDS, MERGE_FIELDS, WIDE_ROWS, WorkList, WorkShape
 
-_LOG2_E = math.log2(math.e)
+_LOG2_E = tl.constexpr(math.log2(math.e))
 _MERGED_AT_ONCE = 32
 """Results in a program's registers: rows times parts."""
 
@@ -56,6 +56,8 @@ def attend(
     *,
     scale: float,
     sliding_window: int | None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally in the cache, which already has the step's own keys and values.
 
@@ -67,14 +69,27 @@ def attend(
         block_table: int32 [slots, max blocks].
         work: the step's items, from `work_lists`.
         out: [P, H, D] in the query's dtype, contiguous. Rows without an item are not written.
-        sliding_window: see `StepAttention.attend`; at most the width that the items were made for.
+        scale, softcap: see `StepAttention.attend`.
+        sliding_window: likewise; at most the width that the items were made for.
+        sinks: float32 [H], the logit of one more key for each head, whose value is zero; None
+            without any (Xiao et al., 2023, arXiv:2309.17453).
 
     Returns:
         `out`.
     """
     for part in work:
         _attend_list(
-            query, key_cache, value_cache, block_table, part, out, scratch, scale, sliding_window
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            part,
+            out,
+            scratch,
+            scale,
+            sliding_window,
+            softcap,
+            sinks,
         )
     return out
 
@@ -89,12 +104,14 @@ def _attend_list(
     scratch: AttentionScratch,
     scale: float,
     sliding_window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> None:
     _, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     padded_dim = triton.next_power_of_2(head_dim)
     is_quantized = key_cache.dtype == torch.int8
-    how = _how(work.shape.product_rows, padded_dim * query.element_size())
+    how = _how(work.shape.product_rows, padded_dim, query.dtype, is_quantized=is_quantized)
     _attend_items[(num_kv_heads * work.shape.num_items,)](
         query,
         key_cache,
@@ -104,7 +121,9 @@ def _attend_list(
         work.items,
         out,
         *scratch,
-        scale * _LOG2_E,
+        sinks,
+        (scale if softcap is None else softcap) * _LOG2_E.value,
+        0.0 if softcap is None else scale / softcap,
         sliding_window or 0,
         query.stride(0),
         block_table.stride(0),
@@ -118,6 +137,7 @@ def _attend_list(
         product_rows=work.shape.product_rows,
         num_keys=how.num_keys,
         has_window=sliding_window is not None,
+        has_cap=softcap is not None,
         wide_rows=WIDE_ROWS,
         item_fields=ITEM_FIELDS,
         num_warps=how.num_warps,
@@ -127,6 +147,7 @@ def _attend_list(
         out,
         *scratch,
         work.merges,
+        sinks,
         num_heads=num_heads,
         head_dim=head_dim,
         padded_dim=padded_dim,
@@ -146,17 +167,23 @@ class _How(NamedTuple):
     num_stages: int
 
 
-def _how(product_rows: int, row_bytes: int) -> _How:
+def _how(product_rows: int, head_dim: int, dtype: torch.dtype, *, is_quantized: bool) -> _How:
     """Return the largest options that fit into registers and shared memory.
 
-    The block table is read before the keys and values that it names: of five stages, three are for
-    these.
+    As many programs fit onto a processor as `work_items` assumes. The block table is read before
+    the keys and values that it names: of five stages, three are for these.
 
     Args:
-        row_bytes: size of a key.
+        head_dim: padded.
+        dtype: of queries, and of keys once they are widened.
     """
+    row_bytes = head_dim * dtype.itemsize
+    if is_quantized or dtype == torch.float32:
+        row_bytes *= 2  # a thread keeps codes beside what they stand for, or float32 as operands
     if product_rows < WIDE_ROWS:
-        return _How(_keys_of((8 if has_little_shared_memory() else 16) * 1024, row_bytes), 4, 5)
+        # An Ampere has less shared memory; wider or widened keys take more registers.
+        is_roomy = multiplies_from_shared_memory() and dtype.itemsize == 2 and not is_quantized
+        return _How(_keys_of(16 * 1024, row_bytes), 4, 5 if is_roomy else 4)
     if multiplies_from_shared_memory():
         return _How(_keys_of(16 * 1024, row_bytes), 8, 5)
     # Both operands and the results are kept in registers.
@@ -180,7 +207,9 @@ def _attend_items(
     out,
     partial,
     log_sum,
+    sinks,
     scale,
+    cap_scale,
     window,
     query_stride,
     table_stride,
@@ -194,6 +223,7 @@ def _attend_items(
     product_rows: tl.constexpr,
     num_keys: tl.constexpr,
     has_window: tl.constexpr,
+    has_cap: tl.constexpr,
     wide_rows: tl.constexpr,
     item_fields: tl.constexpr,
 ):
@@ -221,6 +251,9 @@ def _attend_items(
 
     top = tl.full([product_rows], -1e30, tl.float32)
     total = tl.zeros([product_rows], tl.float32)
+    if sinks is not None and scratch_row < 0:  # otherwise they are merged
+        top = tl.load(sinks + head) * _LOG2_E
+        total += 1.0
     acc = tl.zeros([product_rows, padded_dim], tl.float32)
     head_numbers: tl.constexpr = block_size * (head_dim + (4 if is_quantized else 0))
     keys = key_cache + kv_head * head_numbers
@@ -238,15 +271,15 @@ def _attend_items(
         for start in range(first_key, first_key + num_whole * num_keys, num_keys):
             acc, top, total = _add_keys(
                 acc, top, total, q, keys, values, key_scales, value_scales, table, start, end_key,
-                row_position, scale, window, block_stride, head_dim, padded_dim, block_size,
-                is_quantized, num_keys, has_window, False,
+                row_position, scale, cap_scale, window, block_stride, head_dim, padded_dim,
+                block_size, is_quantized, num_keys, has_window, has_cap, False,
             )  # fmt: skip
         first_key += num_whole * num_keys
     for start in range(first_key, end_key, num_keys):
         acc, top, total = _add_keys(
             acc, top, total, q, keys, values, key_scales, value_scales, table, start, end_key,
-            row_position, scale, window, block_stride, head_dim, padded_dim, block_size,
-            is_quantized, num_keys, has_window, True,
+            row_position, scale, cap_scale, window, block_stride, head_dim, padded_dim,
+            block_size, is_quantized, num_keys, has_window, has_cap, True,
         )  # fmt: skip
 
     # A row that sees none of a part's keys has zeros there, with weight 0.
@@ -276,6 +309,7 @@ def _add_keys(
     end_key,
     row_position,
     scale,
+    cap_scale,
     window,
     block_stride,
     head_dim: tl.constexpr,
@@ -284,6 +318,7 @@ def _add_keys(
     is_quantized: tl.constexpr,
     num_keys: tl.constexpr,
     has_window: tl.constexpr,
+    has_cap: tl.constexpr,
     is_masked: tl.constexpr,
 ):
     """Extend the attention over earlier keys by the keys at [start, start + num_keys)."""
@@ -311,6 +346,8 @@ def _add_keys(
     if is_quantized:
         of_scales = block.to(tl.int64) * (block_stride // 4) + key % block_size
         scores *= tl.load(key_scales + of_scales, mask=is_key, other=0.0)[None, :]
+    if has_cap:
+        scores = _tanh(scores * cap_scale)
     if is_masked:
         visible = is_key[None, :] & (key[None, :] <= row_position[:, None])
         if has_window:
@@ -331,12 +368,21 @@ def _add_keys(
     return acc * kept[:, None] + product, new_top, total
 
 
+@triton.jit
+def _tanh(values):
+    """Return the hyperbolic tangent, with an error of 1e-7; there is none in Triton's language."""
+    power = tl.exp2(tl.abs(values) * (-2.0 * _LOG2_E))
+    size = (1.0 - power) / (1.0 + power)
+    return tl.where(values < 0.0, -size, size)
+
+
 @triton.jit(do_not_specialize_on_alignment=["merges"])
 def _merge_parts(
     out,
     partial,
     log_sum,
     merges,
+    sinks,
     num_heads: tl.constexpr,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
@@ -359,6 +405,9 @@ def _merge_parts(
     is_row, is_dim = row < num_rows, dim < head_dim
     top = tl.full([merge_rows], -1e30, tl.float32)
     total = tl.zeros([merge_rows], tl.float32)
+    if sinks is not None:
+        top = tl.zeros([merge_rows], tl.float32) + tl.load(sinks + head) * _LOG2_E
+        total += 1.0
     acc = tl.zeros([merge_rows, padded_dim], tl.float32)
     for first in range(0, num_parts, num_parts_at_once):
         part = first + tl.arange(0, num_parts_at_once)

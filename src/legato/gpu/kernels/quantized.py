@@ -11,6 +11,12 @@ _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Rows of a tile; all of them share the decoding of a tile of codes."""
 _NUM_OUTPUTS, _DEPTH = 32, 128
 """Size of a tile of codes; with `_MOST_ROWS` rows, it has twice as many outputs."""
+_PROGRAMS = 512
+"""Programs that keep a large GPU busy: four on each of 132 processors, almost."""
+_FEWEST_PRODUCTS = 8
+"""Products of tiles in a part. Fewer would not be worth the time that summing parts takes."""
+_SUMMED = 512
+"""Outputs of a program that sums parts."""
 _GROUP = tl.constexpr(BLOCK)
 _LARGEST_FP8 = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 
@@ -38,16 +44,22 @@ def multiply(
     tile_rows = min(max(triton.next_power_of_2(num_rows), _FEWEST_ROWS), _MOST_ROWS)
     is_large = tile_rows == _MOST_ROWS
     tile_outputs = (2 if is_large else 1) * _NUM_OUTPUTS
-    _multiply[triton.cdiv(num_rows, tile_rows), triton.cdiv(num_outputs, tile_outputs)](
+    tiles = triton.cdiv(num_rows, tile_rows), triton.cdiv(num_outputs, tile_outputs)
+    num_parts, part_depth = _parts(tiles[0] * tiles[1], depth)
+    parts = out
+    if num_parts > 1:
+        parts = out.new_empty(num_parts, *out.shape, dtype=torch.float32)
+    _multiply[(*tiles, num_parts)](
         rows,
         codes,
         scales,
         minima,
-        bias,
-        out,
+        bias if num_parts == 1 else None,
+        parts,
         num_rows,
         num_outputs,
         depth,
+        part_depth,
         bits=8 * codes.shape[1] // depth,
         tile_rows=tile_rows,
         tile_outputs=tile_outputs,
@@ -55,6 +67,21 @@ def multiply(
         num_warps=8 if is_large else 4,
         num_stages=2 if is_large else 3,  # with 3, an Ampere has too few registers
     )
+    if num_parts > 1:
+        _sum_parts[num_rows, triton.cdiv(num_outputs, _SUMMED)](
+            parts, bias, out, num_rows, num_outputs, num_parts=num_parts, block=_SUMMED
+        )
+
+
+def _parts(num_tiles: int, depth: int) -> tuple[int, int]:
+    """Return how many parts a row of codes is cut into, and the codes of each.
+
+    Parts keep a GPU's processors busy if a step has few tiles. They do not depend on the GPU, so
+    that sums are rounded alike on all of them.
+    """
+    count = min(_PROGRAMS // num_tiles, depth // (_FEWEST_PRODUCTS * _DEPTH))
+    part_depth = triton.cdiv(triton.cdiv(depth, max(1, count)), _DEPTH) * _DEPTH
+    return triton.cdiv(depth, part_depth), part_depth
 
 
 def dequantize(
@@ -95,7 +122,25 @@ def round_rows(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> N
         size,
         block=triton.next_power_of_2(size),
         num_warps=num_warps(size),
+        enable_fp_fusion=False,
     )
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def _sum_parts(
+    parts, bias, out, num_rows, num_outputs, num_parts: tl.constexpr, block: tl.constexpr
+):
+    """Sum [num_parts, T, N] in order."""
+    row = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(1) * block + tl.arange(0, block)
+    is_output = output < num_outputs
+    sums = tl.zeros([block], tl.float32)
+    for part in tl.static_range(num_parts):
+        place = (part * num_rows + row) * num_outputs + output
+        sums += tl.load(parts + place, mask=is_output, other=0.0)
+    if bias is not None:
+        sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
+    tl.store(out + row * num_outputs + output, sums.to(out.dtype.element_ty), mask=is_output)
 
 
 @triton.jit(do_not_specialize=("num_rows",))
@@ -109,6 +154,7 @@ def _multiply(
     num_rows,
     num_outputs,
     depth,
+    part_depth,
     bits: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
@@ -118,7 +164,8 @@ def _multiply(
     output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
     is_row = row < num_rows
     sums = tl.zeros([tile_rows, tile_outputs], tl.float32)
-    for first in range(0, depth, tile_depth):
+    begin = tl.program_id(2) * part_depth
+    for first in range(begin, tl.minimum(begin + part_depth, depth), tile_depth):
         column, code = _load_codes(codes, output, num_outputs, first, depth, bits, tile_depth)
         scale, minimum = _load_scales(
             scales, minima, output, num_outputs, first, depth, code.shape[1], tile_depth
@@ -132,7 +179,8 @@ def _multiply(
     is_output = output < num_outputs
     if bias is not None:
         sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    place = out + row.to(tl.int64)[:, None] * num_outputs + output[None, :]
+    out_row = tl.program_id(2).to(tl.int64) * num_rows + row
+    place = out + out_row[:, None] * num_outputs + output[None, :]
     tl.store(place, sums.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
@@ -224,7 +272,7 @@ def _round_rows(rows, out, scales, size, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     values = tl.load(rows + row * size + column, mask=column < size, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(values), axis=0) / _LARGEST_FP8, 1e-30)
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(values), axis=0), _LARGEST_FP8), 1e-30)
     rounded = _round_to_fp8(tl.clamp(tl.div_rn(values, scale), -_LARGEST_FP8, _LARGEST_FP8))
     tl.store(out + row * size + column, rounded.to(out.dtype.element_ty), mask=column < size)
     tl.store(scales + row, scale)

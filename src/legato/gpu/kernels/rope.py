@@ -76,6 +76,7 @@ def rotate_and_write(
             is_quantized=is_quantized,
             has_norm=has_norm,
             num_warps=2,
+            enable_fp_fusion=not is_quantized,
         )
     return qkv[:, : num_heads * head_dim].view(num_rows, num_heads, head_dim)
 
@@ -162,12 +163,15 @@ def _rotate_and_write(
 
 @triton.jit
 def _write_codes(place, scale_place, low, high, half: tl.constexpr, is_pair):
-    """Write a row in 8 bits and its scale, which is NaN if the row is not finite."""
+    """Write a row in 8 bits and its scale, which is NaN if the row is not finite.
+
+    Divisions are rounded to the nearest number, and products before sums, as on a CPU.
+    """
     most = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), axis=0)
-    by = tl.where(most > 1e-30, 127.0 / most, 0.0)
+    by = tl.where(most > 1e-30, tl.div_rn(127.0, most), 0.0)
     tl.store(place, _code(low * by), mask=is_pair)
     tl.store(place + half, _code(high * by), mask=is_pair)
-    tl.store(scale_place, most / 127.0 + tl.sum(low * 0.0 + high * 0.0, axis=0))
+    tl.store(scale_place, tl.div_rn(most, 127.0) + tl.sum(low * 0.0 + high * 0.0, axis=0))
 
 
 @triton.jit

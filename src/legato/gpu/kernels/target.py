@@ -11,11 +11,6 @@ def multiplies_from_shared_memory() -> bool:
     return _target() == ("cuda", _HOPPER)
 
 
-def has_little_shared_memory() -> bool:
-    """Whether a program has at most 64 KiB of shared memory, as on AMD's GPUs before CDNA 4."""
-    return _target()[0] == "hip"
-
-
 def _target() -> tuple[str, int | str]:
     """Return backend and architecture; empty for Triton's interpreter."""
     if knobs.runtime.interpret:

@@ -114,7 +114,9 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     )
     load = TypicalLoad.of(simulate(server, workload).records)
     most = runtime.config.scheduler.most_batched_tokens(
-        runtime.max_model_len, runtime.model.device.type
+        runtime.max_model_len,
+        runtime.model.device.type,
+        has_windows=runtime.kv.windows is not None,
     )
     by_budget = _measure_budgets(calibration, load, most)
     times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]

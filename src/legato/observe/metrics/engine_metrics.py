@@ -156,6 +156,14 @@ def declare_engine_metrics(
         lambda: stats().num_cached_blocks / cache.num_blocks,
         own=True,
     )
+    engine.read_gauges(
+        "kv_window_usage_perc",
+        "Fraction in use of the blocks of layers with a sliding window, 1 is all; by window, in "
+        "tokens.",
+        "window",
+        read=lambda: {(str(window),): usage for window, usage in stats().window_usage.items()},
+        own=True,
+    )
     engine.read_counter(
         "prefix_cache_queries",
         "Prompt tokens looked up in the cache.",

@@ -16,7 +16,7 @@ class JobRecorder:
     Args:
         prompt_lens: tokens of each prompt.
         n: completions of each prompt; completion i of prompt p has the index p * n + i.
-        max_tokens: as requested.
+        max_tokens: as requested; None for pooled prompts, whose vector counts as a first token.
         slo_class: as requested; a request with an unknown class is never served.
         arrival_s: when the HTTP request came.
         tenant: of the request.
@@ -61,7 +61,7 @@ class JobRecorder:
             num_tokens, finish_reason: as the client sees them; a stop string may have ended the
                 completion within the output.
         """
-        if num_tokens:
+        if num_tokens or output.pooled is not None:
             self._running[index].add_tokens(output, num_tokens, received_s)
         if finish_reason is not None:
             self._end(index, finish_reason, received_s)
@@ -123,7 +123,7 @@ class _CompletionRecorder:
     def end(self, reason: FinishReason, now_s: float) -> None:
         """Record the completion's end; called once."""
         self._metrics.ended[reason].inc()
-        if self.num_tokens:
+        if self._itl_s is not None:
             self._note_times(now_s)
             self._metrics.request_generation_tokens.observe(self.num_tokens)
         elif reason is not FinishReason.REFUSED:

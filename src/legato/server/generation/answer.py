@@ -4,7 +4,7 @@ from fastapi.responses import Response
 
 from legato.engine.frontend.completion import CompletionDelta
 from legato.server.context import Context
-from legato.server.generation.answer_format import AnswerFormat
+from legato.server.generation.answer_format import AnswerFormat, WholeAnswer
 from legato.server.generation.answer_recorder import AnswerRecorder
 from legato.server.generation.job import Job
 from legato.server.generation.run import running
@@ -22,7 +22,18 @@ async def respond(context: Context, job: Job, answer_format: AnswerFormat) -> Re
     recorder = AnswerRecorder(context.engine.activity.records, job)
     if job.is_streamed:
         return StreamedAnswer(context, job, recorder, answer_format.events())
-    whole = answer_format.whole()
+    return await respond_whole(context, job, answer_format.whole(), recorder)
+
+
+async def respond_whole(
+    context: Context, job: Job, whole: WholeAnswer, recorder: AnswerRecorder | None = None
+) -> Response:
+    """Run a job and answer its request in one JSON object.
+
+    Raises:
+        Exception: as `running`.
+    """
+    recorder = recorder or AnswerRecorder(context.engine.activity.records, job)
 
     def take(choice: int, delta: CompletionDelta) -> None:
         recorder.sent(choice, delta)

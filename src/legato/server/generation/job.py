@@ -3,6 +3,7 @@
 import msgspec
 
 from legato.core.kv_transfer import KVTransfer
+from legato.core.pooling import Pooling
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
@@ -17,6 +18,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         operation, is_streamed: as in `AnswerRecord`.
         prompts: token ids of each.
         kv_transfer: how the blocks of its only prompt move between engines.
+        pooling: how each prompt becomes a vector; None if it is completed.
         field_names: the client's names of fields that errors may blame; see `naming_fields`.
     """
 
@@ -27,6 +29,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     service: ServiceParams
     kv_transfer: KVTransfer | None = None
+    pooling: Pooling | None = None
     field_names: dict[str, str] = {}
 
     @classmethod

@@ -57,6 +57,7 @@ async def running(
             request_id=job.arrival.request_id,
             service=job.service,
             kv_transfer=job.kv_transfer,
+            pooling=job.pooling,
             arrived_s=job.arrival.received_s,
         )
         async with context.engine.submitted(prompts, take_measured) as submission:
@@ -81,7 +82,7 @@ def _recorder(context: Context, job: Job) -> JobRecorder:
         context.metrics,
         prompt_lens=[len(prompt) for prompt in job.prompts],
         n=job.params.n,
-        max_tokens=job.params.max_tokens,
+        max_tokens=None if job.pooling is not None else job.params.max_tokens,
         slo_class=job.service.slo_class,
         tenant=job.service.tenant,
         arrival_s=job.arrival.received_s,

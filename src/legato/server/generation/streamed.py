@@ -96,7 +96,8 @@ class StreamedAnswer(EventResponse):
 
 def most_unread(params: SamplingParams, num_choices: int, max_unread_tokens: int) -> int:
     """The number of deltas that may wait for one stream's client."""
-    num_scores = 0 if params.logprobs is None else 1 + params.logprobs
+    num_shown = params.num_shown_logprobs
+    num_scores = 0 if num_shown is None else 1 + num_shown
     most_held = MAX_UNREAD_BYTES // (_DELTA_BYTES + _SCORE_BYTES * num_scores)
     return min(num_choices * max_unread_tokens, max(num_choices, most_held))
 

@@ -41,19 +41,20 @@ class TypedEventWriter:
         self._has_begun = False
 
     def delta(self, choice: int, delta: CompletionDelta) -> bytes:
-        return b"".join((*self._begun(), *self._written(self._teller.take(choice, delta))))
+        return b"".join((*self._begun(), *self.written(self._teller.take(choice, delta))))
 
     def end(self) -> Iterator[bytes]:
-        return chain(self._begun(), self._written(self._teller.ended()))
+        return chain(self._begun(), self.written(self._teller.ended()))
 
     def failed(self, error: ApiError) -> Iterator[bytes]:
-        return chain(self._begun(), self._written(self._teller.failed(error)))
+        return chain(self._begun(), self.written(self._teller.failed(error)))
 
     def _begun(self) -> Iterable[bytes]:
         if self._has_begun:
             return ()
         self._has_begun = True
-        return self._written(self._teller.begun())
+        return self.written(self._teller.begun())
 
-    def _written(self, events: Sequence[TypedEvent]) -> Iterator[bytes]:
+    def written(self, events: Sequence[TypedEvent]) -> Iterator[bytes]:
+        """Return the pieces of events."""
         return typed_event_pieces(events, self._encode)

@@ -25,7 +25,7 @@ class PacedResponse(StreamedResponse):
         self._turns = turns
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        first, is_all = _slice(self._pieces)
+        first, is_all = next_slice(self._pieces)
         if is_all:
             self.headers["Content-Length"] = str(len(first))
         await self.begin(send)
@@ -39,14 +39,14 @@ async def send_paced(send: Send, pieces: Iterable[bytes], turns: Turns) -> None:
     """Send the rest of a body while it is made. Args: as of `PacedResponse`."""
     unread = iter(pieces)
     while True:
-        data, is_all = _slice(unread)
+        data, is_all = next_slice(unread)
         await _send(send, data, is_all=is_all)
         if is_all:
             return
         await turns.turn()
 
 
-def _slice(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
+def next_slice(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
     """Return the pieces made in one turn, joined, and whether they are the last."""
     ends_s = time.monotonic() + _SLICE_S
     made = bytearray()

@@ -205,25 +205,11 @@ class ChatFormat:
         message = read_message(completion.text, completion.finish_reason, self._syntax)
         return ChatChoice(
             index=completion.index,
-            message=self._message(message),
+            message=answer_message(message, calls_functions=self._calls_functions),
             logprobs=self._logprobs.chat(completion.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=completion.stop_reason,
             token_ids=self._tokens(completion.token_ids) or None,
-        )
-
-    def _message(self, message: Message) -> ChatAnswerMessage:
-        reasoning = UNSET if message.reasoning is None else message.reasoning
-        functions = [ChatFunction(call.name, call.arguments) for call in message.tool_calls]
-        if self._calls_functions and functions:
-            called: dict[str, Any] = {"function_call": functions[0]}
-        elif functions:
-            ids = (call.id for call in message.tool_calls)
-            called = {"tool_calls": list(map(ChatToolCall, ids, functions))}
-        else:
-            called = {}
-        return ChatAnswerMessage(
-            content=message.content, reasoning_content=reasoning, reasoning=reasoning, **called
         )
 
     def _delta(self, message: MessageDelta, role: Literal["assistant"] | UnsetType) -> ChatDelta:
@@ -261,6 +247,26 @@ class ChatFormat:
 
     def _tokens(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
         return array(numbers(token_ids)) if self._returns_token_ids else UNSET
+
+
+def answer_message(message: Message, *, calls_functions: bool = False) -> ChatAnswerMessage:
+    """Return a message in OpenAI's format.
+
+    Args:
+        calls_functions: as of `Generation`.
+    """
+    reasoning = UNSET if message.reasoning is None else message.reasoning
+    functions = [ChatFunction(call.name, call.arguments) for call in message.tool_calls]
+    if calls_functions and functions:
+        called: dict[str, Any] = {"function_call": functions[0]}
+    elif functions:
+        ids = (call.id for call in message.tool_calls)
+        called = {"tool_calls": list(map(ChatToolCall, ids, functions))}
+    else:
+        called = {}
+    return ChatAnswerMessage(
+        content=message.content, reasoning_content=reasoning, reasoning=reasoning, **called
+    )
 
 
 def _tool_call_delta(call: ToolCallDelta) -> ChatToolCallDelta:

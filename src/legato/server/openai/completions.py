@@ -180,7 +180,7 @@ class CompletionFormat:
         params = self._job.params
         return CompletionLogprobsWriter(
             self._logprobs,
-            num_top=params.logprobs or 0,
+            num_top=params.num_shown_logprobs or 0,
             skip_special_tokens=params.skip_special_tokens,
         )
 

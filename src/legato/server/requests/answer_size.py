@@ -59,14 +59,15 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
 
     def _output_token_bytes(self, params: SamplingParams) -> int:
         num_bytes = _TEXT_BYTES + (_ID_BYTES if self.returns_token_ids else 0)
-        if self.is_chat and params.logprobs is not None:
-            return num_bytes + _CHAT_SCORE_BYTES * (1 + params.logprobs)
+        num_shown = params.num_shown_logprobs
+        if self.is_chat and num_shown is not None:
+            return num_bytes + _CHAT_SCORE_BYTES * (1 + num_shown)
         return num_bytes + self._column_bytes(params)
 
     def _column_bytes(self, params: SamplingParams) -> int:
-        if params.logprobs is None:
+        if params.num_shown_logprobs is None:
             return 0
-        return _COLUMN_BYTES + _COLUMN_SCORE_BYTES * (1 + params.logprobs)
+        return _COLUMN_BYTES + _COLUMN_SCORE_BYTES * (1 + params.num_shown_logprobs)
 
 
 def check_answer_size(

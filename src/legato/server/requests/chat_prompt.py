@@ -6,21 +6,28 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import InvalidRequestError
+from legato.server.requests.generate import GenerateRequest, ParseContext
 from legato.server.requests.messages import ChatMessage, TemplateOptions
 from legato.server.requests.tools import Tool
-from legato.text.chat import rendered_chat
+from legato.text.chat import rendered_chat, reply_syntax
 from legato.text.message_guard import MessageSpecialTokens
 from legato.text.message_syntax import MessageSyntax
 from legato.text.tokenizer import Tokenizer
 
 _NO_REASONING = "none"
+_LAST_TOKENS = 32
+"""Tokens at the end of a prompt among which the mark of open reasoning is sought."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):
-    """Attributes: `syntax` is as of `RenderedChat`."""
+    """Attributes:
+    syntax: as of `RenderedChat`.
+    offsets: as of `Tokenizer.offsets`; None if not asked for.
+    """
 
     token_ids: list[int]
     syntax: MessageSyntax
+    offsets: list[tuple[int, int]] | None = None
 
 
 class ChatPrompts:
@@ -54,6 +61,7 @@ class ChatPrompts:
         effort: str | None = None,
         *,
         is_cut: bool = False,
+        has_offsets: bool = False,
     ) -> ChatPrompt:
         """Render and tokenize a conversation.
 
@@ -61,6 +69,7 @@ class ChatPrompts:
             tools: shown to the model; those in `options` are ignored.
             effort: `reasoning_effort`; ignored if the template reads no such thing.
             is_cut: whether it may be longer than the context.
+            has_offsets: whether to find the places of the tokens in the text.
 
         Raises:
             InvalidRequestError: the template refuses it, or it is too long.
@@ -87,8 +96,23 @@ class ChatPrompts:
             special_tokens=self._special_tokens,
         )
         check_fits(len(rendered.text), "messages")
-        token_ids = self._tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
-        return ChatPrompt(token_ids, rendered.syntax)
+        text, stand_ins = rendered.text, rendered.stand_ins
+        token_ids = self._tokenizer.encode_rendered(text, stand_ins)
+        offsets = None
+        if has_offsets:
+            offsets = self._tokenizer.offsets(text, add_special_tokens=False, stand_ins=stand_ins)
+        return ChatPrompt(token_ids, rendered.syntax, offsets)
+
+    def reply_syntax(self, request: GenerateRequest) -> MessageSyntax:
+        """Return the syntax of the message that answers a rendered prompt."""
+        context = request.parse_context or ParseContext()
+        tools = [tool.for_template() for tool in context.tools or ()]
+        last = request.token_ids[-_LAST_TOKENS:]
+        end = self._tokenizer.decode(last, skip_special_tokens=False)
+        syntax = reply_syntax(self._tokenizer, tools, end)
+        if request.reasoning_ended:
+            syntax = msgspec.structs.replace(syntax, is_reasoning_open=False)
+        return syntax if tools else syntax.without_calls()
 
 
 def _reasoning_variables(template: str, effort: str | None) -> dict[str, Any]:

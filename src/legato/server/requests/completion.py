@@ -12,7 +12,7 @@ from legato.server.requests.request_model import only
 Prompt = str | list[int]
 
 
-def _as_prompts(value: Any) -> list[Prompt]:
+def as_prompts(value: Any) -> list[Prompt]:
     """Return a list of prompts, from any of the four forms of `prompt`."""
     if isinstance(value, str) or _is_token_ids(value):
         return [value]
@@ -33,7 +33,7 @@ _PROMPTS = {
     "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS]},
     "minItems": 1,
 }
-_PROMPT = {"anyOf": [{"type": "string"}, _PROMPTS, _TOKEN_IDS]}
+PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _PROMPTS, _TOKEN_IDS]}
 
 
 def _unless_false(value: Any) -> Any:
@@ -45,7 +45,10 @@ class CompletionRequest(GenerationRequest):
     """Attributes: `prompt` is a list of prompts, however it was sent."""
 
     prompt: Annotated[
-        list[Prompt], Field(fail_fast=True), BeforeValidator(_as_prompts), WithJsonSchema(_PROMPT)
+        list[Prompt],
+        Field(fail_fast=True),
+        BeforeValidator(as_prompts),
+        WithJsonSchema(PROMPT_SCHEMA),
     ]
     add_special_tokens: bool = True
     echo: bool = False
@@ -64,6 +67,10 @@ class CompletionRequest(GenerationRequest):
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequestError(
                 "max_tokens must be at least 1, or 0 with echo: true", param="max_tokens"
+            )
+        if self.echo and self.logprob_token_ids:
+            raise InvalidRequestError(
+                "logprob_token_ids is not available with echo", param="logprob_token_ids"
             )
         if self.stream and self.echo and self.logprobs is not None:
             raise InvalidRequestError(

@@ -12,6 +12,7 @@ from legato.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_REPETITION_PENALTY,
@@ -87,6 +88,13 @@ AllowedTokenIds = Annotated[
         {"type": "array", "items": _TOKEN_ID, "minItems": 1, "maxItems": MAX_ALLOWED_TOKEN_IDS}
     ),
 ]
+LogprobTokenIds = Annotated[
+    tuple[int, ...],
+    Field(fail_fast=True),
+    AtMost(MAX_LOGPROB_TOKEN_IDS),
+    BeforeValidator(_listed),
+    WithJsonSchema({"type": "array", "items": _TOKEN_ID, "maxItems": MAX_LOGPROB_TOKEN_IDS}),
+]
 BadWords = Annotated[
     tuple[str, ...],
     Field(fail_fast=True),
@@ -127,14 +135,16 @@ class KVTransferRequest(RequestModel):
     remote_block_ids: Annotated[list[int] | None, only(None)] = None
 
 
-class GenerationOptions(PeersHints, ModelRequest):
-    """Options of a generation request in any API.
+def kv_transfer_of(asked: KVTransferRequest | None) -> KVTransferParams | None:
+    """Return the parameters of a transfer that a request asks for."""
+    if asked is None:
+        return None
+    names = KVTransferParams.__struct_fields__
+    return KVTransferParams(**asked.model_dump(include=set(names)))
 
-    Fields named as in `SamplingParams` and `ServiceParams` mean the same. Those of `SamplingParams`
-    that are unset are the model's defaults.
-    """
 
-    stream: bool = False
+class SamplingOptions(RequestModel):
+    """Fields of `SamplingParams`, with the same meaning; unset ones are the model's defaults."""
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -148,19 +158,40 @@ class GenerationOptions(PeersHints, ModelRequest):
     logit_bias: LogitBias | None = None
     allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
+    logprob_token_ids: LogprobTokenIds | None = None
     seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     skip_special_tokens: bool | None = None
+
+
+class ServiceOptions(RequestModel):
+    """Fields of `ServiceParams`, with the same meaning."""
 
     slo_class: Name = INTERACTIVE
     tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = DEFAULT_TENANT
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     allow_best_effort: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+
+    def service_params(self) -> ServiceParams:
+        """Return how to serve the request; the engine checks that its class exists."""
+        return ServiceParams(
+            slo_class=self.slo_class,
+            tenant=self.tenant,
+            priority=self.priority,
+            allow_best_effort=self.allow_best_effort,
+            cache_salt=self.cache_salt,
+        )
+
+
+class GenerationOptions(SamplingOptions, ServiceOptions, PeersHints, ModelRequest):
+    """Options of a generation request in any API."""
+
+    stream: bool = False
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
 
     def shared_options(self) -> dict[str, Any]:
         """Return the options that the client sent, as JSON values."""
@@ -178,15 +209,13 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
     prompt_logprobs: NumLogprobs | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    return_token_offsets: bool = False
     kv_transfer_params: KVTransferRequest | None = None
 
     @property
     def kv_transfer(self) -> KVTransferParams | None:
         """The parameters of a transfer of the prompt's blocks between engines."""
-        if self.kv_transfer_params is None:
-            return None
-        names = KVTransferParams.__struct_fields__
-        return KVTransferParams(**self.kv_transfer_params.model_dump(include=set(names)))
+        return kv_transfer_of(self.kv_transfer_params)
 
     @model_validator(mode="after")
     def _check_streaming(self) -> "GenerationRequest":
@@ -219,13 +248,3 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
         sent = {name: getattr(self, name) for name in names}
         form = {} if self.output_form is None else {"structured_outputs": self.output_form}
         return SamplingParams(**{**defaults, **sent, **form, **decided})
-
-    def service_params(self) -> ServiceParams:
-        """Return how to serve the request; the engine checks that its class exists."""
-        return ServiceParams(
-            slo_class=self.slo_class,
-            tenant=self.tenant,
-            priority=self.priority,
-            allow_best_effort=self.allow_best_effort,
-            cache_salt=self.cache_salt,
-        )

@@ -1,6 +1,6 @@
 """Messages of a conversation, and how they become a prompt."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -8,6 +8,7 @@ from legato.core.errors import InvalidRequestError
 from legato.server.limits import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
+    MAX_ROLE_CHARS,
     MAX_TEMPLATE_CHARS,
     MAX_TEMPLATE_VARIABLES,
     MAX_TOOL_CALLS,
@@ -87,9 +88,13 @@ class MessageToolCall(LenientModel):
 
 
 class ChatMessage(LenientModel):
-    """One message. Clients' histories have keys of their own, which are ignored."""
+    """One message. Clients' histories have keys of their own, which are ignored.
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    Attributes:
+        role: OpenAI's, or any that the chat template takes.
+    """
+
+    role: Annotated[str, Field(min_length=1), AtMost(MAX_ROLE_CHARS)]
     content: MessageText = ""
     name: Name | None = None
     tool_call_id: Name | None = None

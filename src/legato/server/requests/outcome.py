@@ -1,5 +1,7 @@
 """What a reader process makes of a body: any number of parts, then an end."""
 
+from typing import Literal
+
 import msgspec
 
 from legato.core.sampling_params import SamplingParams
@@ -10,11 +12,20 @@ from legato.server.http.errors import ErrorDetail
 from legato.server.requests.context_edits import AppliedEdit
 from legato.text.message_syntax import MessageSyntax
 
+OutputMode = Literal["tokens", "text", "derender"]
+"""What an answer has beside tokens: nothing, their text, or the message that the text is."""
+
 
 class PromptTokens(msgspec.Struct, frozen=True, tag=True):
-    """A part: the next prompt."""
+    """A part: the next prompt.
+
+    Attributes:
+        offsets: where each token begins and ends in the prompt's text, in characters, one after
+            the other; None if not asked for, or if the prompt was given in tokens.
+    """
 
     token_ids: TokenIds
+    offsets: TokenIds | None = None
 
 
 class Piece(msgspec.Struct, frozen=True, tag=True):
@@ -64,6 +75,7 @@ class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     shown: dict[str, bytes]
     previous_response_id: str | None
     is_stored: bool
+    is_background: bool
     shows_logprobs: bool
     renamed_tools: dict[str, CalledTool] = {}
     left_out_tools: tuple[str, ...] = ()
@@ -79,6 +91,31 @@ class MessageTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     edits: list[AppliedEdit] | None
     omits_thinking: bool
+
+
+class GenerateTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A part: what an answer in tokens needs from its request.
+
+    Attributes:
+        request_id: as the client calls the request; None if it does not.
+        output_mode: as in `OutputMode`.
+    """
+
+    request_id: str | None
+    output_mode: OutputMode
+
+
+class RenderTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A part: what rendered prompts need from their request.
+
+    Attributes:
+        request_id: as of `GenerateTerms`.
+        stream_options, parse_context: as of `GenerateRequest`, in JSON; None if there are none.
+    """
+
+    request_id: str | None
+    stream_options: bytes | None
+    parse_context: bytes | None
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -114,6 +151,20 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message_syntax: MessageSyntax | None = None
 
 
+class EmbeddingTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An end: a request for the vectors of the preceding prompts.
+
+    Attributes:
+        encoding_format, dimensions: as in `EmbeddingRequest`.
+        normalizes: whether each vector's L2 norm is made 1.
+    """
+
+    service: ServiceParams
+    encoding_format: Literal["float", "base64"]
+    dimensions: int | None
+    normalizes: bool
+
+
 class Answered(msgspec.Struct, frozen=True, tag=True):
     """An end: the preceding pieces are the answer, in JSON."""
 
@@ -136,5 +187,14 @@ class NeedsStored(msgspec.Struct, frozen=True, tag=True):
     item_ids: list[str]
 
 
-Part = PromptTokens | Piece | InputItem | ResponseTerms | MessageTerms | Warned
-End = Generation | Answered | Refused | NeedsStored
+Part = (
+    PromptTokens
+    | Piece
+    | InputItem
+    | ResponseTerms
+    | MessageTerms
+    | GenerateTerms
+    | RenderTerms
+    | Warned
+)
+End = Generation | EmbeddingTerms | Answered | Refused | NeedsStored

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
+from legato.engine.frontend.embedding import check_dimensions, kept_tokens
 from legato.engine.frontend.requests import check_token_ids, last_tokens, with_bad_words
 from legato.grammar.check import GrammarChecker
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
@@ -28,15 +30,20 @@ from legato.server.requests.chat import ChatRequest
 from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
+from legato.server.requests.embeddings import EmbeddingRequest, PooledOptions
+from legato.server.requests.generate import GenerateRequest, in_sampling_params
 from legato.server.requests.generation import (
     GenerationOptions,
     GenerationRequest,
     StreamOptions,
+    kv_transfer_of,
 )
 from legato.server.requests.message_form import message_form
 from legato.server.requests.outcome import (
     Answered,
+    EmbeddingTerms,
     End,
+    GenerateTerms,
     Generation,
     MessageTerms,
     NeedsStored,
@@ -46,6 +53,7 @@ from legato.server.requests.outcome import (
     ResponseTerms,
     Warned,
 )
+from legato.server.requests.rendering import render_terms
 from legato.server.requests.request_model import IgnoredFields, ModelRequest
 from legato.server.requests.response_items import Placed, shown_item
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
@@ -54,7 +62,6 @@ from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
-    RenderedPrompt,
     TokenizeAnswer,
     TokenizeRequest,
 )
@@ -88,17 +95,19 @@ class RequestReader:
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
+            "embeddings": self._embeddings,
             "messages": self._messages,
             "count_tokens": self._count_tokens,
+            "generate": self._generate,
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
             "tokenizer_info": self._tokenizer_info,
-            "render_chat": lambda body: self._rendered(self._chat(body)),
-            "render_completions": lambda body: self._rendered(
-                self._completions(body), is_list=True
+            "render_chat": lambda body: self._chat(body, is_rendered=True),
+            "render_completions": lambda body: self._completions(body, is_rendered=True),
+            "render_messages": lambda body: self._messages(body, is_rendered=True),
+            "render_responses": lambda body: _without_stored(
+                self._responses(body, None, is_rendered=True)
             ),
-            "render_messages": lambda body: self._rendered(self._messages(body)),
-            "render_responses": lambda body: self._rendered(self._responses(body, None)),
         }
 
     def read(self, kind: Kind, body: bytes, stored: bytes | None = None) -> Iterator[Part | End]:
@@ -126,11 +135,13 @@ class RequestReader:
             return self._input_tokens(body, stored)
         return self._by_kind[kind](body)
 
-    def _chat(self, body: bytes) -> Iterator[Part | End]:
+    def _chat(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
         request = self._parse(ChatRequest, body)
-        return self._answer(request, is_held=not request.stream)
+        return self._answer(request, is_held=not request.stream, is_rendered=is_rendered)
 
-    def _responses(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
+    def _responses(
+        self, body: bytes, stored: bytes | None, *, is_rendered: bool = False
+    ) -> Iterator[Part | End]:
         request = self._parse(ResponsesRequest, body)
         needs_turns = request.previous_response_id is not None or request.referred
         if stored is None and needs_turns:
@@ -143,6 +154,7 @@ class RequestReader:
             shown=request.shown(),
             previous_response_id=request.previous_response_id,
             is_stored=request.store,
+            is_background=request.background,
             shows_logprobs=request.shows_logprobs,
             renamed_tools=offered.renamed,
             left_out_tools=offered.left_out,
@@ -152,7 +164,7 @@ class RequestReader:
         items = request.items(turns.history(request.previous_response_id), found)
         if request.truncation == "auto":
             items = truncated(items, partial(self._fits, request))
-        yield from self._answer_as_chat(request, request.chat(items))
+        yield from self._answer_as_chat(request, request.chat(items), is_rendered=is_rendered)
 
     def _input_tokens(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
         """Return the length of a response's prompt as the answer."""
@@ -175,14 +187,14 @@ class RequestReader:
         room = self._serving.info.max_model_len - (request.max_output_tokens or 1)
         return len(prompt.token_ids) <= room
 
-    def _messages(self, body: bytes) -> Iterator[Part | End]:
+    def _messages(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
         request = self._parse(MessagesRequest, body)
         chat, edits = request.edited(self._num_tokens)
         yield MessageTerms(
             edits=None if request.context_management is None else edits,
             omits_thinking=request.omits_thinking,
         )
-        yield from self._answer_as_chat(request, chat, bounds_output=True)
+        yield from self._answer_as_chat(request, chat, bounds_output=True, is_rendered=is_rendered)
 
     def _count_tokens(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(CountTokensRequest, body)
@@ -199,7 +211,12 @@ class RequestReader:
             return len(self._prompt(_validated(ChatRequest, chat.fields), is_cut=True).token_ids)
 
     def _answer_as_chat(
-        self, request: GenerationOptions, chat: ChatBody, *, bounds_output: bool = False
+        self,
+        request: GenerationOptions,
+        chat: ChatBody,
+        *,
+        bounds_output: bool = False,
+        is_rendered: bool = False,
     ) -> Iterator[Part | End]:
         """Serve another API's request as a chat; errors name the fields of that API."""
         with chat.naming_fields():
@@ -207,19 +224,29 @@ class RequestReader:
                 _validated(ChatRequest, {**request.shared_options(), **chat.fields}),
                 is_held=True,
                 bounds_output=bounds_output,
+                is_rendered=is_rendered,
             )
 
     def _answer(
-        self, request: ChatRequest, *, is_held: bool, bounds_output: bool = False
+        self,
+        request: ChatRequest,
+        *,
+        is_held: bool,
+        bounds_output: bool = False,
+        is_rendered: bool = False,
     ) -> Iterator[Part | End]:
         """Yield the prompt and the generation of a chat.
 
         Args:
             is_held: whether the answer is held until its end.
             bounds_output: whether `max_tokens` may be more than the context has room for.
+            is_rendered: whether the prompt is the answer.
         """
         self._check_completions(request.n)
-        tools, prompt = request.tool_use.shown, self._prompt(request)
+        if is_rendered:
+            yield render_terms(request)
+        has_offsets = is_rendered and request.return_token_offsets
+        tools, prompt = request.tool_use.shown, self._prompt(request, has_offsets=has_offsets)
         syntax = prompt.syntax if tools else prompt.syntax.without_calls()
         special_marks = self._tokenizer.special_marks(syntax)
         held = message_form(request, syntax, self._forms, special_marks)
@@ -246,7 +273,7 @@ class RequestReader:
                     shows_prompt_logprobs=request.prompt_logprobs is not None,
                 )
                 check_answer_size(form, params, [len(token_ids)], max_len)
-        yield PromptTokens(token_array(token_ids))
+        yield _prompt_tokens(token_ids, prompt.offsets)
         yield _generation(
             request,
             params=params,
@@ -255,17 +282,22 @@ class RequestReader:
             calls_functions=bool(request.functions),
         )
 
-    def _prompt(self, request: ChatRequest, *, is_cut: bool = False) -> ChatPrompt:
+    def _prompt(
+        self, request: ChatRequest, *, is_cut: bool = False, has_offsets: bool = False
+    ) -> ChatPrompt:
         return self._prompts.make(
             request.messages,
             request,
             request.tool_use.shown,
             effort=request.reasoning_effort,
             is_cut=is_cut or request.truncate_prompt_tokens is not None,
+            has_offsets=has_offsets,
         )
 
-    def _completions(self, body: bytes) -> Iterator[Part | End]:
+    def _completions(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
         request = self._parse(CompletionRequest, body)
+        if is_rendered:
+            yield render_terms(request)
         self._check_completions(request.n, len(request.prompt))
         decided: dict[str, int] = {}
         if request.is_echo_only:
@@ -277,7 +309,7 @@ class RequestReader:
                 request.sampling_params(self._defaults.sampling, **decided)
             )
         params = self._with_known_tokens(params)
-        self._check_prompts(request)
+        self._check_prompts(request.prompt, is_cut=request.truncate_prompt_tokens is not None)
         max_len = self._serving.info.max_model_len
         echoed: list[str] = []
         prompt_lens: list[int] = []
@@ -286,7 +318,11 @@ class RequestReader:
             if request.echo:
                 echoed.append(self._echo(prompt, token_ids, request))
             prompt_lens.append(len(token_ids))
-            yield PromptTokens(token_array(token_ids))
+            offsets = None
+            if is_rendered and request.return_token_offsets and isinstance(prompt, str):
+                added = request.add_special_tokens
+                offsets = self._tokenizer.offsets(prompt, add_special_tokens=added)
+            yield _prompt_tokens(token_ids, offsets)
         if not request.stream:
             form = AnswerForm(
                 is_chat=False,
@@ -303,13 +339,77 @@ class RequestReader:
             shows_prompt_logprobs=request.prompt_logprobs is not None,
         )
 
-    def _check_prompts(self, request: CompletionRequest) -> None:
+    def _generate(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(GenerateRequest, body)
+        yield GenerateTerms(request_id=request.request_id, output_mode=request.output_mode)
+        is_message = request.output_mode == "derender"
+        syntax = self._prompts.reply_syntax(request) if is_message else None
+        marks = self._tokenizer.special_marks(syntax) if syntax else {}
+        sent, prompt = request.sampling_params, request.token_ids
+        self._check_completions(sent.n)
+        check_token_ids(prompt, self._serving.info.vocab_size, "token_ids")
+        with in_sampling_params():
+            params = sent.params(self._defaults.sampling, kept_special_tokens=tuple(marks.values()))
+            params = self._with_known_tokens(self._forms.resolved(params))
+            if not request.stream:
+                form = AnswerForm(
+                    is_chat=True,
+                    returns_token_ids=True,
+                    shows_prompt_logprobs=params.prompt_logprobs is not None,
+                )
+                check_answer_size(form, params, [len(prompt)], self._serving.info.max_model_len)
+        yield PromptTokens(token_array(prompt))
+        options = request.stream_options or StreamOptions()
+        yield Generation(
+            params=params,
+            service=request.service_params(),
+            is_streamed=request.stream,
+            include_usage=options.include_usage,
+            continuous_usage_stats=options.continuous_usage_stats,
+            returns_token_ids=request.return_token_ids,
+            kv_transfer_params=kv_transfer_of(request.kv_transfer_params),
+            message_syntax=None if syntax is None or syntax.is_plain else syntax,
+        )
+
+    def _check_prompts(self, prompts: Sequence[Prompt], *, is_cut: bool) -> None:
         """Check all prompts before tokenizing the first."""
-        for prompt in request.prompt:
+        for prompt in prompts:
             if not isinstance(prompt, str):
                 check_token_ids(prompt, self._serving.info.vocab_size, "prompt")
-            elif request.truncate_prompt_tokens is None:
+            elif not is_cut:
                 self._check_fits(len(prompt), "prompt")
+
+    def _embeddings(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(EmbeddingRequest, body)
+        check_dimensions(request.dimensions, self._serving.info.hidden_size)
+        with naming_fields(prompt="input"):
+            self._check_completions(1, len(request.input))
+            self._check_prompts(request.input, is_cut=request.truncate_prompt_tokens is not None)
+            for prompt in request.input:
+                yield PromptTokens(token_array(self._pooled_tokens(prompt, request)))
+        yield EmbeddingTerms(
+            service=request.service_params(),
+            encoding_format=request.encoding_format,
+            dimensions=request.dimensions,
+            normalizes=request.normalize,
+        )
+
+    def _pooled_tokens(self, prompt: Prompt, request: PooledOptions) -> Sequence[int]:
+        whole = bare = prompt
+        if isinstance(prompt, str):
+            whole = self._tokenizer.encode(prompt, request.add_special_tokens)
+            bare = whole
+            if request.add_special_tokens and request.truncate_prompt_tokens is not None:
+                bare = self._tokenizer.encode(prompt, add_special_tokens=False)
+        assert not isinstance(whole, str)
+        assert not isinstance(bare, str)
+        return kept_tokens(
+            whole,
+            bare,
+            request.truncate_prompt_tokens,
+            request.truncation_side,
+            self._serving.info.max_model_len,
+        )
 
     def _prompt_tokens(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
         if isinstance(prompt, str):
@@ -336,22 +436,6 @@ class RequestReader:
                 token_strs=[spelling(i) or "" for i in token_ids] if wants_spelling else None,
             )
         )
-
-    def _rendered(
-        self, parts: Iterable[Part | End], *, is_list: bool = False
-    ) -> Iterator[Part | End]:
-        """Return the prompts of a parsed request as its answer."""
-        name = self._serving.info.served_model_name
-        prompts: list[RenderedPrompt] = []
-        for part in parts:
-            if isinstance(part, PromptTokens):
-                prompts.append(RenderedPrompt(part.token_ids.tolist(), name))
-            elif isinstance(part, NeedsStored):
-                raise InvalidRequestError(
-                    "a prompt that goes on from a stored response is not rendered",
-                    param="input" if part.item_ids else "previous_response_id",
-                )
-        yield from _answered(prompts if is_list else prompts[0])
 
     def _detokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(DetokenizeRequest, body)
@@ -398,7 +482,7 @@ class RequestReader:
 
     def _with_known_tokens(self, params: SamplingParams) -> SamplingParams:
         """Convert bad words to tokens, and check that the token ids exist."""
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             check_token_ids(getattr(params, name) or (), self._serving.info.vocab_size, name)
         return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
 
@@ -425,9 +509,28 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
     )
 
 
-def _answered(
-    answer: msgspec.Struct | list[RenderedPrompt] | dict[str, Any],
-) -> Iterator[Part | End]:
+def _prompt_tokens(
+    token_ids: Sequence[int], offsets: Sequence[tuple[int, int]] | None
+) -> PromptTokens:
+    """Args: offsets: of the whole prompt; `token_ids` may be only its end."""
+    if offsets is None:
+        return PromptTokens(token_array(token_ids))
+    kept = offsets[len(offsets) - len(token_ids) :]
+    return PromptTokens(token_array(token_ids), token_array(chain.from_iterable(kept)))
+
+
+def _without_stored(parts: Iterable[Part | End]) -> Iterator[Part | End]:
+    """Yield the parts; raise if a body needs stored responses."""
+    for part in parts:
+        if isinstance(part, NeedsStored):
+            raise InvalidRequestError(
+                "a prompt that goes on from a stored response is not rendered",
+                param="input" if part.item_ids else "previous_response_id",
+            )
+        yield part
+
+
+def _answered(answer: msgspec.Struct | dict[str, Any]) -> Iterator[Part | End]:
     data = msgspec.json.encode(answer)
     if len(data) > MAX_ANSWER_BYTES:
         raise InvalidRequestError(

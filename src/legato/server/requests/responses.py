@@ -98,6 +98,7 @@ class ResponsesRequest(GenerationOptions):
     instructions: str | None = None
     previous_response_id: Name | None = None
     store: bool = True
+    background: bool = False
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     tools: Annotated[list[ResponseTool], Field(fail_fast=True), AtMost(MAX_TOOLS)] = Field(
         default_factory=list
@@ -115,7 +116,6 @@ class ResponsesRequest(GenerationOptions):
     chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
 
     # Hints, and values that change nothing.
-    background: Annotated[bool, only(False)] | None = None
     client_metadata: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs
     metadata: Metadata | None = None
@@ -125,6 +125,14 @@ class ResponsesRequest(GenerationOptions):
     safety_identifier: Name | None = None
     service_tier: Name | None = None
     user: Name | None = None
+
+    @model_validator(mode="after")
+    def _check_background(self) -> "ResponsesRequest":
+        if self.background and not self.store:
+            raise InvalidRequestError(
+                "background can only be used when `store` is true", param="background"
+            )
+        return self
 
     @property
     def referred(self) -> list[str]:

@@ -11,10 +11,12 @@ from legato.text.message_guard import MessageSpecialTokens
 Kind = Literal[
     "chat",
     "completions",
+    "embeddings",
     "responses",
     "input_tokens",
     "messages",
     "count_tokens",
+    "generate",
     "tokenize",
     "detokenize",
     "tokenizer_info",

@@ -41,18 +41,6 @@ class TokenizeAnswer(msgspec.Struct, frozen=True):
     token_strs: list[str] | None
 
 
-class RenderedPrompt(msgspec.Struct, frozen=True):
-    """A prompt as the model receives it.
-
-    Attributes:
-        features: of input other than text; always None.
-    """
-
-    token_ids: list[int]
-    model: str
-    features: None = None
-
-
 class DetokenizeRequest(ModelRequest):
     tokens: Annotated[
         list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), AtMost(MAX_DETOKENIZED)

@@ -1,5 +1,6 @@
 """A rank on a CPU."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from legato.engine.assembly.cpu_model import (
     native_kernels,
     untaken_pages,
 )
-from legato.engine.assembly.kv_cache import configured_cache
+from legato.engine.assembly.kv_cache import cache_groups, configured_cache
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.first_pass import check_forward
@@ -61,10 +62,10 @@ class CpuRank:
     def cache_bytes(self) -> int:
         return cpu_cache_bytes(self._blueprint.config.cache)
 
-    def make_cache(self, num_blocks: int) -> None:
+    def make_cache(self, sizes: Sequence[int]) -> None:
         model, config = self._divided.own, self._blueprint.config.cache
         cache = configured_cache(self._blueprint, model.cache)
-        self.attention = make_attention(model, cache, num_blocks, config)
+        self.attention = make_attention(model, cache_groups(self._blueprint, cache), sizes, config)
         self.untaken = untaken_pages(config, self.attention)
 
     def follower(self, num_host_slots: int) -> HostFollower:
@@ -95,9 +96,10 @@ class CpuRank:
             blueprint=blueprint,
             model=model,
             cache=cache,
+            groups=cache_groups(blueprint, cache),
             kv=kv,
             executor=executor,
-            blocks=attention.blocks,
+            blocks=attention.blocks[0],
             rows=CPU_ROWS,
             kernels=self._kernels,
             untaken=self.untaken,

@@ -1,5 +1,6 @@
 """A rank on a GPU of its own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,7 +37,8 @@ class GpuRank:
     def cache_bytes(self) -> int:
         return self._shard.cache_bytes()
 
-    def make_cache(self, num_blocks: int) -> None:
+    def make_cache(self, sizes: Sequence[int]) -> None:
+        [num_blocks] = sizes
         self._shard.make_cache(num_blocks)
 
     def follower(self, num_host_slots: int) -> GpuFollower:

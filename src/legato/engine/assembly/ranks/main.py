@@ -48,7 +48,7 @@ def _follow(channel: Channel, sock: socket.socket) -> int:
             rank.join(Path(_next(channel, Join).meeting_point))
             channel.send(RankReady(rank.cache_bytes()))
             cache = _next(channel, MakeCache)
-            rank.make_cache(cache.num_blocks)
+            rank.make_cache(cache.sizes)
             channel.send(RankReady())
             follower = rank.follower(cache.num_host_slots)
     except (ChannelClosedError, RankLostError):

@@ -1,5 +1,6 @@
 """A rank of a divided model, on a CPU or on a GPU."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -41,8 +42,11 @@ class Rank(Protocol):
         """
         ...
 
-    def make_cache(self, num_blocks: int) -> None:
+    def make_cache(self, sizes: Sequence[int]) -> None:
         """Make the cache, and get ready for steps.
+
+        Args:
+            sizes: blocks of each cache group.
 
         Raises:
             ConfigError: there is not enough memory.

@@ -25,13 +25,14 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class MakeCache(msgspec.Struct, frozen=True, tag=True):
-    """To a rank: make a cache of so many blocks.
+    """To a rank: make a cache.
 
     Attributes:
+        sizes: blocks of each cache group.
         num_host_slots: blocks that fit into the swap space in host memory.
     """
 
-    num_blocks: int
+    sizes: tuple[int, ...]
     num_host_slots: int
 
 

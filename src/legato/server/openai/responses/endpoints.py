@@ -11,9 +11,12 @@ from legato.server.arrival import Arrival
 from legato.server.context import ArrivalDep, Context, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.job import Job
-from legato.server.http.bodies import JsonBytes, json_response, pieces_response
+from legato.server.http.bodies import EventStream, JsonBytes, json_response, pieces_response
 from legato.server.http.errors import invalid_request, not_found
-from legato.server.openai.responses.format import Keep, ResponsesFormat
+from legato.server.http.json_pieces import json_pieces
+from legato.server.http.paced import PacedResponse
+from legato.server.openai.responses.background import BackgroundRun
+from legato.server.openai.responses.format import ResponsesFormat
 from legato.server.openai.responses.output import ResponseAnswer
 from legato.server.openai.responses.store import ResponseStore, StoredResponse
 from legato.server.openapi import responses, takes
@@ -73,17 +76,42 @@ async def create_response(
         field_names={"prompt": "input", "max_tokens": "max_output_tokens"},
     )
     [terms] = [part for part in outcome.parts if isinstance(part, ResponseTerms)]
+    response = _new_response(arrival, outcome, terms)
+
+    def keep(body: bytearray) -> bool:
+        response.body = body
+        if terms.is_background:
+            return store.count_again(arrival.tenant, response)
+        return store.put(arrival.tenant, response)
+
     answer_format = ResponsesFormat(
         context.engine.vocabulary,
         asked,
         job,
         terms,
         model=context.model_name,
-        keep=_keep(store, arrival, outcome, terms) if terms.is_stored else None,
+        keep=keep if terms.is_stored else None,
     )
     if kinds := ", ".join(terms.left_out_tools):
         arrival.warn(f"left out tools that this server cannot run: {kinds}")
-    return await respond(context, job, answer_format)
+    if not terms.is_background:
+        return await respond(context, job, answer_format)
+    run = response.run = BackgroundRun(
+        context,
+        job,
+        answer_format,
+        grown=lambda: store.count_again(arrival.tenant, response),
+        finish=keep,
+    )
+    if not store.put(arrival.tenant, response):
+        run.cancel()
+        raise invalid_request("the response is too large to be stored (--max-stored-size)")
+    try:
+        await run.begun()
+    except Exception:
+        store.delete(arrival.tenant, response.id)
+        raise
+    return _shown(context, response, starting_after=-1 if asked.is_streamed else None)
 
 
 @router.post(
@@ -99,14 +127,24 @@ async def count_input_tokens(
     return pieces_response([part.data for part in outcome.parts if isinstance(part, Piece)])
 
 
-@router.get("/v1/responses/{response_id}", responses=responses(ResponseAnswer, errors=_ERRORS))
+@router.get(
+    "/v1/responses/{response_id}",
+    responses=responses(ResponseAnswer, errors=_ERRORS, streams=True),
+)
 async def retrieve_response(
-    response_id: str, store: StoreDep, arrival: ArrivalDep, stream: bool = False
+    response_id: str,
+    context: ContextDep,
+    store: StoreDep,
+    arrival: ArrivalDep,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=-1, lt=2**63)] | None = None,
 ) -> Response:
-    """Return a stored response."""
-    if stream:
-        raise invalid_request("a stored response is not streamed again")
-    return pieces_response(store.get(arrival.tenant, response_id).pieces())
+    """Return a stored response, or the events of one in the background, after a given one."""
+    if starting_after is not None and not stream:
+        raise invalid_request("starting_after goes with stream=true only")
+    response = store.get(arrival.tenant, response_id)
+    after = -1 if starting_after is None else starting_after
+    return _shown(context, response, starting_after=after if stream else None)
 
 
 @router.delete("/v1/responses/{response_id}", responses=responses(DeletedResponse, errors=_ERRORS))
@@ -116,13 +154,20 @@ async def delete_response(response_id: str, store: StoreDep, arrival: ArrivalDep
     return json_response(DeletedResponse(response_id))
 
 
-@router.post("/v1/responses/{response_id}/cancel", responses=responses(errors=_ERRORS))
-async def cancel_response(response_id: str, store: StoreDep, arrival: ArrivalDep) -> Response:
-    """Refused: close the connection to cancel a response."""
-    store.get(arrival.tenant, response_id)
-    raise invalid_request(
-        "only responses with background: true can be cancelled, which there are none of here"
-    )
+@router.post(
+    "/v1/responses/{response_id}/cancel", responses=responses(ResponseAnswer, errors=_ERRORS)
+)
+async def cancel_response(
+    response_id: str, context: ContextDep, store: StoreDep, arrival: ArrivalDep
+) -> Response:
+    """End a response in the background; one that has ended stays as it is."""
+    response = store.get(arrival.tenant, response_id)
+    if response.run is None:
+        raise invalid_request(
+            "only a response with background: true can be cancelled; close the connection of others"
+        )
+    await response.run.cancelled()
+    return _shown(context, response)
 
 
 @router.get(
@@ -168,12 +213,30 @@ async def _outcome(
     return await context.text.outcome(kind, body, arrival, stored)
 
 
-def _keep(store: ResponseStore, arrival: Arrival, outcome: Outcome, terms: ResponseTerms) -> Keep:
+def _new_response(arrival: Arrival, outcome: Outcome, terms: ResponseTerms) -> StoredResponse:
     items = tuple(part for part in outcome.parts if isinstance(part, InputItem))
+    response_id = f"resp_{arrival.answer_id}"
+    return StoredResponse(response_id, bytearray(), items, terms.previous_response_id)
 
-    def keep(body: bytearray) -> bool:
-        response_id = f"resp_{arrival.answer_id}"
-        response = StoredResponse(response_id, body, items, terms.previous_response_id)
-        return store.put(arrival.tenant, response)
 
-    return keep
+def _shown(
+    context: Context, response: StoredResponse, *, starting_after: int | None = None
+) -> Response:
+    """Return a response as it is now.
+
+    Args:
+        starting_after: return its events after this one.
+
+    Raises:
+        ApiError: its events are not kept.
+    """
+    run = response.run
+    if starting_after is not None:
+        if run is None or run.log is None:
+            raise invalid_request(
+                "only a response with background: true and stream: true is streamed again"
+            )
+        return EventStream(run.log.after(starting_after))
+    if run is None or response.body:
+        return pieces_response(response.pieces())
+    return PacedResponse(json_pieces(run.so_far), context.turns)

@@ -19,6 +19,10 @@ class ResponseCreated(TypedEvent, frozen=True, tag="response.created"):
     response: ResponseAnswer | msgspec.Raw
 
 
+class ResponseQueued(TypedEvent, frozen=True, tag="response.queued"):
+    response: ResponseAnswer | msgspec.Raw
+
+
 class ResponseInProgress(TypedEvent, frozen=True, tag="response.in_progress"):
     response: ResponseAnswer | msgspec.Raw
 

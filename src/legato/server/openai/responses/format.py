@@ -23,6 +23,7 @@ from legato.server.openai.responses.events import (
     ResponseFailed,
     ResponseIncomplete,
     ResponseInProgress,
+    ResponseQueued,
 )
 from legato.server.openai.responses.items import OutputItems
 from legato.server.openai.responses.output import (
@@ -73,6 +74,7 @@ class ResponsesFormat:
             "created_at": int(time.time()),
             "model": model,
             "store": keep is not None,
+            "background": terms.is_background,
             "temperature": job.params.temperature,
             "top_p": job.params.top_p,
         }
@@ -83,9 +85,24 @@ class ResponsesFormat:
     def events(self) -> TypedEventWriter:
         return TypedEventWriter(self, EventNumbers().encode)
 
+    def queued(self) -> list[TypedEvent]:
+        """Return the events of a response in the background before it is begun."""
+        answer = self._answer("queued")
+        return [ResponseCreated(response=answer), ResponseQueued(response=answer)]
+
     def begun(self) -> list[TypedEvent]:
         answer = self._answer("in_progress")
-        return [ResponseCreated(response=answer), ResponseInProgress(response=answer)]
+        created = [] if answer.background else [ResponseCreated(response=answer)]
+        return [*created, ResponseInProgress(response=answer)]
+
+    def so_far(self, status: Status) -> ResponseAnswer:
+        """Return the response as it is now, with its complete items."""
+        return self._answer(status)
+
+    def closed(self, status: Status, error: ApiError | None = None) -> ResponseAnswer:
+        """Return the response as it ends early."""
+        self._items.close("incomplete")
+        return self._answer(status, usage=self._response_usage, error=error and _as_error(error))
 
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
@@ -102,9 +119,7 @@ class ResponsesFormat:
 
     def failed(self, error: ApiError) -> list[TypedEvent]:
         events = self._items.close("incomplete")
-        problem = ResponseError("server_error", error.detail.message)
-        answer = self._answer("failed", usage=self._response_usage, error=problem)
-        return [*events, ResponseFailed(response=answer)]
+        return [*events, ResponseFailed(response=self.closed("failed", error))]
 
     def pieces(self) -> Iterator[bytes]:
         self._items.close(self._end_status)
@@ -149,3 +164,7 @@ class ResponsesFormat:
                 yield bytes(data[start : start + _PIECE_BYTES])
         else:
             yield from json_pieces(msgspec.structs.replace(answer, store=False))
+
+
+def _as_error(error: ApiError) -> ResponseError:
+    return ResponseError("server_error", error.detail.message)

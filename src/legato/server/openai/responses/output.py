@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from legato.server.generation.answer_format import Usage
 from legato.server.openai.logprobs import TokenLogprob
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
@@ -117,7 +117,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     store: bool
     temperature: float
     top_p: float
-    background: bool = False
+    background: bool
     service_tier: str = "default"
 
     instructions: str | None

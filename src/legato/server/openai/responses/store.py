@@ -7,23 +7,34 @@ from http import HTTPStatus
 import msgspec
 
 from legato.server.http.errors import ApiError, ErrorDetail, not_found
+from legato.server.openai.responses.background import BackgroundRun
 from legato.server.requests.outcome import InputItem, NeedsStored
 
 _PREFIX = "resp_"
 _PIECE_BYTES = 2**16
 
 
-class StoredResponse(msgspec.Struct, frozen=True):
-    """Attributes: `body` is the response in JSON."""
+class StoredResponse(msgspec.Struct):
+    """One response.
+
+    Attributes:
+        body: the response in JSON; empty while it is made in the background.
+        run: of a response in the background.
+    """
 
     id: str
     body: bytearray
     input: tuple[InputItem, ...]
     previous_id: str | None
+    run: BackgroundRun | None = None
 
     @property
     def num_bytes(self) -> int:
-        return len(self.body) + sum(len(item.data) for item in self.input)
+        num_bytes = len(self.body) + sum(len(item.data) for item in self.input)
+        if self.run is None:
+            return num_bytes
+        log = self.run.log
+        return num_bytes + (self.run.num_bytes if not self.body else log.num_bytes if log else 0)
 
     def pieces(self) -> list[bytes]:
         """Return the response's JSON, in pieces."""
@@ -46,13 +57,20 @@ class _Kept:
     def __init__(self) -> None:
         self.by_id: OrderedDict[str, StoredResponse] = OrderedDict()  # the first is evicted next
         self.num_bytes = 0
+        self._counted: dict[str, int] = {}  # key: id; value: bytes in `num_bytes`
 
     def put(self, response: StoredResponse) -> None:
-        self.by_id[response.id] = response
-        self.num_bytes += response.num_bytes
+        """Add a response, or count its bytes again."""
+        self.by_id.setdefault(response.id, response)
+        self.num_bytes += response.num_bytes - self._counted.get(response.id, 0)
+        self._counted[response.id] = response.num_bytes
 
     def remove(self, response_id: str) -> None:
-        self.num_bytes -= self.by_id.pop(response_id).num_bytes
+        """Remove a response; one that is still being made is cancelled."""
+        response = self.by_id.pop(response_id)
+        self.num_bytes -= self._counted.pop(response_id)
+        if response.run is not None:
+            response.run.cancel()
 
     def remove_oldest(self) -> None:
         self.remove(next(iter(self.by_id)))
@@ -85,12 +103,24 @@ class ResponseStore:
         if response.num_bytes > self._max_bytes:
             return False
         self._tenants[tenant].put(response)
+        self._make_room()
+        return response.id in self._tenants[tenant].by_id
+
+    def count_again(self, tenant: str | None, response: StoredResponse) -> bool:
+        """Count the bytes of a response that has grown; return whether it is still stored."""
+        kept = self._tenants[tenant]
+        if response.id not in kept.by_id:
+            return False
+        kept.put(response)
+        self._make_room()
+        return response.id in kept.by_id
+
+    def _make_room(self) -> None:
         tenants = self._tenants.values()
         while sum(kept.num_bytes for kept in tenants) > self._max_bytes:
             max(tenants, key=lambda kept: kept.num_bytes).remove_oldest()
         while sum(len(kept.by_id) for kept in tenants) > self._max_responses:
             max(tenants, key=lambda kept: len(kept.by_id)).remove_oldest()
-        return response.id in self._tenants[tenant].by_id
 
     def get(self, tenant: str | None, response_id: str) -> StoredResponse:
         """Raises `ApiError` if this tenant has no such response."""
@@ -118,6 +148,7 @@ class ResponseStore:
                 raise _missing(
                     f"the item {item_id!r} is not stored", param="input", code="item_not_found"
                 )
+            _check_ended(response, "input")
             found[owner] = response
         # Earliest first, so that no response is evicted before one that it continues.
         for response_id in reversed(found):
@@ -143,8 +174,18 @@ class ResponseStore:
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
+            _check_ended(response, "previous_response_id")
             yield response
             response_id = response.previous_id
+
+
+def _check_ended(response: StoredResponse, param: str) -> None:
+    if not response.body:
+        raise _missing(
+            f"the response {response.id!r} is still being made",
+            param=param,
+            code="response_in_progress",
+        )
 
 
 def _turn(response: StoredResponse) -> bytes:

@@ -13,6 +13,7 @@ export function showFigures(state) {
   const slos = state.settings?.resolved;
   showLatency("itl", state.gaps, slos?.itl_slo_s ?? null);
   showLatency("ttft", state.ttfts, slos?.ttft_slo_s ?? null);
+  showPerToken(state.gaps);
   showNow(state);
   if (state.stats && state.totals) showTotals(state, state.totals);
 }
@@ -29,6 +30,12 @@ function showLatency(name, measured, sloS) {
   const kept = sloS === null || !num ? "" : late ? `, ▲ ${percent(late / num)} late` : ", ✓ in time";
   show(name, duration(quantile(seconds, 0.99)));
   show(`${name}-note`, num ? `median ${duration(quantile(seconds, 0.5))}${kept}` : "", late > 0);
+}
+
+/** The mean time per token: with drafts, a gap may bring several tokens. */
+function showPerToken(gaps) {
+  const sum = (name) => gaps.reduce((total, gap) => total + gap[name], 0);
+  show("per-token", duration(gaps.length ? sum("seconds") / sum("numTokens") : null));
 }
 
 function showNow(state) {

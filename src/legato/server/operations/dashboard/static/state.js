@@ -59,7 +59,7 @@ export class LiveState {
     this.steps = [];
     this.begun = new Map(); // key: replica; value: its running steps in order, by id
     this.lastSteps = new Map(); // key replica
-    this.gaps = []; // {atS, seconds}
+    this.gaps = []; // {atS, seconds, numTokens}: how many came at its end
     this.ttfts = [];
   }
 
@@ -252,7 +252,7 @@ export class LiveState {
     const counts = (stream.sloClass ?? INTERACTIVE) === INTERACTIVE;
     if (stream.lastTokenS !== null) {
       chunk.gapS = stream.lastGapS = atS - stream.lastTokenS;
-      if (counts) this.gaps.push({ atS, seconds: chunk.gapS });
+      if (counts) this.gaps.push({ atS, seconds: chunk.gapS, numTokens: chunk.numCame });
     } else if (stream.numComputed === stream.numPrompt && !stream.hasGaps && counts) {
       this.ttfts.push({ atS, seconds: atS - stream.arrivedS });
     }

@@ -1,0 +1,110 @@
+"""`legato models`: the supported architectures, or what a checkpoint is and how it would run."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from legato.core.config import ModelConfig
+from legato.core.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from legato.engine.model_report import ModelReport
+
+_REFUSED = 1
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "models",
+        help="list the supported models, or describe a checkpoint",
+        description="List the supported architectures and the layers that run each. With MODEL, "
+        "describe a checkpoint from the headers of its files, and how it would run here; the exit "
+        "status is 1 if it would not.",
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a folder, a GGUF file, or a hub id"
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a hub model")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table of architectures, or the report of one model."""
+    if args.model is None:
+        _print_architectures(as_json=args.json)
+        return 0
+    # A local import: these modules load torch, which the help does not need.
+    from legato.engine.model_report import report_model
+
+    try:
+        report = report_model(ModelConfig(model=args.model, revision=args.revision))
+    except UnsupportedModelError as error:
+        if args.json:
+            _print_json({"model": args.model, "refused": str(error)})
+        else:
+            print(f"legato: {error}", file=sys.stderr)
+        return _REFUSED
+    if args.json:
+        _print_json(report)
+    else:
+        _print_report(report)
+    return 0
+
+
+def _print_architectures(*, as_json: bool) -> None:
+    from legato.cli.model_table import architecture_rows
+    from legato.cli.table import Table, print_table
+
+    rows = architecture_rows()
+    if as_json:
+        _print_json(rows)
+        return
+    header = ["architecture", "model type", "native CPU layers", "GPU layers"]
+    cells = [[r.architecture, r.model_type, r.native or "yes", r.gpu or "yes"] for r in rows]
+    print_table(Table("Architectures; PyTorch's layers run all of them on CPUs", header, cells))
+
+
+def _print_report(report: "ModelReport") -> None:
+    lines = {
+        "architecture": report.architecture,
+        "parameters": f"{report.num_parameters:,}",
+        "layers": str(report.num_layers),
+        "context": f"{report.max_model_len:,} tokens",
+        "dtype": report.dtype,
+        "quantization": report.quantization or "none",
+        "on a CPU": _with_reason(f"{report.cpu_layers} layers", report.why_not_native),
+        "on a GPU": f"no: {report.why_not_gpu}" if report.why_not_gpu else "yes",
+        "weights": _weights(report),
+        "cache a token": _size(report.cache_token_bytes),
+        "cache of a whole context": _size(report.cache_bytes),
+    }
+    width = max(map(len, lines))
+    print(report.model)
+    for name, value in lines.items():
+        print(f"  {name:{width}}  {value}")
+
+
+def _weights(report: "ModelReport") -> str:
+    size = _size(report.weight_bytes)
+    if report.file_weight_bytes >= report.weight_bytes:
+        return size
+    return f"{size}; {_size(report.file_weight_bytes)} with --quantization gguf"
+
+
+def _with_reason(what: str, why_not_native: str) -> str:
+    return f"{what}, since {why_not_native}" if why_not_native else what
+
+
+def _size(num_bytes: int) -> str:
+    """Format a size for people."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes / 2**10:.1f} KiB"
+
+
+def _print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -1,0 +1,89 @@
+"""Models with recurrent layers: what an engine of them does not do, and the memory of their states.
+
+Keys and values of a prompt are not enough to go on from its end: the recurrent layers' states are
+needed, too.
+"""
+
+import logging
+
+import msgspec
+import torch
+
+from legato.core.config import EngineConfig
+from legato.core.errors import ConfigError
+from legato.engine.assembly.blueprint import Blueprint
+from legato.engine.assembly.kv_cache import no_memory
+from legato.executor.memory import raising_memory_error
+from legato.executor.state_cache import StateCache
+from legato.kv.manager import KVCacheManager
+from legato.model.base import CacheSpec
+from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
+
+logger = logging.getLogger(__name__)
+
+
+def fit_recurrent(
+    config: EngineConfig, spec: DecoderSpec | TransformersSpec, device: torch.device
+) -> EngineConfig:
+    """Turn off what recurrent layers do not allow; a model without them keeps its configuration.
+
+    Raises:
+        ConfigError: something was asked for that such models cannot have.
+    """
+    if not spec.states:
+        return config
+    refused = {
+        "a GPU (take --device cpu)": device.type != "cpu",
+        "--tensor-parallel-size": config.model.tensor_parallel_size > 1,
+        "--speculative-model": config.model.speculative_model is not None,
+        "--speculative with a number": isinstance(config.scheduler.speculative, int),
+        "--swap-space": config.cache.swap_space_bytes > 0,
+        "--kv-role": config.transfer.kv_role is not None,
+    }
+    for name, is_asked_for in refused.items():
+        if is_asked_for:
+            raise ConfigError(f"this model has recurrent layers, which do not go with {name}")
+    if config.cache.enable_prefix_caching:
+        logger.info("the prefix cache is off: recurrent layers would need their states as well")
+    if config.scheduler.speculative != "off":
+        logger.info("no tokens are drafted: a recurrent state cannot take back a wrong draft")
+    return msgspec.structs.replace(
+        config,
+        cache=msgspec.structs.replace(config.cache, enable_prefix_caching=False),
+        scheduler=msgspec.structs.replace(config.scheduler, speculative="off"),
+    )
+
+
+def make_state_cache(blueprint: Blueprint, kv: KVCacheManager) -> StateCache | None:
+    """Make the slots of the recurrent layers' states; None if the model has no such layers.
+
+    Raises:
+        ConfigError: there is not enough memory.
+    """
+    if kv.states is None:
+        return None
+    try:
+        with raising_memory_error():
+            return StateCache(
+                blueprint.checkpoint.spec.states,
+                num_slots=kv.states.num_slots,
+                dtype=blueprint.dtype,
+                device=blueprint.device,
+            )
+    except MemoryError as error:
+        raise no_memory(kv.states.num_slots * blueprint.state_bytes) from error
+
+
+def request_costs(blueprint: Blueprint, cache: CacheSpec, kv: KVCacheManager) -> dict[str, str]:
+    """Describe what a request costs; empty for models without recurrent layers."""
+    if kv.states is None:
+        return {}
+    request_bytes = kv.states.slots_per_request * blueprint.state_bytes
+    states = f"{kv.states.slots_per_request} x {blueprint.state_bytes:,} bytes"
+    return {
+        "recurrent states": f"{kv.states.num_requests:,} requests, "
+        f"{kv.states.num_slots * blueprint.state_bytes / 2**30:.2f} GiB",
+        "a request costs": f"{request_bytes:,} bytes of states ({states}), and "
+        f"{cache.token_bytes:,} bytes a token",
+    }

@@ -1,0 +1,46 @@
+"""The slots of recurrent layers' states, and which of them a step reads and writes."""
+
+from collections.abc import Sequence
+
+import torch
+
+from legato.core.plan import SCRATCH_STATE, ZERO_STATE, ScheduledChunk, StateChange
+from legato.executor.batch import PackedBatch
+from legato.model.states import Run, StateShape, StepStates, make_states
+
+_OUTSIDE = StateChange(ZERO_STATE, SCRATCH_STATE)
+"""Slots of a chunk without any: of a first pass or a test of the executor, whose state is lost."""
+
+
+class StateCache:
+    """The states of all requests, with a slot of zeros and a slot for lost states.
+
+    Args:
+        shapes: of each recurrent layer's state; at least one.
+        num_slots: both special ones included.
+        dtype: of the model.
+
+    Raises:
+        MemoryError: there is not enough memory.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[StateShape],
+        *,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers = make_states(shapes, num_slots, dtype, device)
+
+    def begin_step(self, batch: PackedBatch, chunks: Sequence[ScheduledChunk] = ()) -> StepStates:
+        """Bind a step's slots. Args: chunks: of the batch; none if their states are to be lost."""
+        changes = [chunk.state or _OUTSIDE for chunk in chunks] or [_OUTSIDE] * len(batch.chunks)
+        return StepStates(
+            self.layers,
+            [
+                Run(packed.row_start, packed.row_end, packed.start, *change)
+                for packed, change in zip(batch.chunks, changes, strict=True)
+            ],
+        )

@@ -1,0 +1,199 @@
+"""Blocks of the layers with one sliding window: a request keeps the last few.
+
+A block is let go once no later query reads it. It stays cached as the window group's copy of a
+block of the prefix tree, under the id of that block: the tree's blocks belong to the layers that
+keep all tokens, and each stands for all tokens from a prompt's start on.
+
+A hit needs all blocks that the window reaches at its end, and prompts rarely part in the middle of
+another: blocks before the end of a prompt, of a request, or of what two prompts share, are evicted
+after all others.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from legato.core.block_ids import BlockIds, block_array
+from legato.kv.block_pool import BlockPool
+
+
+class _Table:
+    """Blocks of one request.
+
+    Attributes:
+        block_ids: entry i is the block of tokens [i * block_size, (i + 1) * block_size), and 0
+            before `first`. Steps in flight refer to this array, so a change makes another array.
+        first: index of the first block that a later query reads.
+        worth_keeping: indices of blocks that other requests may need.
+    """
+
+    __slots__ = ("block_ids", "first", "worth_keeping")
+
+    def __init__(self, block_ids: BlockIds, first: int, worth_keeping: Sequence[range]) -> None:
+        self.block_ids = block_ids
+        self.first = first
+        self.worth_keeping = worth_keeping
+
+
+class WindowGroup:
+    """Block tables over a pool of their own.
+
+    A block is free, one request's own, or cached. A cached block may have users, and can be evicted
+    without them.
+
+    Args:
+        window: keys visible to a query, also an attribute.
+        num_blocks: size of the pool, also an attribute.
+    """
+
+    def __init__(self, window: int, num_blocks: int, block_size: int) -> None:
+        self.window = window
+        self.num_blocks = num_blocks
+        self._block_size = block_size
+        self._pool = BlockPool(num_blocks)
+        self._tables: dict[str, _Table] = {}  # key request id
+        self._cached: dict[int, int] = {}  # key block of the tree, value block of this group
+        self._key_of: dict[int, int] = {}  # the other way round
+        self._num_users: dict[int, int] = {}  # key cached block
+        # Cached blocks without users, least recently used first: those at no end, then the others.
+        self._passed: OrderedDict[int, None] = OrderedDict()
+        self._unused: OrderedDict[int, None] = OrderedDict()
+        self._worth_keeping: set[int] = set()  # cached blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request uses; the cached ones among them are evicted when needed."""
+        return self._pool.num_free + self.num_cached_blocks
+
+    @property
+    def num_empty_blocks(self) -> int:
+        """Blocks that no request uses and that are not cached."""
+        return self._pool.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that no request uses, kept for later requests."""
+        return len(self._passed) + len(self._unused)
+
+    @property
+    def num_visible_blocks(self) -> int:
+        """Blocks before a block's first token that a query there reads."""
+        return -(-(self.window - 1) // self._block_size)
+
+    def num_hit_blocks(self, keys: BlockIds, num_blocks: int) -> int:
+        """Return after how many blocks, at most `num_blocks`, a request could begin.
+
+        Args:
+            keys: the tree's blocks of its prompt.
+        """
+        end, cached = num_blocks, self._cached
+        while end > 0:
+            visible = range(max(0, end - self.num_visible_blocks), end)
+            missing = next((i for i in visible if keys[i] not in cached), None)
+            if missing is None:
+                break
+            end = missing  # all ends in between need this block, too
+        return end
+
+    def begin(self, request_id: str, keys: BlockIds, ends: Iterable[int]) -> None:
+        """Make the table of a request that begins after the tree's blocks `keys`.
+
+        Args:
+            keys: as many as `num_hit_blocks` returned.
+            ends: numbers of blocks after which other requests are likely to begin.
+        """
+        num_visible = self.num_visible_blocks
+        first = max(0, len(keys) - num_visible)
+        found = block_array(self._cached[key] for key in keys[first:])
+        for block_id in found:
+            self._num_users[block_id] += 1
+            self._passed.pop(block_id, None)
+            self._unused.pop(block_id, None)
+        worth_keeping = [range(end - num_visible, end) for end in ends]
+        self._tables[request_id] = _Table(block_array((0,)) * first + found, first, worth_keeping)
+
+    def num_missing(self, request_id: str, num_blocks: int) -> int:
+        """Return how many blocks a table of `num_blocks` blocks still needs."""
+        return max(0, num_blocks - len(self._tables[request_id].block_ids))
+
+    def grow(self, request_id: str, count: int) -> None:
+        """Add `count` own blocks to a table; as many must be free."""
+        table = self._tables[request_id]
+        while count > self._pool.num_free:
+            self._evict(next(iter(self._passed or self._unused)))
+        last = table.block_ids[-1] if len(table.block_ids) > table.first else None
+        fresh = self._pool.allocate(count, after=last)
+        assert fresh is not None
+        table.block_ids = table.block_ids + block_array(fresh)
+
+    def table(self, request_id: str) -> BlockIds:
+        """Return a request's block table; entries that no later query reads are 0."""
+        return self._tables[request_id].block_ids
+
+    def share(self, request_id: str, keys: BlockIds, start: int, end: int) -> None:
+        """Cache a request's blocks [start, end), which are computed, under blocks of the tree."""
+        table = self._tables[request_id]
+        for i in range(max(start, table.first), end):
+            key, block_id = keys[i], table.block_ids[i]
+            if key not in self._cached and block_id not in self._key_of:
+                self._cached[key] = block_id
+                self._key_of[block_id] = key
+                self._num_users[block_id] = 1
+
+    def take_passed(self, request_id: str, num_tokens: int) -> BlockIds:
+        """Take the blocks out of a table that no query from token `num_tokens` on reads."""
+        table = self._tables[request_id]
+        first = max(0, num_tokens + 1 - self.window) // self._block_size
+        if first <= table.first:
+            return block_array()
+        passed = table.block_ids[table.first : first]
+        for i, block_id in enumerate(passed, table.first):
+            if any(i in kept for kept in table.worth_keeping):
+                self._keep(block_id)
+        table.block_ids = block_array((0,)) * first + table.block_ids[first:]
+        table.first = first
+        return passed
+
+    def take_all(self, request_id: str) -> BlockIds:
+        """Remove a request's table; return its blocks."""
+        table = self._tables.pop(request_id)
+        blocks = table.block_ids[table.first :]
+        for block_id in blocks:
+            self._keep(block_id)
+        return blocks
+
+    def let_go(self, block_ids: BlockIds) -> None:
+        """Give up blocks that were taken out of a table."""
+        own = [block_id for block_id in block_ids if block_id not in self._num_users]
+        self._pool.free(own)
+        for block_id in block_ids:
+            if block_id in self._num_users:
+                self._num_users[block_id] -= 1
+                if not self._num_users[block_id]:
+                    is_at_end = block_id in self._worth_keeping
+                    (self._unused if is_at_end else self._passed)[block_id] = None
+
+    def borrow(self) -> list[int]:
+        """Take all empty blocks."""
+        return self._pool.allocate(self._pool.num_free) or []
+
+    def give_back(self, block_ids: list[int]) -> None:
+        """Undo `borrow`."""
+        self._pool.free(block_ids)
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Free the copies of blocks that leave the tree; no request uses them."""
+        for key in keys:
+            if key in self._cached:
+                self._evict(self._cached[key])
+
+    def _keep(self, block_id: int) -> None:
+        if block_id in self._num_users:
+            self._worth_keeping.add(block_id)
+
+    def _evict(self, block_id: int) -> None:
+        self._passed.pop(block_id, None)
+        self._unused.pop(block_id, None)
+        self._worth_keeping.discard(block_id)
+        del self._num_users[block_id]
+        del self._cached[self._key_of.pop(block_id)]
+        self._pool.free([block_id])

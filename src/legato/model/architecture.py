@@ -1,0 +1,39 @@
+"""How one family's checkpoints and config.json differ from Llama's."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from legato.model.description import Description
+from legato.model.spec import DecoderSpec
+
+
+class Architecture(NamedTuple):
+    """A family of decoders, and how its checkpoints differ from Llama's.
+
+    Attributes:
+        model_type: the value of `model_type` in its config.json.
+        spec: describes a decoder of the family.
+        defaults: of fields missing in config.json, if they differ from `Description`'s.
+        names: key parts of a tensor's name, value what `Decoder` calls them.
+        fused: projections that are stored as one, as `Decoder` would call them.
+        is_fused_by_head: fused rows of queries, keys and values alternate, a head of each.
+        has_partial_rope: rope may rotate only the first dimensions of a head.
+        is_interleaved: rope rotates neighbours, not halves of a head.
+        adds_one: norms are stored minus 1.
+        has_transposed_experts: weights of experts are inputs by outputs, gates and ups alternate.
+        unused: ends of the names of tensors that are not weights.
+        unused_prefixes: beginnings of such names.
+    """
+
+    model_type: str
+    spec: Callable[[Description], DecoderSpec]
+    defaults: Mapping[str, Any]
+    names: Mapping[str, str] = {}
+    fused: tuple[str, ...] = ()
+    is_fused_by_head: bool = False
+    has_partial_rope: bool = False
+    is_interleaved: bool = False
+    adds_one: bool = False
+    has_transposed_experts: bool = False
+    unused: tuple[str, ...] = ()
+    unused_prefixes: tuple[str, ...] = ()

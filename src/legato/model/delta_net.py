@@ -1,0 +1,142 @@
+"""Gated delta net: linear attention whose state forgets, and corrects what it holds for a key.
+
+Yang et al., 2024, arXiv:2412.06464. A head's state S [K, V] maps keys to values. For each token,
+with keys and queries of length 1, a gate g <= 0 and a rate beta in (0, 1):
+
+    S <- exp(g) S;  S <- S + k (beta (v - S^T k))^T;  o = S^T q
+
+Everything is in float32: a state that is rounded to bfloat16 at every token errs by up to 2e-2.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from legato.model.layers import FusedLinear, Linear, MakeEmpty, RMSNorm
+from legato.model.recurrence import Convolution, decays, scan
+from legato.model.spec import DecoderSpec, DeltaNetSpec
+from legato.model.states import StepStates
+
+_SMALLEST_SQUARE = 1e-6
+"""Added to the square of a query's or a key's length."""
+
+
+class DeltaNet(nn.Module):
+    """The mixer of Qwen3-Next and Qwen3.5.
+
+    In shapes, H are the heads of values; heads of queries and keys serve several of them each.
+    """
+
+    def __init__(
+        self, own: DeltaNetSpec, spec: DecoderSpec, state_layer: int, empty: MakeEmpty
+    ) -> None:
+        super().__init__()
+        self.layer = state_layer
+        self.num_key_heads, self.num_heads = own.num_key_heads, own.num_heads
+        self.key_dim, self.value_dim = own.key_dim, own.value_dim
+        self._sizes = own.num_channels, own.value_size, own.num_heads, own.num_heads
+        self.in_proj = FusedLinear(
+            spec.hidden_size,
+            {
+                "in_proj_q": own.key_size,
+                "in_proj_k": own.key_size,
+                "in_proj_v": own.value_size,
+                "in_proj_z": own.value_size,
+                "in_proj_b": own.num_heads,
+                "in_proj_a": own.num_heads,
+            },
+            False,
+            empty,
+        )
+        self.conv = Convolution(own.num_channels, own.kernel_size, False, empty)
+        self.A_log = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
+        self.dt_bias = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
+        self.norm = RMSNorm(own.value_dim, spec.norm_eps, empty)
+        self.out_proj = Linear(own.value_size, spec.hidden_size, False, empty)
+
+    def forward(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
+        """Map [P, E] to [P, E]; rows after the step's runs are padding."""
+        projected = self.in_proj(hidden)[: states.num_rows]
+        inputs, z, b, a = projected.split(self._sizes, dim=-1)
+        query, key, value = self._convolved(inputs, states)
+        gate = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)  # [T, H]
+        beta = b.float().sigmoid()
+        rows = value, query, key, gate, beta
+        output = scan(rows, states, self.layer, token_form, chunk_form)
+        normed = self.norm(output).float()
+        gated = normed * F.silu(z.float().view(normed.shape))
+        mixed = gated.flatten(1).to(hidden.dtype)
+        result: torch.Tensor = self.out_proj(states.padded(mixed, len(hidden)))
+        return result
+
+    def _convolved(
+        self, inputs: torch.Tensor, states: StepStates
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries and keys [T, H, K] of length 1, queries scaled, and values [T, H, V]."""
+        mixed = F.silu(self.conv(inputs, states, self.layer))
+        num_keys = 2 * self.num_key_heads * self.key_dim
+        qk = mixed[:, :num_keys].view(len(mixed), 2, self.num_key_heads, self.key_dim)
+        qk = qk * torch.rsqrt(qk.square().sum(-1, keepdim=True) + _SMALLEST_SQUARE)
+        qk = qk.repeat_interleave(self.num_heads // self.num_key_heads, dim=2)
+        value = mixed[:, num_keys:].view(len(mixed), self.num_heads, self.value_dim)
+        return qk[:, 0] * self.key_dim**-0.5, qk[:, 1], value
+
+
+def token_form(
+    value: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    gate: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """Advance N states by one token each, in place.
+
+    Args:
+        value: [N, H, V].
+        query, key: [N, H, K].
+        gate, beta: [N, H].
+        state: [N, H, K, V].
+
+    Returns:
+        [N, H, V].
+    """
+    state.mul_(gate.exp()[..., None, None])
+    held = torch.einsum("nhkv,nhk->nhv", state, key)
+    delta = beta[..., None] * (value - held)
+    state.add_(key[..., None] * delta[..., None, :])
+    return torch.einsum("nhkv,nhk->nhv", state, query)
+
+
+def chunk_form(
+    value: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    gate: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """Advance one state by C tokens, in place, with a few products of matrices.
+
+    With G the sums of gates and D their `decays`, the corrections U of all tokens solve
+    (I + tril(beta_i k_i . k_j D_ij, -1)) U = beta (V - exp(G) K S).
+
+    Args:
+        value: [C, H, V].
+        query, key: [C, H, K].
+        gate, beta: [C, H].
+        state: [H, K, V].
+
+    Returns:
+        [C, H, V].
+    """
+    value, query, key = (rows.transpose(0, 1) for rows in (value, query, key))  # [H, C, ...]
+    decay = decays(gate.t())  # [H, C, C]
+    rate = beta.t()[..., None]  # [H, C, 1]
+    until = gate.t().cumsum(-1).exp()[..., None]
+    system: torch.Tensor = rate * (key @ key.mT) * decay  # only what is below its diagonal is read
+    wanted = rate * (value - until * (key @ state))
+    corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    output: torch.Tensor = (until * query) @ state + (query @ key.mT * decay) @ corrections
+    state.mul_(until[:, -1:]).add_((decay[:, -1, :, None] * key).mT @ corrections)
+    return output.transpose(0, 1)

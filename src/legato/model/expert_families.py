@@ -1,0 +1,190 @@
+"""Families with mixtures of experts: each a dense family whose layers, or most, have experts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from legato.core.errors import UnsupportedModelError
+from legato.model import families
+from legato.model.description import FULL, SLIDING, Description
+from legato.model.spec import DecoderSpec, LayerSpec, MlpSpec, MoeSpec
+
+
+def mixtral(d: Description) -> DecoderSpec:
+    """Describe Mixtral: Mistral with experts.
+
+    Jiang et al., 2024, arXiv:2401.04088.
+    """
+    windows = (d.sliding_window,) * d.num_hidden_layers
+    return _with_experts(d, _changed(families.mistral(d), windows))
+
+
+def qwen2_moe(d: Description) -> DecoderSpec:
+    """Describe Qwen1.5-MoE: Qwen2 with experts, and an expert with a gate for all tokens.
+
+    Yang et al., 2024, arXiv:2407.10671.
+    """
+    kinds = d.layer_types or [
+        SLIDING if d.use_sliding_window and i % 2 == 0 and i < d.max_window_layers else FULL
+        for i in range(d.num_hidden_layers)
+    ]
+    spec = families.qwen2(msgspec.structs.replace(d, layer_types=kinds))
+    return _with_experts(
+        d,
+        _changed(spec, qkv_bias=d.qkv_bias),
+        sparse=_sparse_steps(d),
+        is_normalized=d.norm_topk_prob,
+        shared_size=d.shared_expert_intermediate_size or None,
+        has_shared_gate=d.shared_expert_intermediate_size > 0,
+    )
+
+
+def qwen3_moe(d: Description) -> DecoderSpec:
+    """Describe Qwen3's mixtures: Qwen3 with experts.
+
+    Yang et al., 2025, arXiv:2505.09388.
+    """
+    windows = (d.sliding_window if d.use_sliding_window else None,) * d.num_hidden_layers
+    return _with_experts(
+        d,
+        _changed(families.qwen3(d), windows),
+        sparse=_sparse_steps(d),
+        is_normalized=d.norm_topk_prob,
+    )
+
+
+def olmoe(d: Description) -> DecoderSpec:
+    """Describe OLMoE: Llama with experts, and norms over all heads of queries and keys.
+
+    Muennighoff et al., 2024, arXiv:2409.02060.
+    """
+    if d.clip_qkv is not None:
+        raise UnsupportedModelError(f"clip_qkv is {d.clip_qkv}; clipping is not supported")
+    spec = _changed(families.llama(d), qk_norm="whole")
+    return _with_experts(d, spec, is_normalized=d.norm_topk_prob)
+
+
+def granite_moe(d: Description) -> DecoderSpec:
+    """Describe Granite 3's mixtures: Granite 3 with experts."""
+    return _with_experts(d, families.granite(d), score="softmax_of_active")
+
+
+def gpt_oss(d: Description) -> DecoderSpec:
+    """Describe gpt-oss: biases everywhere, sinks, windows in every other layer, limited gates.
+
+    OpenAI, 2025, arXiv:2508.10925.
+    """
+    types = d.layer_types or [FULL if i % 2 else SLIDING for i in range(d.num_hidden_layers)]
+    kinds = msgspec.structs.replace(d, layer_types=types).kinds(0)
+    return _with_experts(
+        d,
+        _changed(families.llama(d), d.windows_of(kinds), has_sinks=True),
+        score="softmax_of_active",
+        has_router_bias=True,
+        has_bias=True,
+        gate_limit=d.swiglu_limit,
+        gate_slope=d.swiglu_alpha,
+    )
+
+
+def glm4_moe(d: Description) -> DecoderSpec:
+    """Describe GLM-4.5 and later: experts after the first layers, and rope on half of each head.
+
+    GLM-4.5 team, 2025, arXiv:2508.06471. The router is that of DeepSeek-V3 (arXiv:2412.19437).
+    """
+    spec = _changed(families.llama(d), output_bias=False, qk_norm="head" if d.use_qk_norm else None)
+    return _with_experts(
+        d,
+        spec,
+        sparse=[layer >= d.first_k_dense_replace for layer in range(d.num_hidden_layers)],
+        score="sigmoid",
+        has_selection_bias=True,
+        num_groups=d.n_group,
+        num_active_groups=d.topk_group,
+        is_normalized=d.norm_topk_prob,
+        factor=d.routed_scaling_factor,
+        shared_size=d.expert_size * d.n_shared_experts or None,
+    )
+
+
+def minimax_m2(d: Description) -> DecoderSpec:
+    """Describe MiniMax-M2: norms over all heads of queries and keys, rope on a part of each head.
+
+    The router is that of DeepSeek-V3 (arXiv:2412.19437) without groups.
+    """
+    if d.rotary_dim is not None:
+        d = msgspec.structs.replace(d, partial_rotary_factor=d.rotary_dim / d.head_size)
+    spec = _changed(families.llama(d), qk_norm="whole")
+    return _with_experts(d, spec, score="sigmoid", has_selection_bias=True)
+
+
+def ernie4_5_moe(d: Description) -> DecoderSpec:
+    """Describe Ernie 4.5's mixtures: Ernie 4.5 with experts in most layers."""
+    last = d.moe_layer_end_index if d.moe_layer_end_index >= 0 else d.num_hidden_layers
+    interval = d.moe_layer_interval
+    return _with_experts(
+        d,
+        families.ernie4_5(d),
+        sparse=[
+            (layer + 1) % interval == 0 and d.moe_layer_start_index <= layer <= last
+            for layer in range(d.num_hidden_layers)
+        ],
+        has_selection_bias=True,
+        shared_size=d.expert_size * d.moe_num_shared_experts or None,
+    )
+
+
+def hunyuan_moe(d: Description) -> DecoderSpec:
+    """Describe Hunyuan's mixtures: Hunyuan with experts, and an MLP that computes all tokens.
+
+    Tencent, 2024, arXiv:2411.02265.
+    """
+    return _with_experts(d, families.hunyuan(d), shared_size=d.intermediate_size)
+
+
+def _with_experts(
+    d: Description, spec: DecoderSpec, *, sparse: Sequence[bool] | None = None, **experts: Any
+) -> DecoderSpec:
+    """Put experts into layers in place of their MLPs.
+
+    Args:
+        sparse: of each layer, whether it has experts; None if all have.
+        experts: fields of `MoeSpec` that differ from the defaults.
+
+    Raises:
+        UnsupportedModelError: layers have different experts, or their MLPs other gates.
+    """
+    if not d.expert_count:
+        return spec
+    moe = {"size": d.expert_size, "num_active": d.active_expert_count, **experts}
+
+    def replaced(layer: LayerSpec) -> LayerSpec:
+        dense = layer.mlp
+        assert isinstance(dense, MlpSpec)
+        own = MoeSpec(num_experts=d.expert_count, activation=dense.activation, **moe)
+        return msgspec.structs.replace(layer, mlp=own)
+
+    layers = tuple(
+        replaced(layer) if is_sparse else layer
+        for layer, is_sparse in zip(spec.layers, sparse or (True,) * spec.num_layers, strict=True)
+    )
+    return msgspec.structs.replace(spec, layers=layers)
+
+
+def _changed(
+    spec: DecoderSpec, windows: Sequence[int | None] | None = None, **attention: Any
+) -> DecoderSpec:
+    """Change fields of the attention in all layers, and their windows."""
+    replace, layers = msgspec.structs.replace, []
+    for layer, window in zip(spec.layers, windows or spec.windows, strict=True):
+        assert layer.attention is not None
+        own = replace(layer.attention, window=window, **attention)
+        layers.append(replace(layer, attention=own))
+    return replace(spec, layers=tuple(layers))
+
+
+def _sparse_steps(d: Description) -> list[bool]:
+    """Return which layers of a Qwen model have experts."""
+    step, dense = d.decoder_sparse_step, d.mlp_only_layers or ()
+    return [i not in dense and (i + 1) % step == 0 for i in range(d.num_hidden_layers)]

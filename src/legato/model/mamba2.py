@@ -1,0 +1,110 @@
+"""Mamba-2: a linear recurrence whose steps, inputs and outputs are chosen by each token.
+
+Dao and Gu, 2024, arXiv:2405.21060. For each token and head, with a step dt > 0, a rate A < 0, an
+input x [P] and vectors B and C [N], which heads of a group share, the state S [P, N] follows
+
+    S <- exp(A dt) S + dt x B^T;  y = S C + D x
+
+in float32.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from legato.model.layers import Linear, MakeEmpty, RMSNorm
+from legato.model.recurrence import Convolution, decays, scan
+from legato.model.spec import DecoderSpec, Mamba2Spec
+from legato.model.states import StepStates
+
+
+class Mamba2(nn.Module):
+    """The mixer of Granite 4. In shapes, H are its heads, and G their groups."""
+
+    def __init__(
+        self, own: Mamba2Spec, spec: DecoderSpec, state_layer: int, empty: MakeEmpty
+    ) -> None:
+        super().__init__()
+        self.layer = state_layer
+        self.num_heads, self.num_groups, self.head_dim = own.num_heads, own.num_groups, own.head_dim
+        self.limits = own.shortest_step, own.longest_step or math.inf
+        self._sizes = own.size, own.num_channels, own.num_heads
+        self.in_proj = Linear(spec.hidden_size, sum(self._sizes), own.has_bias, empty)
+        self.conv = Convolution(own.num_channels, own.kernel_size, own.has_conv_bias, empty)
+        self.A_log = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
+        self.D = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
+        self.dt_bias = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
+        self.norm = GroupNorm(own.size, own.num_groups, spec.norm_eps, empty)
+        self.out_proj = Linear(own.size, spec.hidden_size, own.has_bias, empty)
+
+    def forward(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
+        """Map [P, E] to [P, E]; rows after the step's runs are padding."""
+        projected = self.in_proj(hidden)[: states.num_rows]
+        z, inputs, steps = projected.split(self._sizes, dim=-1)
+        mixed = F.silu(self.conv(inputs, states, self.layer))
+        size = self.num_heads * self.head_dim
+        x = mixed[:, :size].view(len(mixed), self.num_heads, self.head_dim)
+        both = mixed[:, size:].view(len(mixed), 2, self.num_groups, -1)
+        both = both.repeat_interleave(self.num_heads // self.num_groups, dim=2)  # [T, 2, H, N]
+        dt = F.softplus(steps.float() + self.dt_bias).clamp(*self.limits)  # [T, H]
+        rows = dt[..., None] * x, both[:, 0], both[:, 1], -self.A_log.exp() * dt
+        output = scan(rows, states, self.layer, token_form, chunk_form)
+        output = (output + self.D[:, None] * x).flatten(1) * F.silu(z.float())
+        result: torch.Tensor = self.out_proj(states.padded(self.norm(output), len(hidden)))
+        return result
+
+
+class GroupNorm(RMSNorm):
+    """RMS normalization of each of G parts of a row."""
+
+    def __init__(self, size: int, num_groups: int, eps: float, empty: MakeEmpty) -> None:
+        super().__init__(size, eps, empty)
+        self._num_groups = num_groups
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Normalize [T, size], in float32; any dtype to the model's."""
+        parts = rows.float().view(len(rows), self._num_groups, -1)
+        normed = F.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(1)
+        return (normed * self.weight).to(self.dtype)
+
+
+def token_form(
+    x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, gate: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
+    """Advance R states by one token each, in place.
+
+    Args:
+        x: [R, H, P], multiplied with dt.
+        b, c: [R, H, N].
+        gate: [R, H], A dt.
+        state: [R, H, P, N].
+
+    Returns:
+        [R, H, P], without what D adds.
+    """
+    state.mul_(gate.exp()[..., None, None]).add_(x[..., None] * b[..., None, :])
+    return torch.einsum("rhpn,rhn->rhp", state, c)
+
+
+def chunk_form(
+    x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, gate: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
+    """Advance one state by several tokens, in place, with a few products of matrices.
+
+    Args:
+        x: [L, H, P], multiplied with dt.
+        b, c: [L, H, N].
+        gate: [L, H], A dt.
+        state: [H, P, N].
+
+    Returns:
+        [L, H, P], without what D adds.
+    """
+    x, b, c = (rows.transpose(0, 1) for rows in (x, b, c))  # [H, L, ...]
+    decay = decays(gate.t())  # [H, L, L]
+    until = gate.t().cumsum(-1).exp()[..., None]
+    output: torch.Tensor = (c @ b.mT * decay) @ x + until * (c @ state.mT)
+    state.mul_(until[:, -1:]).add_((decay[:, -1, :, None] * x).mT @ b)
+    return output.transpose(0, 1)

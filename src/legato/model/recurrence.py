@@ -1,0 +1,125 @@
+"""Recurrent mixers: layers that keep a state of a fixed size instead of keys and values.
+
+Attribute names are those of transformers' checkpoints, within `recurrence` for all kinds.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from legato.model.layers import Linear, MakeEmpty
+from legato.model.spec import DecoderSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from legato.model.states import Run, StepStates
+
+PIECE = 64
+"""Recurrences are computed in pieces that end at multiples of this position: where a request is cut
+there, its states are bitwise the same."""
+
+
+class Convolution(nn.Module):
+    """A causal convolution of each channel over its last inputs."""
+
+    def __init__(self, num_channels: int, kernel_size: int, bias: bool, empty: MakeEmpty) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(empty(num_channels, 1, kernel_size), requires_grad=False)
+        self.bias = nn.Parameter(empty(num_channels), requires_grad=False) if bias else None
+
+    def forward(self, rows: torch.Tensor, states: StepStates, layer: int) -> torch.Tensor:
+        """Map [T, C] to float32 [T, C]; `layer` is an index among the recurrent layers."""
+        return states.convolve(layer, rows, self.weight, self.bias)
+
+
+class ShortConv(nn.Module):
+    """LFM2's gated short convolution (Liquid AI, 2025, arXiv:2511.23404)."""
+
+    def __init__(
+        self, own: ShortConvSpec, hidden_size: int, state_layer: int, empty: MakeEmpty
+    ) -> None:
+        super().__init__()
+        self.layer = state_layer
+        self.conv = Convolution(hidden_size, own.kernel_size, own.has_bias, empty)
+        self.in_proj = Linear(hidden_size, 3 * hidden_size, own.has_bias, empty)
+        self.out_proj = Linear(hidden_size, hidden_size, own.has_bias, empty)
+
+    def forward(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
+        """Map [P, E] to [P, E]; rows after the step's runs are padding."""
+        before, after, inputs = self.in_proj(hidden)[: states.num_rows].chunk(3, dim=-1)
+        mixed = after * self.conv(before * inputs, states, self.layer).to(after.dtype)
+        output: torch.Tensor = self.out_proj(states.padded(mixed, len(hidden)))
+        return output
+
+
+def make_recurrence(spec: DecoderSpec, layer: int, empty: MakeEmpty) -> nn.Module:
+    """Make the recurrent mixer of a layer that has one."""
+    # These import this module.
+    from legato.model.delta_net import DeltaNet
+    from legato.model.mamba2 import Mamba2
+
+    state_layer = spec.state_layer(layer)
+    match spec.layers[layer].recurrence:
+        case ShortConvSpec() as own:
+            return ShortConv(own, spec.hidden_size, state_layer, empty)
+        case DeltaNetSpec() as own:
+            return DeltaNet(own, spec, state_layer, empty)
+        case Mamba2Spec() as own:
+            return Mamba2(own, spec, state_layer, empty)
+        case None:
+            raise AssertionError("the layer has no recurrent mixer")
+
+
+def scan(
+    rows: Sequence[torch.Tensor],
+    states: StepStates,
+    layer: int,
+    token_form: Callable[..., torch.Tensor],
+    chunk_form: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """Run a recurrence over a step's runs, from each request's state to its next one.
+
+    Args:
+        rows: [T, ...], what the recurrence reads of each token. The first has the outputs' shape.
+        layer: index among the recurrent layers.
+        token_form: takes such rows [N, ...] of as many requests, and their states.
+        chunk_form: takes such rows of one request, and its state. Both forms change states in
+            place, and return the outputs.
+    """
+    recurrent, output = states.layers[layer].recurrent, torch.empty_like(rows[0])
+    single = states.single
+    if len(single.rows):
+        state = recurrent[single.sources]
+        output[single.rows] = token_form(*(part[single.rows] for part in rows), state)
+        recurrent[single.destinations] = state
+    for run in states.longer:
+        state = recurrent[run.source].clone()
+        for piece in pieces(run):
+            own = [part[piece] for part in rows]
+            is_one = len(own[0]) == 1
+            output[piece] = token_form(*own, state[None]) if is_one else chunk_form(*own, state)
+        recurrent[run.destination] = state
+    return output
+
+
+def decays(gate: torch.Tensor) -> torch.Tensor:
+    """Return exp of the sum of gates after token j up to token i, 0 for j > i: [H, C, C].
+
+    Each sum is added up on its own. A difference of two long sums would have lost what a small gate
+    adds behind a large one.
+
+    Args:
+        gate: [H, C], none positive.
+    """
+    num_tokens = gate.shape[-1]
+    ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=gate.device)
+    later = gate[..., None].masked_fill(~ones.tril(-1), 0.0)
+    return later.cumsum(-2).exp().masked_fill(~ones.tril(), 0.0)
+
+
+def pieces(run: Run) -> Iterator[slice]:
+    """Yield the rows of each piece of a run."""
+    start = run.start
+    while start < run.end:
+        position = run.position + start - run.start
+        end = min(run.end, start + PIECE - position % PIECE)
+        yield slice(start, end)
+        start = end

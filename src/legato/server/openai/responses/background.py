@@ -1,0 +1,176 @@
+"""Responses that are made without their client, which polls them or follows their events."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from itertools import chain
+
+from legato.engine.frontend.completion import CompletionDelta
+from legato.server.context import Context
+from legato.server.generation.answer_recorder import AnswerRecorder
+from legato.server.generation.job import Job
+from legato.server.generation.run import running
+from legato.server.http.errors import ApiError, as_api_error, naming_fields
+from legato.server.http.json_pieces import json_pieces
+from legato.server.http.paced import next_slice
+from legato.server.openai.responses.format import ResponsesFormat
+from legato.server.openai.responses.output import ResponseAnswer, Status
+
+_EVENT_END = b"\n\n"
+_EVENT_BYTES = 64
+"""Memory of an event beside its text."""
+_EVENTS_AT_ONCE = 64
+_PAGE_BYTES = 2**16
+"""A run that has grown by so much is counted again."""
+
+
+class EventLog:
+    """The events of a stream, for clients that follow it from any of them on."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._events: list[bytes] = []
+        self._is_ended = False
+        self._changed = asyncio.Event()
+
+    def append(self, data: bytes) -> None:
+        """Append whole events."""
+        for event in data.split(_EVENT_END)[:-1]:
+            self._events.append(event + _EVENT_END)
+            self.num_bytes += len(event) + _EVENT_BYTES
+        self._tell()
+
+    def end(self) -> None:
+        """Let clients go that have read all events."""
+        self._is_ended = True
+        self._tell()
+
+    async def after(self, number: int) -> AsyncGenerator[bytes]:
+        """Yield the events after one, as they come; the first has the number 0."""
+        unread = number + 1
+        while True:
+            changed = self._changed
+            while unread < len(self._events):
+                some = self._events[unread : unread + _EVENTS_AT_ONCE]
+                unread += len(some)
+                yield b"".join(some)
+            if self._is_ended and unread >= len(self._events):
+                return
+            if changed is self._changed:
+                await changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class BackgroundRun:
+    """Makes one response.
+
+    Attributes:
+        log: its events; None if they are not kept.
+        num_bytes: memory that its unfinished output and its events take.
+
+    Args:
+        grown: called when it has grown.
+        finish: called with the response in JSON, at its end.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        job: Job,
+        response: ResponsesFormat,
+        *,
+        grown: Callable[[], object],
+        finish: Callable[[bytearray], object],
+    ) -> None:
+        self.log = EventLog() if job.is_streamed else None
+        self.num_bytes = 0
+        self._context = context
+        self._job = job
+        self._response = response
+        self._grown = grown
+        self._finish = finish
+        self._writer = response.events()
+        self._recorder = AnswerRecorder(context.engine.activity.records, job)
+        self._counted_bytes = 0
+        self._status: Status = "queued"
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._append(b"".join(self._writer.written(response.queued())))
+        self._task = asyncio.create_task(self._run())
+
+    async def begun(self) -> None:
+        """Wait until the engine has the request; raises as `running`."""
+        await asyncio.shield(self._begun)
+
+    @property
+    def so_far(self) -> ResponseAnswer:
+        """The response as it is now."""
+        return self._response.so_far(self._status)
+
+    def cancel(self) -> None:
+        """End it early; this has no effect after its end."""
+        self._task.cancel()
+
+    async def cancelled(self) -> None:
+        """End it early, and wait for the end."""
+        self.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            await self._append_all(await self._ended())
+        except asyncio.CancelledError:
+            await self._append_all(self._closed("cancelled"))
+        finally:
+            if not self._begun.done():
+                self._begun.set_result(None)
+            if self.log is not None:
+                self.log.end()
+
+    async def _ended(self) -> Iterable[bytes]:
+        """Run the job; return the events of its end. Making them finishes the response."""
+        try:
+            with naming_fields(**self._job.field_names), self._context.lifecycle.in_flight():
+                async with running(
+                    self._context, self._job, self._recorder, self._take
+                ) as submission:
+                    self._begun.set_result(None)
+                    await submission.ended.wait()
+                    submission.check()
+        except Exception as error:
+            if not self._begun.done():
+                self._begun.set_exception(error)
+            told = as_api_error(error)
+            return chain(self._writer.failed(told), self._closed("failed", told))
+        return self._writer.end()
+
+    def _closed(self, status: Status, error: ApiError | None = None) -> Iterator[bytes]:
+        """Finish a response that ends early; yield a pause after each piece of it."""
+        data = bytearray()
+        for piece in json_pieces(self._response.closed(status, error)):
+            data += piece
+            yield b""
+        self._finish(data)
+
+    async def _append_all(self, pieces: Iterable[bytes]) -> None:
+        """Append the last events, made in slices."""
+        data, unread, is_all = bytearray(), iter(pieces), False
+        while not is_all:
+            made, is_all = next_slice(unread)
+            data += made
+            await self._context.turns.turn()
+        self._append(bytes(data))
+
+    def _take(self, choice: int, delta: CompletionDelta) -> None:
+        self._status = "in_progress"
+        self._recorder.sent(choice, delta)
+        self._append(self._writer.delta(choice, delta))
+
+    def _append(self, data: bytes) -> None:
+        if self.log is not None:
+            self.log.append(data)
+        self.num_bytes += len(data)
+        if self.num_bytes - self._counted_bytes > _PAGE_BYTES:
+            self._counted_bytes = self.num_bytes
+            self._grown()

@@ -1,0 +1,149 @@
+"""`legato models`."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata, TensorInfo
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from legato.checkpoint.loader import load_model, open_checkpoint
+from legato.cli.main import main
+from legato.core.config import DEFAULT_MODEL, ModelConfig
+from legato.engine import model_report
+from legato.model.architectures import ARCHITECTURES
+from tests.families.tiny import MODELS, random_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3")
+    random_model(MODELS["qwen3"]).save_pretrained(path)
+    return path
+
+
+def _json(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) -> dict[str, Any]:
+    assert main(["models", *args, "--json"]) == status
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_lists_every_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    table = capsys.readouterr().out
+    assert all(name in table for name in ARCHITECTURES)
+    assert main(["models", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["architecture"] for row in rows] == [*ARCHITECTURES]
+    (apertus,) = (row for row in rows if row["model_type"] == "apertus")
+    assert "xielu" in apertus["native"]
+    assert "xielu" in apertus["gpu"]
+
+
+def test_describes_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = _json(capsys, str(folder))
+    weights = load_file(folder / "model.safetensors")
+    assert report["architecture"] == "Qwen3ForCausalLM"
+    assert report["num_parameters"] == sum(tensor.numel() for tensor in weights.values())
+    assert report["num_layers"] == 4
+    assert report["max_model_len"] == 512
+    assert report["cpu_layers"] == "PyTorch"
+    assert "float32" in str(report["why_not_native"])
+    # 4 layers of 2 heads of 64, keys and values, in 4 bytes
+    assert report["cache_token_bytes"] == 4 * 2 * 64 * 2 * 4
+    assert report["cache_bytes"] == 4 * 2 * 64 * 2 * 4 * 512
+    checkpoint = open_checkpoint(ModelConfig(model=str(folder)))
+    model = load_model(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
+    assert isinstance(model, torch.nn.Module)
+    assert report["weight_bytes"] == sum(p.nbytes for p in model.parameters())
+
+
+def test_a_tied_embedding_of_native_layers_is_there_twice(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = _json(capsys, str(folder))
+    monkeypatch.setattr(model_report.native, "why_not_native", lambda *_: "")
+    twice = _json(capsys, str(folder))
+    assert twice["cpu_layers"] == "native"
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert twice["weight_bytes"] == once["weight_bytes"] + embedding.nbytes
+
+
+def test_describes_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
+    report = _json(capsys, DEFAULT_MODEL)
+    assert report["num_parameters"] == 134_515_008
+    assert report["num_layers"] == 30
+    assert "Q4_1" in str(report["quantization"])
+    assert report["cache_token_bytes"] == 30 * 3 * 64 * 2 * 2
+    assert report["file_weight_bytes"] < report["weight_bytes"]
+    assert main(["models", DEFAULT_MODEL]) == 0
+    shown = capsys.readouterr().out
+    assert "134,515,008" in shown
+    assert "22.5 KiB" in shown
+
+
+def test_reads_no_weights(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def headers(path: Path, **_: object) -> SimpleNamespace:
+        file = safe_open(path, framework="pt")
+        return SimpleNamespace(keys=file.keys, get_slice=file.get_slice)
+
+    monkeypatch.setattr("legato.checkpoint.hugging_face.safe_open", headers)
+    assert _json(capsys, str(folder))["num_layers"] == 4
+
+
+def test_a_refused_model_has_one_line_and_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    assert main(["models", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("legato: unsupported architecture MambaForCausalLM")
+    assert shown.err.count("\n") == 1
+    assert "MambaForCausalLM" in str(_json(capsys, str(tmp_path), status=1)["refused"])
+
+
+def test_wrong_shapes_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(3)
+    save_file(weights, tmp_path / "model.safetensors")
+    assert main(["models", str(tmp_path)]) == 1
+    assert "model.norm.weight has shape (3,)" in capsys.readouterr().err
+
+
+def test_a_missing_model_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "/no/such/model"]) == 2
+    assert "there is no model at" in capsys.readouterr().err
+
+
+def test_a_hub_model_is_described_by_its_headers(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def download(_repo: str, *, allow_patterns: list[str], **_: object) -> str:
+        asked.append(allow_patterns)
+        return str(folder)
+
+    tensors = {
+        name: TensorInfo("BF16", list(tensor.shape), (0, 0))
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    file = SafetensorsFileMetadata({}, tensors)
+    headers = SafetensorsRepoMetadata(None, False, {}, {"model.safetensors": file})
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", lambda *_, **__: headers)
+    local = _json(capsys, str(folder))
+    remote = _json(capsys, "someone/tiny-qwen3")
+    assert not any("safetensors" in pattern for patterns in asked for pattern in patterns)
+    assert {**remote, "model": local["model"]} == local

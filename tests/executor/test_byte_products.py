@@ -1,0 +1,131 @@
+"""Products of weights and activations in 8 bits, on every set of instructions."""
+
+import pytest
+import torch
+
+from legato.checkpoint.loader import fill_model, load_model, open_checkpoint
+from legato.core.config import ModelConfig
+from legato.core.errors import ConfigError
+from legato.model.base import Model
+from legato.model.native import NativeKernels, NativeLinear, native_instructions
+from legato.model.quantization import QuantizedWeight, quantize_rotated
+from legato.model.rotation import rotate
+from tests.exactness.logits import chunked_logits, legato_model, natural_tokens
+from tests.executor.instructions import TESTED
+from tests.executor.test_native import pytestmark as needs_native
+
+pytestmark = needs_native
+
+SHAPES = [(32, 96), (100, 192), (40, 576), (40, 32)]
+"""Outputs and depth: whole and partial panels, even and odd numbers of blocks of 32."""
+MOST_ROWS = 130
+
+
+def operands(num_outputs: int, depth: int) -> tuple[torch.Tensor, QuantizedWeight]:
+    generator = torch.Generator().manual_seed(depth)
+    rows = torch.randn(MOST_ROWS, depth, generator=generator)
+    rows[:, 5] *= 40
+    rows[7] = 0
+    weight = torch.randn(num_outputs, depth, generator=generator)
+    return rows.bfloat16(), quantize_rotated(weight)
+
+
+def in_8_bits(rows: torch.Tensor) -> torch.Tensor:
+    """Round rotated rows to whole multiples of the largest value's 127th part."""
+    rotated = rotate(rows)
+    scales = rotated.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127
+    return (rotated / scales).round() * scales
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_every_row_count(instructions: str, shape: tuple[int, int], num_threads: int) -> None:
+    """Sums of whole numbers are exact, so a row's result does not depend on the other rows."""
+    rows, weight = operands(*shape)
+    linear = NativeLinear(weight, NativeKernels(num_threads, instructions))
+    whole = linear(rows)
+    expected = in_8_bits(rows) @ rotate(weight.dequantize()).T
+    # A value halfway between two codes may be rounded to the other one.
+    assert float((whole - expected).norm() / expected.norm()) < 1e-3
+    for count in range(1, MOST_ROWS):
+        assert torch.equal(linear(rows[:count]), whole[:count]), count
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_instructions_compute_the_same(shape: tuple[int, int]) -> None:
+    rows, weight = operands(*shape)
+    first, *others = (NativeLinear(weight, NativeKernels(1, each))(rows) for each in TESTED)
+    for other in others:
+        assert torch.equal(other, first)
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_in_its_row(instructions: str, value: float) -> None:
+    rows, weight = operands(100, 192)
+    linear = NativeLinear(weight, NativeKernels(1, instructions))
+    expected = linear(rows)
+    rows[11, 20] = value
+    got = linear(rows)
+    assert not got[11].isfinite().any()
+    got[11] = expected[11]
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+def test_the_largest_codes(instructions: str) -> None:
+    """Where sums of products in 16 bits would overflow."""
+    weight = QuantizedWeight(
+        torch.full((32, 4096), 255, dtype=torch.uint8),
+        torch.ones(32, 1),
+        None,
+        8,
+        zero=128,
+        is_rotated=True,
+    )
+    weight.codes[::2] = 1
+    rotated = torch.ones(3, 4096)
+    rotated[1] = -1
+    linear = NativeLinear(weight, NativeKernels(1, instructions))
+    expected = rotated @ (weight.codes.float() - 128).T
+    assert torch.allclose(linear(rotate(rotated).bfloat16()), expected, rtol=1e-5)
+
+
+def test_the_default_models_text_stays_as_likely() -> None:
+    tokens = natural_tokens(256)
+    exact, w8a8 = (likelihood(model, tokens) for model in (legato_model(torch.float32), loaded()))
+    assert w8a8 == pytest.approx(exact, abs=0.02)
+
+
+def likelihood(model: Model, tokens: list[int]) -> float:
+    """Return the mean log-probability of the tokens after the first."""
+    logits = chunked_logits(model, tokens, 100, len(tokens))[:-1]
+    scores = logits.float().log_softmax(dim=-1)
+    return float(scores[torch.arange(len(scores)), torch.tensor(tokens[1:])].mean())
+
+
+def loaded() -> Model:
+    return load_model(
+        open_checkpoint(ModelConfig()),
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        kernels=NativeKernels(2, native_instructions()[0]),
+        quantization="w8a8",
+    )
+
+
+def test_other_layers_refuse() -> None:
+    checkpoint = open_checkpoint(ModelConfig())
+    with pytest.raises(ConfigError, match="w8a8 needs native kernels"):
+        load_model(
+            checkpoint, dtype=torch.bfloat16, device=torch.device("cpu"), quantization="w8a8"
+        )
+    with pytest.raises(ConfigError, match="w8a8 is for CPUs; a GPU takes int8, int4 and fp8"):
+        fill_model(
+            lambda: pytest.fail("was built"),
+            checkpoint,
+            dtype=torch.bfloat16,
+            device=torch.device("cuda"),
+            quantization="w8a8",
+        )

@@ -1,0 +1,233 @@
+"""Models with recurrent layers: no schedule, preemption or failed step changes their tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from legato import LLM, SamplingParams
+from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.outputs import FinishReason
+from legato.core.plan import FIRST_STATE
+from legato.core.request import AbortRequest, AddRequest
+from legato.core.token_ids import token_array
+from legato.core.transfer_config import TransferConfig
+from legato.engine.assembly.builder import build_engine
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.executor.torch_executor import TorchExecutor
+from tests.engine.test_faults import BROKEN
+from tests.families.test_exactness import PROMPTS, greedy
+from tests.families.tiny import MODELS, random_model
+
+NAMES = ("lfm2", "qwen3.5", "qwen3-next", "granite-4-h")
+"""In `MODELS`."""
+NUM_TOKENS = 6
+PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+TOKENS = {
+    "prompt": PROMPTS[0],
+    "other": PROMPTS[1],
+    "short": PROMPTS[0][:5],
+    "one": PROMPTS[1][:1],
+}
+"""Key a name, value a prompt."""
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, list[int]]]:
+    """A checkpoint, and the tokens that transformers generates for each prompt."""
+    folder = tmp_path_factory.mktemp(request.param)
+    reference = random_model(MODELS[request.param])
+    reference.save_pretrained(folder)
+    return folder, {name: greedy(reference, prompt)[0] for name, prompt in TOKENS.items()}
+
+
+def config(folder: Path, *, num_requests: int = 64, budget: int = 64) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=str(folder), dtype="float32", max_model_len=128),
+        cache=CacheConfig(kv_cache_memory_bytes=2**24, block_size=8),
+        scheduler=SchedulerConfig(
+            max_num_batched_tokens=budget, max_num_seqs=num_requests, admission_optimism=1.0
+        ),
+    )
+
+
+def added(name: str, request_id: str | None = None) -> AddRequest:
+    return AddRequest(
+        request_id=request_id or name,
+        prompt_token_ids=token_array(TOKENS[name]),
+        params=msgspec.structs.replace(PARAMS, seed=0),
+    )
+
+
+def run(engine: EngineLoop, requests: list[AddRequest]) -> dict[str, list[int]]:
+    """Run requests to their ends; key request id, value the tokens."""
+    outputs = engine.step(requests)
+    while engine.has_work:
+        outputs += engine.step()
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    for output in outputs:
+        tokens[output.request_id] += output.new_token_ids
+    return tokens
+
+
+def check_free(engine: EngineLoop) -> None:
+    states = engine._kv.states
+    assert states is not None
+    assert states.num_free == states.num_requests
+    assert engine.stats.kv_usage == 0.0
+
+
+@pytest.mark.parametrize("budget", [7, 64, 100])
+def test_mixed_steps_of_any_budget(model: tuple[Path, dict[str, list[int]]], budget: int) -> None:
+    folder, expected = model
+    engine, info = build_engine(config(folder, budget=budget))
+    assert run(engine, [added(name) for name in TOKENS]) == expected
+    check_free(engine)
+    assert not info.cache.enable_prefix_caching
+    assert info.settings["prefix caching"] == "off, for the model's recurrent layers"
+    assert "bytes of states" in info.settings["a request costs"]
+
+
+def test_failed_steps_and_aborts_leave_nothing_behind(
+    model: tuple[Path, dict[str, list[int]]],
+) -> None:
+    """A request breaks the sampler when its step has written states; the parts then run again."""
+    folder, expected = model
+    engine, _ = build_engine(config(folder, budget=64))
+    broken = [
+        msgspec.structs.replace(added("short", f"broken {i}"), params=BROKEN) for i in range(2)
+    ]
+    outputs = engine.step([added("prompt"), broken[0], added("other"), added("one")])
+    outputs += engine.step([added("short", "aborted")])
+    outputs += engine.step([AbortRequest(request_id="aborted"), broken[1]])
+    while engine.has_work:
+        outputs += engine.step()
+    for name in ("prompt", "other", "one"):
+        tokens = [t for o in outputs if o.request_id == name for t in o.new_token_ids]
+        assert tokens == expected[name]
+    ends = {o.request_id: o.finish_reason for o in outputs if o.finish_reason is not None}
+    assert ends["broken 0"] is ends["broken 1"] is FinishReason.ERROR
+    assert ends["aborted"] is FinishReason.ABORT
+    assert engine.stats.num_failed_steps >= 2
+    check_free(engine)
+
+
+def test_a_step_that_raises_leaves_its_source_unchanged(
+    model: tuple[Path, dict[str, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = model
+    engine, _ = build_engine(config(folder, budget=32))
+    executor = engine._executor
+    assert isinstance(executor, TorchExecutor)
+    assert executor._states is not None
+    engine.step([added("prompt")])
+    plan = engine._scheduler.plan(0.0)
+    assert plan is not None
+    [chunk] = plan.chunks
+    assert chunk.state is not None
+    assert chunk.state.source >= FIRST_STATE
+
+    def slots(slot: int) -> list[torch.Tensor]:
+        assert executor._states is not None
+        return [
+            part[slot].clone() for states in executor._states.layers for part in states if len(part)
+        ]
+
+    before = slots(chunk.state.source)
+    with monkeypatch.context() as patched:
+        patched.setattr(executor, "_sample", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            executor.submit(plan)
+    written = slots(chunk.state.destination)
+    assert all(map(torch.equal, slots(chunk.state.source), before))
+    executor.submit(plan)
+    assert all(map(torch.equal, slots(chunk.state.source), before))
+    assert all(map(torch.equal, slots(chunk.state.destination), written))
+
+
+def test_preempted_requests_get_the_same_tokens(
+    model: tuple[Path, dict[str, list[int]]],
+) -> None:
+    """Blocks are too few for all streams, so some give up theirs and their states."""
+    engine, _ = build_engine(config(model[0]))
+    long = msgspec.structs.replace(PARAMS, max_tokens=24, seed=0)
+    prompts = {str(i): PROMPTS[0][i : i + 5] for i in range(5)}
+    requests = [
+        AddRequest(request_id=name, prompt_token_ids=token_array(prompt), params=long)
+        for name, prompt in prompts.items()
+    ]
+    alone = {name: tokens for r in requests for name, tokens in run(engine, [r]).items()}
+    kv = engine._kv
+    taken = kv.borrow(fewest=1, most=kv.num_blocks - 9)
+    assert run(engine, requests) == alone
+    assert engine.stats.num_preemptions
+    kv.give_back(taken)
+    check_free(engine)
+
+
+def test_no_more_requests_run_than_have_slots(model: tuple[Path, dict[str, list[int]]]) -> None:
+    folder, _ = model
+    engine, _ = build_engine(config(folder))
+    states = engine._kv.states
+    assert states is not None
+    states._free[1:] = []  # slots of one request are left
+    states.num_requests = 1
+    outputs = engine.step([added("short", str(i)) for i in range(3)])
+    assert engine.stats.num_running == 1
+    while engine.has_work:
+        outputs += engine.step()
+        assert engine.stats.num_running <= 1
+    assert len([o for o in outputs if o.finish_reason is FinishReason.LENGTH]) == 3
+    check_free(engine)
+
+
+def test_several_completions_of_a_prompt(model: tuple[Path, dict[str, list[int]]]) -> None:
+    folder, expected = model
+    llm = LLM(
+        model=str(folder), skip_tokenizer_init=True, dtype="float32", kv_cache_memory_bytes=2**24
+    )
+    [result] = llm.generate(
+        [{"prompt_token_ids": TOKENS["other"]}],
+        msgspec.structs.replace(PARAMS, n=3),
+        use_tqdm=False,
+    )
+    assert [output.token_ids for output in result.outputs] == [expected["other"]] * 3
+
+
+REFUSED: dict[str, Callable[[EngineConfig], EngineConfig]] = {
+    "--tensor-parallel-size": lambda c: msgspec.structs.replace(
+        c, model=msgspec.structs.replace(c.model, tensor_parallel_size=2)
+    ),
+    "--speculative with a number": lambda c: msgspec.structs.replace(
+        c, scheduler=SchedulerConfig(speculative=2)
+    ),
+    "--swap-space": lambda c: msgspec.structs.replace(c, cache=CacheConfig(swap_space_bytes=2**24)),
+    "--kv-role": lambda c: msgspec.structs.replace(c, transfer=TransferConfig(kv_role="both")),
+    "--speculative-model": lambda c: msgspec.structs.replace(
+        c, model=msgspec.structs.replace(c.model, speculative_model=c.model.model)
+    ),
+}
+"""Key a word of the refusal, value the change of the configuration."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_recurrent_layers_cannot_have_is_refused(
+    name: str, model: tuple[Path, dict[str, list[int]]]
+) -> None:
+    with pytest.raises(ConfigError, match=name):
+        build_engine(REFUSED[name](config(model[0])))
+
+
+def test_a_cache_without_room_for_states_is_refused(
+    model: tuple[Path, dict[str, list[int]]],
+) -> None:
+    small = msgspec.structs.replace(
+        config(model[0]), cache=CacheConfig(kv_cache_memory_bytes=2**12, block_size=8)
+    )
+    with pytest.raises(ConfigError, match="the recurrent states of one request need a cache of"):
+        build_engine(small)

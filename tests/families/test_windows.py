@@ -1,0 +1,240 @@
+"""Layers with a sliding window keep only its blocks, and compute the same tokens.
+
+Every block that comes free is filled with NaN, so that reading one shows in all later tokens.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from legato import LLM, SamplingParams
+from legato.engine.assembly import kv_cache
+from legato.engine.calibration import calibration
+from legato.engine.errors import RequestFailedError
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.executor.sequences import BegunStep
+from legato.executor.torch_executor import TorchExecutor
+from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
+from tests.families.test_exactness import NEAR_TIE
+from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, Tiny, random_model
+from tests.kv.conservation import check_blocks
+
+BLOCK_SIZE = 8
+NUM_TOKENS = 30
+"""More than a window."""
+FAMILIES = {
+    "gemma2": MODELS["gemma2"],
+    # The sixth layer is the first without a window.
+    "gemma3": Tiny("gemma3_text", {**MODELS["gemma3"].settings, "num_hidden_layers": 6}),
+}
+LENGTHS = (61, 90, 34, 75)
+
+
+def prompt(length: int, salt: int) -> list[int]:
+    return [(7 * i + 3 * i * i + salt) % VOCAB_SIZE for i in range(length)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, PreTrainedModel]:
+    model = random_model(FAMILIES[request.param])
+    path = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(path)
+    return path, model
+
+
+@torch.inference_mode()
+def assert_greedy(model: PreTrainedModel, given: list[int], output: list[int]) -> None:
+    """Each token is the best after those before it, or nearly as good."""
+    assert len(output) == NUM_TOKENS
+    logits = model(torch.tensor([given + output])).logits[0, len(given) - 1 : -1]
+    best = logits.max(-1).values
+    chosen = logits[torch.arange(len(output)), torch.tensor(output)]
+    assert bool((best - chosen <= NEAR_TIE * logits.abs().max()).all())
+
+
+def poisoned(llm: LLM) -> EngineLoop:
+    """Fill all blocks that are free, or come free, with NaN."""
+    engine = llm._engine
+    assert isinstance(engine, EngineLoop)
+    caches = engine._executor._attention.blocks  # type: ignore[attr-defined]
+    windows = engine._kv.windows
+    assert windows is not None
+    for cache in caches:
+        cache.fill_(_poison(cache))
+    for group, cache in zip(windows.groups, caches[1:], strict=True):
+
+        def free(block_ids: Any, own: Any = group._pool.free, cache: Any = cache) -> None:
+            block_ids = list(block_ids)
+            cache[:, :, block_ids] = _poison(cache)
+            own(block_ids)
+
+        group._pool.free = free  # type: ignore[method-assign]
+    return engine
+
+
+def _poison(cache: torch.Tensor) -> float:
+    """Return NaN; in a quantized cache, the bytes that make scales NaN."""
+    return -1 if cache.dtype == torch.int8 else torch.nan
+
+
+def settings(path: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "model": str(path),
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": 4,
+        "max_model_len": 136,
+        "kv_cache_memory_bytes": 2**22,
+        **more,
+    }
+
+
+def generate(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    given = [{"prompt_token_ids": one} for one in prompts]
+    return [one.outputs[0].token_ids for one in llm.generate(given, params, use_tqdm=False)]
+
+
+def test_chunked_mixed_and_with_prefix_hits(checkpoint: tuple[Path, PreTrainedModel]) -> None:
+    path, model = checkpoint
+    llm = LLM(**settings(path, max_num_batched_tokens=64))
+    engine = poisoned(llm)
+    kv, config = engine._kv, engine._scheduler._config
+    for budget in (64, 7):
+        engine.reconfigure(msgspec.structs.replace(config, max_num_batched_tokens=budget))
+        hits = llm.stats.num_prefix_cache_hits
+        prompts = [prompt(length, budget + i) for i, length in enumerate(LENGTHS)]
+        for one, output in zip(prompts, generate(llm, prompts), strict=True):
+            assert_greedy(model, one, output)
+        assert llm.stats.num_prefix_cache_hits == hits
+        # Other ends of the same beginnings; the first is within the last window of its prompt.
+        prompts = [prompts[0] + [9, 4], [*prompts[1][:70], 5], prompts[3][:17] + prompt(30, 200)]
+        for one, output in zip(prompts, generate(llm, prompts), strict=True):
+            assert_greedy(model, one, output)
+        assert llm.stats.num_prefix_cache_hits - hits >= 56
+        check_blocks(kv)
+
+
+def test_preempted_in_a_full_cache(checkpoint: tuple[Path, PreTrainedModel]) -> None:
+    path, model = checkpoint
+    llm = LLM(**settings(path, max_num_batched_tokens=16, admission_optimism=1.0))
+    kv = poisoned(llm)._kv
+    taken = kv.borrow(fewest=1, most=kv.num_blocks - 24)
+    assert taken is not None
+    kv.windows.give_back(taken.windows)
+    prompts = [prompt(length, i) for i, length in enumerate((34, 30, 26, 33))]
+    for one, output in zip(prompts, generate(llm, prompts), strict=True):
+        assert_greedy(model, one, output)
+    assert llm.stats.num_preemptions > 0
+    kv.give_back(taken._replace(windows=([],)))
+    check_blocks(kv)
+    for group in kv.windows.groups:
+        assert group.num_free_blocks == group.num_blocks
+
+
+@pytest.mark.parametrize("checkpoint", ["gemma3"], indirect=True)
+def test_prompts_that_begin_alike_are_computed_once(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    path, model = checkpoint
+    llm = LLM(**settings(path, max_num_batched_tokens=128))
+    poisoned(llm)
+    alike = prompt(90, 1)
+    prompts = [alike, alike, [*alike[:60], 7, 8], alike]
+    for one, output in zip(prompts, generate(llm, prompts), strict=True):
+        assert_greedy(model, one, output)
+    assert llm.stats.num_prefix_cache_hits == 88 + 56 + 88
+
+
+@pytest.mark.parametrize("checkpoint", ["gemma3"], indirect=True)
+@pytest.mark.parametrize(
+    ("kernels", "kv_cache_dtype"), [("auto", "auto"), ("auto", "int8"), ("torch", "int8")]
+)
+def test_several_groups_compute_what_one_computes(
+    checkpoint: tuple[Path, PreTrainedModel],
+    kernels: str,
+    kv_cache_dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In bfloat16, in native layers where there are any, to the last bit."""
+    more = {"dtype": "bfloat16", "block_size": 32, "kernels": kernels, "max_num_batched_tokens": 24}
+    prompts = [prompt(length, i) for i, length in enumerate(LENGTHS)]
+    llm = LLM(**settings(checkpoint[0], kv_cache_dtype=kv_cache_dtype, **more))
+    poisoned(llm)
+    outputs = generate(llm, prompts)
+    monkeypatch.setattr(kv_cache, "_why_one_group", lambda _: "for comparison")
+    whole = LLM(**settings(checkpoint[0], kv_cache_dtype=kv_cache_dtype, **more))
+    assert isinstance(whole._engine, EngineLoop)
+    assert whole._engine._kv.windows is None
+    assert generate(whole, prompts) == outputs
+
+
+@pytest.mark.parametrize("checkpoint", ["gemma3"], indirect=True)
+def test_drafts_a_failed_step_and_measured_steps(
+    checkpoint: tuple[Path, PreTrainedModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Steps that the scheduler does not plan have tables of all groups, too."""
+    path, model = checkpoint
+    monkeypatch.setattr(calibration, "CALIBRATION_S", 0.3)
+    llm = LLM(
+        **settings(
+            path,
+            max_num_batched_tokens=48,
+            speculative=3,
+            itl_slo_s=1.0,
+            calibration_dir=str(tmp_path),
+        )
+    )
+    engine = poisoned(llm)
+    given = prompt(20, 1) * 4
+    assert_greedy(model, given, generate(llm, [given])[0])
+
+    sample = TorchExecutor._sample
+
+    def broken(executor: TorchExecutor, step: BegunStep, *others: Any) -> Any:
+        if step.plan.chunks[0].request_id != "canary":
+            raise RuntimeError("broken on purpose")
+        return sample(executor, step, *others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TorchExecutor, "_sample", broken)
+        with pytest.raises(RequestFailedError, match="broken on purpose"):
+            generate(llm, [given])
+    assert_greedy(model, given, generate(llm, [given])[0])
+    check_blocks(engine._kv)
+
+
+@pytest.mark.parametrize("checkpoint", ["gemma2"], indirect=True)
+@pytest.mark.usefixtures("ranks_are_threads")
+def test_ranks_have_the_tables_of_all_groups(checkpoint: tuple[Path, PreTrainedModel]) -> None:
+    path, model = checkpoint
+    llm = LLM(**settings(path, max_num_batched_tokens=32, tensor_parallel_size=2))
+    assert llm._engine._kv.windows is not None  # type: ignore[attr-defined]
+    prompts = [prompt(length, i) for i, length in enumerate(LENGTHS[:2])]
+    for one, output in zip(prompts, generate(llm, prompts), strict=True):
+        assert_greedy(model, one, output)
+
+
+def test_too_little_memory_for_one_request(checkpoint: tuple[Path, PreTrainedModel]) -> None:
+    with pytest.raises(ValueError, match="in layers with a sliding window"):
+        LLM(**settings(checkpoint[0], kv_cache_memory_bytes=2**10))
+
+
+def test_nothing_is_kept_for_later_without_prefix_caching(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    path, model = checkpoint
+    llm = LLM(**settings(path, max_num_batched_tokens=24, enable_prefix_caching=False))
+    kv = poisoned(llm)._kv
+    [output] = generate(llm, [prompt(90, 3)])
+    assert_greedy(model, prompt(90, 3), output)
+    [group] = kv.windows.groups
+    assert group.window == WINDOW
+    assert group._pool.num_free == group.num_blocks

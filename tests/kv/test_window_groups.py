@@ -1,0 +1,292 @@
+"""Blocks of layers with sliding windows: who has them, what is in them, and when they come free."""
+
+from collections import deque
+from typing import NamedTuple
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from legato.core.block_ids import BlockIds
+from legato.core.errors import ConfigError
+from legato.core.request import Request
+from legato.kv.manager import KVCacheManager
+from legato.kv.window_group import WindowGroup
+from legato.kv.window_groups import WindowGroups
+from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
+from tests.kv.conservation import check_blocks
+from tests.kv.requests import request_for
+from tests.profiles import examples
+
+BLOCK_SIZE = 2
+WINDOWS = (4, 7)
+MOST_ROWS = 6
+"""Most tokens of all chunks in flight."""
+MAX_REQUESTS = 3
+
+
+def manager(num_blocks: int = 16, *, is_caching: bool = True) -> KVCacheManager:
+    needs = [
+        WindowNeed.of(w, block_bytes=1, block_size=BLOCK_SIZE, rows_in_flight=MOST_ROWS)
+        for w in WINDOWS
+    ]
+    groups = [WindowGroup(n.window, n.num_blocks(MAX_REQUESTS), BLOCK_SIZE) for n in needs]
+    windows = WindowGroups(groups, block_size=BLOCK_SIZE, max_requests=MAX_REQUESTS)
+    return KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=is_caching, windows=windows)
+
+
+def compute(kv: KVCacheManager, request: Request, num_tokens: int) -> None:
+    assert kv.reserve_chunk(request, num_tokens)
+    request.num_scheduled_tokens += num_tokens
+    request.num_computed_tokens = request.num_scheduled_tokens
+    kv.commit(request)
+
+
+def admitted(kv: KVCacheManager, name: str, prompt: range) -> Request:
+    request = request_for(name, prompt)
+    assert kv.reserve(request)
+    request.catch_up(kv.num_computed_tokens(request))
+    return request
+
+
+def test_a_request_keeps_the_blocks_that_its_next_query_reads() -> None:
+    kv = manager(is_caching=False)
+    request = admitted(kv, "a", range(14))
+    for end in range(1, 15):
+        compute(kv, request, 1)
+        for window, table in zip(WINDOWS, kv.window_tables([request])[0], strict=True):
+            assert len(table) == -(-end // BLOCK_SIZE)
+            first = max(0, end + 1 - window) // BLOCK_SIZE
+            assert table[:first].tolist() == [0] * first
+            assert len(set(table[first:])) == len(table) - first
+    assert [group.num_cached_blocks for group in kv.windows.groups] == [0, 0]
+    kv.release(request)
+    assert all(group.num_free_blocks == group.num_blocks for group in kv.windows.groups)
+
+
+def test_a_hit_is_as_long_as_all_windows_find_their_blocks() -> None:
+    kv = manager()
+    request = admitted(kv, "a", range(13))
+    compute(kv, request, 6)
+    compute(kv, request, 6)
+    kv.release(request)
+    again = request_for("b", range(13))
+    assert kv.match(again).num_tokens == 12
+    small, large = kv.windows.groups
+    # Query 12 reads tokens from 9 on in the small window, and from 6 on in the large one.
+    assert small.num_hit_blocks(*path(kv, again)) == 6
+    [taken] = [large._cached[key] for key in path(kv, again)[0][4:5]]
+    large._evict(taken)
+    assert kv.match(again).num_tokens == 8, "the block of tokens 8 and 9 is gone"
+    assert kv.reserve(again)
+    tables = kv.window_tables([again])[0]
+    assert [table.tolist().count(0) for table in tables] >= [2, 1]
+    check_blocks(kv)
+
+
+def path(kv: KVCacheManager, request: Request) -> tuple[BlockIds, int]:
+    """Its blocks in the tree, and their number."""
+    way = kv._tree.match(kv._sought(request), kv.num_shareable(request))
+    keys = type(way.nodes[0].places)("i")
+    for node in way.nodes:
+        keys += node.places
+    return keys, len(keys)
+
+
+def test_what_leaves_the_tree_leaves_the_windows() -> None:
+    kv = manager(num_blocks=7)
+    request = admitted(kv, "a", range(13))
+    for _ in range(6):
+        compute(kv, request, 2)
+    kv.release(request)
+    assert all(group.num_cached_blocks == 6 for group in kv.windows.groups)
+    other = admitted(kv, "b", range(100, 109))  # five blocks; one was free
+    assert kv.match(request_for("c", range(13))).num_tokens == 4
+    assert all(group.num_cached_blocks == 2 for group in kv.windows.groups)
+    kv.release(other)
+    check_blocks(kv)
+
+
+def test_blocks_passed_under_a_step_come_free_when_it_lands() -> None:
+    kv = manager(is_caching=False)
+    request = admitted(kv, "a", range(14))
+    compute(kv, request, 5)
+    kv.begin_step()
+    before = [group.num_free_blocks for group in kv.windows.groups]
+    compute(kv, request, 4)
+    kv.release(request)
+    assert all(
+        a < b for a, b in zip(before, [g.num_blocks for g in kv.windows.groups], strict=True)
+    )
+    assert all(
+        group.num_free_blocks <= b for group, b in zip(kv.windows.groups, before, strict=True)
+    )
+    kv.end_step()
+    assert all(group.num_free_blocks == group.num_blocks for group in kv.windows.groups)
+
+
+def test_empty_blocks_are_lent_and_cached_ones_are_not() -> None:
+    kv = manager()
+    request = admitted(kv, "a", range(13))
+    compute(kv, request, 6)
+    compute(kv, request, 6)
+    kv.release(request)
+    lent = kv.borrow(fewest=4, most=4)
+    assert lent is not None
+    for group, taken in zip(kv.windows.groups, lent.windows, strict=True):
+        assert len(taken) + group.num_cached_blocks == group.num_blocks
+        assert group.num_empty_blocks == 0
+    assert kv.borrow(fewest=1, most=1) is None, "the windows have no more"
+    assert kv.match(request_for("b", range(13))).num_tokens == 12
+    kv.give_back(lent)
+    check_blocks(kv)
+
+
+def test_no_more_requests_than_the_windows_have_blocks_for() -> None:
+    kv = manager(num_blocks=100)
+    for i in range(MAX_REQUESTS):
+        admitted(kv, str(i), range(10 * i, 10 * i + 9))
+    late = request_for("late", range(50, 54))
+    assert not kv.fits(late)
+    assert not kv.reserve(late)
+
+
+def test_memory_is_divided_so_that_the_longest_request_fits() -> None:
+    need = WindowNeed.of(512, block_bytes=22, block_size=32, rows_in_flight=576)
+    assert (need.per_request, need.per_step) == (18, 18)
+    divide = {"request_bytes": 1024 * 4, "most": 64}
+    assert num_windowed_requests([need], 10**6, **divide) == 64
+    some = num_windowed_requests([need], 20_000, **divide)
+    assert 1 < some < 64
+    assert window_bytes([need], some) <= 10_000 < window_bytes([need], some + 1)
+    least = window_bytes([need], 1) + 1024 * 4
+    assert num_windowed_requests([need], least, **divide) == 1
+    with pytest.raises(ConfigError, match=f"needs {least:,} bytes"):
+        num_windowed_requests([need], least - 1, **divide)
+
+
+class Flight(NamedTuple):
+    """A chunk under way: what its step names."""
+
+    request: Request
+    start: int
+    end: int
+    tables: tuple[BlockIds, ...]
+
+
+class WindowsMachine(RuleBasedStateMachine):
+    """Requests over few tokens in a small cache, with up to three steps in flight.
+
+    The contents of each slot of each group are kept as all tokens up to its own, and forgotten when
+    its block comes free. A step that reads other contents, or none, fails.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv = manager()
+        assert self.kv.windows is not None
+        self.windows = (None, *WINDOWS)
+        self.held: list[Request] = []
+        self.flights: deque[Flight] = deque()
+        self.num_added = 0
+        # Of each group; key (block, offset), value all tokens up to this one's.
+        self.contents: list[dict[tuple[int, int], tuple[int, ...]]] = [{} for _ in self.windows]
+        for group, contents in zip(self.kv.windows.groups, self.contents[1:], strict=True):
+            free = group._pool.free
+
+            def poisoning(
+                block_ids: list[int],
+                free: object = free,
+                contents: dict[tuple[int, int], tuple[int, ...]] = contents,
+            ) -> None:
+                for block_id in block_ids:
+                    for offset in range(BLOCK_SIZE):
+                        contents.pop((block_id, offset), None)
+                free(block_ids)  # type: ignore[operator]
+
+            group._pool.free = poisoning  # type: ignore[method-assign]
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=16))
+    def begin(self, prompt: list[int]) -> None:
+        self.num_added += 1
+        request = request_for(str(self.num_added), prompt)
+        found, fits = self.kv.match(request), self.kv.fits(request)
+        assert found.num_computed_tokens == found.num_tokens < request.num_tokens
+        assert self.kv.reserve(request, found) is fits
+        if fits:
+            self.held.append(request)
+            request.catch_up(self.kv.num_computed_tokens(request))
+            assert request.num_computed_tokens == found.num_tokens
+
+    @precondition(lambda self: self.held and len(self.flights) < 3)
+    @rule(data=st.data(), num_tokens=st.integers(1, MOST_ROWS))
+    def plan(self, data: st.DataObject, num_tokens: int) -> None:
+        request = data.draw(st.sampled_from(self.held))
+        room = MOST_ROWS - sum(flight.end - flight.start for flight in self.flights)
+        start = request.num_scheduled_tokens
+        num_tokens = min(num_tokens, room, request.num_tokens - start)
+        if num_tokens <= 0:
+            return
+        if not self.kv.reserve_chunk(request, num_tokens):
+            assert self.flights, "there are blocks for every request once all steps have landed"
+            return
+        request.num_scheduled_tokens += num_tokens
+        tables = self.kv.block_ids(request), *self.kv.window_tables([request])[0]
+        self.flights.append(Flight(request, start, start + num_tokens, tables))
+        self.kv.begin_step()
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def find_again(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.held))
+        if not request.is_in_flight and request.num_computed_tokens < request.num_tokens:
+            before = request.num_computed_tokens
+            request.catch_up(self.kv.find_again(request))
+            assert request.num_computed_tokens >= before
+
+    @precondition(lambda self: self.flights)
+    @rule()
+    def land(self) -> None:
+        flight = self.flights.popleft()
+        self.compute(flight)
+        self.kv.end_step()
+        if flight.request in self.held:
+            flight.request.num_computed_tokens = flight.end
+            self.kv.commit(flight.request)
+
+    def compute(self, flight: Flight) -> None:
+        tokens = tuple(flight.request.token_ids)
+        for window, table, contents in zip(self.windows, flight.tables, self.contents, strict=True):
+            for position in range(flight.start, flight.end):
+                place = table[position // BLOCK_SIZE], position % BLOCK_SIZE
+                contents[place] = tokens[: position + 1]
+            first = 0 if window is None else max(0, flight.start + 1 - window)
+            for position in range(first, flight.end):
+                place = table[position // BLOCK_SIZE], position % BLOCK_SIZE
+                assert contents.get(place) == tokens[: position + 1]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), token_id=st.integers(0, 1))
+    def decode(self, data: st.DataObject, token_id: int) -> None:
+        request = data.draw(st.sampled_from(self.held))
+        if request.num_computed_tokens == request.num_tokens:
+            request.append(token_id, 0.0)
+            if not self.kv.reserve(request):
+                self.drop(request)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.drop(data.draw(st.sampled_from(self.held)))
+
+    def drop(self, request: Request) -> None:
+        self.held.remove(request)
+        self.kv.release(request)
+
+    @invariant()
+    def blocks_are_conserved(self) -> None:
+        check_blocks(self.kv)
+
+
+TestWindows = WindowsMachine.TestCase
+TestWindows.settings = examples(100, stateful_step_count=50)
