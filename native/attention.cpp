@@ -346,10 +346,11 @@ void run(const AttentionCall &call, const AttentionTask &task, const AttentionTa
 }
 
 void write_output(const AttentionCall &call, const AttentionTask &task, int row,
-                  const float *sums, float denominator) {
+                  const float *sums, float maximum, float denominator) {
     const int head_dim = call.shape.head_dim, index = task.first + row;
     const int token = call.chunks[task.chunk].first_row + index / call.group;
     const int head = task.kv_head * call.group + index % call.group;
+    if (call.sinks) denominator += std::exp2(call.sinks[head] - maximum);
     const Floats by = fill(1.0f / denominator);
     for (int dim = 0; dim < head_dim; dim += 16)
         store_bf16(call.output.at(token, head * head_dim + dim), load(sums + dim) * by);
@@ -371,7 +372,7 @@ void finish(const AttentionCall &call, const AttentionTask &task, const Scratch 
     }
     for (int row = 0; row < task.end - task.first; ++row)
         write_output(call, task, row, scratch.sums + row * call.shape.head_dim,
-                     scratch.denominator[row]);
+                     scratch.maximum[row], scratch.denominator[row]);
 }
 
 void merge_parts(const AttentionCall &call, const AttentionMerge &merge) {
@@ -390,7 +391,7 @@ void merge_parts(const AttentionCall &call, const AttentionMerge &merge) {
             for (int dim = 0; dim < head_dim; ++dim)
                 sums[dim] += factor * from[row * head_dim + dim];
         }
-        write_output(call, merge.task, row, sums, denominator);
+        write_output(call, merge.task, row, sums, maximum, denominator);
     }
 }
 

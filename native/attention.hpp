@@ -56,6 +56,7 @@ struct AttentionCall {
     size_t query_rows;    // per key/value head, with room for one more tile
     const std::byte *keys, *values;
     float softcap;  // of scores in these units; 0 for no limit
+    const float *sinks;  // [K * group], a further score of each head in these units; null for none
     const TiledRows &output;  // [T, K * group * D]
     float *parts;             // [num_parts, part_floats]
 };

@@ -83,6 +83,20 @@ Weight weight_of(const nb::dict &addresses, const std::string &name) {
     return weight;
 }
 
+// Reads the weights of experts 0, 1, ..., as far as there are any.
+std::vector<ExpertWeights> experts_of(const nb::dict &addresses) {
+    std::vector<ExpertWeights> experts;
+    const auto count = static_cast<int>(find(addresses, "num_experts"));
+    for (int i = 0; i < count; ++i) {
+        const std::string name = "expert" + std::to_string(i) + ".";
+        experts.push_back({weight_of(addresses, name + "gate_up"),
+                           weight_of(addresses, name + "down"),
+                           at<bf16>(find(addresses, name + "gate_up_bias")),
+                           at<bf16>(find(addresses, name + "down_bias"))});
+    }
+    return experts;
+}
+
 LayerWeights weights_of(const nb::dict &addresses) {
     const auto norm = [&](const char *name) { return at<float>(find(addresses, name)); };
     const auto bias = [&](const char *name) { return at<bf16>(find(addresses, name)); };
@@ -99,7 +113,21 @@ LayerWeights weights_of(const nb::dict &addresses) {
             bias("qkv_bias"),
             bias("output_bias"),
             bias("gate_up_bias"),
-            bias("down_bias")};
+            bias("down_bias"),
+            norm("sinks"),
+            {weight_of(addresses, "router"), static_cast<int>(find(addresses, "router.num_rows")),
+             norm("router_bias"), norm("selection_bias"), norm("shared_gate")},
+            experts_of(addresses)};
+}
+
+ExpertsShape experts_shape_of(const nb::dict &numbers) {
+    if (!numbers.contains("num_experts")) return {};
+    const auto whole = [&](const char *name) { return nb::cast<int>(numbers[name]); };
+    const auto real = [&](const char *name) { return nb::cast<float>(numbers[name]); };
+    return {whole("hidden_size"), whole("expert_size"), whole("num_experts"), whole("num_active"),
+            whole("num_groups"), whole("num_active_groups"),
+            static_cast<Score>(whole("score")), whole("is_normalized") != 0, real("factor"),
+            whole("is_gelu") != 0, real("gate_limit"), real("gate_slope")};
 }
 
 LayerShape shape_of(const nb::dict &numbers) {
@@ -110,7 +138,7 @@ LayerShape shape_of(const nb::dict &numbers) {
             whole("num_kv_heads"), whole("head_dim"),      whole("rope"),
             real("eps"),           real("scale"),          real("softcap"),
             real("residual_scale"), is("is_gelu"),         is("has_whole_norms"),
-            is("norm_after_rope")};
+            is("norm_after_rope"), experts_shape_of(numbers)};
 }
 
 }  // namespace

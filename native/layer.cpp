@@ -2,43 +2,20 @@
 
 #include <cmath>
 
-#include "row_shares.hpp"
-#include "vector_math.hpp"
+#include "activations.hpp"
 
 namespace legato {
 
 namespace {
 
-std::vector<float> copy(const float *values, int count) {
-    return values ? std::vector<float>(values, values + count) : std::vector<float>();
-}
-
-std::vector<float> widen(const bf16 *values, int count) {
-    std::vector<float> wide;
-    for (int i = 0; values && i < count; ++i) wide.push_back(to_float(values[i]));
-    return wide;
-}
-
 PackedMatrix pack(const Weight &weight, int num_outputs, int depth) {
     return {weight, num_outputs, depth, [](int i) { return i; }};
-}
-
-// Interleaves gate and up projections by 16 outputs, so that a panel has both for the same outputs.
-PackedMatrix pack_gate_up(const Weight &weight, int intermediate_size, int depth) {
-    return {weight, 2 * intermediate_size, depth, [=](int i) {
-                return i / 16 % 2 * intermediate_size + i / 32 * 16 + i % 16;
-            }};
 }
 
 std::unique_ptr<bf16[], Free> zeros(size_t count) {
     auto values = aligned_array<bf16>(count);
     std::fill_n(values.get(), count, bf16{0});
     return values;
-}
-
-// Returns 16 sums plus the biases of their outputs, if there are any.
-Floats biased(const float *sums, const std::vector<float> &bias, int output) {
-    return bias.empty() ? load(sums) : load(sums) + load(&bias[output]);
 }
 
 // Query rows per key/value head, with room for a tile that begins at the last row.
@@ -81,9 +58,10 @@ void Workspace::reserve(const LayerShape &shape, int num_rows, int num_parts) {
         normed = TiledRows(num_rows, shape.hidden_size);
         queries = zeros((rows * shape.group() + kPanel) * shape.kv_size());
         context = TiledRows(num_rows, shape.query_size());
-        gated = TiledRows(num_rows, shape.intermediate_size);
+        gated = TiledRows(num_rows, std::max(shape.intermediate_size, kTileDepth));
         qkv = aligned_array<float>(rows * shape.qkv_size());
         output = aligned_array<float>(rows * shape.hidden_size);
+        if (shape.experts.count) experts.reserve(shape.experts, num_rows);
         num_rows_ = rows;
     }
     if (static_cast<size_t>(num_parts) > num_parts_) {
@@ -94,23 +72,29 @@ void Workspace::reserve(const LayerShape &shape, int num_rows, int num_parts) {
 
 Layer::Layer(LayerShape shape, const LayerWeights &w)
     : shape(shape),
-      input_norm_(copy(w.input_norm, shape.hidden_size)),
-      post_norm_(copy(w.post_norm, shape.hidden_size)),
-      query_norm_(copy(w.query_norm, shape.has_whole_norms ? shape.query_size() : shape.head_dim)),
-      key_norm_(copy(w.key_norm, shape.has_whole_norms ? shape.kv_size() : shape.head_dim)),
-      attention_output_norm_(copy(w.attention_output_norm, shape.hidden_size)),
-      mlp_output_norm_(copy(w.mlp_output_norm, shape.hidden_size)),
-      qkv_bias_(widen(w.qkv_bias, shape.qkv_size())),
-      output_bias_(widen(w.output_bias, shape.hidden_size)),
-      gate_up_bias_(widen(w.gate_up_bias, 2 * shape.intermediate_size)),
-      down_bias_(widen(w.down_bias, shape.hidden_size)),
+      input_norm_(copied(w.input_norm, shape.hidden_size)),
+      post_norm_(copied(w.post_norm, shape.hidden_size)),
+      query_norm_(copied(w.query_norm, shape.has_whole_norms ? shape.query_size() : shape.head_dim)),
+      key_norm_(copied(w.key_norm, shape.has_whole_norms ? shape.kv_size() : shape.head_dim)),
+      attention_output_norm_(copied(w.attention_output_norm, shape.hidden_size)),
+      mlp_output_norm_(copied(w.mlp_output_norm, shape.hidden_size)),
+      sinks_(copied(w.sinks, shape.num_heads)),
+      qkv_bias_(widened(w.qkv_bias, shape.qkv_size())),
+      output_bias_(widened(w.output_bias, shape.hidden_size)),
+      gate_up_bias_(widened(w.gate_up_bias, 2 * shape.intermediate_size)),
+      down_bias_(widened(w.down_bias, shape.hidden_size)),
       qkv_(pack(w.qkv, shape.qkv_size(), shape.hidden_size)),
       output_(pack(w.output, shape.hidden_size, shape.query_size())),
       gate_up_(pack_gate_up(w.gate_up, shape.intermediate_size, shape.hidden_size)),
-      down_(pack(w.down, shape.hidden_size, shape.intermediate_size)) {}
+      down_(pack(w.down, shape.hidden_size, shape.intermediate_size)) {
+    if (shape.experts.count)
+        experts_ = std::make_unique<Experts>(shape.experts, w.router, w.experts);
+    for (auto &sink : sinks_) sink *= kLog2E;
+}
 
 void Layer::reset() {
     for (auto &phase : phases_) phase.reset();
+    if (experts_) experts_->reset();
 }
 
 void Layer::add_attention(Workspace &space, const Step &step, const AttentionPlan &plan,
@@ -124,6 +108,7 @@ void Layer::add_attention(Workspace &space, const Step &step, const AttentionPla
                              cache.keys,
                              cache.values,
                              shape.softcap * kLog2E,
+                             sinks_.empty() ? nullptr : sinks_.data(),
                              space.context,
                              space.parts.get()};
     const int threads = step.num_threads;
@@ -139,9 +124,34 @@ void Layer::add_attention(Workspace &space, const Step &step, const AttentionPla
 void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows) {
     const int threads = step.num_threads;
     normalize(rows, post_norm_, space.normed, threads, phases_[kPostNorm]);
-    gate(space, rows.count, threads);
-    add(space, rows, space.gated, down_, down_bias_, mlp_output_norm_, threads, phases_[kDown],
-        phases_[kDownNorm]);
+    if (!experts_) {
+        gate(space, rows.count, threads);
+        add(space, rows, space.gated, down_, down_bias_, mlp_output_norm_, threads, phases_[kDown],
+            phases_[kDownNorm]);
+        return;
+    }
+    const int num_rows = static_cast<int>(step.slots.size());  // padding needs no experts
+    experts_->pick(space.experts, space.normed, num_rows, threads);
+    if (shape.intermediate_size) {
+        gate(space, num_rows, threads);
+        add_shared(space, rows, num_rows, threads);
+    }
+    experts_->add(space.experts, space.normed, num_rows, output_scale(rows), rows.sums, threads);
+}
+
+// Adds the output of the expert that computes all rows.
+void Layer::add_shared(Workspace &space, const Rows &rows, int num_rows, int num_threads) {
+    const int size = shape.hidden_size;
+    const float scale = output_scale(rows);
+    multiply(space.gated, num_rows, down_, num_threads, phases_[kDown],
+             [&](int row, int count, int panel, const float *sums) {
+                 for (int i = 0; i < count; ++i) {
+                     const Floats by = fill(scale * space.experts.shared[row + i]);
+                     float *to = rows.sums + static_cast<size_t>(row + i) * size + panel * kPanel;
+                     for (int j = 0; j < kPanel; j += 16)
+                         store(to + j, fma(load(sums + i * kPanel + j), by, load(to + j)));
+                 }
+             });
 }
 
 // RMS norm of rows [P, E], or the rows themselves if the layer has no norm there.
@@ -195,7 +205,7 @@ void Layer::add(Workspace &space, const Rows &rows, const TiledRows &from,
                 const std::vector<float> &norm, int num_threads, Phase &phase,
                 Phase &norm_phase) const {
     const int size = shape.hidden_size;
-    const Floats scale = fill(rows.has_parts() ? 1.0f : shape.residual_scale);
+    const Floats scale = fill(output_scale(rows));
     // Calls keep(place in [P, E], 16 outputs) for all outputs.
     const auto multiply_and = [&](auto keep) {
         multiply(from, rows.count, matrix, num_threads, phase,
@@ -290,12 +300,21 @@ void Layer::turn(float *head, const HeadNorm &norm, const float *cos, const floa
     if (norm.weight && shape.norm_after_rope) normalize_head(turned, norm);
 }
 
+Layers::Layers(std::vector<Layer *> layers)
+    : layers_(std::move(layers)), largest_(layers_[0]->shape) {
+    for (const auto *layer : layers_) {
+        largest_.intermediate_size =
+            std::max(largest_.intermediate_size, layer->shape.intermediate_size);
+        if (layer->shape.experts.count) largest_.experts = layer->shape.experts;
+    }
+}
+
 void Layers::forward(ThreadPool &pool, const std::vector<Step *> &steps,
                      const std::vector<LayerCache> &caches, const Rows &rows) {
     std::vector<const AttentionPlan *> plans;
     for (const auto &cache : caches)
         plans.push_back(&steps[cache.group]->plan(cache.window));
-    for (const auto *plan : plans) space_.reserve(layers_[0]->shape, rows.count, plan->num_parts);
+    for (const auto *plan : plans) space_.reserve(largest_, rows.count, plan->num_parts);
     for (auto *layer : layers_) layer->reset();
     pool.run([&] {
         for (size_t i = 0; i < layers_.size(); ++i) {
@@ -309,7 +328,7 @@ void Layers::forward(ThreadPool &pool, const std::vector<Step *> &steps,
 void Layers::add_attention(ThreadPool &pool, Step &step, int layer, const LayerCache &cache,
                            const Rows &rows) {
     const AttentionPlan &plan = step.plan(cache.window);
-    space_.reserve(layers_[layer]->shape, rows.count, plan.num_parts);
+    space_.reserve(largest_, rows.count, plan.num_parts);
     layers_[layer]->reset();
     pool.run([&] { layers_[layer]->add_attention(space_, step, plan, cache, rows); });
 }

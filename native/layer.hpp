@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "experts.hpp"
 #include "matrix.hpp"
 #include "thread_pool.hpp"
 
@@ -21,6 +22,7 @@ struct LayerShape {
     bool is_gelu;          // gates have GELU's tanh form, not SiLU
     bool has_whole_norms;  // queries and keys are normalized as whole rows, not head by head
     bool norm_after_rope;  // heads are normalized after rope, not before
+    ExpertsShape experts;  // of no experts, if the layer has an MLP; else I is of a shared expert
 
     int query_size() const { return num_heads * head_dim; }
     int kv_size() const { return num_kv_heads * head_dim; }
@@ -38,6 +40,9 @@ struct LayerWeights {
     Weight gate_up;                                        // [2I, E]
     Weight down;                                           // [E, I]
     const bf16 *qkv_bias, *output_bias, *gate_up_bias, *down_bias;
+    const float *sinks;                  // [H], a further score of each head
+    RouterWeights router;                // if there are experts
+    std::vector<ExpertWeights> experts;  // gate_up and down are then of a shared expert
 };
 
 // Data that the layers of a step share; made once a step.
@@ -64,6 +69,7 @@ struct Workspace {
     void reserve(const LayerShape &shape, int num_rows, int num_parts);
 
     TiledRows normed, context, gated;
+    ExpertsSpace experts;
     std::unique_ptr<bf16[], Free> queries;
     std::unique_ptr<float[], Free> qkv, parts;
     std::unique_ptr<float[], Free> output;  // [rows, E], of a network before its norm
@@ -129,6 +135,10 @@ private:
     void turn(float *head, const HeadNorm &norm, const float *cos, const float *sin,
               float *turned) const;
     void gate(Workspace &space, int num_rows, int num_threads);
+    void add_shared(Workspace &space, const Rows &rows, int num_rows, int num_threads);
+    float output_scale(const Rows &rows) const {
+        return rows.has_parts() ? 1.0f : shape.residual_scale;
+    }
     void add(Workspace &space, const Rows &rows, const TiledRows &from, const PackedMatrix &matrix,
              const std::vector<float> &bias, const std::vector<float> &norm, int num_threads,
              Phase &phase, Phase &norm_phase) const;
@@ -139,16 +149,17 @@ private:
     };
     Phase phases_[kPhases];
     std::vector<float> input_norm_, post_norm_, query_norm_, key_norm_;
-    std::vector<float> attention_output_norm_, mlp_output_norm_;
+    std::vector<float> attention_output_norm_, mlp_output_norm_, sinks_;
     std::vector<float> qkv_bias_, output_bias_, gate_up_bias_, down_bias_;
     PackedMatrix qkv_, output_, gate_up_, down_;
+    std::unique_ptr<Experts> experts_;
 };
 
 // The layers of a decoder. They run in one call; or, if other ranks have other parts of the layers,
 // one half of a layer at a time, so that the parts can be added up in between.
 class Layers {
 public:
-    explicit Layers(std::vector<Layer *> layers) : layers_(std::move(layers)) {}
+    explicit Layers(std::vector<Layer *> layers);
 
     void forward(ThreadPool &pool, const std::vector<Step *> &steps,
                  const std::vector<LayerCache> &caches,
@@ -159,6 +170,7 @@ public:
 
 private:
     std::vector<Layer *> layers_;
+    LayerShape largest_;  // of a layer that needs as much memory as any
     Workspace space_;
 };
 

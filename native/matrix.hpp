@@ -1,6 +1,8 @@
 // Products of rows with a weight matrix, computed by all threads of a pool.
 #pragma once
 
+#include <optional>
+
 #include "quantized.hpp"
 #include "rows.hpp"
 #include "thread_pool.hpp"
@@ -36,41 +38,85 @@ inline int panels_a_share(const PackedMatrix &matrix, int num_rows, int num_thre
     return (matrix.num_panels + num_shares - 1) / num_shares;
 }
 
-// multiply() for quantized weights: each panel is unpacked once for all rows; with few rows it is
-// multiplied without unpacking.
-template <typename Finish>
-void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix &matrix,
-                        int panels_a_share, int num_shares, Phase &phase, Finish finish) {
-    static thread_local FewRows few;
-    static thread_local Buffer<bf16> unpacked;
-    alignas(64) float sums[kRowPair * kPanel];
-    const bool are_few = can_multiply_few(matrix, num_rows);
-    const bool is_ordered = matrix.order.empty();
-    TiledRows own;
-    const TiledRows &inputs = is_ordered ? rows : own;
-    if (!are_few) unpacked.reserve(kPanel * matrix.depth);
-    bool needs_rows = true;  // a thread without a share need not reorder or round rows
-    const TileScope scope;
-    phase.run(num_shares, [&](int share) {
-        if (needs_rows && !is_ordered) own = reordered(rows, num_rows, matrix.order);
-        if (needs_rows && are_few) few.assign(inputs, num_rows, matrix.depth);
-        needs_rows = false;
-        const int first = share * panels_a_share;
-        const int end = std::min(first + panels_a_share, matrix.num_panels);
-        for (int panel = first; panel < end; ++panel) {
-            if (are_few) {
-                few.multiply(matrix, panel, sums);
-                finish(0, num_rows, panel, sums);
-                continue;
-            }
-            unpack(matrix, panel, unpacked.get());
-            for (int row = 0; row < num_rows; row += kRowPair) {
-                const int count = std::min(kRowPair, num_rows - row);
-                multiply_rows(inputs, row, count, unpacked.get(), matrix.num_steps, sums);
-                finish(row, count, panel, sums);
-            }
+// A thread's memory for products with quantized weights.
+struct Unpacking {
+    FewRows few;
+    Buffer<bf16> unpacked;
+    TiledRows ordered;
+};
+
+// Products of the same rows, [first, first + num_rows), with panels of a quantized matrix, by one
+// thread: each panel is unpacked once for all rows; with few rows it is multiplied without unpacking.
+class QuantizedProducts {
+public:
+    QuantizedProducts(const TiledRows &rows, int first, int num_rows, const PackedMatrix &matrix)
+        : matrix_(matrix),
+          rows_(matrix.order.empty() ? rows : space().ordered),
+          first_(matrix.order.empty() ? first : 0),
+          num_rows_(num_rows),
+          are_few_(can_multiply_few(matrix, num_rows)) {
+        if (!matrix.order.empty())
+            space().ordered = reordered(rows, first, num_rows, matrix.order);
+        if (are_few_) space().few.assign(rows_, first_, num_rows, matrix.depth);
+        else space().unpacked.reserve(kPanel * matrix.depth);
+    }
+
+    // finish(row, count, panel, sums): as for multiply(), of rows counted from `first`.
+    template <typename Finish>
+    void multiply(int panel, Finish finish) const {
+        alignas(64) float sums[kRowPair * kPanel];
+        if (are_few_) {
+            space().few.multiply(matrix_, panel, sums);
+            finish(0, num_rows_, panel, sums);
+            return;
         }
-    });
+        bf16 *const unpacked = space().unpacked.get();
+        unpack(matrix_, panel, unpacked);
+        for (int row = 0; row < num_rows_; row += kRowPair) {
+            const int count = std::min(kRowPair, num_rows_ - row);
+            multiply_rows(rows_, first_ + row, count, unpacked, matrix_.num_steps, sums);
+            finish(row, count, panel, sums);
+        }
+    }
+
+private:
+    static Unpacking &space() {
+        static thread_local Unpacking own;
+        return own;
+    }
+
+    const PackedMatrix &matrix_;
+    const TiledRows &rows_;
+    const int first_, num_rows_;
+    const bool are_few_;
+};
+
+// multiply() for panels [panel, end) of a matrix that is not quantized, by one thread.
+template <typename Finish>
+void multiply_plain_panels(const TiledRows &rows, int first, int num_rows,
+                           const PackedMatrix &matrix, int begin, int end, Finish finish) {
+    alignas(64) float sums[kRowPair * kPanel];
+    for (int row = 0; row < num_rows; row += kRowPair) {
+        const int count = std::min(kRowPair, num_rows - row);
+        for (int panel = begin; panel < end; ++panel) {
+            multiply_rows(rows, first + row, count, matrix.tiles(panel), matrix.num_steps, sums);
+            finish(row, count, panel, sums);
+        }
+    }
+}
+
+// Multiplies rows [first, first + num_rows) with panels [begin, end), by one thread. `first` is a
+// multiple of a tile's rows. finish: as for multiply(), of rows counted from 0.
+template <typename Finish>
+void multiply_panels(const TiledRows &rows, int first, int num_rows, const PackedMatrix &matrix,
+                     int begin, int end, Finish finish) {
+    const auto keep = [&](int row, int count, int panel, const float *sums) {
+        finish(first + row, count, panel, sums);
+    };
+    if (!matrix.is_quantized())
+        return multiply_plain_panels(rows, first, num_rows, matrix, begin, end, keep);
+    const QuantizedProducts products(rows, first, num_rows, matrix);
+    for (int panel = begin; panel < end; ++panel) products.multiply(panel, keep);
 }
 
 constexpr int kRowsRounded = 4;  // rows that a thread rounds to 8 bits at a time
@@ -119,21 +165,14 @@ void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, i
         multiply_rotated(rows, num_rows, matrix, panels, num_shares, phase, finish);
         return;
     }
-    if (matrix.is_quantized()) {
-        multiply_quantized(rows, num_rows, matrix, panels, num_shares, phase, finish);
-        return;
-    }
-    alignas(64) float sums[kRowPair * kPanel];
     const TileScope scope;
+    std::optional<QuantizedProducts> products;  // a thread without a share need not round rows
     phase.run(num_shares, [&](int share) {
         const int first = share * panels, end = std::min(first + panels, matrix.num_panels);
-        for (int row = 0; row < num_rows; row += kRowPair) {
-            const int count = std::min(kRowPair, num_rows - row);
-            for (int panel = first; panel < end; ++panel) {
-                multiply_rows(rows, row, count, matrix.tiles(panel), matrix.num_steps, sums);
-                finish(row, count, panel, sums);
-            }
-        }
+        if (!matrix.is_quantized())
+            return multiply_plain_panels(rows, 0, num_rows, matrix, first, end, finish);
+        if (!products) products.emplace(rows, 0, num_rows, matrix);
+        for (int panel = first; panel < end; ++panel) products->multiply(panel, finish);
     });
 }
 

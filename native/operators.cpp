@@ -2,8 +2,7 @@
 
 #include <cmath>
 
-#include "row_shares.hpp"
-#include "vector_math.hpp"
+#include "activations.hpp"
 
 namespace legato {
 
@@ -161,7 +160,7 @@ void Operators::attend(Step &step, const LayerCache &cache, int num_padded, cons
     const TiledRows &context = tiled(kInputs, num_rows, width);
     const AttentionCall call{step.chunks, plan,       shape,        group,
                              queries_.get(), query_rows, cache.keys, cache.values,
-                             softcap * kLog2E, context, parts_.get()};
+                             softcap * kLog2E, nullptr, context, parts_.get()};
     const Floats unit = fill(scale * kLog2E);
     const auto spread = [&](int row) {
         alignas(64) float wide[kLargestHead];

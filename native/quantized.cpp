@@ -168,15 +168,16 @@ bool can_multiply_few(const PackedMatrix &matrix, int num_rows) {
     return num_rows <= kFewRows && matrix.codes != Codes::kFloat;
 }
 
-TiledRows reordered(const TiledRows &rows, int num_rows, const std::vector<int32_t> &order) {
+TiledRows reordered(const TiledRows &rows, int first, int num_rows,
+                    const std::vector<int32_t> &order) {
     const int depth = static_cast<int>(order.size());
     TiledRows result(num_rows, depth);
     for (int row = 0; row < num_rows; ++row)
-        for (int i = 0; i < depth; ++i) *result.at(row, i) = *rows.at(row, order[i]);
+        for (int i = 0; i < depth; ++i) *result.at(row, i) = *rows.at(first + row, order[i]);
     return result;
 }
 
-void FewRows::assign(const TiledRows &rows, int num_rows, int depth) {
+void FewRows::assign(const TiledRows &rows, int first, int num_rows, int depth) {
     num_rows_ = num_rows;
     num_steps_ = depth / kTileDepth;
     codes_.reserve(kFewRows * num_steps_ * kSets);
@@ -186,7 +187,7 @@ void FewRows::assign(const TiledRows &rows, int num_rows, int depth) {
     for (int row = 0; row < num_rows; ++row)
         for (int step = 0; step < num_steps_; ++step) {
             const int at = row * num_steps_ + step;
-            round(rows.at(row, step * kTileDepth),
+            round(rows.at(first + row, step * kTileDepth),
                   reinterpret_cast<int8_t *>(codes_.get() + at * kSets), at);
         }
 }

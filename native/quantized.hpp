@@ -18,12 +18,14 @@ void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles);
 // Whether so many rows are multiplied without unpacking.
 bool can_multiply_few(const PackedMatrix &matrix, int num_rows);
 
-// Returns rows whose value i is value order[i] of the given ones.
-TiledRows reordered(const TiledRows &rows, int num_rows, const std::vector<int32_t> &order);
+// Returns rows [first, first + num_rows), whose value i is value order[i] of the given ones.
+TiledRows reordered(const TiledRows &rows, int first, int num_rows,
+                    const std::vector<int32_t> &order);
 
 class FewRows {
 public:
-    void assign(const TiledRows &rows, int num_rows, int depth);
+    // Takes rows [first, first + num_rows).
+    void assign(const TiledRows &rows, int first, int num_rows, int depth);
 
     // sums [num_rows, 32] = the rows times a panel.
     void multiply(const PackedMatrix &matrix, int panel, float *sums) const;

@@ -1,6 +1,7 @@
 // Threads that run one function together, phase by phase.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -52,6 +53,27 @@ private:
 
     alignas(64) std::atomic<int> next_{0};
     alignas(64) std::atomic<int> num_done_{0};
+};
+
+// Divides rows into shares, several for each thread.
+struct RowShares {
+    static constexpr int kAThread = 4;
+
+    RowShares(int num_rows, int num_threads)
+        : num_rows(num_rows),
+          size((num_rows - 1) / (kAThread * num_threads) + 1),
+          count((num_rows + size - 1) / size) {}
+
+    // Calls work(row) for all rows, by all threads.
+    template <typename Work>
+    void run(Phase &phase, Work work) const {
+        phase.run(count, [&](int share) {
+            const int end = std::min((share + 1) * size, num_rows);
+            for (int row = share * size; row < end; ++row) work(row);
+        });
+    }
+
+    const int num_rows, size, count;
 };
 
 // Waiting threads spin for a while; with nothing to do for longer, they sleep.

@@ -165,4 +165,22 @@ private:
     uint8_t table_[kTableBytes] = {};
 };
 
+// Interleaves gate and up projections by 16 outputs, so that a panel has both for the same outputs.
+inline PackedMatrix pack_gate_up(const Weight &weight, int intermediate_size, int depth) {
+    return {weight, 2 * intermediate_size, depth, [=](int i) {
+                return i / 16 % 2 * intermediate_size + i / 32 * 16 + i % 16;
+            }};
+}
+
+// Vectors of a layer, copied; empty for null.
+inline std::vector<float> copied(const float *values, int count) {
+    return values ? std::vector<float>(values, values + count) : std::vector<float>();
+}
+
+inline std::vector<float> widened(const bf16 *values, int count) {
+    std::vector<float> wide;
+    for (int i = 0; values && i < count; ++i) wide.push_back(to_float(values[i]));
+    return wide;
+}
+
 }  // namespace legato

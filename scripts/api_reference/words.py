@@ -78,15 +78,32 @@ FIELDS = {
     "top_logprobs": "and of this many most likely tokens; with `logprobs` only",
     "best_of": "must be 1 or equal `n`",
     # Of embeddings.
-    "EmbeddingRequest.add_special_tokens": "put the tokenizer's special tokens around each text",
     "EmbeddingRequest.input": "a text, token ids, or a list of either; each gets a vector",
     "encoding_format": "a vector is a list of numbers, or base64 of its float32 numbers in "
     "little-endian order",
     "dimensions": "return the first so many numbers of each vector",
     "normalize": "divide each vector by its L2 norm, after `dimensions`",
-    "EmbeddingRequest.truncate_prompt_tokens": "keep so many tokens of each input at most, special "
-    "tokens around a text included; -1 keeps as many as the context has",
-    "EmbeddingRequest.truncation_side": "where tokens are dropped",
+    **{
+        f"{request}.{name}": words
+        for request in ("EmbeddingRequest", "RerankRequest", "ScoreRequest")
+        for name, words in (
+            ("add_special_tokens", "put the tokenizer's special tokens around each text"),
+            (
+                "truncate_prompt_tokens",
+                "keep so many tokens of each prompt at most, special tokens around a text "
+                "included; -1 keeps as many as the context has",
+            ),
+            ("truncation_side", "where tokens are dropped"),
+        )
+    },
+    # Of scores.
+    "text_1": "a query for all of `text_2`, or one for each",
+    "text_2": "what is scored: a text or several",
+    "query": "what the documents are compared with",
+    "RerankRequest.documents": "texts, or objects with a `text`",
+    "top_n": "return the best so many documents, 0 returns all",
+    "return_documents": "return the documents' texts, too",
+    "use_activation": "a score is the sigmoid of the head's output, not the output itself",
     "echo": "put the prompt before the completion; with `logprobs`, not with `stream`",
     "add_special_tokens": "the chat template adds them",
     "CompletionRequest.add_special_tokens": "add the tokenizer's special tokens to prompts that "
@@ -197,7 +214,9 @@ FIELDS = {
     "NamespaceTool.description": "changes nothing",
     "NamespaceTool.tools": "functions and custom tools",
     "output_schema": "changes nothing",
-    "defer_loading": "tools are not searched for",
+    "defer_loading": "changes nothing: the model knows all tools, so that no search is needed",
+    "AnthropicTool.defer_loading": "the model knows it once a `tool_reference` in a tool's result "
+    "names it, or if a search by Anthropic's servers is among the tools",
     "allowed_callers": "the model calls tools itself",
     "TextOptions.format": "text, any JSON object, or JSON of a schema",
     "TextFormat.type": "which of them",
@@ -250,7 +269,8 @@ FIELDS = {
     "a last message of the assistant is gone on with",
     "TextBlock.type": "other blocks are for messages",
     "TextBlock.text": "texts are joined by line ends",
-    "AnthropicTool.type": "tools of Anthropic's own are not supported",
+    "AnthropicTool.type": "of Anthropic's own tools, the search is left out, and all deferred "
+    "tools are known",
     "AnthropicTool.name": "what it is called",
     "AnthropicTool.description": "what it does",
     "input_schema": "a JSON schema",
@@ -335,6 +355,7 @@ ORIGINS = {
 DEFINED_BY = {
     "OpenAI": "OpenAI",
     "Anthropic": "Anthropic",
+    "scores": "vLLM",
     "tokenization": "vLLM",
     "routers": "vLLM, SGLang",
     "probes": "vLLM",

@@ -8,6 +8,7 @@ import torch
 
 from legato.core.outputs import TokenLogprobs
 from legato.core.plan import BlockMove, ScheduledChunk, StepPlan
+from legato.core.pooling import PromptPooling
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkKind
@@ -46,6 +47,7 @@ class Stream:
         block_ids: on the device.
         slots: in host memory, while it is swapped out.
         is_complete: whether its grammar lets nothing follow.
+        pooled: its vector, once its prompt is pooled.
         error: why it ended, if it did so for a fault.
     """
 
@@ -57,6 +59,7 @@ class Stream:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     is_complete: bool = False
+    pooled: bytes | None = None
     error: str = ""
 
     @property
@@ -70,7 +73,7 @@ class Stream:
     @property
     def num_left(self) -> int:
         """Tokens that it may still get."""
-        if self.is_complete or self.error:
+        if self.is_complete or self.error or self.message.pooling is not None:
             return 0
         assert self.message.params.max_tokens is not None
         return self.message.params.max_tokens - len(self.output)
@@ -88,13 +91,21 @@ class ByHand:
         self._ended: list[str] = []
         self._step_id = 0
 
-    def add(self, request_id: str, prompt: Sequence[int], **params: Any) -> Stream:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        *,
+        pooling: PromptPooling | None = None,
+        **params: Any,
+    ) -> Stream:
         settings = {"temperature": 0.0, "max_tokens": 8, "seed": 0, **params}
         message = AddRequest(
             request_id=request_id,
             prompt_token_ids=token_array(prompt),
             params=SamplingParams(**settings),
             eos_token_ids=(EOS,),
+            pooling=pooling,
         )
         self._new.append(message)
         self.streams[request_id] = stream = Stream(message, list(prompt))
@@ -130,6 +141,7 @@ class ByHand:
             stream.logprobs += result.logprobs or ()
             stream.prompt_logprobs += result.prompt_logprobs or ()
             stream.is_complete = result.is_complete
+            stream.pooled = stream.pooled or result.pooled
 
     def finish(self) -> None:
         """Steps with all that is left of everybody, until nobody may get more."""
@@ -186,7 +198,7 @@ class ByHand:
             start,
             count + len(drafts),
             stream.block_ids,
-            len(drafts) + 1 if is_last else 0,
+            len(drafts) + 1 if is_last and stream.message.pooling is None else 0,
             kind,
             draft_token_ids=drafts,
         )

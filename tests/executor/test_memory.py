@@ -2,8 +2,9 @@ import psutil
 import pytest
 import torch
 
+from legato.core.config import CacheConfig
 from legato.executor import memory
-from legato.executor.memory import free_memory_bytes, raising_memory_error
+from legato.executor.memory import free_memory_bytes, num_swap_blocks, raising_memory_error
 
 
 def test_no_memory_on_the_cpu() -> None:
@@ -26,3 +27,11 @@ def test_memory_beyond_the_limit_is_not_free(monkeypatch: pytest.MonkeyPatch) ->
     for limit, most in ((mapped + 2**24, 2**24), (2**20, 0)):
         monkeypatch.setattr(memory, "address_space_bytes", lambda limit=limit: limit)
         assert 0 <= free_memory_bytes() <= most
+
+
+@pytest.mark.parametrize(("device", "word"), [("cpu", "makes more"), ("cuda", "experimental")])
+def test_swap_space_is_warned_of(device: str, word: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = CacheConfig(swap_space_bytes=2**20)
+    count = num_swap_blocks(config, bytes_per_block=2**18, device=torch.device(device))
+    assert count == 4
+    assert word in caplog.text

@@ -70,8 +70,13 @@ def runners(spec: DecoderSpec, num_blocks: int, kernels: NativeKernels) -> list[
     return found
 
 
-def check(spec: DecoderSpec, prompts: list[list[int]], kernels: NativeKernels, seed: int) -> None:
-    """Each prompt is a list of chunk lengths, computed one a step, all prompts side by side."""
+def computed(
+    spec: DecoderSpec, prompts: list[list[int]], kernels: NativeKernels, seed: int
+) -> list[Runner]:
+    """Return runners with their logits.
+
+    Each prompt is a list of chunk lengths, computed one a step, all prompts side by side.
+    """
     order = torch.randperm(
         sum(-(-sum(prompt) // BLOCK_SIZE) for prompt in prompts),
         generator=torch.Generator().manual_seed(seed),
@@ -87,7 +92,7 @@ def check(spec: DecoderSpec, prompts: list[list[int]], kernels: NativeKernels, s
             request_id=str(i), prompt_token_ids=tokens, params=SamplingParams(max_tokens=1)
         )
         sequences.append(SequenceState(message))
-    native, rounded, exact = found = runners(spec, num_blocks, kernels)
+    found = runners(spec, num_blocks, kernels)
     for step in range(max(map(len, prompts))):
         running = [i for i, prompt in enumerate(prompts) if step < len(prompt)]
         chunks = [
@@ -98,6 +103,12 @@ def check(spec: DecoderSpec, prompts: list[list[int]], kernels: NativeKernels, s
         ]
         for runner in found:
             runner.step(chunks, [sequences[i] for i in running])
+    return found
+
+
+def check(spec: DecoderSpec, prompts: list[list[int]], kernels: NativeKernels, seed: int) -> None:
+    """Native logits are as exact as PyTorch's; arguments as of `computed`."""
+    native, rounded, exact = computed(spec, prompts, kernels, seed)
     for ours, theirs, truth in zip(native.logits, rounded.logits, exact.logits, strict=True):
         error, allowed = (ours - truth).abs(), (theirs - truth).abs()
         assert float(error.max()) <= 1.5 * float(allowed.max()) + 0.01 * float(truth.abs().max())
@@ -122,7 +133,9 @@ def test_as_exact_as_the_python_layers(
     check(spec, prompts, NativeKernels(num_threads, instructions), seed)
 
 
-@pytest.mark.parametrize("spec", [SPECS["grouped"], SPECS["one key head"], SPECS["windows"]])
+@pytest.mark.parametrize(
+    "spec", [SPECS[name] for name in ("grouped", "one key head", "windows", "sinks")]
+)
 @pytest.mark.parametrize("instructions", TESTED)
 @pytest.mark.parametrize("last", [1, 3, 40, 300])
 def test_long_contexts_are_shared_among_threads(
@@ -140,6 +153,12 @@ RANKS = {
     ),
     "norms around": decoder_spec(
         order="sandwich", residual_scale=0.5, activation="gelu_tanh", intermediate_size=128
+    ),
+    "experts and sinks": decoder_spec(
+        has_sinks=True,
+        residual_scale=0.5,
+        intermediate_size=128,
+        experts={"shared_size": 64, "has_shared_gate": True, "has_bias": True},
     ),
 }
 

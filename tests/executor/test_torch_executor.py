@@ -65,6 +65,39 @@ def test_a_prompt_in_chunks(backend: Backend, chunks: list[int]) -> None:
     assert_as_whole(stream, backend)
 
 
+def assert_pooled(stream: Stream, backend: Backend) -> None:
+    """Its vector has the logits of the last token, or the mean of all: logits are linear."""
+    plain = random_decoder(SPEC, torch.float32)
+    logits = packed_logits(plain, [stream.tokens])[0]
+    expected = logits.mean(0) if stream.message.pooling == "mean" else logits[-1]
+    assert stream.pooled is not None
+    vector = torch.frombuffer(bytearray(stream.pooled), dtype=torch.float32)
+    with torch.inference_mode():
+        found = plain.compute_logits(vector[None])[0]
+    torch.testing.assert_close(found, expected, atol=backend.tolerance, rtol=0)
+    assert not stream.output
+
+
+@on_all_backends
+def test_pooled_prompts_beside_decodes(backend: Backend) -> None:
+    hand, _ = run_by_hand(backend)
+    stream = hand.add("stream", prompt(20), **EVERYTHING)
+    last = hand.add("last", prompt(70, salt=1), pooling="last")
+    mean = hand.add("mean", prompt(60, salt=2), pooling="mean")
+    hand.step(stream=20, mean=25)
+    hand.step(stream=1, last=30, mean=10)
+    hand.preempt("mean")
+    hand.step(stream=1, last=39, mean=33)
+    assert (last.pooled, mean.pooled) == (None, None)
+    hand.step(stream=1, last=1, mean=26)
+    assert mean.pooled is None
+    hand.step(mean=1)
+    hand.finish()
+    assert_as_whole(stream, backend)
+    assert_pooled(last, backend)
+    assert_pooled(mean, backend)
+
+
 @on_all_backends
 def test_prompts_beside_decodes(backend: Backend) -> None:
     hand, _ = run_by_hand(backend)

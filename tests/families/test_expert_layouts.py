@@ -13,13 +13,16 @@ from transformers import PreTrainedModel
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
+from legato.model.native import NativeKernels, NativeModel, why_not_native
+from tests.executor.instructions import TESTED
 from tests.families.test_hub_layouts import renamed, without
+from tests.families.test_native import _logits as native_logits
 from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
 from tests.model.conftest import assert_same_logits, reference_logits
 from tests.model.dense import packed_logits
 
 CPU = torch.device("cpu")
-PROMPT = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(70)]
+PROMPT = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(90)]
 FLOATS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 Config = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
@@ -155,7 +158,21 @@ def with_4_bit_floats(model: PreTrainedModel, folder: Path) -> None:
 def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
     reference = random_model(MODELS["gpt-oss"])
     with_4_bit_floats(reference, tmp_path)
-    assert_same_logits(logits_of(tmp_path), reference_logits(reference, PROMPT))
+    exact = reference_logits(reference, PROMPT)
+    assert_same_logits(logits_of(tmp_path), exact)
+    if why_not_native(open_checkpoint(ModelConfig(model=str(tmp_path))).spec, torch.bfloat16, CPU):
+        return
+    for instructions in TESTED:
+        model = load_model(
+            open_checkpoint(ModelConfig(model=str(tmp_path))),
+            dtype=torch.bfloat16,
+            device=CPU,
+            kernels=NativeKernels(2, instructions),
+        )
+        assert isinstance(model, NativeModel)
+        assert model.num_weight_bytes < sum(p.numel() for p in reference.parameters()) * 1.5
+        error = (native_logits(tmp_path, PROMPT, NativeKernels(2, instructions)) - exact).abs()
+        assert float(error.mean(1).median()) <= 0.01 * float(exact.abs().max()), instructions
 
 
 @pytest.mark.parametrize(

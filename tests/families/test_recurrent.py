@@ -1,6 +1,7 @@
 """Models with recurrent layers: no schedule, preemption or failed step changes their tokens."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -11,12 +12,13 @@ from legato import LLM, SamplingParams
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
-from legato.core.plan import FIRST_STATE
+from legato.core.plan import FIRST_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.token_ids import token_array
 from legato.core.transfer_config import TransferConfig
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
+from legato.executor.sequences import StepOutcome
 from legato.executor.torch_executor import TorchExecutor
 from tests.engine.test_faults import BROKEN
 from tests.families.test_exactness import PROMPTS, greedy
@@ -148,6 +150,24 @@ def test_a_step_that_raises_leaves_its_source_unchanged(
     executor.submit(plan)
     assert all(map(torch.equal, slots(chunk.state.source), before))
     assert all(map(torch.equal, slots(chunk.state.destination), written))
+
+
+def test_tokens_that_are_computed_again_start_from_the_same_state(
+    model: tuple[Path, dict[str, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the mask of a grammar is late: the last token of a chunk does not count."""
+    folder, expected = model
+    engine, _ = build_engine(config(folder, budget=32))
+    of, calls = StepOutcome.of, count()
+
+    def late(outcome: StepOutcome, chunk: ScheduledChunk, constraint: object) -> ChunkResult:
+        is_late = chunk.num_samples and next(calls) % 3 == 0
+        return chunk.unsampled() if is_late else of(outcome, chunk, constraint)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StepOutcome, "of", late)
+    assert run(engine, [added(name) for name in TOKENS]) == expected
+    assert next(calls) > 3
+    check_free(engine)
 
 
 def test_preempted_requests_get_the_same_tokens(

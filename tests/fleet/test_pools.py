@@ -15,12 +15,14 @@ import pytest
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.kv_transfer import FetchBlocks
 from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.pooling import UNSAMPLED
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.core.token_ids import token_array
 from legato.core.transfer_config import TransferConfig
 from legato.engine.errors import EngineDeadError, OverloadedError
+from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.kv_tickets import KVTransferParams, signature
 from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
@@ -124,6 +126,20 @@ async def test_prompts_come_from_one_pool_to_the_other(tmp_path: Path) -> None:
         assert again.num_cached_tokens == NUM_HANDED
         after = [replicas.by_id[name]._stats.num_prefix_cache_queries for name in ("p0", "p1")]
         assert before == after
+        await is_clean(engine, replicas)
+
+
+async def test_a_pooled_prompt_is_one_replicas(tmp_path: Path) -> None:
+    deltas: list[CompletionDelta] = []
+    prompts = Prompts(token_ids=[PROMPT], params=UNSAMPLED, request_id="it", pooling="last")
+    async with pools(tmp_path, "p0", "d0") as (engine, replicas):
+        async with engine.submitted(prompts, lambda _, delta: deltas.append(delta)) as submission:
+            await submission.ended.wait()
+            submission.check()
+        [delta] = deltas
+        assert (delta.finish_reason, delta.token_ids) == (FinishReason.STOP, ())
+        queries = {name: r._stats.num_prefix_cache_queries for name, r in replicas.by_id.items()}
+        assert queries == {"p0": 0, "d0": len(PROMPT)}
         await is_clean(engine, replicas)
 
 

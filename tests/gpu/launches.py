@@ -128,6 +128,7 @@ def _codes(bits: int, num_rows: int) -> None:
 
 def _round() -> None:
     rounded(torch.empty(512, 14_336, dtype=torch.bfloat16))
+    rounded(torch.empty(512, 2 * 14_336, dtype=torch.bfloat16), is_gated=True)
 
 
 class Launch(NamedTuple):

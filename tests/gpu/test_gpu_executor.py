@@ -6,7 +6,7 @@ import torch
 from legato import StructuredOutputs
 from tests.executor.backends import BLOCK_SIZE, EXACT
 from tests.executor.by_hand import SPEC, ByHand, prompt, text_of
-from tests.executor.test_torch_executor import EVERYTHING, assert_as_whole
+from tests.executor.test_torch_executor import EVERYTHING, assert_as_whole, assert_pooled
 from tests.gpu.executors import make_executor
 from tests.gpu.host_copies import OnlyAsynchronousCopies
 from tests.gpu.host_twin import HostTwin, no_launches, on_the_twin
@@ -36,6 +36,21 @@ def test_chunks_scores_swaps_drafts_and_a_failed_step(monkeypatch: pytest.Monkey
     for stream in (long, short):
         assert_as_whole(stream, EXACT)
     assert (len(long.output), len(long.prompt_logprobs), len(short.output)) == (3, 35, 5)
+
+
+def test_pooled_prompts() -> None:
+    executor, _ = make_executor(random_decoder(SPEC, torch.float32), **BLOCKS)
+    hand = ByHand(executor, range(6))
+    stream = hand.add("stream", prompt(3), max_tokens=3)
+    last = hand.add("last", prompt(20, salt=1), pooling="last")
+    mean = hand.add("mean", prompt(17, salt=2), pooling="mean")
+    hand.step(stream=3, mean=9)
+    hand.step(stream=1, mean=8, last=19)
+    hand.step(last=1)
+    hand.finish()
+    assert_as_whole(stream, EXACT)
+    assert_pooled(last, EXACT)
+    assert_pooled(mean, EXACT)
 
 
 def boom(*_: object, **__: object) -> None:

@@ -81,6 +81,19 @@ def test_rounds_rows_to_the_nearest_8_bit_float(device: torch.device) -> None:
     assert values.cpu().float().equal(expected.float())
 
 
+@pytest.mark.parametrize("size", [48, 1100])
+def test_gates_and_rounds_as_one_after_the_other(device: torch.device, size: int) -> None:
+    from legato.gpu.kernels.activation import silu_mul
+    from legato.gpu.linear import rounded
+
+    generator = torch.Generator().manual_seed(size)
+    gate_up = torch.randn(3, 2 * size, generator=generator).to(device, torch.bfloat16) * 3
+    gated = gate_up.new_empty(3, size)
+    silu_mul(gate_up, gated)
+    for found, expected in zip(rounded(gate_up, is_gated=True), rounded(gated), strict=True):
+        assert found.float().equal(expected.float())
+
+
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_multiplies_8_bit_floats(device: torch.device, has_bias: bool) -> None:
     """Within what rounding both sides to 3 bits behind the first brings: less than 5 in 100."""

@@ -98,6 +98,7 @@ SPECS = {
         ropes=(RopeFrequencies(tuple(0.5**i for i in range(16)), 1.1, QueryGrowth(0.3, 40.0)),),
     ),
     "largest heads": decoder_spec(head_dim=512, num_heads=3, num_kv_heads=1),
+    "sinks": decoder_spec(has_sinks=True, sliding_windows=(45, None)),
 }
 
 

@@ -8,9 +8,9 @@ import pytest
 from legato.core.errors import UnsupportedModelError
 from legato.model.native import _SUPPORTED, NativeModel, why_not_computed
 from legato.model.rope import RopeFrequencies
-from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
 
-from .random_models import SPECS, decoder_spec
+from .random_models import EXPERTS, SPECS, decoder_spec
 
 
 class NewDecoder(DecoderSpec, frozen=True, kw_only=True):
@@ -51,12 +51,15 @@ def assert_refused(spec: DecoderSpec, field: str) -> None:
         NativeModel(spec, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("record", [DecoderSpec, LayerSpec, AttentionSpec, MlpSpec])
+@pytest.mark.parametrize("record", [DecoderSpec, LayerSpec, AttentionSpec, MlpSpec, MoeSpec])
 def test_known_fields_exist(record: type[msgspec.Struct]) -> None:
     assert set(_SUPPORTED[record]) <= set(record.__struct_fields__)
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+ALL_SPECS = SPECS | EXPERTS
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS.values(), ids=ALL_SPECS)
 def test_what_is_listed_is_taken(spec: DecoderSpec) -> None:
     assert why_not_computed(spec) == ""
 
@@ -107,10 +110,26 @@ def test_whole_rows_normed_after_rope_are_refused() -> None:
     assert_refused(decoder_spec(qk_norm="whole", norm_after_rope=True), "norm_after_rope")
 
 
-def test_layers_of_different_sizes_are_refused() -> None:
+def test_layers_of_different_sizes_are_taken() -> None:
     spec = decoder_spec()
     layer = msgspec.structs.replace(spec.layers[1], mlp=MlpSpec(size=64))
-    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), "layers")
+    assert why_not_computed(msgspec.structs.replace(spec, layers=(spec.layers[0], layer))) == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("size", 72), ("activation", "gelu"), ("shared_size", 72), ("has_bias", 2)],
+)
+def test_other_experts_are_refused(field: str, value: Any) -> None:
+    assert_refused(decoder_spec(experts={field: value}), field)
+
+
+def test_different_experts_and_norms_after_experts_are_refused() -> None:
+    spec = decoder_spec(experts={})
+    other = MoeSpec(num_experts=8, num_active=2, size=64)
+    layer = msgspec.structs.replace(spec.layers[1], mlp=other)
+    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[1], layer)), "layers")
+    assert_refused(decoder_spec(experts={}, order="post"), "order")
 
 
 def test_a_window_of_no_keys_is_refused() -> None:

@@ -314,7 +314,7 @@ def test_a_client_that_goes_away_frees_its_request(server: ServerProcess) -> Non
         ),
         ({"messages": [{"role": "user", "content": "very " * 9000}]}, "context length"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type: "),
-        ({"tools": [{"name": "f"}]}, "tools.0.input_schema is missing"),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema: is missing"),
         ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type: "),
         ({"tools": [{**WEATHER, "input_schema": {"type": "x"}}]}, "tools.0.input_schema.type: "),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "g"}}, "no tool 'g'"),
@@ -353,3 +353,63 @@ def test_other_errors_have_the_same_shape(claude: anthropic.Anthropic, http: htt
     elsewhere = http.get("/v1/messages-of-others")
     assert set(elsewhere.json()["error"]) == {"message", "type", "param", "code"}
     assert "request-id" not in elsewhere.headers
+
+
+def _tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "input_schema": {"type": "object"}, **fields}
+
+
+def _found(*names: str) -> list[dict[str, Any]]:
+    references = [{"type": "tool_reference", "tool_name": name} for name in names]
+    use = {"type": "tool_use", "id": "toolu_1", "name": "find", "input": {"query": "rain"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": references}
+    return [
+        {"role": "user", "content": "Will it rain?"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+
+
+def test_a_deferred_tool_is_known_once_it_is_found(http: httpx.Client) -> None:
+    tools = [
+        _tool("forecast", defer_loading=True),
+        _tool("find"),
+        _tool("stocks", defer_loading=True),
+    ]
+
+    def prompt(tools: list[dict[str, Any]], **fields: Any) -> str:
+        body = {"messages": _found("forecast"), "max_tokens": 1, "tools": tools, **fields}
+        rendered = http.post("/v1/messages/render", json=body).json()
+        return str(
+            http.post("/detokenize", json={"tokens": rendered["token_ids"]}).json()["prompt"]
+        )
+
+    known = prompt(tools)
+    assert '"name": "forecast"' in known
+    assert '"name": "stocks"' not in known
+    assert known == prompt([_tool("forecast"), _tool("find")])
+    hidden = prompt(tools, messages=[{"role": "user", "content": "Hi"}])
+    assert '"name": "find"' in hidden
+    assert '"name": "forecast"' not in hidden
+    assert '"name": "stocks"' in prompt(tools, tool_choice={"type": "tool", "name": "stocks"})
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    assert '"name": "stocks"' in prompt([search, *tools])
+    body = {"messages": _found("forecast"), "max_tokens": 1, "tools": [search, *tools]}
+    answer = http.post("/v1/messages", json=body)
+    assert "tool_search_tool_regex_20251119" in answer.headers["Warning"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "told"),
+    [
+        ([_tool("a", defer_loading=True)], "defer_loading"),
+        ([{"name": "a"}], "tools.0.input_schema"),
+        ([_tool("a", defer_loading=True), _tool("b", input_schema={"type": "array"})],
+         "tools.1.input_schema.type"),
+    ],
+)  # fmt: skip
+def test_tools_that_are_refused(http: httpx.Client, tools: list[Any], told: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    answer = http.post("/v1/messages", json={"messages": messages, "max_tokens": 1, "tools": tools})
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]

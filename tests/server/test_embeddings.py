@@ -3,6 +3,7 @@
 import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,8 @@ import numpy as np
 import openai
 import pytest
 
+from legato.observe.traces.attribution import waits_of
+from legato.observe.traces.request_story import read_story
 from tests.server.launch import MODEL
 
 TEXT = "The capital of France is"
@@ -151,6 +154,20 @@ def test_metrics_count_it(http: httpx.Client) -> None:
     before = [count(name) for name in names]
     embed(http, input=[TEXT, TEXT])
     assert [count(name) - was for name, was in zip(names, before, strict=True)] == [10, 0, 2, 2, 2]
+
+
+def test_a_trace_explains_it(http: httpx.Client, tmp_path: Path) -> None:
+    http.post("/trace/start", json={}).raise_for_status()
+    answer = http.post("/v1/embeddings", json={"input": list(range(300, 340))})
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(http.post("/trace/stop").content)
+    story = read_story(trace, answer.headers["x-request-id"])
+    assert story.answer is not None
+    assert story.answer.operation == "embeddings"
+    waits = waits_of(story)
+    assert (waits.num_prompt_tokens, waits.num_output_tokens, waits.longest) == (40, 0, None)
+    assert waits.first is not None
+    assert waits.first.parts["own_prefill"] > 0
 
 
 def test_an_answer_of_many_inputs_is_whole(http: httpx.Client) -> None:

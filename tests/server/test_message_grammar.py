@@ -297,3 +297,24 @@ def test_names_and_schemas_of_every_kind_compile(syntax: ToolCallSyntax) -> None
     assert held.takes(written(syntax, ("none", {})))
     assert not held.takes(written(syntax, ("none", {"a": 1})))
     assert held.takes(written(syntax, ("any", {"a": 1})))
+
+
+_LINES = r"""
+start: "begin" LF line+ "end"
+line: "+" /(.*)/ LF
+%import common.LF
+"""
+_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+@pytest.mark.parametrize("syntax", [*_SYNTAXES, HARMONY])
+def test_the_input_of_a_custom_tool(syntax: ToolCallSyntax | MessageSyntax, choice: str) -> None:
+    tool = _tool("patch", parameters=_INPUT, strict=True)
+    tool.function.input_grammar = _LINES
+    plain = syntax if isinstance(syntax, MessageSyntax) else MessageSyntax(tool_calls=syntax)
+    held = Held(plain, tool, choice=choice)
+    right = 'begin\n+say "hi"\\n\n+\tend\nend'
+    assert held.takes(written(syntax, ("patch", {"input": right})))
+    assert not held.takes(written(syntax, ("patch", {"input": right[1:]})))
+    assert not held.takes(written(syntax, ("patch", {"input": right + "\n+"})))

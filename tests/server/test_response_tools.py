@@ -75,6 +75,24 @@ def test_a_custom_tool_takes_a_text(http: httpx.Client) -> None:
     assert (call["type"], call["name"]) == ("custom_tool_call", "date")
 
 
+def test_a_grammar_in_lark_is_enforced(client: openai.OpenAI) -> None:
+    definition = """
+        start: "*** Begin Patch" LF line{2} "*** End Patch" LF?
+        line: "+" /[ a-z"]{1,8}/ LF -> added
+        %import common.LF
+    """
+    grammar = {"type": "grammar", "syntax": "lark", "definition": definition}
+    tool: Any = {"type": "custom", "name": "apply_patch", "format": grammar}
+    choice: Any = {"type": "custom", "name": "apply_patch"}
+    response = ask(
+        client, "Add two lines.", tools=[tool], tool_choice=choice, parallel_tool_calls=False
+    )
+    [call] = response.output
+    assert call.type == "custom_tool_call"
+    lines = r'\*\*\* Begin Patch\n(\+[ a-z"]{1,8}\n){2}\*\*\* End Patch\n?'
+    assert re.fullmatch(lines, call.input)
+
+
 def test_a_custom_tools_output_is_answered(client: openai.OpenAI) -> None:
     fields: Any = {"tools": [DATE], "parallel_tool_calls": False}
     first = ask(client, "Open 2024.", tool_choice={"type": "custom", "name": "date"}, **fields)
@@ -143,6 +161,10 @@ def test_tools_are_allowed_beside_a_hosted_one(client: openai.OpenAI) -> None:
                 ],
                 "tool_choice": "required",
             },
+            "tools.0.format",
+        ),
+        (
+            {"tools": [{**DATE, "format": {**DATE["format"], "syntax": "lark"}}]},
             "tools.0.format",
         ),
         ({"tools": [{**DATE, "format": {"type": "grammar"}}]}, "tools.0.format"),

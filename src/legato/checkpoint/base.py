@@ -26,6 +26,9 @@ class Checkpoint:
         architecture: its name in config.json.
         quantization: format of the quantized matrices, in the file's own words; empty if there are
             none.
+        generates: whether it has an output projection.
+        num_labels: outputs of its classification head; 0 without one.
+        read_head: reads that head's weight [num_labels, E].
         kept_bytes: size of each tensor as layers keep it that compute with codes; key the tensor's
             name in the file, for a GGUF file transformers' name.
         unused: parts of the files that `tensors` leaves out, such as a vision model.
@@ -39,6 +42,9 @@ class Checkpoint:
     is_quantized: bool = False
     architecture: str = ""
     quantization: str = ""
+    generates: bool = True
+    num_labels: int = 0
+    read_head: Callable[[], torch.Tensor] | None = None
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 

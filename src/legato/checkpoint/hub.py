@@ -7,7 +7,7 @@ import torch
 from msgspec.structs import replace
 
 from legato.checkpoint.base import Checkpoint
-from legato.checkpoint.hugging_face import read_description, said_dtype
+from legato.checkpoint.hugging_face import read_description, said_dtype, without_output
 from legato.checkpoint.json_file import read_json
 from legato.checkpoint.quantization_config import method_of, scheme_of
 from legato.checkpoint.scheme import Header, num_bytes
@@ -40,7 +40,11 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
     contents = read_json(path)
     with refusing_what_fails(path):
         is_quantized = scheme_of(contents) is not None
+    kept_bytes = _tensor_bytes(config)
     spec, dtype = _description(folder, contents, config)
+    has_output = True
+    if isinstance(spec, DecoderSpec):
+        spec, has_output = without_output(spec, contents, kept_bytes)
     return Checkpoint(
         name=config.model,
         spec=spec,
@@ -50,7 +54,8 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
         is_quantized=is_quantized,
         architecture=text_config(contents)["architectures"][0],
         quantization=method_of(contents) if is_quantized else "",
-        kept_bytes=_tensor_bytes(config),
+        generates=has_output,
+        kept_bytes=kept_bytes,
     )
 
 

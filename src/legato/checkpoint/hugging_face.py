@@ -1,11 +1,12 @@
 """Opens checkpoints in transformers' format: config.json and safetensors files."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 
 from legato.checkpoint.base import Checkpoint
@@ -15,14 +16,22 @@ from legato.checkpoint.quantized_matrices import QuantizedMatrices
 from legato.checkpoint.scheme import Header, num_bytes
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
-from legato.model.architectures import check_supported, described, text_config, transforms
+from legato.model.architectures import (
+    check_supported,
+    described,
+    generates,
+    text_config,
+    transforms,
+)
 from legato.model.base import NamedWeights
 from legato.model.description import Description
 from legato.model.spec import DecoderSpec
-from legato.model.transforms import Transform, shapes_after, transformed
+from legato.model.transforms import Transform, drop, prefix, shapes_after, transformed
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_HEAD, _BARE = "score.weight", "embed_tokens.weight"
+_MATRIX = 2  # dimensions
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _SIZES = (
     "vocab_size",
@@ -52,14 +61,24 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
     with refusing_what_fails(path):
         scheme = scheme_of(contents)
     files = WeightFiles.of(folder)
+    changes = [*_own_transforms(files.headers), *changes]
+    spec, has_output = without_output(spec, contents, files.headers)
+    head = files.headers.get(_HEAD)
+    has_head = head is not None and len(head.shape) == _MATRIX
     kept_bytes = {name: num_bytes(header) for name, header in files.headers.items()}
+    told: dict[str, Any] = {
+        "name": str(folder),
+        "spec": spec,
+        "architecture": text_config(contents)["architectures"][0],
+        "generates": has_output,
+        "num_labels": head.shape[0] if has_head and head is not None else 0,
+        "read_head": (lambda: files.read(_HEAD)) if has_head else None,
+        "kept_bytes": kept_bytes,
+    }
     if scheme is None:
         check_types(files.headers)
         return Checkpoint(
-            name=str(folder),
-            spec=spec,
-            architecture=text_config(contents)["architectures"][0],
-            kept_bytes=kept_bytes,
+            **told,
             dtype=said_dtype(description) or used_dtype(files.headers),
             shapes=shapes_after(
                 {name: header.shape for name, header in files.headers.items()}, changes
@@ -71,19 +90,43 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
     check_types(matrices.others)
     shapes = {name: header.shape for name, header in matrices.others.items()}
     return Checkpoint(
-        name=str(folder),
-        spec=spec,
+        **told,
         dtype=torch.bfloat16,
         shapes=shapes_after(shapes | matrices.shapes, changes),
         tensors=lambda _: transformed(
             chain(files.tensors(matrices.others), matrices.read()), changes
         ),
         is_quantized=True,
-        architecture=text_config(contents)["architectures"][0],
         quantization=method_of(contents),
-        kept_bytes=kept_bytes,
         unused=_unused(matrices.others, changes),
     )
+
+
+def without_output(
+    spec: DecoderSpec, contents: dict[str, Any], names: Container[str]
+) -> tuple[DecoderSpec, bool]:
+    """Return the spec for these tensors, and whether there is an output projection to generate by.
+
+    A checkpoint for embeddings or classification has none. The embedding matrix then takes its
+    place, so that layers load as always; no request samples from it.
+
+    Args:
+        contents: of config.json.
+        names: of the checkpoint's tensors.
+    """
+    has_matrix = spec.tie_word_embeddings or "lm_head.weight" in names or _BARE not in names
+    has_output = generates(contents) and has_matrix
+    return (spec if has_output else replace(spec, tie_word_embeddings=True)), has_output
+
+
+def _own_transforms(names: Container[str]) -> list[Transform]:
+    """Return the transforms that this checkpoint needs, before its architecture's.
+
+    A decoder saved without a head lacks the prefix of its names. A classification head is read
+    apart.
+    """
+    own = [drop(prefixes=(_HEAD,))] if _HEAD in names else []
+    return [*own, prefix("model.", without=("lm_head.",))] if _BARE in names else own
 
 
 def read_description(
@@ -203,7 +246,7 @@ def _unused(headers: Mapping[str, Header], changes: Sequence[Transform]) -> tupl
     names = (
         name.removeprefix("model.")
         for name, header in headers.items()
-        if not shapes_after({name: header.shape}, changes)
+        if name != _HEAD and not shapes_after({name: header.shape}, changes)
     )
     return tuple(sorted({name.partition(".")[0] for name in names}))
 

@@ -38,6 +38,7 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 _MAX_NAMES = 5
 _ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
 """Ends of the names of small matrices, where an error would change which experts compute a row."""
+_EXPERTS = ".mlp.experts."
 _HEAD = "lm_head.weight"
 _VOCABULARY = ("model.embed_tokens.weight", _HEAD)
 _BITS = {"int8": 8, "int4": 4, "w8a8": 8}
@@ -238,7 +239,8 @@ def _as_wanted(
         in_vocabulary = name in (spec.embedding, spec.head)
     else:
         in_vocabulary = name in _VOCABULARY
-    if quantization == "w8a8":
+    # Products of experts take the rows of each expert from among others, and round none of them.
+    if quantization == "w8a8" and _EXPERTS not in name:
         return quantize_rotated(tensor)
     return quantize(tensor, 8 if in_vocabulary else _BITS[quantization])
 

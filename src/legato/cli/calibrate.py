@@ -105,6 +105,7 @@ def _table(costs: "StepCosts", *, has_drafts: bool) -> "Table":
         ("a key that a prefill chunk reads", costs.context_s),
         ("a query-key pair of a prefill chunk", costs.area_s),
         ("a sampled row", costs.sample_s),
+        *([("an expert that computes any row", costs.expert_s)] if costs.rows.experts else ()),
     ]
     for what, seconds in lines:
         table.add_row(

@@ -5,7 +5,9 @@ from typing import Literal
 from legato.core.sampling_params import SamplingParams
 
 Pooling = Literal["last", "mean"]
-"""What becomes of a prompt's hidden states after the final norm: the last one, or their mean."""
+"""What an embedding is made of: the last hidden state after the final norm, or their mean."""
+PromptPooling = Literal["last", "mean", "score"]
+"""The same, or the outputs of the checkpoint's classification head on the last hidden state."""
 
 UNSAMPLED = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 """Sampling settings of a pooled request, which no step reads."""

@@ -6,7 +6,7 @@ import msgspec
 
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, KVTransfer
 from legato.core.outputs import FinishReason
-from legato.core.pooling import Pooling
+from legato.core.pooling import PromptPooling
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams, SloClass
 from legato.core.token_ids import TokenIds
@@ -38,7 +38,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reading_s: float = 0.0
     is_rerun: bool = False
     kv_transfer: KVTransfer | None = None
-    pooling: Pooling | None = None
+    pooling: PromptPooling | None = None
 
     @property
     def sent_s(self) -> float:

@@ -1,19 +1,44 @@
-"""The row counts that batches are padded to."""
+"""What a batch's rows cost besides their number: padding, and the experts that compute them."""
 
 import msgspec
 
 
-class RowCounts(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True):
-    """The few row counts that batches are padded to.
+class ExpertCounts(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True):
+    """The layers with experts of a model.
+
+    Attributes:
+        num_active: experts that compute a row in a layer.
+        num_layers: layers with experts.
+    """
+
+    num_experts: int
+    num_active: int
+    num_layers: int
+
+    def touched(self, num_rows: int) -> float:
+        """Return the expected experts, of all layers, that compute any of so many rows.
+
+        As if all experts were as likely. Their weights are what a step of few rows reads.
+        """
+        idle: float = (1.0 - self.num_active / self.num_experts) ** num_rows
+        return self.num_layers * self.num_experts * (1.0 - idle)
+
+
+class RowCounts(
+    msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The few row counts that batches are padded to, and the experts that compute rows.
 
     Attributes:
         stairs: pairs (bound, multiple), in order of bounds: up to `bound` rows, the row count is a
             multiple of `multiple`.
         multiple: beyond all bounds, the row count is a multiple of this.
+        experts: None if no layer has experts.
     """
 
     stairs: tuple[tuple[int, int], ...]
     multiple: int
+    experts: ExpertCounts | None = None
 
     def padded(self, num_rows: int) -> int:
         """Return the row count, at least `num_rows`, that a batch is padded to."""

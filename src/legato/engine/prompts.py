@@ -9,7 +9,7 @@ from legato.checkpoint.defaults import ModelDefaults, load_defaults
 from legato.checkpoint.source import ModelSource
 from legato.core.config import ModelConfig
 from legato.core.errors import InvalidRequestError
-from legato.core.pooling import UNSAMPLED, Pooling
+from legato.core.pooling import UNSAMPLED, Pooling, PromptPooling
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.frontend.embedding import Side, kept_tokens
@@ -75,7 +75,7 @@ class ReadPrompt(NamedTuple):
     params: SamplingParams
     service: ServiceParams
     syntax: MessageSyntax | None = None
-    pooling: Pooling | None = None
+    pooling: PromptPooling | None = None
 
 
 class Text(NamedTuple):

@@ -67,6 +67,8 @@ def num_swap_blocks(config: CacheConfig, *, bytes_per_block: int, device: torch.
         )
     if num_blocks and device.type == "cpu":
         logger.warning("on a CPU, --kv-cache-memory makes more of the memory than --swap-space")
+    elif num_blocks:
+        logger.warning("--swap-space is experimental on a GPU: it was never measured on one")
     return num_blocks
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import numpy.typing as npt
 
 from legato.core.plan import ScheduledChunk
-from legato.core.pooling import Pooling
+from legato.core.pooling import PromptPooling
 
+Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 
 
@@ -16,9 +17,13 @@ class PooledPrompt:
 
     Args:
         num_tokens: of the prompt.
+        head: [labels, E], applied to the pooled vector of a score.
     """
 
-    def __init__(self, pooling: Pooling, num_tokens: int) -> None:
+    def __init__(
+        self, pooling: PromptPooling, num_tokens: int, head: Float32s | None = None
+    ) -> None:
+        self._head = head if pooling == "score" else None
         self._first = 0 if pooling == "mean" else num_tokens - 1
         self._next = self._first  # tokens from here on are still to be summed
         self._end = num_tokens
@@ -38,7 +43,13 @@ class PooledPrompt:
 
     @property
     def vector(self) -> bytes | None:
-        """The pooled vector, float32 [E]; None before the last token's hidden state is in it."""
+        """The pooled vector, float32 [E], or outputs of the head [labels].
+
+        None before the last token's hidden state is in it.
+        """
         if self._sum is None or self._next < self._end:
             return None
-        return (self._sum / (self._end - self._first)).astype(np.float32).tobytes()
+        mean = self._sum / (self._end - self._first)
+        if self._head is not None:
+            mean = self._head.astype(np.float64) @ mean
+        return mean.astype(np.float32).tobytes()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.executor.constraint import Constraint
-from legato.executor.pooling import PooledPrompt
+from legato.executor.pooling import Float32s, PooledPrompt
 from legato.executor.token_limits import TokenLimits
 
 
@@ -44,6 +44,7 @@ class SequenceState:
 
     Args:
         constraint: to the grammar of its output; None without one.
+        head: as of `PooledPrompt`.
 
     Attributes:
         token_ids: int64 [capacity]; the first `num_tokens` are known, then come guesses of the last
@@ -54,7 +55,12 @@ class SequenceState:
         pooled: the vector of its prompt; None if it samples tokens.
     """
 
-    def __init__(self, message: AddRequest, constraint: Constraint | None = None) -> None:
+    def __init__(
+        self,
+        message: AddRequest,
+        constraint: Constraint | None = None,
+        head: Float32s | None = None,
+    ) -> None:
         prompt = message.prompt_token_ids
         assert message.params.max_tokens is not None
         self.message = message
@@ -65,7 +71,7 @@ class SequenceState:
         self.token_ids[: len(prompt)] = prompt
         self.num_prompt_logprobs = 0
         pooling = message.pooling
-        self.pooled = None if pooling is None else PooledPrompt(pooling, len(prompt))
+        self.pooled = None if pooling is None else PooledPrompt(pooling, len(prompt), head)
         self.may_adjust_logits = message.params.may_adjust_logits
         self._limits = TokenLimits.of(message.params)
         self._block_ids: Sequence[int] = ()

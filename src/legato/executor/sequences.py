@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
+import torch
 
 from legato.core.outputs import TokenLogprobs, TokenScores
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
@@ -111,9 +112,15 @@ class Sequences:
 
     Args:
         grammar: returns the grammar of a request's output, by its id, before the first token.
+        score_head: [labels, E], the checkpoint's classification head; None without one.
     """
 
-    def __init__(self, grammar: Callable[[str], Grammar] | None = None) -> None:
+    def __init__(
+        self,
+        grammar: Callable[[str], Grammar] | None = None,
+        score_head: torch.Tensor | None = None,
+    ) -> None:
+        self._score_head = None if score_head is None else score_head.float().cpu().numpy()
         self._sequences: dict[str, SequenceState] = {}  # key request id
         self._grammar = grammar
         self._masks = MaskMaker()
@@ -127,7 +134,9 @@ class Sequences:
                 self._masks.close(ended.constraint)
         for message in plan.new_requests:
             constraint = self._constraint(message)
-            self._sequences[message.request_id] = SequenceState(message, constraint)
+            self._sequences[message.request_id] = SequenceState(
+                message, constraint, self._score_head
+            )
         step = BegunStep(plan, [self._sequences[chunk.request_id] for chunk in plan.chunks])
         for chunk, sequence in step.pairs:
             if chunk.draft_token_ids:

@@ -38,6 +38,7 @@ class TorchExecutor:
         num_host_slots: blocks of swap space in host memory; 0 for a cache of several groups.
         grammar: returns the grammar of a request's output, by its id, before the first token.
         states: of the recurrent layers; None if the model has none.
+        score_head: as of `Sequences`.
     """
 
     depth = 1
@@ -51,12 +52,13 @@ class TorchExecutor:
         num_host_slots: int = 0,
         grammar: Callable[[str], Grammar] | None = None,
         states: StateCache | None = None,
+        score_head: torch.Tensor | None = None,
     ) -> None:
         self._model = model
         self._states = states
         self._attention = attention
         self._block_size = block_size
-        self._sequences = Sequences(grammar)
+        self._sequences = Sequences(grammar, score_head)
         self._result: StepResult | None = None
         self._host_cache = HostCache(attention.blocks[0], num_host_slots)
 

@@ -12,6 +12,7 @@ from legato.gpu.kernels.attention import AttentionScratch, attend
 from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.norm import add_rms_norm
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
+from legato.gpu.linear import Fp8Linear
 from legato.gpu.step_inputs import StepInputs
 from legato.gpu.support import check_supported
 from legato.gpu.weights import check_fp8, load_weights
@@ -203,7 +204,10 @@ def _attention(
 def _mlp(mlp: MLP, rows: torch.Tensor) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
     gate_up: torch.Tensor = mlp.gate_up_proj(rows)
+    down = mlp.down_proj
+    if isinstance(down, Fp8Linear):
+        return down.of_gated(gate_up)
     gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
     silu_mul(gate_up, gated)
-    output: torch.Tensor = mlp.down_proj(gated)
+    output: torch.Tensor = down(gated)
     return output

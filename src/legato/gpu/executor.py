@@ -77,6 +77,7 @@ class GpuExecutor:
         depth: most steps in flight.
         num_host_slots: blocks of swap space in host memory.
         grammar: returns the grammar of a request's output, by its id, before the first token.
+        score_head: as of `Sequences`.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class GpuExecutor:
         depth: int = 1,
         num_host_slots: int = 0,
         grammar: Callable[[str], Grammar] | None = None,
+        score_head: torch.Tensor | None = None,
     ) -> None:
         self.depth = depth
         self._program = program
         self._runner = runner or program
         self._device = device
         self._host_cache = GpuHostCache(device, program.blocks, num_host_slots)
-        self._sequences = Sequences(grammar)
+        self._sequences = Sequences(grammar, score_head)
         self._loader = StepLoader(program, device, depth=depth)
         self._flights: deque[_Flight] = deque()
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from legato.gpu.kernels.quantized import dequantize, multiply, round_rows
+from legato.gpu.kernels.quantized import dequantize, multiply, round_gated_rows, round_rows
 from legato.model.quantization import BLOCK, QuantizedWeight
 from legato.model.quantized_forms import in_blocks
 
@@ -68,22 +68,35 @@ class Fp8Linear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Map [T, in] to [T, out]."""
-        values, scales = rounded(rows)
+        return self._product(*rounded(rows), rows.dtype)
+
+    def of_gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Map [T, 2 * in], gates first, to [T, out] of SiLU of the gates times the others."""
+        return self._product(*rounded(gate_up, is_gated=True), gate_up.dtype)
+
+    def _product(
+        self, values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
         output: torch.Tensor = torch._scaled_mm(
             values,
             self._values.t(),
             scale_a=scales,
             scale_b=self._scales,
-            out_dtype=rows.dtype,
+            out_dtype=dtype,
         )
         return output if self._bias is None else output.add_(self._bias)
 
 
-def rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return float8_e4m3fn [T, K], and their factors, float32 [T, 1]."""
-    values = torch.empty_like(rows, dtype=torch.float8_e4m3fn)
-    scales = rows.new_empty(len(rows), 1, dtype=torch.float32)
-    round_rows(rows, values, scales)
+def rounded(rows: torch.Tensor, *, is_gated: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return float8_e4m3fn [T, K], and their factors, float32 [T, 1].
+
+    Args:
+        rows: [T, K]; or [T, 2K], whose gates are applied first.
+    """
+    count, size = rows.shape
+    values = rows.new_empty(count, size // 2 if is_gated else size, dtype=torch.float8_e4m3fn)
+    scales = rows.new_empty(count, 1, dtype=torch.float32)
+    (round_gated_rows if is_gated else round_rows)(rows, values, scales)
     return values, scales
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from legato.core.rows import ExpertCounts
 from legato.model.spec import DecoderSpec, MlpSpec, MoeSpec
 from legato.scheduler.step_shape import StepShape
 
@@ -65,6 +66,7 @@ def operators_of(
         _Matrix("qkv", query_size + 2 * kv_size),
         _Matrix("output", query_size),
         *(part for layer in spec.layers for part in _mlp(layer.mlp, shape.num_tokens)),
+        *_recurrences(spec),
     ]
     pair_flops = _FLOPS_PER_PAIR * query_size
     stored = sum(matrix.stored for matrix in matrices) + spec.vocab_size
@@ -103,7 +105,7 @@ class _Matrix:
 def _mlp(mlp: MlpSpec | MoeSpec, num_tokens: int) -> list[_Matrix]:
     if isinstance(mlp, MlpSpec):
         return [_Matrix("gate and up", (1 + mlp.is_gated) * mlp.size), _Matrix("down", mlp.size)]
-    read = mlp.expected_count(num_tokens)
+    read = ExpertCounts(mlp.num_experts, mlp.num_active, 1).touched(num_tokens)
     experts = [
         _Matrix(
             name, *(factor * count * mlp.size for count in (mlp.num_experts, read, mlp.num_active))
@@ -111,6 +113,16 @@ def _mlp(mlp: MlpSpec | MoeSpec, num_tokens: int) -> list[_Matrix]:
         for name, factor in (("gate and up", 2), ("down", 1))
     ]
     return experts if mlp.shared is None else experts + _mlp(mlp.shared, num_tokens)
+
+
+def _recurrences(spec: DecoderSpec) -> list[_Matrix]:
+    """Return the projections of the recurrent layers."""
+    sizes = [
+        layer.recurrence.num_weights(spec.hidden_size)
+        for layer in spec.layers
+        if layer.recurrence is not None
+    ]
+    return [_Matrix("recurrence", sum(sizes) / spec.hidden_size)] if sizes else []
 
 
 def _sum(works: Iterable[Work]) -> Work:

@@ -319,6 +319,8 @@ _NESTED = (
     "Qwen3_5ForConditionalGeneration",
 )
 """Architectures with images: their text model runs alone."""
+_HEADLESS = ("ForSequenceClassification", "Model")
+"""Ends of the names of architectures without an output projection."""
 _NESTED_NAMES = {
     "language_model.model": "model",
     "model.language_model": "model",
@@ -336,13 +338,28 @@ def is_nested(config: Mapping[str, Any]) -> bool:
     return (config.get("architectures") or [""])[0] in _NESTED
 
 
+def generates(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's architecture has an output projection."""
+    name = (config.get("architectures") or [""])[0]
+    return not isinstance(name, str) or not name.endswith(_HEADLESS)
+
+
+def _causal_names(model_type: object) -> list[str]:
+    """Return the architecture of a model type, as a list; empty if there is none."""
+    return [name for name, known in ARCHITECTURES.items() if known.model_type == model_type]
+
+
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of the text model, which may be a part of config.json."""
+    """Return the description of the text model, which may be a part of config.json.
+
+    A decoder without an output projection, or with another head, is described as one with it.
+    """
     text = config.get("text_config")
     if not is_nested(config) or not isinstance(text, dict):
-        return config
+        known = () if generates(config) else _causal_names(config.get("model_type"))
+        return {**config, "architectures": known} if known else config
     kind = text.get("model_type")
-    names = [name for name, known in ARCHITECTURES.items() if known.model_type == kind]
+    names = _causal_names(kind)
     outer = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
     shared = {name: config[name] for name in outer if name in config}
     return {**text, **shared, "architectures": names or [str(kind)]}
@@ -362,6 +379,8 @@ def check_supported(config: dict[str, Any]) -> None:
         raise UnsupportedModelError(
             f"unsupported architecture {names[0]}; Legato supports {', '.join(ARCHITECTURES)}"
         )
+    if config.get("is_causal") is False:
+        raise UnsupportedModelError("attention to later tokens (is_causal: false) is not supported")
     expected = ARCHITECTURES[names[0]].model_type
     if config.get("model_type") != expected:
         raise UnsupportedModelError(

@@ -101,11 +101,15 @@ def token_form(
     Returns:
         [N, H, V].
     """
-    state.mul_(gate.exp()[..., None, None])
-    held = torch.einsum("nhkv,nhk->nhv", state, key)
-    delta = beta[..., None] * (value - held)
-    state.add_(key[..., None] * delta[..., None, :])
-    return torch.einsum("nhkv,nhk->nhv", state, query)
+    decay = gate.exp()[..., None]  # [N, H, 1]
+    # A decode's time is that of reading and writing states, so keys and queries read them together:
+    # what the correction adds to an output follows from key and query alone.
+    held, output = (decay[..., None] * (torch.stack((key, query), 2) @ state)).unbind(2)
+    correction = beta[..., None] * (value - held)
+    states = state.view(-1, *state.shape[2:])
+    states.mul_(decay.view(-1, 1, 1))
+    states.baddbmm_(key.reshape(len(states), -1, 1), correction.view(len(states), 1, -1))
+    return output + (key * query).sum(-1, keepdim=True) * correction
 
 
 def chunk_form(

@@ -84,8 +84,10 @@ def token_form(
     Returns:
         [R, H, P], without what D adds.
     """
-    state.mul_(gate.exp()[..., None, None]).add_(x[..., None] * b[..., None, :])
-    return torch.einsum("rhpn,rhn->rhp", state, c)
+    states = state.view(-1, *state.shape[2:])
+    states.mul_(gate.exp().view(-1, 1, 1))
+    states.baddbmm_(x.reshape(len(states), -1, 1), b.reshape(len(states), 1, -1))
+    return (state @ c[..., None]).squeeze(-1)
 
 
 def chunk_form(

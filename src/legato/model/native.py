@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import msgspec
@@ -26,10 +26,19 @@ from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, finished_logits, scaled_embeddings
 from legato.model.layers import RMSNorm
+from legato.model.native_experts import (
+    EXPERT_PARTS,
+    EXPERT_RULES,
+    expert_numbers,
+    has_computed_order,
+    num_expert_weights,
+    same_experts,
+    take_router,
+)
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import native_form
 from legato.model.rope import RotaryEmbedding, Turns
-from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
 from legato.model.states import StepStates
 from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
 from legato.model.transformers_spec import TransformersSpec
@@ -55,6 +64,13 @@ _MATRICES = {
     "down": ("mlp.down_proj",),
 }
 """Key the extension's name of a matrix, value the names of its parts in checkpoints."""
+_SHARED_MATRICES = {
+    **_MATRICES,
+    "gate_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    "down": ("mlp.shared_expert.down_proj",),
+}
+"""The same of a layer with experts, whose MLP is an expert for all rows, or missing."""
+_NUM_ATTENTION_MATRICES = 4
 _NORMS = {
     "input_norm": "input_layernorm",
     "post_norm": "post_attention_layernorm",
@@ -64,6 +80,15 @@ _NORMS = {
     "key_norm": "self_attn.k_norm",
 }
 """Key the extension's name of a norm, value its name in checkpoints."""
+_IN_FLOAT32 = (
+    "norm.weight",
+    ".self_attn.sinks",
+    ".mlp.gate.weight",
+    ".mlp.gate.bias",
+    ".mlp.gate.selection_bias",
+    ".mlp.shared_expert_gate.weight",
+)
+"""Ends of the names of weights that stay in float32 until the extension has them."""
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -164,11 +189,8 @@ _SUPPORTED: Rules = {
             "frequencies and a scale for whole heads",
         ),
         "layers": Rule(
-            lambda spec: (
-                len({layer.mlp.size for layer in spec.layers if isinstance(layer.mlp, MlpSpec)})
-                <= 1
-            ),
-            "layers of the same sizes",
+            lambda spec: same_experts({layer.mlp for layer in spec.layers}),
+            "layers with the same experts",
         ),
         "norm": one_of("norm", "rms"),
         "norm_bias": one_of("norm_bias", False),
@@ -181,7 +203,7 @@ _SUPPORTED: Rules = {
         "attention": anything(),
         "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
         "mlp": anything(),
-        "order": one_of("order", "pre", "post", "sandwich"),
+        "order": Rule(has_computed_order, "pre or post or sandwich, with experts pre"),
         "residual_scale": anything(),
     },
     AttentionSpec: {
@@ -202,7 +224,7 @@ _SUPPORTED: Rules = {
             "on or off for norms of heads, off for norms of whole rows",
         ),
         "softcap": anything(),
-        "has_sinks": one_of("has_sinks", False),
+        "has_sinks": switch("has_sinks"),
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
         "has_gate": one_of("has_gate", False),
@@ -213,6 +235,7 @@ _SUPPORTED: Rules = {
         "is_gated": one_of("is_gated", True),
         "has_bias": switch("has_bias"),
     },
+    MoeSpec: EXPERT_RULES,
 }
 """What the extension computes. It does not know a field that is missing here."""
 
@@ -410,6 +433,10 @@ class NativeModel(ReadsNativeCache):
         addresses: dict[str, int] = {}
         for name, weight in weights.items():
             addresses |= _addresses(name, weight)
+        mlp = self.spec.layers[layer].mlp
+        if isinstance(mlp, MoeSpec):
+            counts = {"num_experts": mlp.num_experts, "router.num_rows": weights["router"].shape[0]}
+            addresses |= counts
         return self.kernels.extension.Layer(_numbers(self.spec, layer), addresses)
 
 
@@ -490,7 +517,7 @@ class NativeLinear:
 def _as_computed(name: str, weight: _Weight) -> _Weight:
     if isinstance(weight, QuantizedWeight):
         return weight
-    return weight.to(torch.float32 if name.endswith("norm.weight") else _DTYPE).contiguous()
+    return weight.to(torch.float32 if name.endswith(_IN_FLOAT32) else _DTYPE).contiguous()
 
 
 def _num_bytes(weight: _Weight) -> int:
@@ -501,10 +528,13 @@ def _num_parts(layer: LayerSpec) -> int:
     """Return the number of weights that a layer has in checkpoints."""
     attention = layer.attention
     assert attention is not None
-    num_matrices = sum(map(len, _MATRICES.values()))
-    num_biases = 3 * attention.qkv_bias + attention.output_bias + 3 * layer.mlp.has_bias
+    num_biases = 3 * attention.qkv_bias + attention.output_bias
     num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
-    return num_matrices + num_biases + num_norms + (0 if attention.qk_norm is None else 2)
+    if attention.qk_norm is not None:
+        num_norms += 2
+    mlp = layer.mlp
+    num_mlp = num_expert_weights(mlp) if isinstance(mlp, MoeSpec) else 3 * (1 + mlp.has_bias)
+    return _NUM_ATTENTION_MATRICES + num_biases + num_norms + attention.has_sinks + num_mlp
 
 
 def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
@@ -514,7 +544,7 @@ def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
     assert attention is not None
     return {
         "hidden_size": spec.hidden_size,
-        "mlp_size": layer.mlp.size,
+        **expert_numbers(layer.mlp),
         "num_heads": attention.num_heads,
         "num_kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
@@ -543,15 +573,34 @@ def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:
     So at most one layer for each thread is in memory twice.
     """
     layer: dict[str, _Weight] = {}
-    for name, parts in _MATRICES.items():
-        layer[name] = _join([own.pop(f"{part}.weight") for part in parts])
-        if f"{parts[0]}.bias" in own:
-            layer[f"{name}_bias"] = _join([own.pop(f"{part}.bias") for part in parts])
+    has_experts = "mlp.gate.weight" in own
+    for name, parts in (_SHARED_MATRICES if has_experts else _MATRICES).items():
+        layer |= _take_matrix(own, name, parts)
+    if has_experts:
+        layer |= take_router(own)
+        for expert in count():
+            if f"mlp.experts.{expert}.down_proj.weight" not in own:
+                break
+            for name, parts in EXPERT_PARTS.items():
+                names = [f"mlp.experts.{expert}.{part}" for part in parts]
+                layer |= _take_matrix(own, f"expert{expert}.{name}", names)
+    if "self_attn.sinks" in own:
+        layer["sinks"] = plain(own.pop("self_attn.sinks")).float()
     for name, norm in _NORMS.items():
         if f"{norm}.weight" in own:
             layer[name] = own.pop(f"{norm}.weight")
     assert not own, f"native layers do not know {', '.join(own)}"
     return layer
+
+
+def _take_matrix(own: dict[str, _Weight], name: str, parts: Sequence[str]) -> dict[str, _Weight]:
+    """Take the parts of a matrix, and of its bias, out of `own`, if the layer has them."""
+    kinds = {"weight": name, "bias": f"{name}_bias"}
+    return {
+        whole: _join([own.pop(f"{part}.{kind}") for part in parts])
+        for kind, whole in kinds.items()
+        if f"{parts[0]}.{kind}" in own
+    }
 
 
 def _join(parts: Sequence[_Weight]) -> _Weight:

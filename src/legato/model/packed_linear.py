@@ -83,7 +83,8 @@ class PackedDecoder(Decoder):
     def compile_kernels(self, *, num_rows: Iterable[int], num_samples: Iterable[int]) -> None:
         """Have oneDNN compile kernels for these row counts, so that no step waits for it.
 
-        Layers of one record have the same shapes, so one of them is enough.
+        Layers of one record have the same shapes, so one of them is enough. Experts are not
+        packed: their row counts are not known.
         """
         distinct = {record: layer for layer, record in enumerate(self.spec.layers)}
         modules = [

@@ -22,8 +22,9 @@ class ProcessGroup:
     """A `Communicator` of processes on one machine: over gloo on a CPU, over NCCL on GPUs.
 
     Nothing is global, so several groups fit in one process, and nothing listens beyond loopback.
-    Over NCCL, an exchange is queued on the device's stream, in a CUDA graph too. A rank that waits
-    there for a lost one gets no error.
+    Over NCCL, an exchange is queued on the device's current stream, in a CUDA graph too: on NCCL's
+    own stream, it would begin and end with events that both streams wait for, twice a layer. A rank
+    that waits there for a lost one gets no error.
 
     Call `join` before any exchange.
 
@@ -54,13 +55,16 @@ class ProcessGroup:
             self.sum(torch.zeros(1, device=self._device)).item()  # returns once all ranks are here
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
         with _telling_of_loss():
-            self._group.allreduce([values]).wait()
+            self._group.allreduce([values], options).wait()
         return values
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         options = dist.GatherOptions()
         options.rootRank = 0
+        options.asyncOp = False
         if self.rank:
             with _telling_of_loss():
                 self._group.gather([], [values], options).wait()

@@ -85,18 +85,14 @@ def scan(
             place, and return the outputs.
     """
     recurrent, output = states.layers[layer].recurrent, torch.empty_like(rows[0])
-    single = states.single
-    if len(single.rows):
-        state = recurrent[single.sources]
-        output[single.rows] = token_form(*(part[single.rows] for part in rows), state)
-        recurrent[single.destinations] = state
-    for run in states.longer:
-        state = recurrent[run.source].clone()
+    for run in states.runs:
+        # In the slot itself: a copy of many states would be new memory, which is slow to touch.
+        state = recurrent[run.destination]
+        state.copy_(recurrent[run.source])
         for piece in pieces(run):
             own = [part[piece] for part in rows]
             is_one = len(own[0]) == 1
             output[piece] = token_form(*own, state[None]) if is_one else chunk_form(*own, state)
-        recurrent[run.destination] = state
     return output
 
 

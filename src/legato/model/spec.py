@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.core.rows import ExpertCounts
 from legato.core.validation import check_fields
 from legato.model.base import CacheSpec
 from legato.model.rope import RopeFrequencies
@@ -94,6 +95,10 @@ class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Return the shape of a request's state."""
         return StateShape(num_inputs=self.kernel_size - 1, num_channels=hidden_size)
 
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the size of the projections."""
+        return 4 * hidden_size * hidden_size
+
 
 class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Gated delta net.
@@ -140,6 +145,10 @@ class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             num_channels=self.num_channels,
             recurrent=(self.num_heads, self.key_dim, self.value_dim),
         )
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the size of the projections."""
+        return hidden_size * (self.num_channels + 2 * self.value_size + 2 * self.num_heads)
 
 
 class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -190,6 +199,10 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             num_channels=self.num_channels,
             recurrent=(self.num_heads, self.head_dim, self.state_size),
         )
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the size of the projections."""
+        return hidden_size * (2 * self.size + self.num_channels + self.num_heads)
 
 
 RecurrenceSpec = ShortConvSpec | DeltaNetSpec | Mamba2Spec
@@ -264,11 +277,6 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             )
         if self.num_groups > 1 and group < 2:
             raise UnsupportedModelError("groups of one expert are not supported")
-
-    def expected_count(self, num_rows: float) -> float:
-        """Return the experts that compute any of so many rows, if all are as likely."""
-        untouched: float = (1.0 - self.num_active / self.num_experts) ** num_rows
-        return self.num_experts * (1.0 - untouched)
 
     @property
     def shared(self) -> MlpSpec | None:
@@ -414,6 +422,14 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             for layer in self.layers
             if layer.recurrence is not None
         )
+
+    @property
+    def expert_counts(self) -> ExpertCounts | None:
+        """The layers with experts; None if there are none."""
+        experts = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeSpec)]
+        if not experts:
+            return None
+        return ExpertCounts(experts[0].num_experts, experts[0].num_active, len(experts))
 
     def cache(self, dtype: torch.dtype) -> CacheSpec:
         """Return the layout of the KV cache, with values of `dtype`."""

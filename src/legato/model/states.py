@@ -59,20 +59,13 @@ class Run(NamedTuple):
     destination: int
 
 
-class Single(NamedTuple):
-    """The runs of one row each: int64 [N] their rows and slots."""
-
-    rows: torch.Tensor
-    sources: torch.Tensor
-    destinations: torch.Tensor
-
-
 class StepStates:
     """The recurrent layers' states in one step, bound to the runs of its packed rows.
 
     Args:
         layers: of each recurrent layer.
-        runs: adjacent, from row 0 on; rows after the last are padding.
+        runs: adjacent, from row 0 on; rows after the last are padding. None reads a slot that
+            another one writes.
     """
 
     def __init__(self, layers: Sequence[LayerStates], runs: Sequence[Run]) -> None:
@@ -82,21 +75,6 @@ class StepStates:
         self._device = layers[0].inputs.device
         # Key the inputs that a convolution keeps.
         self._places: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-
-    @cached_property
-    def single(self) -> Single:
-        """The runs of one row: decodes, and chunks of one token."""
-        runs = [run for run in self.runs if run.end - run.start == 1]
-        return Single(
-            self._index([run.start for run in runs]),
-            self._index([run.source for run in runs]),
-            self._index([run.destination for run in runs]),
-        )
-
-    @cached_property
-    def longer(self) -> list[Run]:
-        """The runs of more than one row."""
-        return [run for run in self.runs if run.end - run.start > 1]
 
     def convolve(
         self,

@@ -101,7 +101,7 @@ class TransformersModel:
         states: StepStates | None = None,  # noqa: ARG002
         num_layers: int | None = None,
     ) -> torch.Tensor:
-        def attend(call: AttentionCall) -> torch.Tensor:
+        def attended(call: AttentionCall) -> torch.Tensor:
             return attention.attend(
                 call.layer,
                 call.query[0].transpose(0, 1),
@@ -112,7 +112,7 @@ class TransformersModel:
                 softcap=call.options.get("softcap"),
             )
 
-        with attending(attend), self._first_layers(num_layers):
+        with attending(attended), self._first_layers(num_layers):
             output = self._body(
                 input_ids=input_ids.unsqueeze(0),
                 position_ids=positions.unsqueeze(0),

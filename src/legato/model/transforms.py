@@ -57,6 +57,15 @@ def rename(names: Mapping[str, str]) -> Transform:
     return apply
 
 
+def prefix(begin: str, *, without: tuple[str, ...] = ()) -> Transform:
+    """Put `begin` before all names, except names that begin with one of `without`."""
+
+    def apply(name: str, weight: Weight) -> Iterator[Named]:
+        yield name if name.startswith(without) else begin + name, weight
+
+    return apply
+
+
 def drop(*, prefixes: tuple[str, ...] = (), suffixes: tuple[str, ...] = ()) -> Transform:
     """Leave out tensors that are not used, such as those of a vision model."""
 

@@ -13,8 +13,8 @@ from legato.scheduler.step_shape import StepShape, chunk_area
 ROW_BOUNDS = (16, 64, 256, 1024)
 """Rows at which matrix products change regime: bound by memory below, by arithmetic above."""
 
-NUM_TERMS = 7 + len(ROW_BOUNDS) + 1 + 2
-DECODE_TERMS, ROW_TERMS, DRAFT_TERMS = slice(1, 3), slice(7, -2), slice(-2, None)
+NUM_TERMS = 8 + len(ROW_BOUNDS) + 1 + 2
+DECODE_TERMS, ROW_TERMS, DRAFT_TERMS = slice(1, 3), slice(8, -2), slice(-2, None)
 """Slices of `StepCosts.vector`: a decode's row and keys, `row_s`, a draft's row and keys."""
 
 
@@ -26,12 +26,15 @@ class StepCosts(
     Attributes:
         step_s: fixed cost of a step, such as reading the weights.
         row_s: cost of a token in the batch, one for each segment between the `ROW_BOUNDS`.
-        decode_row_s, decode_context_s: cost of a decode, and of a key that it reads.
+        decode_row_s, decode_context_s: cost of a decode, and of a key that it reads. Recurrent
+            states are of a fixed size, so to read and write one is a part of `decode_row_s`, and of
+            a prefill chunk's `chunk_s`.
         draft_row_s, draft_context_s: the same for a draft.
         chunk_s: fixed cost of a prefill chunk, whatever its length.
         area_s: cost of a query-key pair in the attention of a prefill chunk.
         context_s: cost of a key that a prefill chunk reads.
         sample_s: cost of a row whose logits are computed.
+        expert_s: cost of an expert that computes any row, such as reading its weights.
         rows: row counts that batches are padded to; one token may then cost as much as a hundred.
     """
 
@@ -43,6 +46,7 @@ class StepCosts(
     area_s: float = 0.0
     context_s: float = 0.0
     sample_s: float = 0.0
+    expert_s: float = 0.0
     draft_row_s: float = 0.0
     draft_context_s: float = 0.0
     rows: RowCounts = CPU_ROWS
@@ -57,7 +61,7 @@ class StepCosts(
     def from_vector(cls, vector: np.ndarray, rows: RowCounts = CPU_ROWS) -> "StepCosts":
         """Inverse of `vector`: float [NUM_TERMS]."""
         values = map(float, vector)
-        step, decode_row, decode_context, chunk, area, context, sample, *others = values
+        step, decode_row, decode_context, chunk, area, context, sample, expert, *others = values
         *row, draft_row, draft_context = others
         return cls(
             step_s=step,
@@ -68,6 +72,7 @@ class StepCosts(
             area_s=area,
             context_s=context,
             sample_s=sample,
+            expert_s=expert,
             draft_row_s=draft_row,
             draft_context_s=draft_context,
             rows=rows,
@@ -84,6 +89,7 @@ class StepCosts(
             self.area_s,
             self.context_s,
             self.sample_s,
+            self.expert_s,
             *self.row_s,
             self.draft_row_s,
             self.draft_context_s,
@@ -106,7 +112,8 @@ class StepCosts(
 
     def rows_s(self, num_tokens: int) -> float:
         """Return the cost of a batch's tokens apart from attention."""
-        return _rows_s(self.row_s, self.rows, num_tokens)
+        seconds = _rows_s(self.row_s, self.rows, num_tokens)
+        return seconds + self.expert_s * _touched(self.rows, num_tokens)
 
     def chunk_cost_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
         """Return the seconds that one more prefill chunk adds to the step."""
@@ -129,15 +136,14 @@ class StepCosts(
         if self.chunk_cost_s(shape, start, cap) <= room_s:
             return cap
         # Terms that do not depend on the length are computed once.
-        num_rows, row_s, rows = shape.num_tokens, self.row_s, self.rows
+        num_rows, rows_s = shape.num_tokens, self.rows_s
         area_s, context_s = self.area_s, self.context_s
-        room_s -= self.chunk_s + self.sample_s + context_s * start - _rows_s(row_s, rows, num_rows)
+        room_s -= self.chunk_s + self.sample_s + context_s * start - rows_s(num_rows)
         return bisect_left(
             range(1, cap + 1),
             True,
             key=lambda n: (
-                _rows_s(row_s, rows, num_rows + n) + area_s * chunk_area(start, n) + context_s * n
-                > room_s
+                rows_s(num_rows + n) + area_s * chunk_area(start, n) + context_s * n > room_s
             ),
         )
 
@@ -168,6 +174,12 @@ def _rows_s(row_s: tuple[float, ...], rows: RowCounts, num_tokens: int) -> float
     return seconds + (num_tokens - low) * row_s[-1]
 
 
+@lru_cache(maxsize=8192)
+def _touched(rows: RowCounts, num_tokens: int) -> float:
+    # Of tokens, not of padded rows: padding needs no experts.
+    return 0.0 if rows.experts is None else rows.experts.touched(num_tokens)
+
+
 def features(shape: StepShape, rows: RowCounts = CPU_ROWS) -> list[float]:
     """Return the amounts that `StepCosts.vector` is multiplied with: [NUM_TERMS]."""
     amounts = [
@@ -178,6 +190,7 @@ def features(shape: StepShape, rows: RowCounts = CPU_ROWS) -> list[float]:
         shape.prefill_area,
         float(shape.prefill_context),
         float(shape.num_samples),
+        _touched(rows, shape.num_tokens),
     ]
     num_rows, low = rows.padded(shape.num_tokens), 0
     for bound in (*ROW_BOUNDS, num_rows):

@@ -45,6 +45,7 @@ from legato.server.openai import (
     generate,
     models,
     rendering,
+    scores,
     tokenization,
 )
 from legato.server.openai.chat import ChatAnswer
@@ -57,6 +58,7 @@ from legato.server.openai.responses import endpoints as responses
 from legato.server.openai.responses.endpoints import DeletedResponse, InputItemList
 from legato.server.openai.responses.output import ResponseAnswer
 from legato.server.openai.responses.store import ResponseStore
+from legato.server.openai.scores import RerankAnswer, ScoreAnswer
 from legato.server.openapi import DescribedApi
 from legato.server.operations import cache, probes, routers, settings, trace
 from legato.server.operations.cache import CacheReset
@@ -74,6 +76,7 @@ from legato.server.requests.completion import CompletionRequest
 from legato.server.requests.embeddings import EmbeddingRequest
 from legato.server.requests.generate import GenerateRequest
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
+from legato.server.requests.scores import RerankRequest, ScoreRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -99,7 +102,9 @@ _ANSWERS = (
     ModelInfo,
     ModelList,
     RenderedPrompt,
+    RerankAnswer,
     ResponseAnswer,
+    ScoreAnswer,
     ServerInfo,
     SettingsAnswer,
     TextAnswer,
@@ -116,7 +121,9 @@ _REQUESTS = (
     EmbeddingRequest,
     GenerateRequest,
     MessagesRequest,
+    RerankRequest,
     ResponsesRequest,
+    ScoreRequest,
     TokenizeRequest,
 )
 _UNROUTED = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
@@ -124,7 +131,7 @@ _OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
-    *(chat, completions, embeddings, responses, messages),
+    *(chat, completions, embeddings, scores, responses, messages),
     *(models, tokenization, rendering, generate),
     *(trace, settings, cache, probes, routers, events, dashboard),
 )

@@ -82,6 +82,20 @@ class Tokenizer:
         token_ids: list[int] = encoding.ids
         return token_ids
 
+    def encode_pair(self, first: str, second: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of two texts, in the tokenizer's own form for pairs.
+
+        Raises:
+            InvalidRequestError: a text has a lone surrogate.
+        """
+        for text in (first, second):
+            _check_characters(text, "a prompt")
+        (encoding,) = self.backend.encode_batch_fast(
+            [(first, second)], add_special_tokens=add_special_tokens
+        )
+        token_ids: list[int] = encoding.ids
+        return token_ids
+
     def encode_rendered(self, text: str, stand_ins: StandIns) -> list[int]:
         """Return the token ids of a conversation that `render_chat` rendered.
 

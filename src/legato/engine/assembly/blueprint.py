@@ -48,6 +48,12 @@ class Blueprint:
     pooling: Pooling
 
     @property
+    def score_head(self) -> torch.Tensor | None:
+        """The checkpoint's classification head [labels, E]; None without one."""
+        read = self.checkpoint.read_head
+        return None if read is None else read()
+
+    @property
     def max_num_seqs(self) -> int:
         """Most requests that run at once."""
         count = self.config.scheduler.max_num_seqs

@@ -164,6 +164,8 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
         scheduler=config.scheduler,
         rejected_kernels=runtime.blueprint.kernels.rejected,
         hidden_size=runtime.spec.hidden_size,
+        generates=runtime.checkpoint.generates,
+        num_labels=runtime.checkpoint.num_labels,
         pooling=runtime.blueprint.pooling,
         settings={
             "model": config.model.model,

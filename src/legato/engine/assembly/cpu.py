@@ -1,10 +1,10 @@
 """Builds the runtime of a model on a CPU: native layers if they can run, else PyTorch's."""
 
 from legato.core.config import CacheConfig
-from legato.core.rows import CPU_ROWS
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.cpu_model import (
     check_steps_in_flight,
+    cpu_rows,
     load_cpu_model,
     make_attention,
     native_kernels,
@@ -56,6 +56,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         num_host_slots=kv.num_host_slots,
         grammar=blueprint.grammar,
         states=states,
+        score_head=blueprint.score_head,
     )
     return ModelRuntime(
         blueprint=blueprint,
@@ -65,7 +66,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         executor=executor,
         groups=groups,
         blocks=attention.blocks[0],
-        rows=CPU_ROWS,
+        rows=cpu_rows(spec),
         kernels=_kernels(spec, kernels),
         untaken=untaken_pages(config.cache, attention),
         draft_model=_draft_model(blueprint, draft, kv.num_blocks),

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from legato.checkpoint.loader import load_model
 from legato.core.config import CacheConfig, EngineConfig
 from legato.core.errors import ConfigError
-from legato.core.rows import CPU_ROWS
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.kv_cache import no_memory
 from legato.executor.attention.base import AttentionBackend
@@ -31,6 +32,8 @@ from legato.model.native import (
     why_not_native,
 )
 from legato.model.packed_linear import PackedDecoder
+from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,13 @@ def untaken_pages(config: CacheConfig, attention: AttentionBackend) -> UntakenPa
     if config.kv_cache_memory_bytes is not None or not config.take_memory_when_idle:
         return None
     return UntakenPages(*attention.blocks)
+
+
+def cpu_rows(spec: DecoderSpec | TransformersSpec) -> RowCounts:
+    """Return what the time of a step depends on, besides the number of its rows."""
+    if isinstance(spec, TransformersSpec):
+        return CPU_ROWS
+    return msgspec.structs.replace(CPU_ROWS, experts=spec.expert_counts)
 
 
 def native_kernels(blueprint: Blueprint, *, num_threads: int | None = None) -> NativeKernels | None:

@@ -48,6 +48,7 @@ def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
         depth=shard.depth,
         num_host_slots=kv.num_host_slots,
         grammar=blueprint.grammar,
+        score_head=blueprint.score_head,
     )
     return shard.runtime(cache, kv, executor)
 

@@ -13,7 +13,7 @@ from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.kv_cache import no_memory
-from legato.executor.memory import raising_memory_error
+from legato.executor.memory import raising_memory_error, take_memory
 from legato.executor.state_cache import StateCache
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
@@ -58,6 +58,8 @@ def fit_recurrent(
 def make_state_cache(blueprint: Blueprint, kv: KVCacheManager) -> StateCache | None:
     """Make the slots of the recurrent layers' states; None if the model has no such layers.
 
+    In a cache of a given size, their memory is allocated now.
+
     Raises:
         ConfigError: there is not enough memory.
     """
@@ -65,7 +67,7 @@ def make_state_cache(blueprint: Blueprint, kv: KVCacheManager) -> StateCache | N
         return None
     try:
         with raising_memory_error():
-            return StateCache(
+            states = StateCache(
                 blueprint.checkpoint.spec.states,
                 num_slots=kv.states.num_slots,
                 dtype=blueprint.dtype,
@@ -73,6 +75,11 @@ def make_state_cache(blueprint: Blueprint, kv: KVCacheManager) -> StateCache | N
             )
     except MemoryError as error:
         raise no_memory(kv.states.num_slots * blueprint.state_bytes) from error
+    if blueprint.config.cache.kv_cache_memory_bytes is not None:
+        for layer in states.layers:
+            for part in layer:
+                take_memory(part)
+    return states
 
 
 def request_costs(blueprint: Blueprint, cache: CacheSpec, kv: KVCacheManager) -> dict[str, str]:

@@ -194,18 +194,20 @@ class Calibration:
         end = min(num_blocks * self._block_size, self._num_cached)
         num_drafts = min(num_drafts, end - 1)
         start = end - 1 - num_drafts
-        # All rows are tokens of the prompt, so that they write what the blocks hold already.
-        drafts = tuple(self._prompt[start + 1 : end])
+        # Equal tokens would pick the same experts.
+        num_tokens = min(self._block_size, start + 1) if self.rows.experts else 1
         for row in range(num_rows):
             first = row * num_blocks % max(1, self._num_readable - num_blocks + 1)
+            # All rows are tokens of the prompt, so that they write what the blocks hold already.
+            own = start - row % num_tokens
             yield ScheduledChunk(
                 f"calibration-row-{row}",
-                start,
+                own,
                 1 + num_drafts,
                 tuple(self._block_ids[first : first + num_blocks]),
                 1 + num_drafts,
                 "verify" if num_drafts else "decode",
-                draft_token_ids=drafts,
+                draft_token_ids=tuple(self._prompt[own + 1 : own + 1 + num_drafts]),
                 state=self._states[row % len(self._states)] if self._states else None,
                 window_block_ids=window_tables(self._window_block_ids, first, first + num_blocks),
             )

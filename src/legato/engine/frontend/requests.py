@@ -9,7 +9,7 @@ import msgspec
 
 from legato.core.errors import InvalidRequestError
 from legato.core.kv_transfer import FetchBlocks, KVTransfer
-from legato.core.pooling import Pooling
+from legato.core.pooling import PromptPooling
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -28,7 +28,7 @@ def build_requests(
     arrival_time_s: float,
     reading_s: float = 0.0,
     kv_transfer: KVTransfer | None = None,
-    pooling: Pooling | None = None,
+    pooling: PromptPooling | None = None,
 ) -> list[AddRequest]:
     """Check a prompt against the model, and make one request for each of its `n` completions.
 
@@ -47,6 +47,7 @@ def build_requests(
             settings forbid all tokens; or the server has no such class of service.
     """
     eos_token_ids = () if params.ignore_eos else eos_token_ids
+    _check_head(pooling, info)
     _check_tokens(prompt_token_ids, params, eos_token_ids, info)
     max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, pooling, info)
     _check_class(service, info)
@@ -82,6 +83,7 @@ def check_request(request: AddRequest, info: EngineInfo) -> None:
         InvalidRequestError: `build_requests` would not make such a request.
     """
     prompt, params = request.prompt_token_ids, request.params
+    _check_head(request.pooling, info)
     _check_tokens(prompt, params, request.eos_token_ids, info)
     check_token_ids(request.eos_token_ids, info.vocab_size, "eos_token_ids")
     _max_tokens(len(prompt), params.max_tokens, request.pooling, info)
@@ -164,6 +166,27 @@ def _check_tokens(
     _check_any_is_allowed(params, eos_token_ids)
 
 
+def _check_head(pooling: PromptPooling | None, info: EngineInfo) -> None:
+    if pooling is None and not info.generates:
+        raise InvalidRequestError(
+            "this model has no output projection: it returns vectors and scores, but no text",
+            param="model",
+        )
+    if pooling == "score":
+        check_scores(info)
+
+
+def check_scores(info: EngineInfo) -> None:
+    """Raises `InvalidRequestError` if the model has no head for scores."""
+    if info.num_labels != 1:
+        found = f"one with {info.num_labels} labels" if info.num_labels else "none"
+        raise InvalidRequestError(
+            "scores need a classification head with one label (score.weight of a "
+            f"*ForSequenceClassification checkpoint), and this model has {found}",
+            param="model",
+        )
+
+
 def _check_class(service: ServiceParams, info: EngineInfo) -> None:
     if service.slo_class not in info.slo_classes:
         raise InvalidRequestError(
@@ -186,7 +209,7 @@ def _check_any_is_allowed(params: SamplingParams, eos_token_ids: Iterable[int]) 
 
 
 def _max_tokens(
-    num_prompt_tokens: int, wanted: int | None, pooling: Pooling | None, info: EngineInfo
+    num_prompt_tokens: int, wanted: int | None, pooling: PromptPooling | None, info: EngineInfo
 ) -> int:
     if not num_prompt_tokens:
         raise InvalidRequestError("the prompt is empty", param="prompt")

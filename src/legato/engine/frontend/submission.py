@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from legato.core.kv_transfer import KVTransfer
-from legato.core.pooling import Pooling
+from legato.core.pooling import PromptPooling
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.frontend.completion import CompletionDelta
@@ -37,7 +37,7 @@ class Prompts(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     service: ServiceParams = ServiceParams()
     kv_transfer: KVTransfer | None = None
-    pooling: Pooling | None = None
+    pooling: PromptPooling | None = None
     arrived_s: float | None = None
 
 

@@ -1,7 +1,8 @@
 """Recovers from a step that raises: finds the requests that cause it, and lets the others go on.
 
-Nothing of a failed step is kept. The next attempt writes its keys and values again. A sampled token
-depends on its request's seed and position alone, so that failed attempts do not change outputs.
+Nothing of a failed step is kept. The next attempt writes its keys and values again. The random
+number of a token depends on its request's seed and position alone, so that failed attempts change
+outputs no more than other batches do: where logits are so close that another order of sums decides.
 """
 
 import logging

@@ -100,6 +100,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         transfer: where other engines fetch its blocks; None if it is connected to none.
         hidden_size: of its vectors.
         pooling: how prompts become vectors.
+        generates: whether it has an output projection to sample tokens by.
+        num_labels: outputs of its classification head; 0 without one.
         start_s: seconds that the parts of the start took; key: the part's name.
     """
 
@@ -117,6 +119,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferAddress | None = None
     hidden_size: int = 0
     pooling: Pooling = "last"
+    generates: bool = True
+    num_labels: int = 0
 
     def renamed(self, names: Sequence[str]) -> "EngineInfo":
         """Return a copy with these names for the model in the API; "*" stands for any name."""

@@ -114,12 +114,27 @@ def round_rows(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> N
         out: float8_e4m3fn [T, K]; written.
         scales: float32 [T, 1], factors from a row's floats to its numbers; written.
     """
-    num_rows, size = rows.shape
+    _round(rows, out, scales, is_gated=False)
+
+
+def round_gated_rows(gate_up: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
+    """Compute `silu_mul` of rows, then round as `round_rows` does, without storing it in between.
+
+    Args:
+        gate_up: [T, 2K], gates first.
+        out, scales: as for `round_rows`.
+    """
+    _round(gate_up, out, scales, is_gated=True)
+
+
+def _round(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, *, is_gated: bool) -> None:
+    num_rows, size = out.shape
     _round_rows[(num_rows,)](
         rows,
         out,
         scales,
         size,
+        is_gated=is_gated,
         block=triton.next_power_of_2(size),
         num_warps=num_warps(size),
         enable_fp_fusion=False,
@@ -268,13 +283,20 @@ def _add_product(sums, values, weights):
 
 
 @triton.jit
-def _round_rows(rows, out, scales, size, block: tl.constexpr):
+def _round_rows(rows, out, scales, size, is_gated: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
-    values = tl.load(rows + row * size + column, mask=column < size, other=0.0).to(tl.float32)
+    is_inside = column < size
+    if is_gated:
+        gate = tl.load(rows + row * 2 * size + column, mask=is_inside, other=0.0).to(tl.float32)
+        up = tl.load(rows + (row * 2 + 1) * size + column, mask=is_inside, other=0.0)
+        gated = gate * tl.sigmoid(gate) * up.to(tl.float32)
+        values = gated.to(rows.dtype.element_ty).to(tl.float32)  # as if it had been stored
+    else:
+        values = tl.load(rows + row * size + column, mask=is_inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(values), axis=0), _LARGEST_FP8), 1e-30)
     rounded = _round_to_fp8(tl.clamp(tl.div_rn(values, scale), -_LARGEST_FP8, _LARGEST_FP8))
-    tl.store(out + row * size + column, rounded.to(out.dtype.element_ty), mask=column < size)
+    tl.store(out + row * size + column, rounded.to(out.dtype.element_ty), mask=is_inside)
     tl.store(scales + row, scale)
 
 

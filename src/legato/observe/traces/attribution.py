@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from legato.core.outputs import FinishReason
 from legato.core.step_record import (
     BlocksFetched,
     ChunkRecord,
@@ -89,6 +90,7 @@ class Attribution:
         told_s: when each token was written to the client; if unknown, when the front end got it,
             or else the engine.
         firsts: index of each delivery's first token.
+        is_pooled: whether it got a vector, which is then its one delivery, in place of tokens.
     """
 
     def __init__(self, story: RequestStory) -> None:
@@ -107,6 +109,17 @@ class Attribution:
                 self.came_s += [step.ended_s] * count
                 self.told_s += [step.received_s or step.ended_s] * count
         self.told_s[: len(sent_s)] = sent_s[: len(self.told_s)]
+        ended = story.ended
+        self.is_pooled = (
+            ended is not None
+            and ended.finish_reason is FinishReason.STOP
+            and not ended.num_output_tokens
+        )
+        computed = [step for step, _ in story.own_chunks()] if self.is_pooled else []
+        if computed:
+            last = computed[-1]
+            self.firsts, self.came_s = [0], [last.ended_s]
+            self.told_s = [last.received_s or last.ended_s]
 
     @property
     def begins_s(self) -> float | None:
@@ -164,7 +177,7 @@ class Waits(NamedTuple):
         slo_class, num_prompt_tokens: None if it came before the trace began.
         num_output_tokens: in the trace.
         drafted: how many of them were drafted.
-        first: until its first token; None if the trace lacks the token or the arrival.
+        first: until its first token or its vector; None if the trace lacks it or the arrival.
         longest: between two deliveries; None if there are fewer than two.
     """
 
@@ -193,7 +206,7 @@ def waits_of(story: RequestStory) -> Waits:
         choice=story.choice,
         slo_class=None if arrived is None else arrived.slo_class,
         num_prompt_tokens=None if arrived is None else arrived.num_prompt_tokens,
-        num_output_tokens=len(attribution.told_s),
+        num_output_tokens=0 if attribution.is_pooled else len(attribution.told_s),
         drafted=drafted(story),
         first=attribution.first_token(),
         longest=None if longest is None else attribution.gap(longest),

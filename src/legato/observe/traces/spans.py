@@ -113,7 +113,11 @@ class Progresses:
         if ended.finish_reason is FinishReason.REFUSED:
             self._progress.pop(ended.request_id, None)
         elif ended.request_id in self._progress:
-            self._progress[ended.request_id].ended_s = ended.ended_s
+            progress = self._progress[ended.request_id]
+            progress.ended_s = ended.ended_s
+            if ended.finish_reason is FinishReason.STOP and not ended.num_output_tokens:
+                # A vector came in place of tokens.
+                progress.first_token_s = progress.last_token_s = ended.ended_s
             self._ended.append(ended.request_id)
         while len(self._ended) > _MAX_ENDED:
             self._progress.pop(self._ended.popleft(), None)

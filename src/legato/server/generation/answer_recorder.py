@@ -58,7 +58,7 @@ class AnswerRecorder:
             num_prompt_tokens=sum(map(len, job.prompts)),
             num_output_tokens=self._num_output_tokens,
             n=params.n,
-            max_tokens=params.max_tokens,
+            max_tokens=None if job.pooling is not None else params.max_tokens,
             temperature=params.temperature,
             top_p=params.top_p,
             trace_context=job.arrival.trace_context,

@@ -3,7 +3,7 @@
 import msgspec
 
 from legato.core.kv_transfer import KVTransfer
-from legato.core.pooling import Pooling
+from legato.core.pooling import PromptPooling
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
@@ -29,7 +29,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     service: ServiceParams
     kv_transfer: KVTransfer | None = None
-    pooling: Pooling | None = None
+    pooling: PromptPooling | None = None
     field_names: dict[str, str] = {}
 
     @classmethod

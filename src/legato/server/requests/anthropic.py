@@ -1,6 +1,6 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens, converted to chats."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,6 +16,7 @@ from legato.server.requests.anthropic_blocks import (
     Texts,
     assistant_message,
     joined_text,
+    referred_tools,
     said_messages,
 )
 from legato.server.requests.chat_body import ChatBody
@@ -26,26 +27,47 @@ from legato.server.requests.request_model import (
     LenientModel,
     ModelRequest,
     Name,
+    PartError,
     RequestModel,
     only,
 )
 from legato.server.requests.tools import described_tool, named_tool
 
+_TOOL_SEARCH = tuple(
+    f"tool_search_tool_{kind}{version}"
+    for kind in ("regex", "bm25")
+    for version in ("", "_20251119")
+)
+
 
 class AnthropicTool(RequestModel):
-    """A function that the model may call."""
+    """A function that the model may call, or Anthropic's search for deferred ones.
 
-    type: Annotated[str, only("custom")] | None = None
+    Attributes:
+        defer_loading: the model knows it once a tool's result refers to it.
+    """
+
+    type: Annotated[str, only("custom", *_TOOL_SEARCH)] | None = None
     name: Name
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: Annotated[bool, only(False)] | None = None
+    defer_loading: bool = False
     allowed_callers: Annotated[list[str], only(["direct"]), AtMost(1)] | None = None
     # Hints; they change nothing.
     cache_control: dict[str, Any] | None = None
     eager_input_streaming: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
+
+    @property
+    def is_search(self) -> bool:
+        return self.type in _TOOL_SEARCH
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "AnthropicTool":
+        if self.input_schema is None and not self.is_search:
+            raise PartError("is missing", "input_schema")
+        return self
 
 
 class AnthropicToolChoice(RequestModel):
@@ -151,7 +173,8 @@ class CountTokensRequest(ModelRequest):
     def chat(self, conversation: Sequence[AnthropicMessage]) -> ChatBody:
         """Convert the request to a chat, with these messages."""
         messages = list(self._chat_messages(conversation))
-        fields = {"messages": [message for _, message in messages], **self._tool_fields()}
+        offered = self._offered_tools(conversation)
+        fields = {"messages": [message for _, message in messages], **self._tool_fields(offered)}
         last = messages[-1][1] if messages else {}
         if last.get("role") == "assistant" and "tool_calls" not in last:
             # The beginning of the assistant's answer.
@@ -163,7 +186,11 @@ class CountTokensRequest(ModelRequest):
         fields["reasoning_effort"] = config.effort
         output = self.output_format or config.format
         fields["response_format"] = output and output.chat()
-        return ChatBody(fields, [place for place, _ in messages], _NAMES)
+        names = dict(_NAMES)
+        for k, i in enumerate(offered):
+            names[f"tools.{k}.function"] = f"tools.{i}"
+            names[f"tools.{k}.function.parameters"] = f"tools.{i}.input_schema"
+        return ChatBody(fields, [place for place, _ in messages], names)
 
     def _chat_messages(
         self, messages: Sequence[AnthropicMessage]
@@ -178,14 +205,43 @@ class CountTokensRequest(ModelRequest):
                 for said in said_messages(message):
                     yield f"messages.{i}", said
 
-    def _tool_fields(self) -> dict[str, Any]:
-        if not self.tools:
+    @property
+    def left_out_tools(self) -> list[str]:
+        """Types of the tools that the model is not offered."""
+        return [tool.type or "" for tool in self.tools if tool.is_search]
+
+    def _offered_tools(self, conversation: Sequence[AnthropicMessage]) -> dict[int, AnthropicTool]:
+        """Return the tools that the model knows; key the index.
+
+        It knows a deferred tool if a tool's result refers to it. If Anthropic's servers are to
+        search for tools, which this one does not, it knows all.
+
+        Raises:
+            InvalidRequestError: all tools are deferred.
+        """
+        known = set(referred_tools(conversation))
+        if self.tool_choice is not None and self.tool_choice.name is not None:
+            known.add(self.tool_choice.name)
+        has_search = bool(self.left_out_tools)
+        offered = {
+            i: tool
+            for i, tool in enumerate(self.tools)
+            if not tool.is_search and (has_search or not tool.defer_loading or tool.name in known)
+        }
+        if self.tools and not has_search and all(tool.defer_loading for tool in self.tools):
+            raise InvalidRequestError(
+                "at least one tool must have defer_loading: false", param="tools"
+            )
+        return offered
+
+    def _tool_fields(self, offered: Mapping[int, AnthropicTool]) -> dict[str, Any]:
+        if not offered:
             return {}
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         return {
             "tools": [
                 described_tool(tool.name, tool.input_schema, tool.description, strict=tool.strict)
-                for tool in self.tools
+                for tool in offered.values()
             ],
             "tool_choice": choice.chat(),
             "parallel_tool_calls": not choice.disable_parallel_tool_use,
@@ -240,7 +296,5 @@ _NAMES = {
     "response_format.json_schema": "output_config.format",
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
-    "tools.*.function": "tools.*",
-    "tools.*.function.parameters": "tools.*.input_schema",
 }
 """Key the path of a chat's field, value its path in this API; `*` stands for an index."""

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
@@ -54,6 +54,23 @@ Texts = Annotated[
 ]
 
 
+class ToolReferenceBlock(LenientModel):
+    """Of a tool that a search has found, which the model knows from then on."""
+
+    type: Literal["tool_reference"]
+    tool_name: Name
+
+    @property
+    def text(self) -> str:
+        return self.tool_name
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")] | Annotated[ToolReferenceBlock, Tag("<tool_reference>")],
+    *by_type("a block of a tool's result", "text", "tool_reference"),
+]
+
+
 class ToolUseBlock(LenientModel):
     type: Literal["tool_use"]
     id: Name
@@ -64,7 +81,9 @@ class ToolUseBlock(LenientModel):
 class ToolResultBlock(LenientModel):
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: Texts = Field(default_factory=list)
+    content: Annotated[
+        list[ResultBlock], Field(fail_fast=True), AtMost(MAX_CONTENT_PARTS), OrText(_as_blocks)
+    ] = Field(default_factory=list)
     is_error: bool = False
 
 
@@ -86,13 +105,25 @@ class RedactedThinkingBlock(LenientModel):
     type: Literal["redacted_thinking"]
 
 
+class ServerToolBlock(LenientModel):
+    """A search for tools by Anthropic's servers; it is left out of the prompt."""
+
+    type: Literal["server_tool_use", "tool_search_tool_result"]
+
+
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
-    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
-    *by_type("a block", "text", "tool_use", "tool_result", "thinking", "redacted_thinking"),
+    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
+    | Annotated[ServerToolBlock, Tag("<server_tool>")],
+    *by_type(
+        "a block",
+        *("text", "tool_use", "tool_result", "thinking", "redacted_thinking"),
+        server_tool_use="server_tool",
+        tool_search_tool_result="server_tool",
+    ),
 ]
 
 
@@ -143,7 +174,17 @@ def said_messages(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
         yield {"role": message.role, "content": joined_text(texts)}
 
 
-def joined_text(blocks: list[TextBlock]) -> str:
+def referred_tools(messages: Iterable[AnthropicMessage]) -> Iterator[str]:
+    """Yield the names of the tools that results of tools refer to."""
+    for message in messages:
+        for block in message.content:
+            if isinstance(block, ToolResultBlock):
+                for part in block.content:
+                    if isinstance(part, ToolReferenceBlock):
+                        yield part.tool_name
+
+
+def joined_text(blocks: Iterable[TextBlock | ToolReferenceBlock]) -> str:
     """Join texts, each on a line of its own."""
     return "\n".join(block.text for block in blocks)
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from legato.core.errors import InvalidRequestError
+from legato.grammar.escaped_lark import escaped_lark
 from legato.grammar.json_schema import guided
 from legato.server.requests.lark_text import ANY_TEXT, LarkText
-from legato.server.requests.tools import FunctionDefinition
+from legato.server.requests.tools import CUSTOM_INPUT, FunctionDefinition
 from legato.text.argument_types import resolved, schema_types
 from legato.text.message_syntax import GEMMA_QUOTE, ArgumentTags, NamedCall
 
@@ -67,6 +68,8 @@ class ArgumentGrammar:
         if function.strict or is_lenient:
             schema = function.parameters or _NOTHING
         self._is_strict = function.strict
+        if function.input_grammar is not None:
+            return self._input(function.input_grammar)
         if self._form == "json":
             return self._json(schema, schema)
         if not _has_arguments(resolved(schema, schema)):
@@ -74,6 +77,26 @@ class ArgumentGrammar:
                 raise _unenforceable("a schema without properties")
             return self._any_arguments()
         return self._arguments(schema)
+
+    def _input(self, grammar: str) -> str:
+        """Return the right side of a rule for the input of a custom tool, its only argument."""
+        if isinstance(self._form, ArgumentTags):
+            tags = self._form
+            text = f"{self._lark.literal(tags.padding)} {self._nested(grammar)}"
+            name = f"{self._lark.literal(tags.begin + CUSTOM_INPUT)} {self._name_end('true')}"
+            space = self._lark.literal(tags.space)
+            return f"{space} {name} {text} {self._lark.literal(tags.padding + tags.end)} {space}"
+        if self._form == "gemma":
+            quote = self._lark.literal(GEMMA_QUOTE)
+            return f'"{{{CUSTOM_INPUT}:" {quote} {self._nested(grammar)} {quote} "}}"'
+        begin, end = (f'{{"{CUSTOM_INPUT}": "', '"}')
+        if self._form != "json":
+            begin, end = (f'({CUSTOM_INPUT}="', '")')
+        return f"{_quoted(begin)} {self._nested(escaped_lark(grammar))} {_quoted(end)}"
+
+    def _nested(self, grammar: str) -> str:
+        """Return the name of a rule that is a grammar of its own."""
+        return self._rule(f"%lark {{\n{grammar}\n}}")
 
     def _arguments(self, root: dict[str, Any]) -> str:
         schema = resolved(root, root)

@@ -18,11 +18,13 @@ class ChatBody(NamedTuple):
         places: the client's name of each message.
         names: the client's names of other fields; key and value are paths. In a key, `*` stands for
             any index, and is that index in the value; a key with the index itself goes first.
+        input_grammars: as of `OfferedTools`.
     """
 
     fields: dict[str, Any]
     places: Sequence[str]
     names: Mapping[str, str]
+    input_grammars: Mapping[str, str] = {}
 
     @contextmanager
     def naming_fields(self) -> Iterator[None]:

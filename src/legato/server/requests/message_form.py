@@ -48,6 +48,7 @@ def message_form(
         with naming_fields(**request.form_names):
             content = rule_of(request.output_form)
             form = checker.resolve(request.output_form)
+    _check_inputs(request.described_tools, use.callable, checker)
     grammar = message_grammar(use, syntax, special_marks, content=content)
     if grammar is None and form is not None:
         # The form applies from the first token on, even if the prompt ends in open reasoning.
@@ -59,6 +60,17 @@ def message_form(
     except InvalidRequestError as error:
         _check_tools(request.described_tools, use.callable, checker)
         raise InvalidRequestError(str(error), param="tools") from error
+
+
+def _check_inputs(
+    described: Sequence[tuple[str, Tool]], held: Sequence[Tool], checker: GrammarChecker
+) -> None:
+    """Raises InvalidRequestError: the grammar of a custom tool's input does not compile."""
+    for place, tool in described:
+        grammar = tool.function.input_grammar
+        if tool in held and grammar is not None:
+            with naming_fields(**{"structured_outputs.grammar": f"{place}.parameters"}):
+                checker.resolve(StructuredOutputs(grammar=grammar))
 
 
 def _check_tools(

@@ -165,6 +165,23 @@ class EmbeddingTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     normalizes: bool
 
 
+class ScoreTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An end: a request for the scores of the preceding prompts.
+
+    Attributes:
+        field_name: the client's name of the prompts.
+        is_activated: whether a score is the sigmoid of the head's output.
+        top_n: most documents to return by their scores, 0 for all; None for scores alone.
+        documents: texts that are returned; None without them.
+    """
+
+    service: ServiceParams
+    field_name: str
+    is_activated: bool
+    top_n: int | None = None
+    documents: list[str] | None = None
+
+
 class Answered(msgspec.Struct, frozen=True, tag=True):
     """An end: the preceding pieces are the answer, in JSON."""
 
@@ -197,4 +214,4 @@ Part = (
     | RenderTerms
     | Warned
 )
-End = Generation | EmbeddingTerms | Answered | Refused | NeedsStored
+End = Generation | EmbeddingTerms | ScoreTerms | Answered | Refused | NeedsStored

@@ -13,7 +13,7 @@ from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.frontend.embedding import check_dimensions, kept_tokens
+from legato.engine.frontend.embedding import check_dimensions
 from legato.engine.frontend.requests import check_token_ids, last_tokens, with_bad_words
 from legato.grammar.check import GrammarChecker
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
@@ -51,12 +51,15 @@ from legato.server.requests.outcome import (
     Piece,
     PromptTokens,
     ResponseTerms,
+    ScoreTerms,
     Warned,
 )
+from legato.server.requests.pooled_tokens import input_tokens, pair_tokens
 from legato.server.requests.rendering import render_terms
 from legato.server.requests.request_model import IgnoredFields, ModelRequest
 from legato.server.requests.response_items import Placed, shown_item
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
+from legato.server.requests.scores import RerankRequest, ScoreRequest
 from legato.server.requests.serving import Kind, Serving
 from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
@@ -96,6 +99,8 @@ class RequestReader:
             "chat": self._chat,
             "completions": self._completions,
             "embeddings": self._embeddings,
+            "score": self._score,
+            "rerank": self._rerank,
             "messages": self._messages,
             "count_tokens": self._count_tokens,
             "generate": self._generate,
@@ -190,6 +195,8 @@ class RequestReader:
     def _messages(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
         request = self._parse(MessagesRequest, body)
         chat, edits = request.edited(self._num_tokens)
+        if kinds := ", ".join(request.left_out_tools):
+            yield Warned(f"left out tools that this server cannot run: {kinds}")
         yield MessageTerms(
             edits=None if request.context_management is None else edits,
             omits_thinking=request.omits_thinking,
@@ -220,8 +227,11 @@ class RequestReader:
     ) -> Iterator[Part | End]:
         """Serve another API's request as a chat; errors name the fields of that API."""
         with chat.naming_fields():
+            asked = _validated(ChatRequest, {**request.shared_options(), **chat.fields})
+            for tool in asked.tools or ():
+                tool.function.input_grammar = chat.input_grammars.get(tool.function.name)
             yield from self._answer(
-                _validated(ChatRequest, {**request.shared_options(), **chat.fields}),
+                asked,
                 is_held=True,
                 bounds_output=bounds_output,
                 is_rendered=is_rendered,
@@ -381,12 +391,15 @@ class RequestReader:
 
     def _embeddings(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(EmbeddingRequest, body)
+        max_len = self._serving.info.max_model_len
         check_dimensions(request.dimensions, self._serving.info.hidden_size)
         with naming_fields(prompt="input"):
             self._check_completions(1, len(request.input))
             self._check_prompts(request.input, is_cut=request.truncate_prompt_tokens is not None)
             for prompt in request.input:
-                yield PromptTokens(token_array(self._pooled_tokens(prompt, request)))
+                yield PromptTokens(
+                    token_array(input_tokens(prompt, request, self._tokenizer, max_len))
+                )
         yield EmbeddingTerms(
             service=request.service_params(),
             encoding_format=request.encoding_format,
@@ -394,22 +407,37 @@ class RequestReader:
             normalizes=request.normalize,
         )
 
-    def _pooled_tokens(self, prompt: Prompt, request: PooledOptions) -> Sequence[int]:
-        whole = bare = prompt
-        if isinstance(prompt, str):
-            whole = self._tokenizer.encode(prompt, request.add_special_tokens)
-            bare = whole
-            if request.add_special_tokens and request.truncate_prompt_tokens is not None:
-                bare = self._tokenizer.encode(prompt, add_special_tokens=False)
-        assert not isinstance(whole, str)
-        assert not isinstance(bare, str)
-        return kept_tokens(
-            whole,
-            bare,
-            request.truncate_prompt_tokens,
-            request.truncation_side,
-            self._serving.info.max_model_len,
+    def _score(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(ScoreRequest, body)
+        yield from self._pairs(request, request.pairs, "text_2")
+        yield ScoreTerms(
+            service=request.service_params(),
+            field_name="text_2",
+            is_activated=request.use_activation,
         )
+
+    def _rerank(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(RerankRequest, body)
+        yield from self._pairs(request, request.pairs, "documents")
+        yield ScoreTerms(
+            service=request.service_params(),
+            field_name="documents",
+            is_activated=request.use_activation,
+            top_n=request.top_n,
+            documents=request.documents if request.return_documents else None,
+        )
+
+    def _pairs(
+        self, request: PooledOptions, pairs: Sequence[tuple[str, str]], field_name: str
+    ) -> Iterator[Part]:
+        max_len = self._serving.info.max_model_len
+        with naming_fields(prompt=field_name):
+            self._check_completions(1, len(pairs))
+            is_cut = request.truncate_prompt_tokens is not None
+            self._check_prompts([query + text for query, text in pairs], is_cut=is_cut)
+            for query, text in pairs:
+                kept = pair_tokens(query, text, request, self._tokenizer, max_len)
+                yield PromptTokens(token_array(kept))
 
     def _prompt_tokens(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
         if isinstance(prompt, str):

@@ -17,7 +17,8 @@ from legato.server.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
 from legato.server.requests.messages import TEXT_PARTS
 from legato.server.requests.outcome import InputItem
 from legato.server.requests.request_model import AtMost, LenientModel, Name, by_type
-from legato.server.requests.response_tools import CUSTOM_INPUT, called_name
+from legato.server.requests.response_tools import called_name
+from legato.server.requests.tools import CUSTOM_INPUT
 
 _PART = {
     "type": "object",

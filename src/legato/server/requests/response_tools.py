@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+from llguidance import regex_to_lark
 from pydantic import BeforeValidator, ConfigDict, Field, Tag, WithJsonSchema, model_validator
 
 from legato.core.errors import InvalidRequestError
@@ -17,10 +18,7 @@ from legato.server.requests.request_model import (
     by_type,
     only,
 )
-from legato.server.requests.tools import described_tool, named_tool
-
-CUSTOM_INPUT = "input"
-"""The only parameter of the function that stands for a custom tool."""
+from legato.server.requests.tools import CUSTOM_INPUT, described_tool, named_tool
 
 _HOSTED = (
     *("web_search", "web_search_2025_08_26"),
@@ -43,7 +41,7 @@ class FunctionTool(RequestModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     output_schema: dict[str, Any] | None = None
-    defer_loading: Annotated[bool, only(False)] | None = None
+    defer_loading: bool | None = None
     allowed_callers: _Callers | None = None
 
     def shown(self) -> dict[str, Any]:
@@ -63,6 +61,13 @@ class InputFormat(RequestModel):
     syntax: Literal["lark", "regex"] | None = None
     definition: str | None = None
 
+    @property
+    def lark(self) -> str | None:
+        """The grammar in Lark; None for any text."""
+        if self.syntax == "regex":
+            return f"start: /{regex_to_lark(self.definition or '', 'd')}/"
+        return self.definition
+
     @model_validator(mode="after")
     def _check_together(self) -> "InputFormat":
         given = [self.syntax is not None, self.definition is not None]
@@ -74,15 +79,14 @@ class InputFormat(RequestModel):
 class CustomTool(RequestModel):
     """A tool whose input is a text.
 
-    The model knows it as a function with one text. A grammar that is a regular expression is
-    enforced; the model is only shown one in Lark, whose rules know nothing of JSON's escapes.
+    The model knows it as a function with one text, and is shown the grammar, which is enforced.
     """
 
     type: Literal["custom"]
     name: Name
     description: str | None = None
     format: InputFormat | None = None
-    defer_loading: Annotated[bool, only(False)] | None = None
+    defer_loading: bool | None = None
     allowed_callers: _Callers | None = None
 
     def shown(self) -> dict[str, Any]:
@@ -94,8 +98,6 @@ class CustomTool(RequestModel):
         description = self.description or ""
         form = self.format
         if form is not None and form.definition is not None:
-            if form.syntax == "regex":
-                text["pattern"] = f"^(?:{form.definition})$"
             description += f"\n\nThe input follows this grammar ({form.syntax}):\n{form.definition}"
         parameters = {
             "type": "object",
@@ -161,20 +163,25 @@ class OfferedTools(msgspec.Struct, frozen=True):
         names: the client's names of their fields; key and value are paths.
         renamed: the tools that the model knows in another form; key its name of them.
         left_out: types of the tools that are not offered to the model.
+        input_grammars: Lark grammars of custom tools' inputs; key the model's name of the tool.
     """
 
     functions: list[dict[str, Any]]
     names: dict[str, str]
     renamed: dict[str, CalledTool]
     left_out: tuple[str, ...]
+    input_grammars: dict[str, str]
 
     @classmethod
     def of(cls, tools: Sequence[Any]) -> "OfferedTools":
         """Args: tools: each a `ResponseTool`."""
-        offered = cls([], {}, {}, tuple(t.type for t in tools if isinstance(t, HostedTool)))
+        left_out = tuple(t.type for t in tools if isinstance(t, HostedTool))
+        offered = cls([], {}, {}, left_out, {})
         for place, namespace, tool in _callable(tools):
             name = called_name(tool.name, namespace)
             is_custom = isinstance(tool, CustomTool)
+            if isinstance(tool, CustomTool) and tool.format is not None and tool.format.lark:
+                offered.input_grammars[name] = tool.format.lark
             function = f"tools.{len(offered.functions)}.function"
             offered.functions.append(tool.described(name))
             offered.names[function] = place

@@ -179,6 +179,7 @@ class ResponsesRequest(GenerationOptions):
             },
             places=[place for place, _ in messages],
             names={**_NAMES, **offered.names},
+            input_grammars=offered.input_grammars,
         )
 
     def own_items(self, found: Mapping[str, Item]) -> list[Item]:

@@ -12,6 +12,8 @@ Kind = Literal[
     "chat",
     "completions",
     "embeddings",
+    "score",
+    "rerank",
     "responses",
     "input_tokens",
     "messages",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
 from legato.core.errors import InvalidRequestError
 from legato.grammar.recursion import ENDLESS, endless_place
@@ -31,6 +31,9 @@ _SCHEMA = (
 )
 _SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+
+CUSTOM_INPUT = "input"
+"""The only parameter of the function that stands for a custom tool."""
 
 _Path = tuple[str | int, ...]
 
@@ -93,6 +96,16 @@ class FunctionDefinition(LenientModel):
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_checked_parameters)] | None = None
     strict: bool = False
+    _input_grammar: str | None = PrivateAttr(default=None)
+
+    @property
+    def input_grammar(self) -> str | None:
+        """Of a function that stands for a custom tool: the Lark grammar of its only argument."""
+        return self._input_grammar
+
+    @input_grammar.setter
+    def input_grammar(self, grammar: str | None) -> None:
+        self._input_grammar = grammar
 
 
 class Tool(LenientModel):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from legato.core.rows import CPU_ROWS
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.cpu_model import (
     check_steps_in_flight,
+    cpu_rows,
     load_cpu_model,
     make_attention,
     native_kernels,
@@ -90,6 +90,7 @@ class CpuRank:
             kv.block_size,
             num_host_slots=kv.num_host_slots,
             grammar=blueprint.grammar,
+            score_head=blueprint.score_head,
             followers=followers,
         )
         return ModelRuntime(
@@ -100,7 +101,7 @@ class CpuRank:
             kv=kv,
             executor=executor,
             blocks=attention.blocks[0],
-            rows=CPU_ROWS,
+            rows=cpu_rows(blueprint.checkpoint.spec),
             kernels=self._kernels,
             untaken=self.untaken,
         )

@@ -61,5 +61,6 @@ class GpuRank:
             depth=shard.depth,
             num_host_slots=kv.num_host_slots,
             grammar=self._blueprint.grammar,
+            score_head=self._blueprint.score_head,
         )
         return shard.runtime(cache, kv, executor)

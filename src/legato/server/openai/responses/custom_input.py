@@ -3,7 +3,7 @@
 import json
 import re
 
-from legato.server.requests.response_tools import CUSTOM_INPUT
+from legato.server.requests.tools import CUSTOM_INPUT
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 _WHOLE = re.compile(

@@ -1,5 +1,7 @@
-// Functions of 16 numbers, and of rows of them.
+// Functions of what a product gives, 16 numbers at a time, and of a row before a norm.
 #pragma once
+
+#include <vector>
 
 #include "vector.hpp"
 
@@ -7,10 +9,9 @@ namespace legato {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-inline float mean_square(const float *values, int count) {
-    Floats total = fill(0.0f);
-    for (int i = 0; i < count; i += 16) total = fma(load(values + i), load(values + i), total);
-    return sum(total) / count;
+// Returns 16 sums plus the biases of their outputs, if there are any.
+inline Floats biased(const float *sums, const std::vector<float> &bias, int output) {
+    return bias.empty() ? load(sums) : load(sums) + load(&bias[output]);
 }
 
 // x * sigmoid(y)
@@ -27,5 +28,13 @@ inline Floats gelu(Floats x) {
     constexpr float kSlope = 1.5957691216057308f;
     return gated(x, x * fma(x * x, fill(kSlope * 0.044715f), fill(kSlope)));
 }
+
+inline float mean_square(const float *values, int count) {
+    Floats total = fill(0.0f);
+    for (int i = 0; i < count; i += 16) total = fma(load(values + i), load(values + i), total);
+    return sum(total) / count;
+}
+
+inline Floats at_most(Floats x, Floats limit) { return where_negative(x - limit, x, limit); }
 
 }  // namespace legato

@@ -1,0 +1,254 @@
+#include "experts.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "activations.hpp"
+
+namespace legato {
+
+namespace {
+
+constexpr int kSharesAThread = 4;
+constexpr int kBestOfGroup = 2;  // scores that count for a group
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+PackedMatrix pack_router(const RouterWeights &router, int depth) {
+    return {router.rows, router.num_rows, depth, [](int i) { return i; }};
+}
+
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// Softmax of `count` values, in place.
+void soften(float *values, int count) {
+    const float most = *std::max_element(values, values + count);
+    float total = 0.0f;
+    for (int i = 0; i < count; ++i) total += values[i] = std::exp(values[i] - most);
+    for (int i = 0; i < count; ++i) values[i] /= total;
+}
+
+// Returns the index of the largest value, the first one of equal values, and takes it out.
+int take_largest(std::vector<float> &values, std::vector<char> &is_taken) {
+    int best = -1;
+    for (int i = 0; i < static_cast<int>(values.size()); ++i)
+        if (!is_taken[i] && (best < 0 || values[i] > values[best])) best = i;
+    is_taken[best] = true;
+    return best;
+}
+
+int padded(int count) { return (count + kTileRows - 1) / kTileRows * kTileRows; }
+
+// The most sorted rows: each picked expert's rows begin at a multiple of a tile's rows.
+int most_sorted(const ExpertsShape &shape, int num_rows) {
+    const int pairs = num_rows * shape.num_active;
+    return pairs + std::min(shape.count, pairs) * (kTileRows - 1);
+}
+
+}  // namespace
+
+void ExpertsSpace::reserve(const ExpertsShape &shape, int num_rows) {
+    if (num_rows <= num_rows_) return;
+    const size_t rows = num_rows, pairs = rows * shape.num_active;
+    // A strip may read a tile after the last one.
+    const int sorted = most_sorted(shape, num_rows) + kTileRows;
+    logits.resize(rows * (2 * shape.count + kPanel));
+    picked.resize(pairs);
+    places.resize(pairs);
+    weights.resize(pairs);
+    shared.resize(rows);
+    gathered = TiledRows(sorted, shape.hidden_size);
+    gated = TiledRows(sorted, shape.size);
+    outputs = aligned_array<float>(static_cast<size_t>(sorted) * shape.hidden_size);
+    num_rows_ = num_rows;
+}
+
+Experts::Experts(ExpertsShape shape, const RouterWeights &router,
+                 const std::vector<ExpertWeights> &experts)
+    : shape(shape),
+      router_(pack_router(router, shape.hidden_size)),
+      bias_(copied(router.bias, shape.count)),
+      selection_bias_(copied(router.selection_bias, shape.count)),
+      shared_gate_(copied(router.shared_gate, shape.hidden_size)) {
+    experts_.reserve(experts.size());
+    for (const auto &own : experts)
+        experts_.push_back({pack_gate_up(own.gate_up, shape.size, shape.hidden_size),
+                            PackedMatrix(own.down, shape.hidden_size, shape.size,
+                                         [](int i) { return i; }),
+                            widened(own.gate_up_bias, 2 * shape.size),
+                            widened(own.down_bias, shape.hidden_size)});
+}
+
+void Experts::reset() {
+    for (auto &phase : phases_) phase.reset();
+}
+
+void Experts::pick(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads) {
+    const size_t width = router_.num_panels * kPanel;
+    multiply(rows, num_rows, router_, num_threads, phases_[kRouter],
+             [&](int row, int count, int panel, const float *sums) {
+                 for (int i = 0; i < count; ++i)
+                     std::copy_n(sums + i * kPanel, kPanel,
+                                 &space.logits[(row + i) * width + panel * kPanel]);
+             });
+    RowShares(num_rows, num_threads).run(phases_[kPick], [&](int row) {
+        pick_row(space, rows, row);
+    });
+}
+
+void Experts::pick_row(ExpertsSpace &space, const TiledRows &rows, int row) const {
+    static thread_local std::vector<float> scores, choice;
+    static thread_local std::vector<char> is_taken;
+    const float *logits = &space.logits[static_cast<size_t>(row) * router_.num_panels * kPanel];
+    scores.assign(logits, logits + shape.count);
+    for (int i = shape.count; i < router_.num_outputs; ++i) scores[i - shape.count] += logits[i];
+    for (size_t i = 0; i < bias_.size(); ++i) scores[i] += bias_[i];
+    if (shape.score == Score::kSoftmax) soften(scores.data(), shape.count);
+    if (shape.score == Score::kSigmoid)
+        for (auto &score : scores) score = sigmoid(score);
+    choice = scores;
+    for (size_t i = 0; i < selection_bias_.size(); ++i) choice[i] += selection_bias_[i];
+    if (shape.num_groups > 1) limit_groups(choice);
+
+    int *picked = &space.picked[static_cast<size_t>(row) * shape.num_active];
+    float *weights = &space.weights[static_cast<size_t>(row) * shape.num_active];
+    float total = 1e-20f;
+    is_taken.assign(shape.count, false);
+    for (int i = 0; i < shape.num_active; ++i) {
+        picked[i] = take_largest(choice, is_taken);
+        total += weights[i] = scores[picked[i]];
+    }
+    if (shape.score == Score::kSoftmaxOfActive) soften(weights, shape.num_active);
+    const bool is_divided = shape.is_normalized && shape.score != Score::kSoftmaxOfActive;
+    const float by = shape.factor / (is_divided ? total : 1.0f);
+    for (int i = 0; i < shape.num_active; ++i) weights[i] *= by;
+
+    space.shared[row] = 1.0f;
+    if (shared_gate_.empty()) return;
+    Floats product = fill(0.0f);
+    for (int i = 0; i < shape.hidden_size; i += 16)
+        product = fma(load_bf16(rows.at(row, i)), load(&shared_gate_[i]), product);
+    space.shared[row] = sigmoid(sum(product));
+}
+
+// Leaves only the experts of the groups with the largest sums of their best scores.
+void Experts::limit_groups(std::vector<float> &choice) const {
+    const int size = shape.count / shape.num_groups;
+    std::vector<float> sums, own;
+    std::vector<char> is_taken;
+    for (int group = 0; group < shape.num_groups; ++group) {
+        own.assign(&choice[group * size], &choice[group * size] + size);
+        is_taken.assign(size, false);
+        float total = 0.0f;
+        for (int i = 0; i < kBestOfGroup; ++i) total += own[take_largest(own, is_taken)];
+        sums.push_back(total);
+    }
+    is_taken.assign(shape.num_groups, false);
+    for (int i = 0; i < shape.num_active_groups; ++i) take_largest(sums, is_taken);
+    for (int i = 0; i < shape.count; ++i)
+        if (!is_taken[i / size]) choice[i] = kNone;
+}
+
+// Finds the place of each pair of a row and an expert among the rows that are sorted by expert.
+void Experts::sort(ExpertsSpace &space, int num_rows) {
+    const int pairs = num_rows * shape.num_active;
+    std::vector<int> counts(shape.count), next(shape.count);
+    for (int i = 0; i < pairs; ++i) ++counts[space.picked[i]];
+    groups_.clear();
+    int first = 0;
+    for (int expert = 0; expert < shape.count; ++expert) {
+        if (!counts[expert]) continue;
+        groups_.push_back({expert, first, counts[expert]});
+        next[expert] = first;
+        first += padded(counts[expert]);
+    }
+    for (int i = 0; i < pairs; ++i) space.places[i] = next[space.picked[i]]++;
+}
+
+void Experts::add(ExpertsSpace &space, const TiledRows &rows, int num_rows, float scale,
+                  float *sums, int num_threads) {
+    const RowShares shares(num_rows, num_threads);
+    const int size = shape.hidden_size, num_active = shape.num_active;
+    phases_[kSort].run(1, [&](int) { sort(space, num_rows); });
+    shares.run(phases_[kGather], [&](int row) {
+        for (int i = row * num_active; i < (row + 1) * num_active; ++i)
+            for (int column = 0; column < size; column += kTileDepth)
+                std::copy_n(rows.at(row, column), kTileDepth,
+                            space.gathered.at(space.places[i], column));
+    });
+    // One loop for each, so that a choice costs nothing a number.
+    if (shape.gate_limit > 0.0f) {
+        const Floats most = fill(shape.gate_limit), least = fill(-shape.gate_limit);
+        const Floats one = fill(1.0f), slope = fill(shape.gate_slope);
+        gate(space, num_threads, [=](Floats gate, Floats up) {
+            gate = at_most(gate, most);
+            return gated(gate, gate * slope) * (max(at_most(up, most), least) + one);
+        });
+    } else if (shape.is_gelu) {
+        gate(space, num_threads, [](Floats gate, Floats up) { return gelu(gate) * up; });
+    } else {
+        gate(space, num_threads, [](Floats gate, Floats up) { return silu(gate) * up; });
+    }
+    project(space, num_threads);
+    shares.run(phases_[kSum], [&](int row) {
+        float *to = sums + static_cast<size_t>(row) * size;
+        for (int column = 0; column < size; column += 16) {
+            Floats total = fill(0.0f);
+            for (int i = row * num_active; i < (row + 1) * num_active; ++i) {
+                const float *from = &space.outputs[static_cast<size_t>(space.places[i]) * size];
+                total = fma(load(from + column), fill(space.weights[i]), total);
+            }
+            store(to + column, fma(total, fill(scale), load(to + column)));
+        }
+    });
+}
+
+// Calls work(group, first_panel, end_panel) for all panels of a matrix of each group's expert.
+template <typename Work>
+void Experts::for_each_share(const PackedMatrix &first, int num_threads, Phase &phase,
+                             Work work) const {
+    const int num_groups = static_cast<int>(groups_.size()), num_panels = first.num_panels;
+    const size_t num_bytes = num_groups * first.num_bytes();
+    const size_t num_shares = std::max<size_t>(kSharesAThread * num_threads, num_bytes / kSmallShareBytes);
+    const int panels = std::clamp<int>(num_groups * num_panels / num_shares, 1, num_panels);
+    const int shares_a_group = (num_panels + panels - 1) / panels;
+    const TileScope scope;
+    phase.run(num_groups * shares_a_group, [&](int share) {
+        const int begin = share % shares_a_group * panels;
+        work(groups_[share / shares_a_group], begin, std::min(begin + panels, num_panels));
+    });
+}
+
+template <typename Activate>
+void Experts::gate(ExpertsSpace &space, int num_threads, Activate activate) {
+    for_each_share(experts_[0].gate_up, num_threads, phases_[kGateUp],
+                   [&](const Group &group, int begin, int end) {
+        const Expert &own = experts_[group.expert];
+        multiply_panels(space.gathered, group.first, group.count, own.gate_up, begin, end,
+                        [&](int row, int count, int panel, const float *sums) {
+            const int column = panel * 16;
+            for (int i = 0; i < count; ++i, sums += kPanel) {
+                const Floats gates = biased(sums, own.gate_up_bias, column);
+                const Floats ups = biased(sums + 16, own.gate_up_bias, shape.size + column);
+                store_bf16(space.gated.at(row + i, column), activate(gates, ups));
+            }
+        });
+    });
+}
+
+void Experts::project(ExpertsSpace &space, int num_threads) {
+    for_each_share(experts_[0].down, num_threads, phases_[kDown],
+                   [&](const Group &group, int begin, int end) {
+        const Expert &own = experts_[group.expert];
+        multiply_panels(space.gated, group.first, group.count, own.down, begin, end,
+                        [&](int row, int count, int panel, const float *sums) {
+            const int column = panel * kPanel;
+            for (int i = 0; i < count; ++i, sums += kPanel) {
+                float *to = &space.outputs[static_cast<size_t>(row + i) * shape.hidden_size];
+                for (int j = 0; j < kPanel; j += 16)
+                    store(to + column + j, biased(sums + j, own.down_bias, column + j));
+            }
+        });
+    });
+}
+
+}  // namespace legato
