@@ -1,4 +1,4 @@
-// Functions of what a product gives, 16 numbers at a time.
+// Functions of what a product gives, 16 numbers at a time, and of a row before a norm.
 #pragma once
 
 #include <vector>
@@ -27,6 +27,12 @@ inline Floats silu(Floats x) { return gated(x, x); }
 inline Floats gelu(Floats x) {
     constexpr float kSlope = 1.5957691216057308f;
     return gated(x, x * fma(x * x, fill(kSlope * 0.044715f), fill(kSlope)));
+}
+
+inline float mean_square(const float *values, int count) {
+    Floats total = fill(0.0f);
+    for (int i = 0; i < count; i += 16) total = fma(load(values + i), load(values + i), total);
+    return sum(total) / count;
 }
 
 inline Floats at_most(Floats x, Floats limit) { return where_negative(x - limit, x, limit); }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "layer.hpp"
+#include "operators.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -50,6 +51,12 @@ std::vector<LayerCache> caches_of(const std::vector<PlainCache> &plain) {
     return caches;
 }
 
+using PlainHeads = std::tuple<uintptr_t, int64_t, int64_t>;
+
+Heads heads_of(const PlainHeads &plain) {
+    const auto [values, row_stride, head_stride] = plain;
+    return {at<bf16>(values), row_stride, head_stride};
+}
 
 // Returns an address or a number; 0 if there is none of the name.
 int64_t find(const nb::dict &addresses, const std::string &name) {
@@ -215,4 +222,58 @@ NB_MODULE(LEGATO_MODULE, m) {
                 multiply_plain(pool, self, at<bf16>(rows), num_rows, at<float>(out));
             },
             "pool"_a, "rows"_a, "num_rows"_a, "out"_a);
+
+    nb::class_<Operators>(m, "Operators")
+        .def(nb::init<ThreadPool &>(), "pool"_a, nb::keep_alive<1, 2>())
+        .def(
+            "project",
+            [](Operators &self, const PackedMatrix &matrix, uintptr_t bias, uintptr_t rows,
+               int num_rows, uintptr_t out) {
+                const nb::gil_scoped_release release;
+                self.project({matrix, at<float>(bias)}, at<bf16>(rows), num_rows, at<bf16>(out));
+            },
+            "matrix"_a, "bias"_a, "rows"_a, "num_rows"_a, "out"_a)
+        .def(
+            "run_mlp",
+            [](Operators &self, const PackedMatrix &gate, uintptr_t gate_bias,
+               const PackedMatrix &up, uintptr_t up_bias, const PackedMatrix &down,
+               uintptr_t down_bias, bool is_gelu, uintptr_t rows, int num_rows, uintptr_t out) {
+                const nb::gil_scoped_release release;
+                self.run_mlp({gate, at<float>(gate_bias)}, {up, at<float>(up_bias)},
+                             {down, at<float>(down_bias)}, is_gelu, at<bf16>(rows), num_rows,
+                             at<bf16>(out));
+            },
+            "gate"_a, "gate_bias"_a, "up"_a, "up_bias"_a, "down"_a, "down_bias"_a, "is_gelu"_a,
+            "rows"_a, "num_rows"_a, "out"_a)
+        .def(
+            "normalize",
+            [](Operators &self, uintptr_t rows, int num_rows, int size, uintptr_t weight, float eps,
+               uintptr_t out) {
+                const nb::gil_scoped_release release;
+                self.normalize(at<bf16>(rows), num_rows, size, at<float>(weight), eps,
+                               at<bf16>(out));
+            },
+            "rows"_a, "num_rows"_a, "size"_a, "weight"_a, "eps"_a, "out"_a)
+        .def(
+            "rotate",
+            [](Operators &self, const PlainHeads &query, int num_heads, const PlainHeads &key,
+               int num_kv_heads, int num_rows, int head_dim, uintptr_t cos, uintptr_t sin,
+               uintptr_t out) {
+                const nb::gil_scoped_release release;
+                self.rotate(heads_of(query), num_heads, heads_of(key), num_kv_heads, num_rows,
+                            head_dim, at<bf16>(cos), at<bf16>(sin), at<bf16>(out));
+            },
+            "query"_a, "num_heads"_a, "key"_a, "num_kv_heads"_a, "num_rows"_a, "head_dim"_a,
+            "cos"_a, "sin"_a, "out"_a)
+        .def(
+            "attend",
+            [](Operators &self, Step &step, const PlainCache &cache, int num_rows,
+               const PlainHeads &query, const PlainHeads &key, const PlainHeads &value, float scale,
+               float softcap, uintptr_t out) {
+                const nb::gil_scoped_release release;
+                self.attend(step, cache_of(cache), num_rows, heads_of(query), heads_of(key),
+                            heads_of(value), scale, softcap, at<bf16>(out));
+            },
+            "step"_a, "cache"_a, "num_rows"_a, "query"_a, "key"_a, "value"_a, "scale"_a, "softcap"_a,
+            "out"_a);
 }

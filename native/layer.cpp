@@ -18,12 +18,6 @@ std::unique_ptr<bf16[], Free> zeros(size_t count) {
     return values;
 }
 
-float mean_square(const float *values, int count) {
-    Floats total = fill(0.0f);
-    for (int i = 0; i < count; i += 16) total = fma(load(values + i), load(values + i), total);
-    return sum(total) / count;
-}
-
 // Query rows per key/value head, with room for a tile that begins at the last row.
 size_t query_rows(const LayerShape &shape, const Rows &rows) {
     return static_cast<size_t>(rows.count) * shape.group() + kPanel;

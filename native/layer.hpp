@@ -52,6 +52,7 @@ public:
          int num_threads);
 
     const AttentionPlan &plan(int window);
+    int group() const { return group_; }  // query heads per key/value head
 
     const std::vector<Chunk> chunks;
     const std::vector<int64_t> slots;  // one for each row that is not padding

@@ -1,6 +1,5 @@
 """Native layers in bfloat16 are as close to transformers in float32 as PyTorch's layers are."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,18 +7,12 @@ import torch
 
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig
-from legato.core.plan import ScheduledChunk
-from legato.core.request import AddRequest
-from legato.core.sampling_params import SamplingParams
-from legato.core.token_ids import token_array
-from legato.executor.attention.native_backend import NativeAttentionBackend
-from legato.executor.attention.torch_backend import TorchAttentionBackend
-from legato.executor.sequence import SequenceState
-from legato.model.native import NativeKernels, NativeModel, why_not_native
+from legato.model.native import NativeKernels, why_not_native
 from legato.model.spec import MoeSpec
 from tests.executor.instructions import TESTED
-from tests.executor.test_native import BLOCK_SIZE, CPU, Runner
+from tests.executor.test_native import CPU
 from tests.executor.test_native import pytestmark as needs_native
+from tests.families.chunked import CHUNKS, chunked_logits
 from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
 from tests.model.conftest import reference_logits
 
@@ -38,8 +31,6 @@ NOT_NATIVE = {
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
 }
 """Key a model, value why PyTorch's layers run it."""
-CHUNKS = (0, 50, 51, 90)
-"""Bounds of the chunks of a prompt."""
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -80,19 +71,4 @@ def _logits(folder: Path, prompt: list[int], kernels: NativeKernels | None) -> t
     """Return logits in bfloat16, computed in chunks, on PyTorch's layers without kernels."""
     checkpoint = open_checkpoint(ModelConfig(model=str(folder)))
     model = load_model(checkpoint, dtype=torch.bfloat16, device=CPU, kernels=kernels)
-    sizes = {"num_blocks": 3, "block_size": BLOCK_SIZE}
-    backend = (
-        NativeAttentionBackend(model, model.cache, **sizes)
-        if isinstance(model, NativeModel)
-        else TorchAttentionBackend(model.cache, **sizes, device=CPU)
-    )
-    backend.blocks[0].fill_(torch.nan)
-    runner = Runner(model, backend)
-    message = AddRequest(
-        request_id="0", prompt_token_ids=token_array(prompt), params=SamplingParams(max_tokens=1)
-    )
-    sequence = SequenceState(message)
-    for start, end in pairwise(CHUNKS):
-        chunk = ScheduledChunk("0", start, end - start, (2, 0, 1), 1, "prefill")
-        runner.step([chunk], [sequence])
-    return torch.cat(runner.logits)
+    return chunked_logits(model, prompt)

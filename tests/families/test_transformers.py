@@ -8,17 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.engine.assembly.builder import load_runtime
-from legato.model.native import NativeKernels
+from legato.model.native import NativeKernels, ReadsNativeCache
 from legato.model.transformers_families import FAMILIES
 from legato.model.transformers_model import TransformersModel
 from tests.executor.instructions import TESTED
+from tests.executor.test_native import pytestmark as needs_native
+from tests.families.chunked import chunked_logits
 from tests.families.others import OTHERS
 from tests.families.schedules import check_schedules
-from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
+from tests.families.tiny import MODELS, VOCAB_SIZE, Tiny, random_model
 from tests.model.conftest import assert_same_logits, reference_logits
 from tests.model.dense import packed_logits
 from tests.profiles import scaled
@@ -41,30 +44,51 @@ def test_chunked_mixed_and_with_prefix_hits(name: str, tmp_path: Path) -> None:
     check_schedules(random_model(ALL[name]), tmp_path, model_impl="transformers")
 
 
-def opened(folder: Path, **settings: Any) -> Any:
-    return open_checkpoint(ModelConfig(model=str(folder), model_impl="transformers", **settings))
+def opened(folder: Path) -> Checkpoint:
+    return open_checkpoint(ModelConfig(model=str(folder), model_impl="transformers"))
 
 
-@pytest.mark.skipif(not TESTED, reason="no kernels were built")
-@pytest.mark.parametrize("name", NAMES if scaled(1) > 1 else ["llama", "gpt2"])
-def test_projections_on_native_kernels(name: str, tmp_path: Path) -> None:
+@needs_native
+@pytest.mark.parametrize("name", NAMES if scaled(1) > 1 else ["llama", "gemma2", "gpt2"])
+def test_native_operators(name: str, tmp_path: Path) -> None:
     """They are as exact as transformers in bfloat16; with codes, as the codes are."""
     reference = random_model(ALL[name])
     reference.save_pretrained(tmp_path)
     exact = reference_logits(reference, PROMPT)
     usual = (reference_logits(reference.bfloat16(), PROMPT).float() - exact).abs().mean()
-    kernels = NativeKernels(2, TESTED[0])
-    for quantization, allowed in ((None, 1.5), ("int8", 3.0), ("int4", 30.0)):
+
+    def check(allowed: float, kernels: NativeKernels, codes: Any = None, **cache: bool) -> None:
         model = load_model(
             opened(tmp_path),
             dtype=torch.bfloat16,
             device=CPU,
             kernels=kernels,
-            quantization=quantization,
+            quantization=codes,
         )
-        (logits,) = packed_logits(model, [PROMPT])
-        error = (logits - exact).abs().mean()
+        assert isinstance(model, ReadsNativeCache)
+        error = (chunked_logits(model, PROMPT, **cache) - exact).abs().mean()
         assert float(error) <= allowed * float(usual) + 0.001 * float(exact.abs().max())
+
+    for instructions in TESTED:
+        check(1.5, NativeKernels(2, instructions))
+    kernels = NativeKernels(2, TESTED[0])
+    check(3.0, kernels, "int8")
+    check(30.0, kernels, "int4")
+    check(4.0, kernels, is_quantized=True)
+
+
+@needs_native
+def test_heads_of_other_sizes_attend_in_pytorch(tmp_path: Path) -> None:
+    """Phi-2 has heads of 80 numbers; only its projections are native."""
+    tiny = Tiny("phi", {"hidden_size": 160, "num_attention_heads": 2, "num_key_value_heads": 2})
+    reference = random_model(tiny)
+    reference.save_pretrained(tmp_path)
+    kernels = NativeKernels(2, TESTED[0])
+    model = load_model(opened(tmp_path), dtype=torch.bfloat16, device=CPU, kernels=kernels)
+    assert not isinstance(model, ReadsNativeCache)
+    exact = reference_logits(reference, PROMPT)
+    error = (chunked_logits(model, PROMPT) - exact).abs()
+    assert float(error.mean()) <= 0.01 * float(exact.abs().max())
 
 
 def hub_gpt2(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -166,9 +166,9 @@ def _empty_model(
 ) -> Model:
     if isinstance(spec, TransformersSpec):
         # Local import: see `open_checkpoint`.
-        from legato.model.transformers_model import TransformersModel
+        from legato.model.transformers_model import transformers_model
 
-        return TransformersModel(spec, dtype=dtype, kernels=kernels)
+        return transformers_model(spec, dtype=dtype, kernels=kernels)
     if kernels is not None:
         return NativeModel(spec, kernels, communicator)
     kind = PackedDecoder if can_pack(dtype, device) else Decoder

@@ -51,7 +51,7 @@ except ImportError:  # no compiler was available at installation
 _DTYPE = torch.bfloat16
 TILE_DEPTH = 32
 """Values in a row of a tile; every size must be a multiple of it."""
-_LARGEST_HEAD = 512
+LARGEST_HEAD = 512
 _PLAIN_BITS = 16
 """Given as bits of a code if the extension is to dequantize the weight."""
 
@@ -129,6 +129,40 @@ class NativeKernels:
         self.instructions = instructions
         self.extension: Any = import_module(_module(instructions))
         self.pool = self.extension.ThreadPool(num_threads)
+        self.operators = self.extension.Operators(self.pool)
+
+
+class ReadsNativeCache:
+    """A model whose attention reads the native cache.
+
+    Attributes:
+        kernels: compute it.
+    """
+
+    kernels: NativeKernels
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of every layer, of this rank's part."""
+        raise NotImplementedError
+
+    def begin_step(
+        self,
+        cache: CacheSpec,
+        block_size: int,
+        chunks: Sequence[tuple[int, int, int, list[int]]],
+        slots: list[int],
+    ) -> object:
+        """Return the extension's step for the layers of one cache group.
+
+        Args:
+            cache: what these layers keep of each token.
+            chunks: (first row, number of rows, position of the first, block ids) of each request.
+            slots: of each row, padding excluded.
+        """
+        shape = cache.num_kv_heads, cache.head_dim, block_size, cache.is_quantized
+        group = self.num_heads // cache.num_kv_heads
+        return self.kernels.extension.Step(chunks, slots, shape, group, self.kernels.num_threads)
 
 
 def _multiple(field: str, at_most: float = math.inf) -> Rule:
@@ -175,7 +209,7 @@ _SUPPORTED: Rules = {
     AttentionSpec: {
         "num_heads": anything(),
         "num_kv_heads": anything(),
-        "head_dim": _multiple("head_dim", _LARGEST_HEAD),
+        "head_dim": _multiple("head_dim", LARGEST_HEAD),
         "scale": anything(),
         "rope": anything(),
         "window": Rule(
@@ -226,7 +260,7 @@ def why_not_computed(spec: DecoderSpec) -> str:
     return unsupported("native layers", spec, _SUPPORTED)
 
 
-class NativeModel:
+class NativeModel(ReadsNativeCache):
     """A `Model` in bfloat16 with native layers and output projection.
 
     The residual stream is float32, as in the Python layers. Divided among ranks, the model runs in
@@ -270,6 +304,10 @@ class NativeModel:
         # Key a layer, value the weights of the norms after its attention and its MLP.
         self._output_norms: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         self._norm = RMSNorm(spec.hidden_size, spec.norm_eps, empty)
+
+    @property
+    def num_heads(self) -> int:
+        return self.spec.num_heads
 
     @property
     def num_part_tokens(self) -> int:
@@ -332,24 +370,6 @@ class NativeModel:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return finished_logits(self._communicator.gather(self._lm_head(hidden)), self.spec)
-
-    def begin_step(
-        self,
-        cache: CacheSpec,
-        block_size: int,
-        chunks: Sequence[tuple[int, int, int, list[int]]],
-        slots: list[int],
-    ) -> object:
-        """Return the extension's step for the layers of one cache group.
-
-        Args:
-            cache: what these layers keep of each token.
-            chunks: (first row, number of rows, position of the first, block ids) of each request.
-            slots: of each row, padding excluded.
-        """
-        shape = cache.num_kv_heads, cache.head_dim, block_size, cache.is_quantized
-        group = self.spec.num_heads // cache.num_kv_heads
-        return self.kernels.extension.Step(chunks, slots, shape, group, self.kernels.num_threads)
 
     def _add_layers(
         self,
@@ -421,7 +441,7 @@ class NativeModel:
 
 
 class NativeStep:
-    """A step's packed batch for native layers, which compute attention themselves.
+    """A step's packed batch for native layers, or for attention on native kernels alone.
 
     Args:
         steps: the extension's step of each cache group.
@@ -430,23 +450,59 @@ class NativeStep:
     """
 
     def __init__(
-        self, steps: Sequence[object], caches: Sequence[tuple[int, int, int, int]]
+        self,
+        kernels: NativeKernels,
+        steps: Sequence[object],
+        caches: Sequence[tuple[int, int, int, int]],
     ) -> None:
+        self._kernels = kernels
         self.steps = steps
         self.caches = caches
 
-    def attend(self, *_: object, **__: object) -> torch.Tensor:
-        raise TypeError("only native layers run on a native cache")
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if sinks is not None:
+            raise TypeError("native attention without native layers has no sinks")
+        cache = self.caches[layer]
+        assert cache[2] == (sliding_window or 0)
+        out = query.new_empty(query.shape)
+        self._kernels.operators.attend(
+            self.steps[cache[-1]],
+            cache,
+            len(query),
+            *map(_heads, (query, key, value)),
+            scale,
+            softcap or 0.0,
+            out.data_ptr(),
+        )
+        return out
+
+
+def _heads(rows: torch.Tensor) -> tuple[int, int, int]:
+    """Return the address of heads [T, heads, D], and their strides."""
+    assert rows.dtype == _DTYPE
+    assert rows.stride(2) == 1
+    return rows.data_ptr(), rows.stride(0), rows.stride(1)
 
 
 class NativeLinear:
-    """A projection without bias and with float32 outputs."""
+    """A projection without bias and with float32 outputs. Attributes: native: the packed matrix."""
 
     def __init__(self, weight: torch.Tensor | QuantizedWeight, kernels: NativeKernels) -> None:
         self._pool = kernels.pool
         self._num_outputs, depth = weight.shape
         packed = _join([weight])
-        self._native = kernels.extension.Matrix(
+        self.native = kernels.extension.Matrix(
             _addresses("weight", packed), self._num_outputs, depth
         )
 
@@ -454,7 +510,7 @@ class NativeLinear:
         """Map [T, in] to [T, out] float32."""
         rows = rows.contiguous()
         out = torch.empty(len(rows), self._num_outputs)
-        self._native.multiply(self._pool, rows.data_ptr(), len(rows), out.data_ptr())
+        self.native.multiply(self._pool, rows.data_ptr(), len(rows), out.data_ptr())
         return out
 
 

@@ -17,10 +17,16 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
-from legato.model.native import TILE_DEPTH, NativeKernels, NativeLinear
+from legato.model.native import (
+    LARGEST_HEAD,
+    TILE_DEPTH,
+    NativeKernels,
+    ReadsNativeCache,
+)
 from legato.model.quantization import QuantizedWeight, plain
 from legato.model.states import StepStates
 from legato.model.transformers_attention import AttentionCall, attending
+from legato.model.transformers_native import NativeProduct, use_native_operators
 from legato.model.transformers_paper import matrices, on_paper
 from legato.model.transformers_spec import TransformersSpec
 
@@ -81,6 +87,8 @@ class TransformersModel:
             for path, product in packed.items():
                 self._causal.set_submodule(path, product.result())
         self._fill_buffers()
+        if self._kernels is not None:
+            use_native_operators(self._causal, self._kernels)
         path = next(name for name, module in self._causal.named_modules() if module is self._body)
         self._causal.set_submodule(path, self._given)
 
@@ -93,7 +101,7 @@ class TransformersModel:
         states: StepStates | None = None,  # noqa: ARG002
         num_layers: int | None = None,
     ) -> torch.Tensor:
-        def attend(call: AttentionCall) -> torch.Tensor:
+        def attended(call: AttentionCall) -> torch.Tensor:
             return attention.attend(
                 call.layer,
                 call.query[0].transpose(0, 1),
@@ -104,7 +112,7 @@ class TransformersModel:
                 softcap=call.options.get("softcap"),
             )
 
-        with attending(attend), self._first_layers(num_layers):
+        with attending(attended), self._first_layers(num_layers):
             output = self._body(
                 input_ids=input_ids.unsqueeze(0),
                 position_ids=positions.unsqueeze(0),
@@ -179,29 +187,28 @@ class TransformersModel:
                 self._causal._init_weights(module)
 
 
-class NativeProduct(nn.Module):
-    """A projection on native kernels; its inputs are bfloat16."""
+class NativeCacheTransformersModel(TransformersModel, ReadsNativeCache):
+    """A `TransformersModel` that attends on native kernels, too."""
 
     def __init__(
-        self,
-        weight: _Weight,
-        bias: torch.Tensor | None,
-        dtype: torch.dtype,
-        kernels: NativeKernels,
+        self, spec: TransformersSpec, *, dtype: torch.dtype, kernels: NativeKernels
     ) -> None:
-        super().__init__()
-        if isinstance(weight, torch.Tensor):
-            weight = weight.to(torch.bfloat16).contiguous()
-        self._linear = NativeLinear(weight, kernels)
-        self._bias = None if bias is None else bias.float()
-        self._dtype = dtype
+        super().__init__(spec, dtype=dtype, kernels=kernels)
+        self.kernels = kernels
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map [..., in] to [..., out]."""
-        products = self._linear(rows.flatten(0, -2))
-        if self._bias is not None:
-            products += self._bias
-        return products.to(self._dtype).view(*rows.shape[:-1], -1)
+    @property
+    def num_heads(self) -> int:
+        return self.spec.num_heads
+
+
+def transformers_model(
+    spec: TransformersSpec, *, dtype: torch.dtype, kernels: NativeKernels | None
+) -> TransformersModel:
+    """Make a model without weights, which attends on native kernels if they know its heads."""
+    is_known = spec.head_dim % TILE_DEPTH == 0 and spec.head_dim <= LARGEST_HEAD
+    if kernels is not None and is_known:
+        return NativeCacheTransformersModel(spec, dtype=dtype, kernels=kernels)
+    return TransformersModel(spec, dtype=dtype, kernels=kernels)
 
 
 class TorchProduct(nn.Module):

@@ -26,7 +26,7 @@ from legato.model.base import CacheGroup, Model
 from legato.model.communicator import ALONE, Communicator
 from legato.model.native import (
     NativeKernels,
-    NativeModel,
+    ReadsNativeCache,
     native_instructions,
     unbuilt_instructions,
     why_not_native,
@@ -152,7 +152,7 @@ def _attention(
     model: Model, groups: Sequence[CacheGroup], sizes: Sequence[int], block_size: int
 ) -> AttentionBackend:
     pairs = list(zip(groups, sizes, strict=True))
-    if isinstance(model, NativeModel):
+    if isinstance(model, ReadsNativeCache):
         native = [
             NativeAttentionBackend(model, group.cache, num_blocks=count, block_size=block_size)
             for group, count in pairs

@@ -1,4 +1,4 @@
-"""The KV cache of the native layers, which compute attention themselves."""
+"""The KV cache of native kernels: of native layers, and of transformers' layers."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 
 from legato.executor.batch import PackedBatch
 from legato.model.base import CacheGroup, CacheSpec
-from legato.model.native import NativeModel, NativeStep
+from legato.model.native import NativeKernels, NativeStep, ReadsNativeCache
 
 BLOCK_MULTIPLE = 32
 """Tokens in one product of weights and values; a block must hold a multiple of it."""
@@ -20,7 +20,7 @@ class NativeAttentionBackend:
     """
 
     def __init__(
-        self, model: NativeModel, spec: CacheSpec, *, num_blocks: int, block_size: int
+        self, model: ReadsNativeCache, spec: CacheSpec, *, num_blocks: int, block_size: int
     ) -> None:
         assert block_size % BLOCK_MULTIPLE == 0
         self._model, self._spec, self._block_size = model, spec, block_size
@@ -33,11 +33,15 @@ class NativeAttentionBackend:
         ]
 
     @property
+    def kernels(self) -> NativeKernels:
+        return self._model.kernels
+
+    @property
     def blocks(self) -> tuple[torch.Tensor, ...]:
         return (self._cache,)
 
     def begin_step(self, batch: PackedBatch) -> NativeStep:
-        return NativeStep([self.native_step(batch)], self.caches)
+        return NativeStep(self.kernels, [self.native_step(batch)], self.caches)
 
     def native_step(self, batch: PackedBatch) -> object:
         """Return the extension's step for these layers."""
@@ -53,7 +57,7 @@ class NativeAttentionBackend:
 
 
 class NativeGroupsBackend:
-    """Native layers of several cache groups, in one native call.
+    """Native kernels' layers of several cache groups.
 
     Args:
         groups: they have every layer once; the first keeps all tokens.
@@ -64,6 +68,7 @@ class NativeGroupsBackend:
         self, groups: Sequence[CacheGroup], backends: Sequence[NativeAttentionBackend]
     ) -> None:
         self._backends = tuple(backends)
+        self._kernels = backends[0].kernels
         caches = {
             layer: (*cache[:-1], index)
             for index, (group, backend) in enumerate(zip(groups, backends, strict=True))
@@ -77,4 +82,4 @@ class NativeGroupsBackend:
 
     def begin_step(self, batch: PackedBatch) -> NativeStep:
         steps = [backend.native_step(batch.of_group(i)) for i, backend in enumerate(self._backends)]
-        return NativeStep(steps, self._caches)
+        return NativeStep(self._kernels, steps, self._caches)
