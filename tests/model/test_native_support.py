@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.native import _SUPPORTED, NativeModel, why_not_computed
+from legato.model.native import NativeModel
+from legato.model.native_support import SUPPORTED, why_not_computed
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
 
@@ -53,7 +54,7 @@ def assert_refused(spec: DecoderSpec, field: str) -> None:
 
 @pytest.mark.parametrize("record", [DecoderSpec, LayerSpec, AttentionSpec, MlpSpec, MoeSpec])
 def test_known_fields_exist(record: type[msgspec.Struct]) -> None:
-    assert set(_SUPPORTED[record]) <= set(record.__struct_fields__)
+    assert set(SUPPORTED[record]) <= set(record.__struct_fields__)
 
 
 ALL_SPECS = SPECS | EXPERTS

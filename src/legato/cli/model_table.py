@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from legato.gpu import support as gpu
-from legato.model import native
+from legato.model import native_support as native
 from legato.model.architectures import ARCHITECTURES, described
 
 _SIZES = {

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
-from legato.model import families
+from legato.model import families, recurrent_families
 from legato.model.architecture import Architecture
 from legato.model.description import Description
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES
@@ -96,7 +96,7 @@ ARCHITECTURES = {
     "GraniteForCausalLM": Architecture("granite", families.granite, _GRANITE),
     "GraniteMoeHybridForCausalLM": Architecture(
         "granitemoehybrid",
-        families.granite_hybrid,
+        recurrent_families.granite_hybrid,
         {**_GRANITE, "num_local_experts": 8, "shared_intermediate_size": 1024},
         names={
             "shared_mlp.input_linear": "mlp.gate_up_proj",
@@ -261,7 +261,7 @@ ARCHITECTURES = {
     ),
     "Qwen3_5ForCausalLM": Architecture(
         "qwen3_5_text",
-        families.qwen3_5,
+        recurrent_families.qwen3_5,
         {**_QWEN3_NEXT, "num_key_value_heads": 4},
         names=_DELTA_NET_NAMES,
         fused=("q_proj", "in_proj_qkv"),
@@ -271,7 +271,7 @@ ARCHITECTURES = {
     ),
     "Qwen3NextForCausalLM": Architecture(
         "qwen3_next",
-        families.qwen3_next,
+        recurrent_families.qwen3_next,
         {**_QWEN3_NEXT, "num_key_value_heads": 2, "num_experts": 512},
         names=_DELTA_NET_NAMES,
         fused=("q_proj", "in_proj_qkvz", "in_proj_ba"),
@@ -281,7 +281,7 @@ ARCHITECTURES = {
     ),
     "Lfm2ForCausalLM": Architecture(
         "lfm2",
-        families.lfm2,
+        recurrent_families.lfm2,
         {
             "intermediate_size": 12288,
             "max_position_embeddings": 128_000,

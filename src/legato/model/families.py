@@ -1,6 +1,5 @@
 """How the decoders of each family differ from Llama: a function from config.json to a spec each."""
 
-import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -11,12 +10,9 @@ from legato.model.spec import (
     Activation,
     AttentionSpec,
     DecoderSpec,
-    DeltaNetSpec,
     LayerSpec,
-    Mamba2Spec,
     MlpSpec,
     RecurrenceSpec,
-    ShortConvSpec,
 )
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -36,8 +32,8 @@ def llama(d: Description) -> DecoderSpec:
 
     Touvron et al., 2023, arXiv:2302.13971; Llama 3, 2024, arXiv:2407.21783.
     """
-    return _spec(
-        d, attention=_biases(d.attention_bias, d.attention_bias), mlp={"has_bias": d.mlp_bias}
+    return spec(
+        d, attention=biases(d.attention_bias, d.attention_bias), mlp={"has_bias": d.mlp_bias}
     )
 
 
@@ -46,7 +42,7 @@ def mistral(d: Description) -> DecoderSpec:
 
     Jiang et al., 2023, arXiv:2310.06825.
     """
-    return _spec(d, windows=d.windows(d.sliding_window, num_full=0))
+    return spec(d, windows=d.windows(d.sliding_window, num_full=0))
 
 
 def qwen2(d: Description) -> DecoderSpec:
@@ -54,7 +50,7 @@ def qwen2(d: Description) -> DecoderSpec:
 
     Qwen2 and Qwen2.5: Yang et al., 2024, arXiv:2407.10671.
     """
-    return _spec(d, windows=_late_windows(d), attention={"qkv_bias": True})
+    return spec(d, windows=_late_windows(d), attention={"qkv_bias": True})
 
 
 def qwen3(d: Description) -> DecoderSpec:
@@ -62,14 +58,14 @@ def qwen3(d: Description) -> DecoderSpec:
 
     Yang et al., 2025, arXiv:2505.09388; the dense models.
     """
-    attention = {**_biases(d.attention_bias, d.attention_bias), "qk_norm": "head"}
-    return _spec(d, windows=_late_windows(d), attention=attention)
+    attention = {**biases(d.attention_bias, d.attention_bias), "qk_norm": "head"}
+    return spec(d, windows=_late_windows(d), attention=attention)
 
 
 def ministral3(d: Description) -> DecoderSpec:
     """Describe Ministral 3: Mistral with YaRN, whose queries grow with their position."""
     windows = (d.sliding_window,) * d.num_hidden_layers
-    return _spec(d, windows=windows)
+    return spec(d, windows=windows)
 
 
 def phi3(d: Description) -> DecoderSpec:
@@ -82,63 +78,23 @@ def phi3(d: Description) -> DecoderSpec:
         length = d.original_max_position_embeddings
         parameters |= {"rope_type": "longrope", "original_max_position_embeddings": length}
     windows = (d.sliding_window,) * d.num_hidden_layers
-    return _spec(d, windows=windows, ropes=(_rope(d, parameters),))
+    return spec(d, windows=windows, ropes=(_rope(d, parameters),))
 
 
 def granite(d: Description, **layers: Any) -> DecoderSpec:
     """Describe Granite 3: Llama with factors on embeddings, attention, residuals and logits.
 
     Args:
-        layers: further arguments of `_spec`, for relatives.
+        layers: further arguments of `spec`, for relatives.
     """
-    return _spec(
+    return spec(
         d,
         **layers,
-        attention={**_biases(d.attention_bias, d.attention_bias), "scale": d.attention_multiplier},
+        attention={**biases(d.attention_bias, d.attention_bias), "scale": d.attention_multiplier},
         mlp={"has_bias": d.mlp_bias},
         layer={"residual_scale": d.residual_multiplier},
         embedding_scale=d.embedding_multiplier,
         logit_scale=1 / d.logits_scaling,
-    )
-
-
-def granite_hybrid(d: Description) -> DecoderSpec:
-    """Describe Granite 4: Granite 3 with Mamba-2 in most layers, or in none; the dense models."""
-    if d.num_local_experts:
-        raise UnsupportedModelError(f"{d.num_local_experts} experts are not supported")
-    kinds = d.layer_types or ["linear_attention"] * d.num_hidden_layers
-    recurrent = {"mamba", "linear_attention"}
-    _check_kinds(d, kinds, {"attention", FULL, *recurrent})
-    has_rope = d.position_embedding_type == "rope"
-    return granite(
-        d,
-        ropes=None if has_rope else (no_rope(d.head_size),),
-        recurrence=_mamba2(d) if recurrent & set(kinds) else None,
-        has_attention=[kind not in recurrent for kind in kinds],
-    )
-
-
-def _mamba2(d: Description) -> Mamba2Spec:
-    size = d.mamba_expand * d.hidden_size
-    head_dim = d.mamba_d_head if isinstance(d.mamba_d_head, int) else size // d.mamba_n_heads
-    if head_dim * d.mamba_n_heads != size:
-        raise UnsupportedModelError(
-            f"{d.mamba_n_heads} heads of {head_dim} are not {d.mamba_expand} times the hidden size"
-        )
-    shortest, longest = (
-        float(limit["__float__"] if isinstance(limit, dict) else limit)
-        for limit in d.time_step_limit or (0.0, math.inf)
-    )
-    return Mamba2Spec(
-        num_heads=d.mamba_n_heads,
-        num_groups=d.mamba_n_groups,
-        head_dim=head_dim,
-        state_size=d.mamba_d_state,
-        kernel_size=d.mamba_d_conv,
-        has_conv_bias=d.mamba_conv_bias,
-        has_bias=d.mamba_proj_bias,
-        shortest_step=shortest,
-        longest_step=None if longest == math.inf else longest,
     )
 
 
@@ -155,12 +111,12 @@ def smollm3(d: Description) -> DecoderSpec:
         windows = tuple(None if has_rope else window for has_rope in turned)
     else:
         windows = d.windows(window, num_full=0)
-    return _spec(
+    return spec(
         d,
         windows=windows,
         ropes=(_rope(d, d.rope), no_rope(d.head_size)),
         rope_of_layer=[0 if has_rope else 1 for has_rope in turned],
-        attention=_biases(d.attention_bias, d.attention_bias),
+        attention=biases(d.attention_bias, d.attention_bias),
         mlp={"has_bias": d.mlp_bias},
     )
 
@@ -170,16 +126,16 @@ def olmo2(d: Description) -> DecoderSpec:
 
     OLMo team, 2025, arXiv:2501.00656.
     """
-    attention = {**_biases(d.attention_bias, d.attention_bias), "qk_norm": "whole"}
-    return _spec(d, attention=attention, layer={"order": "post"})
+    attention = {**biases(d.attention_bias, d.attention_bias), "qk_norm": "whole"}
+    return spec(d, attention=attention, layer={"order": "post"})
 
 
 def olmo3(d: Description) -> DecoderSpec:
     """Describe OLMo 3: OLMo 2 with windows in three of four layers, whose rope is not stretched."""
     kinds = d.kinds(4)
     ropes = tuple(_rope(d, d.rope_of(kind, theta=d.rope_theta)) for kind in (FULL, SLIDING))
-    attention = {**_biases(d.attention_bias, d.attention_bias), "qk_norm": "whole"}
-    return _spec(
+    attention = {**biases(d.attention_bias, d.attention_bias), "qk_norm": "whole"}
+    return spec(
         d,
         windows=d.windows_of(kinds),
         ropes=ropes,
@@ -197,7 +153,7 @@ def exaone4(d: Description) -> DecoderSpec:
     """
     interval = d.sliding_window_pattern if isinstance(d.sliding_window_pattern, int) else 4
     kinds = d.kinds(interval if d.sliding_window else 0)
-    return _spec(
+    return spec(
         d,
         windows=d.windows_of(kinds),
         ropes=(_rope(d, d.rope), no_rope(d.head_size)),
@@ -209,27 +165,27 @@ def exaone4(d: Description) -> DecoderSpec:
 
 def glm4(d: Description) -> DecoderSpec:
     """Describe GLM-4-0414: norms before and after, and rope on neighbours in half of each head."""
-    return _spec(d, attention={"qkv_bias": d.attention_bias}, layer={"order": "sandwich"})
+    return spec(d, attention={"qkv_bias": d.attention_bias}, layer={"order": "sandwich"})
 
 
 def seed_oss(d: Description) -> DecoderSpec:
     """Describe Seed-OSS: Llama with biases on queries, keys and values."""
-    return _spec(
+    return spec(
         d,
-        attention=_biases(d.attention_bias, d.attention_out_bias),
+        attention=biases(d.attention_bias, d.attention_out_bias),
         mlp={"has_bias": d.mlp_bias},
     )
 
 
 def ernie4_5(d: Description) -> DecoderSpec:
     """Describe Ernie 4.5: Llama with rope on neighbours; the dense models."""
-    return _spec(d, attention=_biases(d.use_bias, d.use_bias), mlp={"has_bias": d.use_bias})
+    return spec(d, attention=biases(d.use_bias, d.use_bias), mlp={"has_bias": d.use_bias})
 
 
 def hunyuan(d: Description) -> DecoderSpec:
     """Describe Hunyuan: Llama with queries and keys normalized after rope; the dense models."""
-    biases = _biases(d.attention_bias, d.attention_bias)
-    return _spec(d, attention={**biases, "qk_norm": "head", "norm_after_rope": True})
+    own = biases(d.attention_bias, d.attention_bias)
+    return spec(d, attention={**own, "qk_norm": "head", "norm_after_rope": True})
 
 
 def gemma2(d: Description) -> DecoderSpec:
@@ -261,12 +217,12 @@ def cohere2(d: Description) -> DecoderSpec:
     interval = d.sliding_window_pattern if isinstance(d.sliding_window_pattern, int) else 4
     kinds = d.kinds(interval)
     has_rope = [kind == SLIDING and d.sliding_window is not None for kind in kinds]
-    return _spec(
+    return spec(
         d,
         windows=d.windows_of(kinds),
         ropes=(_rope(d, d.rope), no_rope(d.head_size)),
         rope_of_layer=[0 if turns else 1 for turns in has_rope],
-        attention=_biases(d.attention_bias, d.attention_bias),
+        attention=biases(d.attention_bias, d.attention_bias),
         layer={"order": "parallel"},
         norm="layer",
         norm_eps=d.layer_norm_eps,
@@ -279,10 +235,10 @@ def starcoder2(d: Description) -> DecoderSpec:
 
     Lozhkov et al., 2024, arXiv:2402.19173.
     """
-    return _spec(
+    return spec(
         d,
         windows=(d.sliding_window,) * d.num_hidden_layers,
-        attention=_biases(d.use_bias, d.use_bias),
+        attention=biases(d.use_bias, d.use_bias),
         mlp={"has_bias": d.use_bias, "is_gated": False},
         norm="layer",
         norm_bias=True,
@@ -295,11 +251,11 @@ def gpt_neox(d: Description) -> DecoderSpec:
 
     Black et al., 2022, arXiv:2204.06745; Biderman et al., 2023, arXiv:2304.01373.
     """
-    return _spec(
+    return spec(
         d,
         ropes=(_rope(d, _neox_rope(d)),),
         attention={
-            **_biases(d.attention_bias, d.attention_bias),
+            **biases(d.attention_bias, d.attention_bias),
             "num_kv_heads": d.num_attention_heads,
         },
         mlp={"has_bias": True, "is_gated": False},
@@ -315,81 +271,17 @@ def apertus(d: Description) -> DecoderSpec:
 
     Swiss AI, 2025, arXiv:2509.14233.
     """
-    attention = {**_biases(d.attention_bias, d.attention_bias), "qk_norm": "head"}
-    return _spec(d, attention=attention, mlp={"is_gated": False})
+    attention = {**biases(d.attention_bias, d.attention_bias), "qk_norm": "head"}
+    return spec(d, attention=attention, mlp={"is_gated": False})
 
 
 def arcee(d: Description) -> DecoderSpec:
     """Describe AFM: Llama with a squared ReLU without gates."""
-    return _spec(
+    return spec(
         d,
-        attention=_biases(d.attention_bias, d.attention_bias),
+        attention=biases(d.attention_bias, d.attention_bias),
         mlp={"has_bias": d.mlp_bias, "is_gated": False},
     )
-
-
-def lfm2(d: Description) -> DecoderSpec:
-    """Describe LFM2: gated short convolutions, with attention in some layers.
-
-    Liquid AI, 2025, arXiv:2511.23404; the dense models.
-    """
-    kinds = d.layer_types
-    if kinds is None:
-        full = range(d.num_hidden_layers) if d.full_attn_idxs is None else d.full_attn_idxs
-        kinds = [FULL if i in full else "conv" for i in range(d.num_hidden_layers)]
-    _check_kinds(d, kinds, {FULL, "conv"})
-    size = d.block_ff_dim or d.intermediate_size
-    if d.block_auto_adjust_ff_dim:
-        size = int(2 * size / 3)
-        if d.block_ffn_dim_multiplier is not None:
-            size = int(d.block_ffn_dim_multiplier * size)
-        size = -(-size // d.block_multiple_of) * d.block_multiple_of
-    return _spec(
-        d,
-        recurrence=ShortConvSpec(kernel_size=d.conv_kernel_size, has_bias=d.conv_bias),
-        has_attention=[kind == FULL for kind in kinds],
-        attention={"qk_norm": "head"},
-        mlp={"size": size},
-        norm_eps=d.norm_eps,
-        tie_word_embeddings=d.tie_word_embeddings if d.tie_embedding is None else d.tie_embedding,
-    )
-
-
-def qwen3_5(d: Description) -> DecoderSpec:
-    """Describe Qwen3.5: gated delta nets, and gated attention in every fourth layer.
-
-    The dense models, without their vision model and their predictors of further tokens.
-    """
-    kinds = d.layer_types or [
-        FULL if (i + 1) % d.full_attention_interval == 0 else "linear_attention"
-        for i in range(d.num_hidden_layers)
-    ]
-    _check_kinds(d, kinds, {FULL, "linear_attention"})
-    return _spec(
-        d,
-        recurrence=DeltaNetSpec(
-            num_heads=d.linear_num_value_heads,
-            num_key_heads=d.linear_num_key_heads,
-            key_dim=d.linear_key_head_dim,
-            value_dim=d.linear_value_head_dim,
-            kernel_size=d.linear_conv_kernel_dim,
-        ),
-        has_attention=[kind == FULL for kind in kinds],
-        attention={
-            **_biases(d.attention_bias, d.attention_bias),
-            "qk_norm": "head",
-            "has_gate": True,
-        },
-    )
-
-
-def qwen3_next(d: Description) -> DecoderSpec:
-    """Describe Qwen3-Next as far as it has no experts: as Qwen3.5, with other projections."""
-    for layer in range(d.num_hidden_layers):
-        is_dense = layer in (d.mlp_only_layers or ())
-        if not is_dense and d.num_experts and (layer + 1) % d.decoder_sparse_step == 0:
-            raise UnsupportedModelError(f"{d.num_experts} experts are not supported")
-    return qwen3_5(d)
 
 
 def _gemma(
@@ -401,13 +293,13 @@ def _gemma(
 ) -> DecoderSpec:
     if d.use_bidirectional_attention:
         raise UnsupportedModelError("attention to later tokens is not supported")
-    return _spec(
+    return spec(
         d,
         windows=d.windows_of(kinds),
         ropes=ropes,
         rope_of_layer=[int(kind == SLIDING) % len(ropes) for kind in kinds],
         attention={
-            **_biases(d.attention_bias, d.attention_bias),
+            **biases(d.attention_bias, d.attention_bias),
             "scale": d.query_pre_attn_scalar**-0.5,
             "softcap": d.attn_logit_softcapping,
             **attention,
@@ -418,7 +310,7 @@ def _gemma(
     )
 
 
-def _spec(
+def spec(
     d: Description,
     *,
     windows: Sequence[int | None] | None = None,
@@ -501,7 +393,7 @@ def _rope(d: Description, parameters: dict[str, Any]) -> RopeFrequencies:
     return rope_frequencies(parameters, d.head_size, d.max_position_embeddings, d.served_len)
 
 
-def _check_kinds(d: Description, kinds: Sequence[str], known: Set[str]) -> None:
+def check_kinds(d: Description, kinds: Sequence[str], known: Set[str]) -> None:
     """Raises `UnsupportedModelError` for layers of an unknown type, or for another number of them.
 
     Args:
@@ -515,7 +407,7 @@ def _check_kinds(d: Description, kinds: Sequence[str], known: Set[str]) -> None:
         )
 
 
-def _biases(qkv: bool, output: bool) -> dict[str, bool]:
+def biases(qkv: bool, output: bool) -> dict[str, bool]:
     return {"qkv_bias": qkv, "output_bias": output}
 
 

@@ -1,12 +1,11 @@
 """A decoder whose layers run in one native call, on x86-64 CPUs.
 
 The arithmetic is in an extension module (source in native/), one for each set of instructions. It
-supports the decoders that `_SUPPORTED` lists and rejects all others. The Python layers remain the
-description of the architecture, and the fallback if no extension was built or none runs on this
-processor.
+supports the decoders that `native_support.py` lists and rejects all others. The Python layers
+remain the description of the architecture, and the fallback if no extension was built or none runs
+on this processor.
 """
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,10 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
-import msgspec
 import torch
 import torch.nn.functional as F
 
@@ -27,20 +25,23 @@ from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, finished_logits, scaled_embeddings
 from legato.model.layers import RMSNorm
 from legato.model.native_experts import (
-    EXPERT_PARTS,
-    EXPERT_RULES,
     expert_numbers,
-    has_computed_order,
-    num_expert_weights,
-    same_experts,
-    take_router,
+)
+from legato.model.native_support import why_not_computed
+from legato.model.native_weights import (
+    DTYPE,
+    Weight,
+    as_computed,
+    join,
+    num_parts,
+    take_parts,
+    weight_addresses,
+    weight_bytes,
 )
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
-from legato.model.quantized_forms import native_form
 from legato.model.rope import RotaryEmbedding, Turns
-from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec, MoeSpec
 from legato.model.states import StepStates
-from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
 from legato.model.transformers_spec import TransformersSpec
 
 try:
@@ -48,47 +49,6 @@ try:
 except ImportError:  # no compiler was available at installation
     _processor = None  # type: ignore[assignment]
 
-_DTYPE = torch.bfloat16
-TILE_DEPTH = 32
-"""Values in a row of a tile; every size must be a multiple of it."""
-LARGEST_HEAD = 512
-_PLAIN_BITS = 16
-"""Given as bits of a code if the extension is to dequantize the weight."""
-
-_Weight = torch.Tensor | QuantizedWeight
-
-_MATRICES = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "output": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-"""Key the extension's name of a matrix, value the names of its parts in checkpoints."""
-_SHARED_MATRICES = {
-    **_MATRICES,
-    "gate_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    "down": ("mlp.shared_expert.down_proj",),
-}
-"""The same of a layer with experts, whose MLP is an expert for all rows, or missing."""
-_NUM_ATTENTION_MATRICES = 4
-_NORMS = {
-    "input_norm": "input_layernorm",
-    "post_norm": "post_attention_layernorm",
-    "attention_output_norm": "attention_output_layernorm",
-    "mlp_output_norm": "mlp_output_layernorm",
-    "query_norm": "self_attn.q_norm",
-    "key_norm": "self_attn.k_norm",
-}
-"""Key the extension's name of a norm, value its name in checkpoints."""
-_IN_FLOAT32 = (
-    "norm.weight",
-    ".self_attn.sinks",
-    ".mlp.gate.weight",
-    ".mlp.gate.bias",
-    ".mlp.gate.selection_bias",
-    ".mlp.shared_expert_gate.weight",
-)
-"""Ends of the names of weights that stay in float32 until the extension has them."""
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -165,81 +125,6 @@ class ReadsNativeCache:
         return self.kernels.extension.Step(chunks, slots, shape, group, self.kernels.num_threads)
 
 
-def _multiple(field: str, at_most: float = math.inf) -> Rule:
-    def fits(record: msgspec.Struct) -> bool:
-        size: int = getattr(record, field)
-        return size % TILE_DEPTH == 0 and size <= at_most
-
-    limit = "" if at_most == math.inf else f" up to {at_most}"
-    return Rule(fits, f"a multiple of {TILE_DEPTH}{limit}")
-
-
-_SUPPORTED: Rules = {
-    DecoderSpec: {
-        "vocab_size": anything(),
-        "hidden_size": _multiple("hidden_size"),
-        "max_model_len": anything(),
-        "norm_eps": anything(),
-        "ropes": Rule(
-            lambda spec: all(
-                rope._fields == ("inverse", "scaling", "query_growth")
-                and 2 * len(rope.inverse) == spec.head_dim
-                for rope in spec.ropes
-            ),
-            "frequencies and a scale for whole heads",
-        ),
-        "layers": Rule(
-            lambda spec: same_experts({layer.mlp for layer in spec.layers}),
-            "layers with the same experts",
-        ),
-        "norm": one_of("norm", "rms"),
-        "norm_bias": one_of("norm_bias", False),
-        "embedding_scale": anything(),
-        "logit_scale": anything(),
-        "logit_softcap": anything(),
-        "tie_word_embeddings": switch("tie_word_embeddings"),
-    },
-    LayerSpec: {
-        "attention": anything(),
-        "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
-        "mlp": anything(),
-        "order": Rule(has_computed_order, "pre or post or sandwich, with experts pre"),
-        "residual_scale": anything(),
-    },
-    AttentionSpec: {
-        "num_heads": anything(),
-        "num_kv_heads": anything(),
-        "head_dim": _multiple("head_dim", LARGEST_HEAD),
-        "scale": anything(),
-        "rope": anything(),
-        "window": Rule(
-            lambda attention: attention.window is None or attention.window > 0, "positive or none"
-        ),
-        "qk_norm": one_of("qk_norm", None, "head", "whole"),
-        "norm_after_rope": Rule(
-            lambda attention: (
-                attention.norm_after_rope is False
-                or (attention.norm_after_rope is True and attention.qk_norm != "whole")
-            ),
-            "on or off for norms of heads, off for norms of whole rows",
-        ),
-        "softcap": anything(),
-        "has_sinks": switch("has_sinks"),
-        "qkv_bias": switch("qkv_bias"),
-        "output_bias": switch("output_bias"),
-        "has_gate": one_of("has_gate", False),
-    },
-    MlpSpec: {
-        "size": _multiple("size"),
-        "activation": one_of("activation", "silu", "gelu_tanh"),
-        "is_gated": one_of("is_gated", True),
-        "has_bias": switch("has_bias"),
-    },
-    MoeSpec: EXPERT_RULES,
-}
-"""What the extension computes. It does not know a field that is missing here."""
-
-
 def why_not_native(
     spec: DecoderSpec | TransformersSpec, dtype: torch.dtype, device: torch.device
 ) -> str:
@@ -250,14 +135,9 @@ def why_not_native(
         return "no extension was built, for want of a C++ compiler or of an x86-64 processor"
     if not native_instructions():
         return "the processor has no AVX2, or the compiler knew of no such instructions"
-    if dtype != _DTYPE:
+    if dtype != DTYPE:
         return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
     return "" if isinstance(spec, TransformersSpec) else why_not_computed(spec)
-
-
-def why_not_computed(spec: DecoderSpec) -> str:
-    """Return why the extension cannot compute these layers; empty if it can."""
-    return unsupported("native layers", spec, _SUPPORTED)
 
 
 class NativeModel(ReadsNativeCache):
@@ -279,7 +159,7 @@ class NativeModel(ReadsNativeCache):
         UnsupportedModelError: the layers cannot compute this decoder.
     """
 
-    dtype = _DTYPE
+    dtype = DTYPE
     sum_dtype = torch.float32
     device = torch.device("cpu")
     num_torch_threads = 1
@@ -322,20 +202,20 @@ class NativeModel(ReadsNativeCache):
         while later layers are read.
         """
         num_bytes = 0
-        others: dict[str, _Weight] = {}
-        unpacked: defaultdict[int, dict[str, _Weight]] = defaultdict(dict)  # key the layer
+        others: dict[str, Weight] = {}
+        unpacked: defaultdict[int, dict[str, Weight]] = defaultdict(dict)  # key the layer
         with ThreadPoolExecutor(self.kernels.num_threads) as threads:
             layers: dict[int, Future[object]] = {}
             for name, found in weights:
-                weight = _as_computed(name, found)
-                num_bytes += _num_bytes(weight) if self.spec.reads_every_step(name) else 0
+                weight = as_computed(name, found)
+                num_bytes += weight_bytes(weight) if self.spec.reads_every_step(name) else 0
                 match = _OF_LAYER.fullmatch(name)
                 if match is None:
                     others[name] = weight
                     continue
                 layer, own = int(match[1]), unpacked[int(match[1])]
                 own[match[2]] = weight
-                if len(own) == _num_parts(self.spec.layers[layer]):
+                if len(own) == num_parts(self.spec.layers[layer]):
                     layers[layer] = threads.submit(self._make_layer, layer, unpacked.pop(layer))
             embedding = others["model.embed_tokens.weight"]
             head = embedding if self.spec.tie_word_embeddings else others["lm_head.weight"]
@@ -422,9 +302,9 @@ class NativeModel(ReadsNativeCache):
     def _join(self, layers: list[object]) -> Any:
         return self.kernels.extension.Layers(layers)
 
-    def _make_layer(self, layer: int, own: dict[str, _Weight]) -> object:
+    def _make_layer(self, layer: int, own: dict[str, Weight]) -> object:
         """Build a layer; the extension copies the weights, so none must outlive the call."""
-        weights = _take_parts(own)
+        weights = take_parts(own)
         after_attention, after_mlp = (
             plain(weights[name]).clone() if name in weights else None
             for name in ("attention_output_norm", "mlp_output_norm")
@@ -432,7 +312,7 @@ class NativeModel(ReadsNativeCache):
         self._output_norms[layer] = after_attention, after_mlp
         addresses: dict[str, int] = {}
         for name, weight in weights.items():
-            addresses |= _addresses(name, weight)
+            addresses |= weight_addresses(name, weight)
         mlp = self.spec.layers[layer].mlp
         if isinstance(mlp, MoeSpec):
             counts = {"num_experts": mlp.num_experts, "router.num_rows": weights["router"].shape[0]}
@@ -490,7 +370,7 @@ class NativeStep:
 
 def _heads(rows: torch.Tensor) -> tuple[int, int, int]:
     """Return the address of heads [T, heads, D], and their strides."""
-    assert rows.dtype == _DTYPE
+    assert rows.dtype == DTYPE
     assert rows.stride(2) == 1
     return rows.data_ptr(), rows.stride(0), rows.stride(1)
 
@@ -501,9 +381,9 @@ class NativeLinear:
     def __init__(self, weight: torch.Tensor | QuantizedWeight, kernels: NativeKernels) -> None:
         self._pool = kernels.pool
         self._num_outputs, depth = weight.shape
-        packed = _join([weight])
+        packed = join([weight])
         self.native = kernels.extension.Matrix(
-            _addresses("weight", packed), self._num_outputs, depth
+            weight_addresses("weight", packed), self._num_outputs, depth
         )
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -512,29 +392,6 @@ class NativeLinear:
         out = torch.empty(len(rows), self._num_outputs)
         self.native.multiply(self._pool, rows.data_ptr(), len(rows), out.data_ptr())
         return out
-
-
-def _as_computed(name: str, weight: _Weight) -> _Weight:
-    if isinstance(weight, QuantizedWeight):
-        return weight
-    return weight.to(torch.float32 if name.endswith(_IN_FLOAT32) else _DTYPE).contiguous()
-
-
-def _num_bytes(weight: _Weight) -> int:
-    return weight.num_bytes(_DTYPE) if isinstance(weight, QuantizedWeight) else weight.nbytes
-
-
-def _num_parts(layer: LayerSpec) -> int:
-    """Return the number of weights that a layer has in checkpoints."""
-    attention = layer.attention
-    assert attention is not None
-    num_biases = 3 * attention.qkv_bias + attention.output_bias
-    num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
-    if attention.qk_norm is not None:
-        num_norms += 2
-    mlp = layer.mlp
-    num_mlp = num_expert_weights(mlp) if isinstance(mlp, MoeSpec) else 3 * (1 + mlp.has_bias)
-    return _NUM_ATTENTION_MATRICES + num_biases + num_norms + attention.has_sinks + num_mlp
 
 
 def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
@@ -565,80 +422,3 @@ def _turn_addresses(turns: Sequence[Turns]) -> list[tuple[int, int, int]]:
         (cos.data_ptr(), sin.data_ptr(), 0 if scale is None else scale.data_ptr())
         for cos, sin, scale in turns
     ]
-
-
-def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:
-    """Take a layer's weights out of `own`, and return them by the extension's names.
-
-    So at most one layer for each thread is in memory twice.
-    """
-    layer: dict[str, _Weight] = {}
-    has_experts = "mlp.gate.weight" in own
-    for name, parts in (_SHARED_MATRICES if has_experts else _MATRICES).items():
-        layer |= _take_matrix(own, name, parts)
-    if has_experts:
-        layer |= take_router(own)
-        for expert in count():
-            if f"mlp.experts.{expert}.down_proj.weight" not in own:
-                break
-            for name, parts in EXPERT_PARTS.items():
-                names = [f"mlp.experts.{expert}.{part}" for part in parts]
-                layer |= _take_matrix(own, f"expert{expert}.{name}", names)
-    if "self_attn.sinks" in own:
-        layer["sinks"] = plain(own.pop("self_attn.sinks")).float()
-    for name, norm in _NORMS.items():
-        if f"{norm}.weight" in own:
-            layer[name] = own.pop(f"{norm}.weight")
-    assert not own, f"native layers do not know {', '.join(own)}"
-    return layer
-
-
-def _take_matrix(own: dict[str, _Weight], name: str, parts: Sequence[str]) -> dict[str, _Weight]:
-    """Take the parts of a matrix, and of its bias, out of `own`, if the layer has them."""
-    kinds = {"weight": name, "bias": f"{name}_bias"}
-    return {
-        whole: _join([own.pop(f"{part}.{kind}") for part in parts])
-        for kind, whole in kinds.items()
-        if f"{parts[0]}.{kind}" in own
-    }
-
-
-def _join(parts: Sequence[_Weight]) -> _Weight:
-    """Concatenate rows; the result is quantized only if all parts are, in forms that fit."""
-    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
-    if not quantized:
-        return parts[0] if len(parts) == 1 else torch.cat([plain(part) for part in parts])
-    if len(quantized) == len(parts):
-        whole = native_form(quantized)
-        if whole is not None:
-            return whole
-    sizes = [part.shape[0] for part in parts]
-    joined = torch.empty(sum(sizes), *parts[0].shape[1:], dtype=_DTYPE)
-    for part, rows in zip(parts, torch.split(joined, sizes), strict=True):
-        copy_plain(part, rows)
-    return joined
-
-
-def _addresses(name: str, weight: _Weight) -> dict[str, int]:
-    """Return the addresses of a weight's parts, by the extension's names."""
-    if isinstance(weight, torch.Tensor):
-        return {name: weight.data_ptr()}
-    parts = {
-        "codes": weight.codes,
-        "scales": weight.scales,
-        "minima": weight.minima,
-        "order": weight.order,
-        "table": None if weight.is_float8 else weight.table,
-    }
-    addresses = {
-        f"{name}.{part}": values.data_ptr() for part, values in parts.items() if values is not None
-    }
-    numbers = {
-        "bits": _PLAIN_BITS if weight.is_stored_only else weight.bits,
-        "group": weight.group,
-        "zero": weight.zero,
-        "exponent": weight.exponent,
-        "is_float": int(weight.is_float8),
-        "is_rotated": int(weight.is_rotated),
-    }
-    return addresses | {f"{name}.{number}": value for number, value in numbers.items()}

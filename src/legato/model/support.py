@@ -52,17 +52,24 @@ def unsupported(name: str, record: msgspec.Struct, rules: Rules) -> str:
     Args:
         name: of the implementation, for the message.
     """
-    known = next((rules[kind] for kind in type(record).__mro__ if kind in rules), {})
+    known = next((rules[kind] for kind in type(record).__mro__ if kind in rules), None)
+    if known is None:
+        return f"{name} do not compute {_kind(record)}"
     for field in record.__struct_fields__:
         value = getattr(record, field)
         if field not in known:
             return f"{name} do not know {field}"
         if not known[field].is_supported(record):
-            return f"{field} is {reprlib.repr(value)}, not {known[field].supported}"
+            found = _kind(value) if isinstance(value, msgspec.Struct) else reprlib.repr(value)
+            return f"{field} is {found}, not {known[field].supported}"
         for part in _records(value):
             if reason := unsupported(name, part, rules):
                 return reason
     return ""
+
+
+def _kind(record: msgspec.Struct) -> str:
+    return type(record).__name__.removesuffix("Spec")
 
 
 def _records(value: object) -> list[msgspec.Struct]:

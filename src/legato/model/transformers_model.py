@@ -17,12 +17,8 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
-from legato.model.native import (
-    LARGEST_HEAD,
-    TILE_DEPTH,
-    NativeKernels,
-    ReadsNativeCache,
-)
+from legato.model.native import NativeKernels, ReadsNativeCache
+from legato.model.native_support import LARGEST_HEAD, TILE_DEPTH
 from legato.model.quantization import QuantizedWeight, plain
 from legato.model.states import StepStates
 from legato.model.transformers_attention import AttentionCall, attending

@@ -1,0 +1,93 @@
+"""Which decoders native layers compute."""
+
+import math
+
+import msgspec
+
+from legato.model.native_experts import EXPERT_RULES, has_computed_order, same_experts
+from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
+from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
+
+TILE_DEPTH = 32
+"""Values in a row of a tile; every size must be a multiple of it."""
+LARGEST_HEAD = 512
+
+
+def _multiple(field: str, at_most: float = math.inf) -> Rule:
+    def fits(record: msgspec.Struct) -> bool:
+        size: int = getattr(record, field)
+        return size % TILE_DEPTH == 0 and size <= at_most
+
+    limit = "" if at_most == math.inf else f" up to {at_most}"
+    return Rule(fits, f"a multiple of {TILE_DEPTH}{limit}")
+
+
+SUPPORTED: Rules = {
+    DecoderSpec: {
+        "vocab_size": anything(),
+        "hidden_size": _multiple("hidden_size"),
+        "max_model_len": anything(),
+        "norm_eps": anything(),
+        "ropes": Rule(
+            lambda spec: all(
+                rope._fields == ("inverse", "scaling", "query_growth")
+                and 2 * len(rope.inverse) == spec.head_dim
+                for rope in spec.ropes
+            ),
+            "frequencies and a scale for whole heads",
+        ),
+        "layers": Rule(
+            lambda spec: same_experts({layer.mlp for layer in spec.layers}),
+            "layers with the same experts",
+        ),
+        "norm": one_of("norm", "rms"),
+        "norm_bias": one_of("norm_bias", False),
+        "embedding_scale": anything(),
+        "logit_scale": anything(),
+        "logit_softcap": anything(),
+        "tie_word_embeddings": switch("tie_word_embeddings"),
+    },
+    LayerSpec: {
+        "attention": anything(),
+        "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
+        "mlp": anything(),
+        "order": Rule(has_computed_order, "pre or post or sandwich, with experts pre"),
+        "residual_scale": anything(),
+    },
+    AttentionSpec: {
+        "num_heads": anything(),
+        "num_kv_heads": anything(),
+        "head_dim": _multiple("head_dim", LARGEST_HEAD),
+        "scale": anything(),
+        "rope": anything(),
+        "window": Rule(
+            lambda attention: attention.window is None or attention.window > 0, "positive or none"
+        ),
+        "qk_norm": one_of("qk_norm", None, "head", "whole"),
+        "norm_after_rope": Rule(
+            lambda attention: (
+                attention.norm_after_rope is False
+                or (attention.norm_after_rope is True and attention.qk_norm != "whole")
+            ),
+            "on or off for norms of heads, off for norms of whole rows",
+        ),
+        "softcap": anything(),
+        "has_sinks": switch("has_sinks"),
+        "qkv_bias": switch("qkv_bias"),
+        "output_bias": switch("output_bias"),
+        "has_gate": one_of("has_gate", False),
+    },
+    MlpSpec: {
+        "size": _multiple("size"),
+        "activation": one_of("activation", "silu", "gelu_tanh"),
+        "is_gated": one_of("is_gated", True),
+        "has_bias": switch("has_bias"),
+    },
+    MoeSpec: EXPERT_RULES,
+}
+"""What the extension computes. It does not know a field that is missing here."""
+
+
+def why_not_computed(spec: DecoderSpec) -> str:
+    """Return why the extension cannot compute these layers; empty if it can."""
+    return unsupported("native layers", spec, SUPPORTED)

@@ -1,0 +1,149 @@
+"""Weights of native layers: parts of checkpoints joined, as the extension takes them."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+
+from legato.model.native_experts import EXPERT_PARTS, num_expert_weights, take_router
+from legato.model.quantization import QuantizedWeight, copy_plain, plain
+from legato.model.quantized_forms import native_form
+from legato.model.spec import LayerSpec, MoeSpec
+
+DTYPE = torch.bfloat16
+_PLAIN_BITS = 16
+"""Given as bits of a code if the extension is to dequantize the weight."""
+
+Weight = torch.Tensor | QuantizedWeight
+_MATRICES = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""Key the extension's name of a matrix, value the names of its parts in checkpoints."""
+_SHARED_MATRICES = {
+    **_MATRICES,
+    "gate_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    "down": ("mlp.shared_expert.down_proj",),
+}
+"""The same of a layer with experts, whose MLP is an expert for all rows, or missing."""
+_NUM_ATTENTION_MATRICES = 4
+_NORMS = {
+    "input_norm": "input_layernorm",
+    "post_norm": "post_attention_layernorm",
+    "attention_output_norm": "attention_output_layernorm",
+    "mlp_output_norm": "mlp_output_layernorm",
+    "query_norm": "self_attn.q_norm",
+    "key_norm": "self_attn.k_norm",
+}
+"""Key the extension's name of a norm, value its name in checkpoints."""
+_IN_FLOAT32 = (
+    "norm.weight",
+    ".self_attn.sinks",
+    ".mlp.gate.weight",
+    ".mlp.gate.bias",
+    ".mlp.gate.selection_bias",
+    ".mlp.shared_expert_gate.weight",
+)
+"""Ends of the names of weights that stay in float32 until the extension has them."""
+
+
+def as_computed(name: str, weight: Weight) -> Weight:
+    if isinstance(weight, QuantizedWeight):
+        return weight
+    return weight.to(torch.float32 if name.endswith(_IN_FLOAT32) else DTYPE).contiguous()
+
+
+def weight_bytes(weight: Weight) -> int:
+    return weight.num_bytes(DTYPE) if isinstance(weight, QuantizedWeight) else weight.nbytes
+
+
+def num_parts(layer: LayerSpec) -> int:
+    """Return the number of weights that a layer has in checkpoints."""
+    attention = layer.attention
+    assert attention is not None
+    num_biases = 3 * attention.qkv_bias + attention.output_bias
+    num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
+    if attention.qk_norm is not None:
+        num_norms += 2
+    mlp = layer.mlp
+    num_mlp = num_expert_weights(mlp) if isinstance(mlp, MoeSpec) else 3 * (1 + mlp.has_bias)
+    return _NUM_ATTENTION_MATRICES + num_biases + num_norms + attention.has_sinks + num_mlp
+
+
+def take_parts(own: dict[str, Weight]) -> dict[str, Weight]:
+    """Take a layer's weights out of `own`, and return them by the extension's names.
+
+    So at most one layer for each thread is in memory twice.
+    """
+    layer: dict[str, Weight] = {}
+    has_experts = "mlp.gate.weight" in own
+    for name, parts in (_SHARED_MATRICES if has_experts else _MATRICES).items():
+        layer |= _take_matrix(own, name, parts)
+    if has_experts:
+        layer |= take_router(own)
+        for expert in count():
+            if f"mlp.experts.{expert}.down_proj.weight" not in own:
+                break
+            for name, parts in EXPERT_PARTS.items():
+                names = [f"mlp.experts.{expert}.{part}" for part in parts]
+                layer |= _take_matrix(own, f"expert{expert}.{name}", names)
+    if "self_attn.sinks" in own:
+        layer["sinks"] = plain(own.pop("self_attn.sinks")).float()
+    for name, norm in _NORMS.items():
+        if f"{norm}.weight" in own:
+            layer[name] = own.pop(f"{norm}.weight")
+    assert not own, f"native layers do not know {', '.join(own)}"
+    return layer
+
+
+def _take_matrix(own: dict[str, Weight], name: str, parts: Sequence[str]) -> dict[str, Weight]:
+    """Take the parts of a matrix, and of its bias, out of `own`, if the layer has them."""
+    kinds = {"weight": name, "bias": f"{name}_bias"}
+    return {
+        whole: join([own.pop(f"{part}.{kind}") for part in parts])
+        for kind, whole in kinds.items()
+        if f"{parts[0]}.{kind}" in own
+    }
+
+
+def join(parts: Sequence[Weight]) -> Weight:
+    """Concatenate rows; the result is quantized only if all parts are, in forms that fit."""
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    if not quantized:
+        return parts[0] if len(parts) == 1 else torch.cat([plain(part) for part in parts])
+    if len(quantized) == len(parts):
+        whole = native_form(quantized)
+        if whole is not None:
+            return whole
+    sizes = [part.shape[0] for part in parts]
+    joined = torch.empty(sum(sizes), *parts[0].shape[1:], dtype=DTYPE)
+    for part, rows in zip(parts, torch.split(joined, sizes), strict=True):
+        copy_plain(part, rows)
+    return joined
+
+
+def weight_addresses(name: str, weight: Weight) -> dict[str, int]:
+    """Return the addresses of a weight's parts, by the extension's names."""
+    if isinstance(weight, torch.Tensor):
+        return {name: weight.data_ptr()}
+    parts = {
+        "codes": weight.codes,
+        "scales": weight.scales,
+        "minima": weight.minima,
+        "order": weight.order,
+        "table": None if weight.is_float8 else weight.table,
+    }
+    found = {
+        f"{name}.{part}": values.data_ptr() for part, values in parts.items() if values is not None
+    }
+    numbers = {
+        "bits": _PLAIN_BITS if weight.is_stored_only else weight.bits,
+        "group": weight.group,
+        "zero": weight.zero,
+        "exponent": weight.exponent,
+        "is_float": int(weight.is_float8),
+        "is_rotated": int(weight.is_rotated),
+    }
+    return found | {f"{name}.{number}": value for number, value in numbers.items()}
