@@ -48,14 +48,14 @@ def families(watched: ServerProcess) -> list[Metric]:
 
 @pytest.fixture(scope="module")
 def labels(families: list[Metric]) -> dict[str, set[str]]:
-    """Key the name of a sample. Of what has none, as replicas where there are none, as declared."""
+    """Key the name of a sample. Of what has none here, such as replicas, as declared."""
     labels: dict[str, set[str]] = {"up": set()}
     declared = {
         metric.name: {*_TARGET, "model_name", *metric.labels} for metric in reference.declared()
     }
     for family in families:
         if not family.samples:
-            assert _is_of_replicas(family), f"nothing shows the labels of {family.name}"
+            assert _has_none_here(family), f"nothing shows the labels of {family.name}"
             labels[family.name] = declared[family.name]
         for sample in family.samples:
             labels.setdefault(sample.name, set(_TARGET)).update(sample.labels)
@@ -68,7 +68,7 @@ def test_a_server_shows_what_is_declared(families: list[Metric]) -> None:
     shown = {family.name: (family.type, _own_labels(family)) for family in own}
     for family in own:
         if not family.samples:
-            assert _is_of_replicas(family)
+            assert _has_none_here(family)
             shown[family.name] = family.type, declared[family.name][1]
     assert declared == shown
 
@@ -78,8 +78,9 @@ def test_what_is_made_of_declarations_is_up_to_date(made: ModuleType) -> None:
     assert made.FILE.read_text(encoding="utf-8") == made.text(), "python -m grafana"
 
 
-def _is_of_replicas(family: Metric) -> bool:
-    return family.name.startswith("legato:replica_")
+def _has_none_here(family: Metric) -> bool:
+    """Whether it is of replicas, or of windows of layers: this server has neither."""
+    return family.name.startswith(("legato:replica_", "legato:kv_window_"))
 
 
 def _own_labels(family: Metric) -> set[str]:
