@@ -11,7 +11,8 @@ from legato.fleet.totals import Totals
 _Stats = TypeVar("_Stats", bound=msgspec.Struct)
 
 NOT_SUMMED = {
-    "step_time_margin", "broken_promise", "tenants", "transfer", "kv_usage", "num_cached_blocks"
+    *("step_time_margin", "broken_promise", "tenants", "transfer", "kv_usage", "num_cached_blocks"),
+    "window_usage",
 }  # fmt: skip
 OF_THE_PRESENT = {"num_running", "num_waiting", "num_leases"}
 
@@ -80,3 +81,11 @@ def test_of_an_engine_that_is_gone_its_counters_stay() -> None:
 
 def test_without_engines_there_is_nothing() -> None:
     assert Totals().of([]) == EngineStats()
+
+
+def test_of_window_blocks_the_fullest_engine_counts() -> None:
+    first, second = (EngineStats(window_usage=usage) for usage in ({8: 0.5, 16: 0.1}, {8: 0.2}))
+    totals = Totals()
+    assert totals.of([first, second]).window_usage == {8: 0.5, 16: 0.1}
+    totals.note_gone(first)
+    assert totals.of([second]).window_usage == {8: 0.2}

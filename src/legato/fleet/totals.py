@@ -19,6 +19,7 @@ _PRESENT = (
     "broken_promise",
     "kv_usage",
     "num_cached_blocks",
+    "window_usage",
 )
 """Fields about the present, which an engine that is gone does not count in."""
 
@@ -50,7 +51,10 @@ class Totals:
         self._num_tried_again[tenant] += 1
 
     def of(self, stats: Sequence[EngineStats]) -> EngineStats:
-        """Return the sums, the averages of cache sizes, and the worst margin and broken promise."""
+        """Return the sums, the averages of cache sizes, and the worst of margins and promises.
+
+        Of blocks of windows, the fullest engine counts.
+        """
         num = max(1, len(stats))
         total = _combined([self._gone, *stats], _COMBINED)
         names = {one.name for one in total.tenants}
@@ -89,6 +93,14 @@ def _first_told(reasons: Iterable[str]) -> str:
     return next(filter(None, reasons), "")
 
 
+def _fullest(usages: Iterable[dict[int, float]]) -> dict[int, float]:
+    fullest: dict[int, float] = {}
+    for usage in usages:
+        for window, share in usage.items():
+            fullest[window] = max(share, fullest.get(window, 0.0))
+    return fullest
+
+
 def _combined_transfers(transfers: Iterable[TransferStats | None]) -> TransferStats | None:
     stats = [one for one in transfers if one is not None]
     return _combined(stats, {}) if stats else None
@@ -105,6 +117,7 @@ def _combined_tenants(tenants: Iterable[Iterable[TenantStats]]) -> tuple[TenantS
 _COMBINED: dict[str, Callable[[Sequence[Any]], object]] = {
     "step_time_margin": max,
     "broken_promise": _first_told,
+    "window_usage": _fullest,
     "tenants": _combined_tenants,
     "transfer": _combined_transfers,
 }
