@@ -65,7 +65,7 @@ def test_steps_run_two_at_a_time(settings: Settings) -> None:
     executor, _ = make_executor(plain, block_size=16, num_blocks=12, depth=2)
     runtime: Any = SimpleNamespace(
         executor=executor,
-        kv=SimpleNamespace(block_size=16, num_blocks=12),
+        kv=SimpleNamespace(block_size=16, num_blocks=12, group_sizes=(12,)),
         spec=plain.spec,
         model=plain,
         cache=plain.cache,

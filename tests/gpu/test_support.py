@@ -11,6 +11,7 @@ REFUSED = {
     "norms after, of whole rows": "qk_norm is 'whole'",
     "norms around, capped": "ropes is",
     "heads normed after rope": "ropes is",
+    "sinks": "has_sinks is True",
 }
 
 

@@ -79,7 +79,7 @@ def test_an_unknown_field_is_refused_whatever_its_value(value: float | None) -> 
 def test_another_record_is_refused() -> None:
     spec = decoder_spec()
     layer = msgspec.structs.replace(spec.layers[1], mlp=Experts(size=96, num_experts=8))
-    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), "size")
+    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), "Experts")
 
 
 @pytest.mark.parametrize(
