@@ -186,7 +186,7 @@ def test_strange_request_ids_are_replaced(http: httpx.Client, given: str) -> Non
 
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     check(http.get("/v1/frobnicate"), 404)
-    check(http.post("/v1/embeddings", json={}), 404)
+    check(http.post("/v1/moderations", json={}), 404)
     check(http.get("/v1/completions"), 405)
 
 

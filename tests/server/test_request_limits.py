@@ -17,6 +17,7 @@ from legato.server.limits import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
     MAX_NAME_CHARS,
+    MAX_ROLE_CHARS,
 )
 from legato.text.tokenizer import load_tokenizer
 
@@ -104,6 +105,8 @@ TRIED_ELSEWHERE = {
     "MAX_ANSWER_BYTES",
     "MAX_FIELDS",
     "MAX_JSON_VALUES",
+    "MAX_LOGPROB_TOKEN_IDS",
+    "MAX_ROLE_CHARS",
     "MAX_WAITING_BYTES",
 }
 
@@ -112,6 +115,21 @@ def test_every_limit_is_tried() -> None:
     tried = {limit for limit, *_ in CASES}
     assert not tried & TRIED_ELSEWHERE
     assert tried | TRIED_ELSEWHERE == limits.constants().keys()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_listed_tokens_are_bounded(http: httpx.Client, more: int) -> None:
+    listed = [*range(sampling_params.MAX_LOGPROB_TOKEN_IDS + more)]
+    body = {"prompt": "Hi", "max_tokens": 1, "logprobs": 1, "logprob_token_ids": listed}
+    assert http.post("/v1/completions", json=body).status_code == (400 if more else 200)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_roles_are_bounded(http: httpx.Client, more: int) -> None:
+    """The default model's template writes roles as they come."""
+    role = "r" * (MAX_ROLE_CHARS + more)
+    body = {"messages": [{"role": role, "content": "Hi"}], "max_tokens": 1}
+    assert http.post("/v1/chat/completions", json=body).status_code == (400 if more else 200)
 
 
 @pytest.mark.parametrize("more", [0, 1])
