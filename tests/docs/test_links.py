@@ -42,6 +42,11 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 
 @each_page
+def test_no_conflict_of_a_merge_is_left(page: Path) -> None:
+    assert not re.search("^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@each_page
 def test_links_lead_somewhere(page: Path) -> None:
     lost = {link for link in links(page) if not is_there(page, link)}
     assert not lost
