@@ -65,6 +65,21 @@ def test_describes_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert report["weight_bytes"] == sum(p.nbytes for p in model.parameters())
 
 
+def test_layers_with_a_window_keep_what_it_reaches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = random_model(MODELS["gemma2"]).config
+    random_model(MODELS["gemma2"]).save_pretrained(tmp_path)
+    report = _json(capsys, str(tmp_path))
+    reach = [
+        config.sliding_window if kind == "sliding_attention" else report["max_model_len"]
+        for kind in config.layer_types
+    ]
+    assert len({*reach}) == 2
+    layer_bytes = report["cache_token_bytes"] // len(reach)
+    assert report["cache_bytes"] == layer_bytes * sum(reach)
+
+
 def test_describes_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = MODELS["llama"].config()
     config.num_labels = 1

@@ -35,7 +35,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
         file_weight_bytes: the same with weights as they are quantized in the file
             (`--quantization gguf` for a GGUF file).
         cache_token_bytes: memory of the keys and values of a token.
-        cache_bytes: the same for one request as long as the context.
+        cache_bytes: the same for one request as long as the context; of layers with a window, of
+            as many tokens as it reaches.
     """
 
     model: str
@@ -71,7 +72,7 @@ def report_model(config: ModelConfig) -> ModelReport:
         cpu_layers, why_not_gpu = "PyTorch" if reason else "native", gpu.why_not_computed(spec)
     else:
         cpu_layers, why_not_gpu = "transformers", "transformers' layers run on CPUs alone"
-    token_bytes = spec.cache(dtype).token_bytes
+    cache = spec.cache(dtype)
     return ModelReport(
         model=config.model,
         architecture=checkpoint.architecture,
@@ -86,8 +87,11 @@ def report_model(config: ModelConfig) -> ModelReport:
         why_not_gpu=why_not_gpu,
         weight_bytes=_weight_bytes(checkpoint, keeps_codes=checkpoint.is_quantized and not reason),
         file_weight_bytes=_weight_bytes(checkpoint, keeps_codes=not reason),
-        cache_token_bytes=token_bytes,
-        cache_bytes=token_bytes * spec.max_model_len,
+        cache_token_bytes=cache.token_bytes,
+        cache_bytes=sum(
+            group.cache.token_bytes * (group.window or spec.max_model_len)
+            for group in cache.groups(spec.max_model_len)
+        ),
     )
 
 
