@@ -24,10 +24,10 @@ NOT_NATIVE = {
     "gpt-neox": "activation is 'gelu', not silu or gelu_tanh",
     "gpt-neox-sequential": "activation is 'gelu', not silu or gelu_tanh",
     "apertus": "activation is 'xielu', not silu or gelu_tanh",
-    "qwen3.5": "recurrence is DeltaNetSpec(...kernel_size=4), not none",
-    "qwen3-next": "recurrence is DeltaNetSpec(...kernel_size=4), not none",
-    "granite-4-h": "recurrence is Mamba2Spec(nu...gest_step=1.5), not none",
-    "lfm2": "recurrence is ShortConvSpec...has_bias=True), not none",
+    "qwen3.5": "recurrence is DeltaNet, not none",
+    "qwen3-next": "recurrence is DeltaNet, not none",
+    "granite-4-h": "recurrence is Mamba2, not none",
+    "lfm2": "recurrence is ShortConv, not none",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
 }
 """Key a model, value why PyTorch's layers run it."""

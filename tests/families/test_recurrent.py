@@ -21,7 +21,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import StepOutcome
 from legato.executor.torch_executor import TorchExecutor
 from tests.engine.test_faults import BROKEN
-from tests.families.test_exactness import PROMPTS, greedy
+from tests.families.schedules import PROMPTS, greedy
 from tests.families.tiny import MODELS, random_model
 
 NAMES = ("lfm2", "qwen3.5", "qwen3-next", "granite-4-h")

@@ -99,7 +99,7 @@ def test_beyond_saturation_most_are_in_time_and_two_runs_agree() -> None:
     assert max(attained) - min(attained) <= 0.05
     ttfts_s = np.array([[r.ttft_s for r in records] for records in runs])
     # Of 250 requests, three hang on which of the late ones went first.
-    for percentile, most in ((50, 0.2), (99, 0.5)):
+    for percentile, most in ((50, 0.3), (99, 0.5)):
         first, second = np.percentile(ttfts_s, percentile, axis=1)
         assert first == pytest.approx(second, rel=most)
 

@@ -89,7 +89,9 @@ class StaticAttention(StepAttention):
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert sinks is None, "peers' models have no sinks"
         assert sliding_window is None, "a static batch has no windows"
         assert softcap is None, "peers' models have no soft caps"
         keys, values = self._cache[layer]  # [R, K, N, D]

@@ -17,6 +17,9 @@ NUM_TERMS = 8 + len(ROW_BOUNDS) + 1 + 2
 DECODE_TERMS, ROW_TERMS, DRAFT_TERMS = slice(1, 3), slice(8, -2), slice(-2, None)
 """Slices of `StepCosts.vector`: a decode's row and keys, `row_s`, a draft's row and keys."""
 
+EXPERT_TERM = 7
+"""Place of `expert_s` in `StepCosts.vector`."""
+
 
 class StepCosts(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True

@@ -16,7 +16,7 @@ from legato.core.plan import StepPlan
 from legato.engine.calibration.calibration import MOST_DRAFTS
 from legato.executor.simulated import VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep
-from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
+from legato.scheduler.step_costs import EXPERT_TERM, ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.simulation.clients import Delays
 from legato.simulation.drafts import Acceptance
@@ -39,7 +39,13 @@ class Truth:
     def __init__(self, costs: StepCosts, *, error: float, noise: float, seed: int) -> None:
         self._random = random.Random(seed)
         self._noise = noise
-        factors = [self._random.uniform(1.0 - error, 1.0 + error) for _ in costs.vector]
+        has_experts = costs.expert_s > 0.0  # else equal seeds draw what they always drew
+        factors = [
+            self._random.uniform(1.0 - error, 1.0 + error)
+            if has_experts or place != EXPERT_TERM
+            else 1.0
+            for place in range(len(costs.vector))
+        ]
         self._costs = StepCosts.from_vector(np.array(costs.vector) * factors, costs.rows)
 
     def step_time_s(self, plan: StepPlan) -> float:
