@@ -206,13 +206,15 @@ def test_drafts_are_verified_as_far_as_masks_are_known(monkeypatch: pytest.Monke
     free = hand.add("free", prompt(10, salt=1), max_tokens=100)
     gate = Gate(monkeypatch, lambda place: bool(place.drafts))
     hand.step(it=20)
+    most = 1
     while stream.num_left > 3:
         before = len(stream.output)
         drafts = expected.output[before : before + 3]
         hand.step({"it": drafts}, it=1, free=len(free.tokens) - free.num_computed)
-        assert len(stream.output) <= before + 1
+        assert len(stream.output) <= before + most
         if gate.num_waiting:  # a permit that none waits for would let a later call through
             gate.let_one_pass()
+            most = 1 + len(drafts)  # those masks may be there before the next step samples
     gate.open()
     hand.finish()
     assert stream.output == expected.output
