@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 UNENDED = "it did not end"
-"""Failure of a part of which there are figures, but not all."""
+"""Failure of a part that has some of its figures, but not all."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -25,7 +25,7 @@ NEAR_TIE = 1e-4
 
 @torch.inference_mode()
 def greedy(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], list[float]]:
-    """Return tokens, none of which is at a near tie, and their log probabilities."""
+    """Return tokens and their log probabilities; no token is at a near tie."""
     tokens, logprobs = list(prompt), []
     for _ in range(NUM_TOKENS):
         logits = model(torch.tensor([tokens])).logits[0, -1]

@@ -1,13 +1,10 @@
 """Experts as they are on the Hub, fused or one by one, and what is wrong with them."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from legato.checkpoint.loader import load_model, open_checkpoint
@@ -15,29 +12,25 @@ from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
 from legato.model.native import NativeKernels, NativeModel, why_not_native
 from tests.executor.instructions import TESTED
-from tests.families.test_hub_layouts import renamed, without
+from tests.families.layouts import (
+    CPU,
+    PROMPT,
+    Config,
+    Layout,
+    Refusal,
+    Tensors,
+    change,
+    check_logits,
+    check_refused,
+    logits_of,
+    renamed,
+    without,
+)
 from tests.families.test_native import _logits as native_logits
-from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
+from tests.families.tiny import MODELS, random_model
 from tests.model.conftest import assert_same_logits, reference_logits
-from tests.model.dense import packed_logits
 
-CPU = torch.device("cpu")
-PROMPT = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(90)]
 FLOATS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-Config = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
-
-
-class Layout(NamedTuple):
-    """Attributes:
-    model: in `MODELS`.
-    config: changes config.json as transformers saves it.
-    tensors: changes the tensors.
-    """
-
-    model: str
-    config: Callable[[Config], Config] = lambda config: config
-    tensors: Callable[[Tensors], Tensors] = lambda tensors: tensors
 
 
 def hub_name(old: str, new: str) -> Callable[[Config], Config]:
@@ -107,25 +100,9 @@ LAYOUTS = {
 }
 
 
-def logits_of(folder: Path) -> torch.Tensor:
-    checkpoint = open_checkpoint(ModelConfig(model=str(folder)))
-    (logits,) = packed_logits(load_model(checkpoint, dtype=torch.float32, device=CPU), [PROMPT])
-    return logits
-
-
-def change(folder: Path, layout: Layout) -> None:
-    path, weights = folder / "config.json", folder / "model.safetensors"
-    path.write_text(json.dumps(layout.config(json.loads(path.read_text()))))
-    save_file(layout.tensors(load_file(weights)), weights)
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
-    layout = LAYOUTS[name]
-    reference = random_model(MODELS[layout.model])
-    reference.save_pretrained(tmp_path)
-    change(tmp_path, layout)
-    assert_same_logits(logits_of(tmp_path), reference_logits(reference, PROMPT))
+    check_logits(LAYOUTS[name], tmp_path)
 
 
 def with_4_bit_floats(model: PreTrainedModel, folder: Path) -> None:
@@ -223,9 +200,4 @@ REFUSALS: dict[str, tuple[str, Config, str]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_cannot_run_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    model, changes, message = REFUSALS[name]
-    config = MODELS[model].config().to_dict() | changes
-    config["architectures"] = [random_model(MODELS[model]).__class__.__name__]
-    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
-    with pytest.raises(UnsupportedModelError, match=message):
-        open_checkpoint(ModelConfig(model=str(tmp_path)))
+    check_refused(Refusal(*REFUSALS[name]), tmp_path)

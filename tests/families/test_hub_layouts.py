@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,36 +12,21 @@ from safetensors.torch import load_file, save_file
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
-from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
+from tests.families.layouts import (
+    CPU,
+    PROMPT,
+    Config,
+    Layout,
+    Refusal,
+    Tensors,
+    check_logits,
+    check_refused,
+    renamed,
+    without,
+)
+from tests.families.tiny import MODELS, random_model
 from tests.model.conftest import assert_same_logits, reference_logits
 from tests.model.dense import packed_logits
-
-CPU = torch.device("cpu")
-PROMPT = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(90)]
-Config = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
-
-
-class Layout(NamedTuple):
-    """Attributes:
-    model: in `MODELS`.
-    config: changes config.json as transformers saves it.
-    tensors: changes the tensors.
-    """
-
-    model: str
-    config: Callable[[Config], Config] = lambda config: config
-    tensors: Callable[[Tensors], Tensors] = lambda tensors: tensors
-
-
-def without(config: Config, *names: str) -> Config:
-    return {name: value for name, value in config.items() if name not in names}
-
-
-def renamed(pattern: str, replacement: str) -> Callable[[Tensors], Tensors]:
-    return lambda tensors: {
-        re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()
-    }
 
 
 def flat_gemma3(config: Config) -> Config:
@@ -188,16 +172,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
-    layout = LAYOUTS[name]
-    reference = random_model(MODELS[layout.model])
-    reference.save_pretrained(tmp_path)
-    path, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
-    path.write_text(json.dumps(layout.config(json.loads(path.read_text()))))
-    save_file(layout.tensors(load_file(weights)), weights)
-    checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path)))
-    model = load_model(checkpoint, dtype=torch.float32, device=CPU)
-    (logits,) = packed_logits(model, [PROMPT])
-    assert_same_logits(logits, reference_logits(reference, PROMPT))
+    check_logits(LAYOUTS[name], tmp_path)
 
 
 def test_parts_that_do_not_run_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -251,12 +226,7 @@ REFUSALS: dict[str, tuple[str, Config, str]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_cannot_run_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    model, changes, message = REFUSALS[name]
-    config = MODELS[model].config().to_dict() | changes
-    config["architectures"] = [random_model(MODELS[model]).__class__.__name__]
-    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
-    with pytest.raises(UnsupportedModelError, match=message):
-        open_checkpoint(ModelConfig(model=str(tmp_path)))
+    check_refused(Refusal(*REFUSALS[name]), tmp_path)
 
 
 def test_fused_weights_of_another_shape_are_refused(tmp_path: Path) -> None:

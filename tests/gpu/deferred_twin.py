@@ -220,7 +220,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _unwritten(like: Any) -> Any:
-    """Memory on the host as another tensor has, full of what nobody wrote."""
+    """Memory on the host as another tensor has, with contents that no operation wrote."""
     if not isinstance(like, torch.Tensor):
         return like
     values = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)

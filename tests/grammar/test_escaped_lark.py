@@ -1,18 +1,15 @@
 """Grammars rewritten for texts in JSON: they take the same texts, as JSON spells them."""
 
 import json
-from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance import LLMatcher, grammar_from
 
-from legato.checkpoint.source import resolve_source
-from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError
 from legato.grammar.escaped_lark import escaped_lark
-from legato.text.tokenizer import Tokenizer, load_tokenizer
+from tests.grammar.default_tokens import default_llguidance, default_tokenizer
 
 PATCH = r"""
 start: begin hunk+ end
@@ -40,20 +37,10 @@ _GRAMMARS = [
 _texts = st.text(st.sampled_from('abBcnux"\\/ \n\t\x01\x1f=+*1é'), max_size=7)
 
 
-@cache
-def _tokenizer() -> Tokenizer:
-    return load_tokenizer(resolve_source(DEFAULT_MODEL))
-
-
-@cache
-def _llguidance() -> LLTokenizer:
-    return LLTokenizer(_tokenizer().backend.to_str())
-
-
 def takes(grammar: str, text: str) -> bool:
-    matcher = LLMatcher(_llguidance(), grammar_from("lark", grammar))
+    matcher = LLMatcher(default_llguidance(), grammar_from("lark", grammar))
     assert not matcher.is_error(), matcher.get_error()
-    token_ids = _tokenizer().encode(text, add_special_tokens=False)
+    token_ids = default_tokenizer().encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 

@@ -7,7 +7,7 @@ from legato.model.quantization import quantize_rotated
 from legato.model.rotation import rotate
 
 DEPTHS = (32, 64, 96, 224, 256, 576, 1536)
-"""Multiples of 32, some of which leave 2, 4 or 8 vectors over."""
+"""Multiples of 32; some leave 2, 4 or 8 vectors over."""
 
 
 def randoms(num_rows: int, depth: int) -> torch.Tensor:

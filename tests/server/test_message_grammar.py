@@ -1,20 +1,17 @@
 """Grammars of tool calls, as llguidance reads them, on SmolLM2's vocabulary."""
 
-from functools import cache
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
-from legato.checkpoint.source import resolve_source
-from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError
 from legato.server.requests.message_grammar import MAX_PARALLEL_CALLS, message_grammar
 from legato.server.requests.tools import Choice, Tool, tool_use
 from legato.text import known_syntaxes
 from legato.text.known_syntaxes import HARMONY, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED
 from legato.text.message_syntax import ArgumentTags, Marks, MessageSyntax, NamedCall, ToolCallSyntax
-from legato.text.tokenizer import Tokenizer, load_tokenizer
+from tests.grammar.default_tokens import default_llguidance, default_tokenizer
 from tests.server.chat_templates import FAMILIES
 from tests.server.written_calls import written
 
@@ -22,16 +19,6 @@ _UNIT = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "requir
 _FAMILIES = {name: getattr(known_syntaxes, name.upper()) for name in (*FAMILIES, "lfm_json")}
 _SYNTAXES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
 _SYNTAXES += [syntax for syntax in _FAMILIES.values() if syntax is not HARMONY]
-
-
-@cache
-def _tokenizer() -> Tokenizer:
-    return load_tokenizer(resolve_source(DEFAULT_MODEL))
-
-
-@cache
-def _llguidance() -> LLTokenizer:
-    return LLTokenizer(_tokenizer().backend.to_str())
 
 
 def _tool(name: str, **function: Any) -> Tool:
@@ -55,15 +42,15 @@ class Held:
         wanted = Choice.model_validate({"type": choice})
         use = tool_use(tools, wanted, is_parallel=is_parallel, param="tool_choice")
         self.grammar = message_grammar(
-            use, syntax, _tokenizer().special_marks(syntax), content=content
+            use, syntax, default_tokenizer().special_marks(syntax), content=content
         )
 
     def takes(self, text: str) -> bool:
         """Whether the whole text may be an answer."""
         assert self.grammar is not None
-        matcher = LLMatcher(_llguidance(), self.grammar)
+        matcher = LLMatcher(default_llguidance(), self.grammar)
         assert not matcher.is_error(), matcher.get_error()
-        token_ids = _tokenizer().encode(text, add_special_tokens=False)
+        token_ids = default_tokenizer().encode(text, add_special_tokens=False)
         num_taken = matcher.try_consume_tokens(token_ids)
         return num_taken == len(token_ids) and matcher.is_accepting()
 

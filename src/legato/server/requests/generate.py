@@ -53,8 +53,7 @@ class SentSamplingParams(SamplingOptions):
         Raises:
             InvalidRequestError: a value is out of range.
         """
-        names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
-        sent = {name: getattr(self, name) for name in names}
+        sent = self.sent_params()
         if self.logprob_token_ids and self.logprobs is None:
             sent["logprobs"] = 0
         return SamplingParams(**{**defaults, "max_tokens": None, **sent, **decided})

@@ -166,6 +166,11 @@ class SamplingOptions(RequestModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
 
+    def sent_params(self) -> dict[str, Any]:
+        """Return the fields of `SamplingParams` that the client sent."""
+        names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
+        return {name: getattr(self, name) for name in names}
+
 
 class ServiceOptions(RequestModel):
     """Fields of `ServiceParams`, with the same meaning."""
@@ -244,7 +249,5 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
         Raises:
             InvalidRequestError: a value is out of range.
         """
-        names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
-        sent = {name: getattr(self, name) for name in names}
         form = {} if self.output_form is None else {"structured_outputs": self.output_form}
-        return SamplingParams(**{**defaults, **sent, **form, **decided})
+        return SamplingParams(**{**defaults, **self.sent_params(), **form, **decided})
