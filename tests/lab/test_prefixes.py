@@ -97,7 +97,8 @@ def test_simulated_and_sent_prompts_share_the_same(workload: Workload) -> None:
         )
         for place, r in enumerate(few)
     ]
-    simulated, sent = SimulatedPrompts(), RandomPrompts(vocab_size=32_000, seed=0)
+    # Of so many tokens that two prompts which share nothing do not begin alike by chance.
+    simulated, sent = SimulatedPrompts(), RandomPrompts(vocab_size=2**62, seed=0)
     virtual = [simulated.draw(one).tolist() for one in few]
     real = [sent.draw_for(one) for one in few]
     assert [len(ids) for ids in real] == [r.num_prompt_tokens for r in few]
