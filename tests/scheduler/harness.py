@@ -523,14 +523,16 @@ class Harness:
         num_prompt, num_output = len(request.prompt_token_ids), len(self.tokens[request_id])
         if num_output:
             assert num_cached < num_prompt
-        if num_output and not any(request_id in plan.preempted for plan in self.plans):
-            # After a preemption nothing more is said to be cached.
-            assert num_cached + self.num_computed[request_id] >= num_prompt + num_output - 1
+        num_known = num_cached + self.num_computed[request_id]
+        if any(request_id in plan.preempted for plan in self.plans):
+            num_known = num_prompt + num_output  # no more is said to be cached from then on
+        if num_output:
+            assert num_known >= num_prompt + num_output - 1
         reads_all = request.params.prompt_logprobs is not None or request.pooling == "mean"
         if reads_all or not self.kv._is_sharing:
             assert not num_cached
         if request.pooling and self.finish_reasons[request_id] == [FinishReason.STOP]:
-            assert num_cached < num_prompt <= num_cached + self.num_computed[request_id]
+            assert num_cached < num_prompt <= num_known
 
     def expected_tokens(self, request_id: str) -> list[int]:
         """What the request gets when it runs undisturbed."""

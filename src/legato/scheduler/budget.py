@@ -9,11 +9,11 @@ from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 
 _SMALL_CHUNK = 32
-"""Prefill tokens of a step while their cost is unknown, or if the decodes alone already break the
-promise."""
+"""Prefill tokens of a step while their cost is unknown; the most if the decodes leave no margin."""
 
 MIN_CHUNK = ROW_BOUNDS[0]
-"""A shorter chunk costs hardly less than one of this many tokens."""
+"""A shorter chunk costs hardly less than one of this many tokens. Prompts get so many even if the
+decodes alone break the promise."""
 
 _NEGLIGIBLE = 0.1
 """Share by which streams may always lengthen the step of one stream. The machine's noise breaks a
@@ -115,8 +115,12 @@ class TimeBudget:
         cap = self._tokens.max_chunk(shape, start, wanted, limit_s)
         if limit_s == UNLIMITED or not cap:
             return cap
-        if not self._model.is_known or self._is_lost(shape, limit_s):
-            return max(0, min(cap, _SMALL_CHUNK - shape.num_prefill_tokens))
+        small = max(0, min(cap, _SMALL_CHUNK - shape.num_prefill_tokens))
+        if not self._model.is_known:
+            return small
+        if self._is_lost(shape, limit_s):
+            fitting = self._model.longest_chunk(shape, start, limit_s, cap, has_margin=False)
+            return min(small, max(fitting, MIN_CHUNK - shape.num_prefill_tokens))
         chunk = self._model.longest_chunk(shape, start, limit_s, cap)
         # A tiny chunk of a second prompt costs more than it gains; one of the first prompt is all
         # that the promise leaves room for.

@@ -330,9 +330,11 @@ class StepBuilder:
         """Return how many of the request's tokens [start, end) fit into the step."""
         wanted = end - start
         limit_s = self.limit_s
-        if limit_s < UNLIMITED and self._admission.leaves_room(request):
-            limit_s *= 1.0 - _KEPT_TIME
         room = self._budget.max_chunk(self.shape, start, wanted, limit_s)
+        if limit_s < UNLIMITED and self._admission.leaves_room(request):
+            # Decodes may leave nothing of a shorter limit; the chunk then is a small one.
+            short_s = limit_s * (1.0 - _KEPT_TIME)
+            room = min(room, self._budget.max_chunk(self.shape, start, wanted, short_s))
         if not room and not self.chunks:
             # No stream waits for this step: it may take longer, but must not be empty.
             room = min(wanted, MIN_CHUNK, self._most)
