@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from legato.core.cache_config import TransferConfig
 from legato.core.config import EngineConfig
 from legato.core.config_fields import Config, Flag
 from legato.core.errors import ConfigError
 from legato.core.ranges import Count, Seconds
-from legato.core.transfer_config import TransferConfig
 from legato.routing.request import Role
 from legato.routing.scaling import SLOWER_S, SOONER_S
 
