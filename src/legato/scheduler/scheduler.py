@@ -20,13 +20,12 @@ from legato.scheduler.budget import MIN_CHUNK, step_budget
 from legato.scheduler.dispatch import Dispatch
 from legato.scheduler.drafting import Drafting
 from legato.scheduler.fetch_time import FetchTime
-from legato.scheduler.forecast import Forecast
+from legato.scheduler.forecast import Forecast, Outlook
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.margin import bearable
 from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.order import HIT_AWARE, ORDERS
-from legato.scheduler.outlook import Outlook
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues

@@ -28,14 +28,14 @@ from legato.server.requests.chat import ChatRequest
 from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
-from legato.server.requests.generate import GenerateRequest, in_sampling_params
+from legato.server.requests.generate import GenerateRequest, in_sampling_params, render_terms
 from legato.server.requests.generation import (
     GenerationOptions,
     GenerationRequest,
     StreamOptions,
     kv_transfer_of,
 )
-from legato.server.requests.message_form import message_form
+from legato.server.requests.message_grammar import message_form
 from legato.server.requests.outcome import (
     Answered,
     End,
@@ -50,18 +50,15 @@ from legato.server.requests.outcome import (
     Warned,
 )
 from legato.server.requests.pooled import PooledPrompts
-from legato.server.requests.rendering import render_terms
-from legato.server.requests.response_items import Placed, shown_item
+from legato.server.requests.response_items import Placed, Stored, shown_item, truncated
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
-from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
 )
-from legato.server.requests.truncation import truncated
 from legato.text.tokenizer import Tokenizer
 
 _PIECE_BYTES = 2**18
