@@ -1,4 +1,4 @@
-"""Which files pytest-xdist gives to one worker: those whose tests share a server."""
+"""Which files pytest-xdist gives to one worker: those that share servers or checkpoints."""
 
 from xdist.scheduler import LoadFileScheduling
 
@@ -15,6 +15,11 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "tests/lab/test_load.py",
         "tests/lab/test_probe.py",
         "tests/lab/test_vocabulary.py",
+    ),
+    "families": (
+        "tests/families/test_exactness.py",
+        "tests/families/test_logits.py",
+        "tests/families/test_native.py",
     ),
     "fuzz": (
         "tests/fuzz/test_answers.py",

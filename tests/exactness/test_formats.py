@@ -1,5 +1,6 @@
 """Greedy tokens of the default model in published formats are those of its dequantized weights."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,10 +45,15 @@ def save_act_order(model: PreTrainedModel, folder: Path) -> tuple[Path, dict[str
     return folder, save_quantized(model, folder, FORMATS["GPTQ act-order"])
 
 
+@pytest.fixture(scope="module")
+def unquantized() -> PreTrainedModel:
+    return transformers_model(torch.float32)
+
+
 @pytest.mark.parametrize("save", [save_medium_mix, save_act_order], ids=["Q4_K_M", "GPTQ"])
-def test_greedy_tokens(save: Save, tmp_path: Path) -> None:
+def test_greedy_tokens(save: Save, unquantized: PreTrainedModel, tmp_path: Path) -> None:
     """In chunks of 7 beside other requests' decodes, then again with the prompts cached."""
-    model = transformers_model(torch.float32)
+    model = copy.deepcopy(unquantized)
     path, values = save(model, tmp_path)
     model.load_state_dict(values, strict=False)
     prompts = [natural_tokens(length, skip=37 * i) for i, length in enumerate(LENGTHS)]

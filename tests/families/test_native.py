@@ -13,7 +13,8 @@ from tests.executor.instructions import TESTED
 from tests.executor.test_native import CPU
 from tests.executor.test_native import pytestmark as needs_native
 from tests.families.chunked import CHUNKS, chunked_logits
-from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
+from tests.families.conftest import Saved
+from tests.families.tiny import MODELS, VOCAB_SIZE
 from tests.model.conftest import reference_logits
 
 pytestmark = needs_native
@@ -34,20 +35,19 @@ NOT_NATIVE = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_native_layers_are_as_exact_as_pytorch(name: str, tmp_path: Path) -> None:
-    reference = random_model(MODELS[name])
-    reference.save_pretrained(tmp_path)
-    checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path)))
+def test_native_layers_are_as_exact_as_pytorch(name: str, saved: Saved) -> None:
+    folder, reference = saved(name)
+    checkpoint = open_checkpoint(ModelConfig(model=str(folder)))
     assert why_not_native(checkpoint.spec, torch.bfloat16, CPU) == NOT_NATIVE.get(name, "")
     if name in NOT_NATIVE:
         return
     prompt = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(CHUNKS[-1])]
     exact = reference_logits(reference, prompt)
-    allowed = (_logits(tmp_path, prompt, None) - exact).abs()
+    allowed = (_logits(folder, prompt, None) - exact).abs()
     largest = float(exact.abs().max())
     has_experts = any(isinstance(layer.mlp, MoeSpec) for layer in checkpoint.spec.layers)
     for instructions in TESTED:
-        error = (_logits(tmp_path, prompt, NativeKernels(2, instructions)) - exact).abs()
+        error = (_logits(folder, prompt, NativeKernels(2, instructions)) - exact).abs()
         if has_experts:
             assert_most_rows_as_exact(error, allowed, largest)
             continue

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from legato import LLM, SamplingParams
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.cache_config import CacheConfig, TransferConfig
+from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.plan import FIRST_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.token_ids import token_array
-from legato.core.transfer_config import TransferConfig
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import StepOutcome

@@ -259,7 +259,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         check_blocks(kv)
         if kv.states is not None:
             check_states(kv.states, kv._tables)
-        self.harness.check_shared()
+        self.harness.shadow.check_shared(kv._tree.root)
         for hold in self.harness.holds.values():
             if isinstance(hold.transfer, SendBlocks):
                 self.harness.read_sent(hold.request_id)

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 
 from legato.core.addresses import is_loopback
+from legato.core.cache_config import TransferConfig
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.stats import CacheInfo
-from legato.core.transfer_config import TransferConfig
 from legato.engine.process.messages import EngineInfo
 from legato.fleet.exposure import check_reach
 from legato.server.config import ServerConfig

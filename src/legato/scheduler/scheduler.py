@@ -16,18 +16,16 @@ from legato.core.request import AbortRequest, AddRequest, Event, Request
 from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
-from legato.scheduler.budget import MIN_CHUNK, StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.budget import MIN_CHUNK, step_budget
 from legato.scheduler.dispatch import Dispatch
 from legato.scheduler.drafting import Drafting
 from legato.scheduler.fetch_time import FetchTime
-from legato.scheduler.forecast import Forecast
+from legato.scheduler.forecast import Forecast, Outlook
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.margin import bearable
-from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.order import HIT_AWARE, ORDERS
-from legato.scheduler.outlook import Outlook
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
@@ -177,7 +175,7 @@ class Scheduler:
         self._step_time.promise(config.shortest_step_s)
         self._turns.promise(config.classes.values())
         # Drops a memory limit: a prompt that must not be chunked would never fit into it.
-        self._budget = MemoryBudget(_budget(config, self._step_time))
+        self._budget = step_budget(config, self._step_time)
         self._fill = POLICIES[config.policy]
         self._drafting = self._make_drafting(config)
         assert config.max_num_batched_tokens is not None
@@ -489,13 +487,6 @@ class Scheduler:
         if request.num_output_tokens:
             self._lengths.observe(request.num_output_tokens)
         self._dispatch.end(request.request_id)
-
-
-def _budget(config: SchedulerConfig, step_time: StepTimeModel) -> StepBudget:
-    assert config.max_num_batched_tokens is not None
-    if config.promises_pace:
-        return TimeBudget(step_time, config.max_num_batched_tokens)
-    return TokenBudget(config.max_num_batched_tokens)
 
 
 def _ended(request_id: str, reason: FinishReason) -> RequestOutput:

@@ -109,7 +109,7 @@ def _tell_of_cache(
         )
     assert isinstance(engine, EngineClient), "of several engines, none is told of"
     # Local import: ZeroMQ may not be installed.
-    from legato.observe.cache.publisher import CachePublisher
+    from legato.observe.cache_publisher import CachePublisher
 
     topic = config.kv_events_topic
     publisher = CachePublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint, topic)

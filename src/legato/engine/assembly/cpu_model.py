@@ -7,7 +7,8 @@ import msgspec
 import torch
 
 from legato.checkpoint.loader import load_model
-from legato.core.config import CacheConfig, EngineConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.engine.assembly.blueprint import Blueprint

@@ -9,7 +9,7 @@ import torch
 
 from legato.checkpoint.base import Checkpoint
 from legato.core.addresses import is_loopback
-from legato.core.transfer_config import TransferConfig
+from legato.core.cache_config import TransferConfig
 from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec

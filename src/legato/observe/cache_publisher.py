@@ -12,17 +12,24 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from queue import SimpleQueue
+from typing import NamedTuple, get_args
 
 import msgspec
 import zmq
 
+from legato.core.block_hash import BlockHash
 from legato.core.errors import ConfigError
-from legato.core.kv_events import KVEvent, KVEventBatch
-from legato.observe.cache.batches import batches
-from legato.observe.cache.mirror import CacheMirror
-from legato.observe.cache.replay import MAX_BATCHES, ReplayBuffer
+from legato.core.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+    KVEventBatch,
+    Medium,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +40,16 @@ _WAKE = "inproc://wake"
 _SUBSCRIBED = 1  # first byte of a subscription message
 _MAX_REQUEST_BYTES = 1024
 
+_MAX_EVENTS = 1024
+"""Most events of a batch: vllm-router rejects four times as many, and forgets all it knew."""
+_MAX_TOKENS = 2**20
+"""A batch ends here: as MessagePack, at most 7 MB with the blocks' hashes; the router takes 16."""
+
+_MEDIA: tuple[Medium, ...] = get_args(Medium)
+
+MAX_BATCHES = 4096
+_MAX_BYTES = 64 * 2**20
+
 
 class CachePublisher:
     """Owns a thread with the sockets; `publish` only hands events to it.
@@ -40,7 +57,7 @@ class CachePublisher:
     Args:
         endpoint: where to publish, such as tcp://127.0.0.1:5557; port * takes a free one.
         replay_endpoint: where subscribers ask for missed batches; None for no such endpoint.
-        topic: of all messages.
+        topic: the first part of each message.
 
     Attributes:
         endpoint, replay_endpoint: the addresses after binding.
@@ -182,3 +199,104 @@ class CachePublisher:
 def _address(bound: "zmq.Socket[bytes]") -> str:
     address: bytes = bound.getsockopt(zmq.LAST_ENDPOINT)
     return address.rstrip(b"\0").decode()
+
+
+def batches(events: Iterable[KVEvent]) -> Iterator[list[KVEvent]]:
+    """Split events into non-empty batches that every subscriber accepts, in order."""
+    batch: list[KVEvent] = []
+    num_tokens = 0
+    for event in events:
+        batch.append(event)
+        num_tokens += len(event.token_ids) if isinstance(event, BlockStored) else 0
+        if len(batch) == _MAX_EVENTS or num_tokens >= _MAX_TOKENS:
+            yield batch
+            batch, num_tokens = [], 0
+    if batch:
+        yield batch
+
+
+class _Block(NamedTuple):
+    """Attributes: `depth`: number of blocks before it in its prompt."""
+
+    depth: int
+    parent: BlockHash | None
+    token_ids: list[int]
+
+
+class CacheMirror:
+    """The blocks of one cache by its events, so that reading them delays no step."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[Medium, BlockHash], _Block] = {}
+
+    def note(self, event: KVEvent) -> None:
+        """Apply the next event."""
+        match event:
+            case BlockStored():
+                self._store(event)
+            case BlockRemoved(block_hashes=hashes, medium=medium):
+                for name in hashes:
+                    self._blocks.pop((medium, name), None)
+            case AllBlocksCleared():
+                self._blocks.clear()
+
+    def told_anew(self) -> Iterator[KVEvent]:
+        """Yield events that describe the whole cache, each block after its parent."""
+        yield AllBlocksCleared()
+        for (medium, name), block in sorted(self._blocks.items(), key=lambda item: item[1].depth):
+            yield BlockStored(
+                block_hashes=[name],
+                parent_block_hash=block.parent,
+                token_ids=block.token_ids,
+                block_size=len(block.token_ids),
+                medium=medium,
+            )
+
+    def _store(self, event: BlockStored) -> None:
+        parent, size = event.parent_block_hash, event.block_size
+        depth = 0 if parent is None else self._depth(parent) + 1
+        for i, name in enumerate(event.block_hashes):
+            tokens = event.token_ids[i * size : (i + 1) * size]
+            self._blocks[event.medium, name] = _Block(depth + i, parent, tokens)
+            parent = name
+
+    def _depth(self, name: BlockHash) -> int:
+        found = (self._blocks.get((medium, name)) for medium in _MEDIA)
+        return next(block.depth for block in found if block is not None)
+
+
+class ReplayBuffer:
+    """The latest batches, for subscribers that missed some; the oldest are dropped first.
+
+    They are numbered consecutively.
+
+    Attributes:
+        next_number: number of the next batch, from 0.
+    """
+
+    def __init__(self, max_batches: int = MAX_BATCHES, max_bytes: int = _MAX_BYTES) -> None:
+        self.next_number = 0
+        self._max_batches = max_batches
+        self._max_bytes = max_bytes
+        self._kept: deque[bytes] = deque()
+        self._num_bytes = 0
+
+    @property
+    def first_number(self) -> int:
+        """Number of the oldest kept batch; of the next batch if none is kept."""
+        return self.next_number - len(self._kept)
+
+    def add(self, payload: bytes) -> int:
+        """Keep a batch; return its number."""
+        self._kept.append(payload)
+        self._num_bytes += len(payload)
+        while len(self._kept) > self._max_batches or self._num_bytes > self._max_bytes:
+            self._num_bytes -= len(self._kept.popleft())
+        self.next_number += 1
+        return self.next_number - 1
+
+    def since(self, number: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the kept batches from `number` on, each after its own number."""
+        for kept, payload in enumerate(self._kept, self.first_number):
+            if kept >= number:
+                yield kept, payload
