@@ -42,10 +42,11 @@ def dense(
         st.tuples(st.integers(0, 200), st.integers(1, 40), st.booleans()), min_size=1, max_size=5
     ),
     window=st.none() | st.integers(1, 60),
+    has_values=st.booleans(),
 )
 @examples(60)
 def test_equals_dense_attention(
-    seed: int, prompts: list[tuple[int, int, bool]], window: int | None
+    seed: int, prompts: list[tuple[int, int, bool]], window: int | None, has_values: bool
 ) -> None:
     """Each request has (context, chunk) tokens and blocks in one run or scattered."""
     torch.manual_seed(seed)
@@ -54,6 +55,7 @@ def test_equals_dense_attention(
         head_dim=HEAD_DIM,
         sliding_windows=(window, window),
         dtype=torch.float32,
+        has_values=has_values,
     )
     num_blocks = NUM_BLOCKS * len(prompts)
     backend = TorchAttentionBackend(spec, num_blocks=num_blocks, block_size=BLOCK_SIZE, device=CPU)
@@ -64,7 +66,7 @@ def test_equals_dense_attention(
         num_blocks = -(-(context + chunk) // BLOCK_SIZE)
         tables.append(tuple(int(b) + i * NUM_BLOCKS for b in order[:num_blocks]))
         keys.append(torch.randn(context + chunk, KV_HEADS, HEAD_DIM))
-        values.append(torch.randn(context + chunk, KV_HEADS, HEAD_DIM))
+        values.append(torch.randn(context + chunk, KV_HEADS, HEAD_DIM) if has_values else keys[-1])
         message = AddRequest(
             request_id=str(i),
             prompt_token_ids=token_array(range(context + chunk)),

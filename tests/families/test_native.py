@@ -30,6 +30,13 @@ NOT_NATIVE = {
     "granite-4-h": "recurrence is Mamba2, not none",
     "lfm2": "recurrence is ShortConv, not none",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
+    **dict.fromkeys(
+        (
+            *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"),
+            *("mistral4", "youtu", "minicpm3"),
+        ),
+        "latent is LatentAttention, not none",
+    ),
 }
 """Key a model, value why PyTorch's layers run it."""
 

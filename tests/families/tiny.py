@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
 
 VOCAB_SIZE = 320
 WINDOW = 24
@@ -37,6 +37,10 @@ def _yarn(**more: Any) -> dict[str, Any]:
     }
 
 
+def _without(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != name}
+
+
 def _longrope(num_pairs: int) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
@@ -60,6 +64,27 @@ _DELTA_NET = {
         "mrope_section": [3, 3, 2],
         "mrope_interleaved": True,
     },
+}
+
+
+_LATENT = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 40,
+}
+_ROUTED = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
 }
 
 
@@ -314,13 +339,59 @@ MODELS = {
     "hunyuan-moe": Tiny(
         "hunyuan_v1_moe", {**_EXPERTS, "head_dim": 64, "num_experts": 6, "moe_topk": 3}
     ),
+    "deepseek-v2": Tiny(
+        "deepseek_v2",
+        {
+            **_LATENT,
+            **_ROUTED,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": _yarn(mscale=0.707, mscale_all_dim=0.5),
+        },
+    ),
+    "deepseek-v2-lite": Tiny("deepseek_v2", {**_LATENT, **_ROUTED, "q_lora_rank": None}),
+    "deepseek-v3": Tiny(
+        "deepseek_v3",
+        {
+            **_LATENT,
+            **_ROUTED,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": _yarn(mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    "glm4-moe-lite": Tiny(
+        "glm4_moe_lite",
+        {
+            **_LATENT,
+            **_without(_ROUTED, "first_k_dense_replace"),
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "rope_interleave": False,
+        },
+    ),
+    "mistral4": Tiny(
+        "mistral4",
+        {
+            **_LATENT,
+            **_ROUTED,
+            "rope_parameters": _yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3),
+        },
+    ),
+    "youtu": Tiny("youtu", _LATENT),
+    "minicpm3": Tiny(
+        "minicpm3", {**_LATENT, "dim_model_base": 32, "rope_parameters": _longrope(8)}
+    ),
 }
+
+_BY_CLASS = {"mistral4": Mistral4ForCausalLM}
+"""Key a model type that transformers makes no causal model of by name, value the model's class."""
 
 
 def random_model(tiny: Tiny) -> PreTrainedModel:
     """Make a model whose every parameter is random: the usual initialization hides errors."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny.config(), dtype=torch.float32).eval()
+    by_class = _BY_CLASS.get(tiny.model_type)
+    make = AutoModelForCausalLM.from_config if by_class is None else by_class._from_config
+    model = make(tiny.config(), dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name and name.endswith("weight"):

@@ -48,6 +48,7 @@ _SUPPORTED: Rules = {
         "qkv_bias": anything(),
         "output_bias": anything(),
         "has_gate": one_of("has_gate", False),
+        "latent": one_of("latent", None),
     },
     MlpSpec: {
         "size": anything(),

@@ -23,6 +23,7 @@ class Architecture(NamedTuple):
         has_transposed_experts: weights of experts are inputs by outputs, gates and ups alternate.
         unused: ends of the names of tensors that are not weights.
         unused_prefixes: beginnings of such names.
+        other_types: further values of `model_type`, which transformers does not know.
     """
 
     model_type: str
@@ -37,3 +38,4 @@ class Architecture(NamedTuple):
     has_transposed_experts: bool = False
     unused: tuple[str, ...] = ()
     unused_prefixes: tuple[str, ...] = ()
+    other_types: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from legato.model import families, recurrent_families
 from legato.model.architecture import Architecture
 from legato.model.description import Description
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES
+from legato.model.latent_architectures import LATENT_ARCHITECTURES
 from legato.model.rope import rotary_order
 from legato.model.spec import DecoderSpec, DeltaNetSpec, MoeSpec
 from legato.model.transforms import (
@@ -310,6 +311,7 @@ ARCHITECTURES = {
         {"max_position_embeddings": 4096, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
     ),
     **EXPERT_ARCHITECTURES,
+    **LATENT_ARCHITECTURES,
 }
 """Key a name in a configuration's `architectures`."""
 
@@ -381,10 +383,10 @@ def check_supported(config: dict[str, Any]) -> None:
         )
     if config.get("is_causal") is False:
         raise UnsupportedModelError("attention to later tokens (is_causal: false) is not supported")
-    expected = ARCHITECTURES[names[0]].model_type
-    if config.get("model_type") != expected:
+    known = ARCHITECTURES[names[0]]
+    if config.get("model_type") not in (known.model_type, *known.other_types):
         raise UnsupportedModelError(
-            f"model_type is {config.get('model_type')!r}, but {names[0]} is {expected!r}"
+            f"model_type is {config.get('model_type')!r}, but {names[0]} is {known.model_type!r}"
         )
 
 
@@ -418,7 +420,8 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     Args:
         config: contents of config.json.
     """
-    architecture = ARCHITECTURES[text_config(config)["architectures"][0]]
+    text = text_config(config)
+    architecture = ARCHITECTURES[text["architectures"][0]]
     found: list[Transform] = []
     if is_nested(config):
         found += [drop(prefixes=_IMAGE_PREFIXES), rename(_NESTED_NAMES)]
@@ -446,10 +449,10 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     found += _delta_net_splits(architecture, spec)
     if "gate_up_proj" in architecture.fused:
         found.append(split("gate_up_proj", {"gate_proj": mlp.size, "up_proj": mlp.size}))
-    turned = max(len(rope.inverse) - rope.inverse.count(0.0) for rope in spec.ropes)
-    order = rotary_order(attention.head_dim, 2 * turned, is_interleaved=architecture.is_interleaved)
-    if turned and order != sorted(order):
-        found.append(reorder_heads(order))
+    is_interleaved = architecture.is_interleaved
+    if spec.has_latents:
+        is_interleaved = bool(text.get("rope_interleave", is_interleaved))
+    found += _rotary_reorders(spec, is_interleaved=is_interleaved)
     if architecture.adds_one:
         found.append(add_one_to_norms(plain_norms=("recurrence.norm.weight",)))
     return found
@@ -461,6 +464,26 @@ def _extra_layers(config: Mapping[str, Any], spec: DecoderSpec) -> tuple[str, ..
     if not isinstance(count, int):
         return ()
     return tuple(f"model.layers.{spec.num_layers + i}." for i in range(count))
+
+
+def _rotary_reorders(spec: DecoderSpec, *, is_interleaved: bool) -> list[Transform]:
+    """Return what brings rows to the order that rope needs; nothing if they have it."""
+    attention = spec.attentions[0]
+    turned = max(len(rope.inverse) - rope.inverse.count(0.0) for rope in spec.ropes)
+    order = rotary_order(attention.rope_size, 2 * turned, is_interleaved=is_interleaved)
+    if not turned or order == sorted(order):
+        return []
+    latent = attention.latent
+    if latent is None:
+        return [reorder_heads(order)]
+    # The rows that rotate are the last of a head's query, and of the projection into latents.
+    return [
+        reorder_heads([*range(first), *(first + row for row in order)], modules)
+        for first, modules in (
+            (latent.nope_dim, ("q_proj", "q_b_proj")),
+            (latent.kv_rank, ("kv_a_proj_with_mqa",)),
+        )
+    ]
 
 
 def _delta_net_splits(architecture: Architecture, spec: DecoderSpec) -> list[Transform]:

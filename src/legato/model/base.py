@@ -42,7 +42,7 @@ class StepAttention(Protocol):
             layer: index among the layers with attention, which selects the cache.
             query: [T, H, D], rotary embedding applied.
             key: [T, K, D], likewise.
-            value: [T, K, D].
+            value: [T, K, D]; the keys themselves if the cache has no values.
             scale: factor on the query-key products.
             sliding_window: a query at position p sees keys at (p - sliding_window, p]; None sees
                 all keys at [0, p].
@@ -59,8 +59,9 @@ class StepAttention(Protocol):
 class CacheSpec:
     """What attention stores for each token: in every layer that has one, a key and a value [K, D].
 
-    Each layer has two tensors of blocks, one for keys and one for values. A block is contiguous
-    memory, copied as a whole: K heads, one after the other. A head's part of a block is
+    Each layer has two tensors of blocks, one for keys and one for values, or only the first. A
+    block is contiguous memory, copied as a whole: K heads, one after the other. A head's part of a
+    block is
 
     - the numbers [block_size, D] of its tokens, in the order that the backend's kernels need,
     - then, in a quantized cache, float32 scales [block_size] of these tokens.
@@ -71,6 +72,7 @@ class CacheSpec:
         sliding_windows: for each layer with attention, keys visible to a query; None if all are.
         dtype: of keys and values, and of the cache unless it is quantized.
         is_quantized: whether the cache is int8.
+        has_values: whether values are stored; if not, a key is its own value.
     """
 
     num_kv_heads: int
@@ -78,10 +80,16 @@ class CacheSpec:
     sliding_windows: tuple[int | None, ...]
     dtype: torch.dtype
     is_quantized: bool = False
+    has_values: bool = True
 
     @property
     def num_layers(self) -> int:
         return len(self.sliding_windows)
+
+    @property
+    def num_planes(self) -> int:
+        """Tensors of blocks that a layer has."""
+        return 2 if self.has_values else 1
 
     @property
     def kept_dtype(self) -> torch.dtype:
@@ -101,7 +109,7 @@ class CacheSpec:
     @property
     def token_bytes(self) -> int:
         """Size of a token's keys and values in all layers, scales included."""
-        return 2 * self.num_layers * self.layer_numbers * self.kept_dtype.itemsize
+        return self.num_planes * self.num_layers * self.layer_numbers * self.kept_dtype.itemsize
 
     @property
     def whole(self) -> "CacheGroup":

@@ -13,9 +13,6 @@ from torch import nn
 from legato.model.layers import MLP, Linear, MakeEmpty, make_activation
 from legato.model.spec import MoeSpec
 
-_BEST_OF_GROUP = 2
-"""Scores of a group's experts that count for the group."""
-
 
 class Router(nn.Module):
     """Picks experts for each row, and their weights.
@@ -63,7 +60,7 @@ class Router(nn.Module):
     def _in_best_groups(self, choice: torch.Tensor) -> torch.Tensor:
         """Return the scores with those outside of the best groups at minus infinity."""
         groups = choice.view(len(choice), self.spec.num_groups, -1)
-        best = groups.topk(_BEST_OF_GROUP, dim=-1).values.sum(-1)
+        best = groups.topk(self.spec.group_scores, dim=-1).values.sum(-1)
         hidden = torch.ones_like(best, dtype=torch.bool)
         hidden.scatter_(1, _best(best, self.spec.num_active_groups), False)
         masked: torch.Tensor = groups.masked_fill(hidden[..., None], -torch.inf)

@@ -249,6 +249,15 @@ def _make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int, empty: MakeEmpty) -> nn
     return (MLP if spec.is_gated else UngatedMLP)(spec, hidden_size, empty)
 
 
+def _make_attention(spec: DecoderSpec, layer: int, empty: MakeEmpty) -> nn.Module | None:
+    from legato.model.latent_attention import LatentAttention  # it imports this module
+
+    own = spec.layers[layer].attention
+    if own is None:
+        return None
+    return (Attention if own.latent is None else LatentAttention)(spec, layer, empty)
+
+
 class DecoderLayer(nn.Module):
     """Mixer and MLP with a residual connection, and the norms of the layer's order.
 
@@ -271,7 +280,7 @@ class DecoderLayer(nn.Module):
         self._residual_scale = own.residual_scale
         self._dtype = empty(0).dtype
         self.input_layernorm = make_norm(spec, empty) if own.has_norms_before else None
-        self.self_attn = None if own.attention is None else Attention(spec, layer, empty)
+        self.self_attn = _make_attention(spec, layer, empty)
         self.recurrence: nn.Module | None = None
         if own.recurrence is not None:
             from legato.model.recurrence import make_recurrence  # it imports this module

@@ -31,6 +31,7 @@ EXPERT_RULES = {
     "has_selection_bias": switch("has_selection_bias"),
     "num_groups": anything(),
     "num_active_groups": anything(),
+    "group_scores": one_of("group_scores", 2),
     "is_normalized": switch("is_normalized"),
     "factor": anything(),
     "shared_size": Rule(

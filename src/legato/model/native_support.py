@@ -31,7 +31,7 @@ SUPPORTED: Rules = {
         "ropes": Rule(
             lambda spec: all(
                 rope._fields == ("inverse", "scaling", "query_growth")
-                and 2 * len(rope.inverse) == spec.head_dim
+                and 2 * len(rope.inverse) == spec.attentions[0].rope_size
                 for rope in spec.ropes
             ),
             "frequencies and a scale for whole heads",
@@ -76,6 +76,7 @@ SUPPORTED: Rules = {
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
         "has_gate": one_of("has_gate", False),
+        "latent": one_of("latent", None),
     },
     MlpSpec: {
         "size": _multiple("size"),

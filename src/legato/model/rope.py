@@ -227,13 +227,15 @@ def _yarn(
     return inverse, known.attention_factor or _temperature(known, factor)
 
 
-def _temperature(known: _Parameters, factor: float) -> float:
-    def of(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+def temperature(factor: float, scale: float = 1.0) -> float:
+    """Return YaRN's temperature of a context that is `factor` times as long as in training."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
+
+def _temperature(known: _Parameters, factor: float) -> float:
     if known.mscale and known.mscale_all_dim:
-        return of(known.mscale) / of(known.mscale_all_dim)
-    return of(1.0)
+        return temperature(factor, known.mscale) / temperature(factor, known.mscale_all_dim)
+    return temperature(factor)
 
 
 def _longrope(

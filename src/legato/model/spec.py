@@ -15,6 +15,7 @@ from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.rows import ExpertCounts
 from legato.core.validation import check_fields
 from legato.model.base import CacheSpec
+from legato.model.latent import LatentAttentionSpec
 from legato.model.rope import RopeFrequencies
 from legato.model.states import StateShape
 
@@ -34,6 +35,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention.
 
     Attributes:
+        latent: how queries and keys are made if keys are latents, which are their own values; None
+            if queries, keys and values are projected. The only key/value head is the latents'.
         scale: factor on the query-key products.
         rope: which of the decoder's ropes turns queries and keys.
         window: keys visible to a query; None if all are.
@@ -51,6 +54,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         UnsupportedModelError: query heads do not divide evenly among key/value heads.
     """
 
+    latent: LatentAttentionSpec | None = None
     num_heads: Size
     num_kv_heads: Size
     head_dim: Size
@@ -78,6 +82,11 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def rope_size(self) -> int:
+        """Dimensions of a head that a rope has angles for."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
 
 class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -237,7 +246,8 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         has_router_bias: the logits have biases.
         has_selection_bias: scores have biases while experts are picked.
         num_groups, num_active_groups: groups of adjacent experts, and groups with picked experts;
-            those with the largest sum of their best two scores.
+            those with the largest sum of their best scores.
+        group_scores: number of best scores that count for a group.
         is_normalized: the weights of a row's experts are scores divided by their sum.
         factor: on the weights.
         shared_size: width of an MLP that computes all rows; None if there is none.
@@ -259,6 +269,7 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     has_selection_bias: bool = False
     num_groups: _Count = 1
     num_active_groups: _Count = 1
+    group_scores: _Count = 2
     is_normalized: bool = True
     factor: _Scale = 1.0
     shared_size: Size | None = None
@@ -275,8 +286,10 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
                 f"{self.num_active} experts of {self.num_active_groups} groups cannot be picked "
                 f"from {self.num_groups} groups of {group}"
             )
-        if self.num_groups > 1 and group < 2:
-            raise UnsupportedModelError("groups of one expert are not supported")
+        if self.num_groups > 1 and group < self.group_scores:
+            raise UnsupportedModelError(
+                f"groups of {group} experts have no {self.group_scores} best scores"
+            )
 
     @property
     def shared(self) -> MlpSpec | None:
@@ -358,7 +371,10 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1 < self.max_model_len < _MODEL_LEN_LIMIT:
             raise UnsupportedModelError(f"{self.max_model_len} positions are not supported")
-        heads = {(own.num_heads, own.num_kv_heads, own.head_dim) for own in self.attentions}
+        heads = {
+            (own.num_heads, own.num_kv_heads, own.head_dim, own.latent is None)
+            for own in self.attentions
+        }
         if not heads:
             raise UnsupportedModelError("models without attention are not supported")
         if len(heads) != 1:
@@ -373,7 +389,8 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         check_fields(self)
         for layer in set(self.layers):
             check_fields(layer)
-            for part in (layer.attention, layer.recurrence, layer.mlp):
+            latent = None if layer.attention is None else layer.attention.latent
+            for part in (layer.attention, latent, layer.recurrence, layer.mlp):
                 if part is not None:
                     check_fields(part)
 
@@ -400,6 +417,11 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     def head_dim(self) -> int:
         """Size of a head of every attention."""
         return self.attentions[0].head_dim
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether keys are latents, which are their own values."""
+        return self.attentions[0].latent is not None
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -438,6 +460,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             head_dim=self.head_dim,
             sliding_windows=self.windows,
             dtype=dtype,
+            has_values=not self.has_latents,
         )
 
     def part(self, num_ranks: int) -> "DecoderSpec":
@@ -452,6 +475,10 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--tensor-parallel-size takes 1 for this model, whose recurrent layers are not "
                 "divided"
+            )
+        if self.has_latents:
+            raise ConfigError(
+                "--tensor-parallel-size takes 1 for this model, whose heads share latents"
             )
         if any(attention.qk_norm == "whole" for attention in self.attentions):
             raise ConfigError(

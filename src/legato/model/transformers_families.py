@@ -85,7 +85,7 @@ _REASONS: Mapping[str, str] = {
     ),
     _DISTANCE: "bloom mpt",
     _BOTH_WAYS: "bert camembert electra ernie roberta xlm-roberta xlnet",
-    _LATENT: "deepseek_v2 deepseek_v3 minicpm3 youtu",
+    _LATENT: "deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 minicpm3 mistral4 youtu",
     _ENCODED: "bart marian mbart pegasus trocr whisper",
     _OWN_ATTENTION: "codegen falcon gpt_neo gptj xglm",
     "each of its layers attends twice": "diffllama",

@@ -26,10 +26,15 @@ def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
     """Return a model's cache with the configured dtype.
 
     Raises:
-        ConfigError: the scales at the end of a block would not be aligned to their size.
+        ConfigError: latents are to be quantized, or the scales at the end of a block would not be
+            aligned to their size.
     """
     config = blueprint.config.cache
     cache = replace(cache, is_quantized=config.kv_cache_dtype == "int8")
+    if cache.is_quantized and not cache.has_values:
+        raise ConfigError(
+            "--kv-cache-dtype int8 is not supported for a model with latent attention"
+        )
     if cache.is_quantized and config.block_size * cache.head_dim % SCALE_BYTES:
         raise ConfigError(
             f"with --kv-cache-dtype int8, --block-size times the head size, {cache.head_dim}, must "

@@ -20,7 +20,7 @@ class KeyValueCache(Protocol):
 
     @property
     def blocks(self) -> torch.Tensor:
-        """[layers, 2, num_blocks, numbers of a block]."""
+        """[layers, planes, num_blocks, numbers of a block]; planes are `CacheSpec.num_planes`."""
         ...
 
     def write(
@@ -38,7 +38,7 @@ def make_cache(
     spec: CacheSpec, *, num_blocks: int, block_size: int, device: torch.device
 ) -> KeyValueCache:
     # torch.zeros would touch every page; on a CPU, torch.empty takes memory only as it is used.
-    shape = (spec.num_layers, 2, num_blocks, block_size * spec.layer_numbers)
+    shape = (spec.num_layers, spec.num_planes, num_blocks, block_size * spec.layer_numbers)
     blocks = torch.empty(shape, dtype=spec.kept_dtype, device=device)
     kind = _QuantizedCache if spec.is_quantized else _PlainCache
     return kind(blocks, spec, block_size)
@@ -49,18 +49,21 @@ class _PlainCache:
 
     def __init__(self, blocks: torch.Tensor, spec: CacheSpec, block_size: int) -> None:
         self.blocks = blocks
-        num_layers, pair, num_blocks, _ = blocks.shape
+        num_layers, num_planes, num_blocks, _ = blocks.shape
         self._slots = blocks.view(
-            num_layers, pair, num_blocks * block_size, spec.num_kv_heads, spec.head_dim
+            num_layers, num_planes, num_blocks * block_size, spec.num_kv_heads, spec.head_dim
         )
-        # Keys of layer 0, values of layer 0, keys of layer 1, and so on.
+        # Keys of layer 0, values of layer 0 if there are any, keys of layer 1, and so on.
         self._written = self._slots.flatten(0, 1).unbind(0)
+        self._num_planes = num_planes
 
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> KeysValues:
-        self._written[2 * layer].index_copy_(0, slots, key)
-        self._written[2 * layer + 1].index_copy_(0, slots, value)
+        first = self._num_planes * layer
+        self._written[first].index_copy_(0, slots, key)
+        if self._num_planes == 2:
+            self._written[first + 1].index_copy_(0, slots, value)
         return key, value
 
     def context(self, runs: Runs) -> Context:
