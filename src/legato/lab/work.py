@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from legato.core.rows import ExpertCounts
-from legato.model.spec import DecoderSpec, MlpSpec, MoeSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
 
 _FLOPS_PER_WEIGHT = 2
@@ -61,12 +62,19 @@ def operators_of(
     """
     attentions = spec.attentions
     query_size = sum(attention.query_size for attention in attentions)
-    kv_size = sum(attention.kv_size for attention in attentions)
+    kv_size = sum(attention.key_size + attention.value_size for attention in attentions)
     matrices = [
-        _Matrix("qkv", query_size + 2 * kv_size),
+        _Matrix("qkv", query_size + kv_size),
         _Matrix("output", query_size),
         *(part for layer in spec.layers for part in _mlp(layer.mlp, shape.num_tokens)),
+        *(
+            part
+            for layer in spec.layers
+            if layer.mixture is not None
+            for part in _mlp(layer.mixture, shape.num_tokens)
+        ),
         *_recurrences(spec),
+        *_layer_inputs(spec),
     ]
     pair_flops = _FLOPS_PER_PAIR * query_size
     stored = sum(matrix.stored for matrix in matrices) + spec.vocab_size
@@ -123,6 +131,13 @@ def _recurrences(spec: DecoderSpec) -> list[_Matrix]:
         if layer.recurrence is not None
     ]
     return [_Matrix("recurrence", sum(sizes) / spec.hidden_size)] if sizes else []
+
+
+def _layer_inputs(spec: DecoderSpec) -> list[_Matrix]:
+    """Return the projections of embeddings for each layer: to them, and two in each layer."""
+    if spec.layer_inputs is None:
+        return []
+    return [_Matrix("layer inputs", 3 * spec.num_layers * spec.layer_inputs.size)]
 
 
 def _sum(works: Iterable[Work]) -> Work:

@@ -4,8 +4,8 @@ import msgspec
 import torch
 
 from legato.core.errors import ConfigError
-from legato.model.base import CacheSpec
-from legato.model.spec import Size
+from legato.model.base import CacheSpec, LayerCache
+from legato.model.ranges import Size
 from legato.model.states import StateShape
 
 
@@ -47,12 +47,8 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def cache(self, dtype: torch.dtype) -> CacheSpec:
         """Return the layout of the KV cache, with values of `dtype`."""
-        return CacheSpec(
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            sliding_windows=self.windows,
-            dtype=dtype,
-        )
+        layers = (LayerCache(self.num_kv_heads, self.head_dim, own) for own in self.windows)
+        return CacheSpec(layers=tuple(layers), dtype=dtype)
 
     def part(self, num_ranks: int) -> "TransformersSpec":
         """Return the spec of the only rank's part: all of it.
