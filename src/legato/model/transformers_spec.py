@@ -17,6 +17,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: positions that the model was made for (prompt plus output, in tokens).
         num_heads, num_kv_heads, head_dim: of every layer.
         windows: for each layer, keys visible to a query; None if all are.
+        has_sinks: query heads have one more score each, without a value.
         embedding: name of the weight of the embedding.
         head: name of the weight of the output projection.
         tie_word_embeddings: that is the embedding, too.
@@ -31,6 +32,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: Size
     head_dim: Size
     windows: tuple[int | None, ...]
+    has_sinks: bool = False
     embedding: str
     head: str
     tie_word_embeddings: bool
