@@ -30,6 +30,7 @@ FAMILIES = {
     "gemma2": MODELS["gemma2"],
     # The sixth layer is the first without a window.
     "gemma3": Tiny("gemma3_text", {**MODELS["gemma3"].settings, "num_hidden_layers": 6}),
+    "gemma4": MODELS["gemma4-e2b"],
 }
 LENGTHS = (61, 90, 34, 75)
 

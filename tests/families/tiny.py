@@ -86,6 +86,15 @@ _ROUTED = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+_GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "layer_types": [_SLIDING, _FULL] * 2,
+    "sliding_window": WINDOW,
+    "final_logit_softcapping": 3.0,
+}
 
 
 class Tiny(NamedTuple):
@@ -226,6 +235,39 @@ MODELS = {
                 _FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                 _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
             },
+        },
+    ),
+    "gemma4-e2b": Tiny(
+        "gemma4_text",
+        {
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "layer_types": [_SLIDING, _SLIDING, _FULL] * 2,
+            "sliding_window": WINDOW,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4-12b": Tiny("gemma4_unified_text", _GEMMA4),
+    "gemma4-31b": Tiny("gemma4_text", {**_GEMMA4, "hidden_size_per_layer_input": 0}),
+    "gemma4-26b-a4b": Tiny(
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            **_EXPERTS,
+            "hidden_size_per_layer_input": 0,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "layer_types": [_SLIDING, _SLIDING, _FULL],
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 64,
         },
     ),
     "cohere2": Tiny("cohere2", {"sliding_window": WINDOW, "logit_scale": 0.25}),
@@ -397,7 +439,8 @@ def random_model(tiny: Tiny) -> PreTrainedModel:
             if "norm" in name and name.endswith("weight"):
                 # Around 1, also where 1 is added to what is stored.
                 adds_one = tiny.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))
-                middle = 0.0 if adds_one and "linear_attn" not in name else 1.0
+                is_plain = "linear_attn" in name or tiny.model_type.startswith("gemma4")
+                middle = 0.0 if adds_one and not is_plain else 1.0
                 parameter.normal_(middle, 0.2)
             elif parameter.dim() == 1:
                 parameter.normal_(0.3, 0.3)
@@ -406,4 +449,6 @@ def random_model(tiny: Tiny) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.3)
+            elif name.endswith("layer_scalar"):
+                buffer.normal_(0.8, 0.2)
     return model

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from legato.core.rows import ExpertCounts
-from legato.model.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec
+from legato.model.mixer_spec import AttentionSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
 
 _FLOPS_PER_WEIGHT = 2
@@ -65,7 +67,14 @@ def operators_of(
         _Matrix("qkv", sum(inputs)),
         _Matrix("output", sum(outputs)),
         *(part for layer in spec.layers for part in _mlp(layer.mlp, shape.num_tokens)),
+        *(
+            part
+            for layer in spec.layers
+            if layer.mixture is not None
+            for part in _mlp(layer.mixture, shape.num_tokens)
+        ),
         *_recurrences(spec),
+        *_layer_inputs(spec),
     ]
     pair_flops = _FLOPS_PER_PAIR * sum(attention.query_size for attention in attentions)
     stored = sum(matrix.stored for matrix in matrices) + spec.vocab_size
@@ -131,6 +140,13 @@ def _recurrences(spec: DecoderSpec) -> list[_Matrix]:
         if layer.recurrence is not None
     ]
     return [_Matrix("recurrence", sum(sizes) / spec.hidden_size)] if sizes else []
+
+
+def _layer_inputs(spec: DecoderSpec) -> list[_Matrix]:
+    """Return the projections of embeddings for each layer: to them, and two in each layer."""
+    if spec.layer_inputs is None:
+        return []
+    return [_Matrix("layer inputs", 3 * spec.num_layers * spec.layer_inputs.size)]
 
 
 def _sum(works: Iterable[Work]) -> Work:

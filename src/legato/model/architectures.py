@@ -10,9 +10,11 @@ from legato.model import families, recurrent_families
 from legato.model.architecture import Architecture
 from legato.model.description import Description
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES
+from legato.model.gemma4 import GEMMA4_ARCHITECTURES
 from legato.model.latent_architectures import LATENT_ARCHITECTURES
+from legato.model.mixer_spec import DeltaNetSpec
 from legato.model.rope import rotary_order
-from legato.model.spec import DecoderSpec, DeltaNetSpec, MoeSpec
+from legato.model.spec import DecoderSpec
 from legato.model.transforms import (
     Transform,
     add_one_to_norms,
@@ -200,6 +202,7 @@ ARCHITECTURES = {
         names=_GEMMA_NAMES,
         adds_one=True,
     ),
+    **GEMMA4_ARCHITECTURES,
     "Cohere2ForCausalLM": Architecture(
         "cohere2",
         families.cohere2,
@@ -317,10 +320,12 @@ ARCHITECTURES = {
 
 _NESTED = (
     "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
 )
-"""Architectures with images: their text model runs alone."""
+"""Architectures with images or sounds: their text model runs alone."""
 _HEADLESS = ("ForSequenceClassification", "Model")
 """Ends of the names of architectures without an output projection."""
 _NESTED_NAMES = {
@@ -328,11 +333,10 @@ _NESTED_NAMES = {
     "model.language_model": "model",
     "language_model.lm_head": "lm_head",
 }
-_IMAGE_PREFIXES = tuple(
-    f"{prefix}{part}."
-    for prefix in ("", "model.")
-    for part in ("vision_tower", "multi_modal_projector", "visual")
+_MEDIA = (
+    "vision_tower multi_modal_projector visual vision_embedder embed_vision audio_tower embed_audio"
 )
+_MEDIA_PREFIXES = tuple(f"{outer}{part}." for outer in ("", "model.") for part in _MEDIA.split())
 
 
 def is_nested(config: Mapping[str, Any]) -> bool:
@@ -409,7 +413,7 @@ def described(
     spec = architecture.spec(description)
     spec.check()
     is_partial = any(0 < rope.inverse.count(0.0) < len(rope.inverse) for rope in spec.ropes)
-    if is_partial and not architecture.has_partial_rope:
+    if is_partial and not (architecture.has_partial_rope or architecture.has_proportional_rope):
         raise UnsupportedModelError("rope on only a part of each head is not supported")
     return description, spec
 
@@ -424,8 +428,8 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     architecture = ARCHITECTURES[text["architectures"][0]]
     found: list[Transform] = []
     if is_nested(config):
-        found += [drop(prefixes=_IMAGE_PREFIXES), rename(_NESTED_NAMES)]
-    prefixes = architecture.unused_prefixes + _extra_layers(config, spec)
+        found += [drop(prefixes=_MEDIA_PREFIXES), rename(_NESTED_NAMES)]
+    prefixes = architecture.unused_prefixes + _extra_layers(config, spec) + _unread(spec)
     if prefixes or architecture.unused:
         found.append(drop(prefixes=prefixes, suffixes=architecture.unused))
     if architecture.names:
@@ -439,7 +443,7 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
         }
         groups = attention.num_kv_heads if architecture.is_fused_by_head else 1
         found.append(split("qkv_proj", sizes, num_groups=groups))
-    experts = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), None)
+    experts = next((moe for layer in spec.layers if (moe := layer.moe) is not None), None)
     if experts is not None:
         is_transposed = architecture.has_transposed_experts
         found.append(split_experts(experts, spec.hidden_size, is_transposed=is_transposed))
@@ -449,10 +453,9 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     found += _delta_net_splits(architecture, spec)
     if "gate_up_proj" in architecture.fused:
         found.append(split("gate_up_proj", {"gate_proj": mlp.size, "up_proj": mlp.size}))
-    is_interleaved = architecture.is_interleaved
-    if spec.has_latents:
-        is_interleaved = bool(text.get("rope_interleave", is_interleaved))
-    found += _rotary_reorders(spec, is_interleaved=is_interleaved)
+    if not architecture.has_proportional_rope:
+        is_interleaved = text.get("rope_interleave", True) and architecture.is_interleaved
+        found += _rotary_reorders(spec, is_interleaved=is_interleaved)
     if architecture.adds_one:
         found.append(add_one_to_norms(plain_norms=("recurrence.norm.weight",)))
     return found
@@ -484,6 +487,16 @@ def _rotary_reorders(spec: DecoderSpec, *, is_interleaved: bool) -> list[Transfo
             (latent.kv_rank, ("kv_a_proj_with_mqa",)),
         )
     ]
+
+
+def _unread(spec: DecoderSpec) -> tuple[str, ...]:
+    """Return how the names begin of keys and values that layers have, but do not compute."""
+    return tuple(
+        f"model.layers.{index}.self_attn.{part}."
+        for index, layer in enumerate(spec.layers)
+        if layer.attention is not None and layer.attention.kv_from is not None
+        for part in ("k_proj", "v_proj", "k_norm")
+    )
 
 
 def _delta_net_splits(architecture: Architecture, spec: DecoderSpec) -> list[Transform]:

@@ -8,7 +8,8 @@ import msgspec
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
 from legato.model.description import FULL, SLIDING, Description
-from legato.model.spec import DecoderSpec, LayerSpec, MlpSpec, MoeSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec, LayerSpec
 
 
 def mixtral(d: Description) -> DecoderSpec:

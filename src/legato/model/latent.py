@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-_Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+from legato.model.ranges import Size
 
 
 class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +29,11 @@ class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         has_bias: projections into latents have biases.
     """
 
-    q_rank: _Size | None
-    kv_rank: _Size
-    nope_dim: _Size
-    rope_dim: _Size
-    value_dim: _Size
+    q_rank: Size | None
+    kv_rank: Size
+    nope_dim: Size
+    rope_dim: Size
+    value_dim: Size
     norm_eps: Annotated[float, msgspec.Meta(ge=1e-12, le=0.1)] = 1e-6
     has_bias: bool = False
 

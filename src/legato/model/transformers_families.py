@@ -35,8 +35,11 @@ FAMILIES: Mapping[str, str] = {
     "gpt2": "GPT2LMHeadModel",
     "gpt_bigcode": "GPTBigCodeForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
+    "granite_swa": "GraniteSWAForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoe_swa": "GraniteMoeSWAForCausalLM",
     "helium": "HeliumForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "hyperclovax": "HyperCLOVAXForCausalLM",
@@ -90,6 +93,9 @@ _REASONS: Mapping[str, str] = {
     _OWN_ATTENTION: "codegen falcon gpt_neo gptj xglm",
     "each of its layers attends twice": "diffllama",
     "some of its layers read the keys and values of others": "gemma3n gemma3n_text",
+    "its layers have heads of different sizes": (
+        "gemma4 gemma4_text gemma4_unified gemma4_unified_text"
+    ),
 }
 """Key why a family cannot run, value its model types, as words."""
 

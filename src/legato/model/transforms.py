@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.mlp_spec import MoeSpec
 from legato.model.quantization import QuantizedWeight, plain
-from legato.model.spec import MoeSpec
 
 Weight = torch.Tensor | QuantizedWeight
 Named = tuple[str, Weight]

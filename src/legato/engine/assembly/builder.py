@@ -25,6 +25,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.loop.grammars import Grammars
 from legato.engine.process.messages import EngineInfo, TransferAddress
 from legato.grammar.compiled import Grammar
+from legato.model.base import CacheGroup, CacheSpec
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.lookup import OwnTokens, RecentOutputs
@@ -207,9 +208,18 @@ def _windows(runtime: ModelRuntime) -> dict[str, str]:
     """Return the window groups of the cache; empty if all layers keep all tokens."""
     sizes = zip(runtime.groups[1:], runtime.kv.group_sizes[1:], strict=True)
     return {
-        f"window of {group.window:,} tokens": f"{len(group.layers)} layers, {count:,} blocks"
+        f"window of {group.window:,} tokens{_heads(runtime.cache, group)}": (
+            f"{len(group.layers)} layers, {count:,} blocks"
+        )
         for group, count in sizes
     }
+
+
+def _heads(cache: CacheSpec, group: CacheGroup) -> str:
+    """Describe the heads of a group's layers, if those of other groups have other heads."""
+    if cache.has_one_geometry:
+        return ""
+    return f", {group.cache.num_kv_heads} heads of {group.cache.head_dim}"
 
 
 def _name(dtype: torch.dtype) -> str:

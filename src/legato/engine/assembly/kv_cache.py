@@ -42,11 +42,12 @@ def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
         raise ConfigError(
             "--kv-cache-dtype int8 is not supported for a model with latent attention"
         )
-    if cache.is_quantized and config.block_size * cache.head_dim % SCALE_BYTES:
-        raise ConfigError(
-            f"with --kv-cache-dtype int8, --block-size times the head size, {cache.head_dim}, must "
-            f"be a multiple of {SCALE_BYTES}"
-        )
+    for head_dim in {layer.head_dim for layer in cache.layers}:
+        if cache.is_quantized and config.block_size * head_dim % SCALE_BYTES:
+            raise ConfigError(
+                f"with --kv-cache-dtype int8, --block-size times the head size, {head_dim}, must "
+                f"be a multiple of {SCALE_BYTES}"
+            )
     return cache
 
 
@@ -54,11 +55,19 @@ def cache_groups(blueprint: Blueprint, cache: CacheSpec) -> tuple[CacheGroup, ..
     """Return the groups of a model's layers; one group if the configuration allows no more.
 
     In one group, layers with a window keep all tokens of a request.
+
+    Raises:
+        ConfigError: the configuration allows one group, but layers have different geometries.
     """
     groups = cache.groups(blueprint.max_model_len)
     reason = _why_one_group(blueprint)
     if len(groups) == 1 or not reason:
         return groups
+    if not cache.has_one_geometry:
+        raise ConfigError(
+            "this model's layers keep keys and values of different sizes, in blocks of their own, "
+            f"but {reason}"
+        )
     logger.warning("layers with a sliding window keep the blocks of all tokens: %s", reason)
     return (cache.whole,)
 

@@ -29,6 +29,10 @@ class KeyValueCache(Protocol):
         """Write keys and values [T, K, D]; return them as a reader of the cache gets them."""
         ...
 
+    def read(self, layer: int, slots: torch.Tensor) -> KeysValues:
+        """Return what `write` returned for these slots, as copies."""
+        ...
+
     def context(self, runs: Runs) -> Context:
         """Return the keys and values of these slots."""
         ...
@@ -66,6 +70,10 @@ class _PlainCache:
             self._written[first + 1].index_copy_(0, slots, value)
         return key, value
 
+    def read(self, layer: int, slots: torch.Tensor) -> KeysValues:
+        keys, values = self._written[2 * layer : 2 * layer + 2]
+        return keys.index_select(0, slots), values.index_select(0, slots)
+
     def context(self, runs: Runs) -> Context:
         return CachedContext(self._slots, runs)
 
@@ -85,7 +93,7 @@ class _QuantizedCache:
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> KeysValues:
-        where = slots // self._block_size, slice(None), slots % self._block_size
+        where = self._place(slots)
         seen: list[torch.Tensor] = []
         for pair, rows in enumerate((key, value)):
             codes, scales = quantize(rows)
@@ -93,6 +101,16 @@ class _QuantizedCache:
             self._scales[layer, pair][where] = scales
             seen.append(dequantize(codes, scales, rows.dtype))
         return seen[0], seen[1]
+
+    def read(self, layer: int, slots: torch.Tensor) -> KeysValues:
+        where = self._place(slots)
+        pairs = zip(self._codes[layer], self._scales[layer], strict=True)
+        keys, values = (dequantize(codes[where], own[where], self._dtype) for codes, own in pairs)
+        return keys, values
+
+    def _place(self, slots: torch.Tensor) -> tuple[torch.Tensor, slice, torch.Tensor]:
+        """Return the index of slots in blocks [num_blocks, K, block_size, ...]."""
+        return slots // self._block_size, slice(None), slots % self._block_size
 
     def context(self, runs: Runs) -> Context:
         return QuantizedContext(self._codes, self._scales, runs, self._dtype)
