@@ -181,7 +181,7 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             f"{cache_bytes / 2**30:.2f} GiB, {_name(runtime.cache.kept_dtype)}",
             **request_costs(runtime.blueprint, runtime.cache, kv),
             **_windows(runtime),
-            "prefix caching": _prefix_caching(runtime),
+            "prefix caching": "on" if config.cache.enable_prefix_caching else "off",
             "policy": config.scheduler.policy,
             "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
             "step budget": _step_budget(config.scheduler),
@@ -193,12 +193,6 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "pooling": runtime.blueprint.pooling,
         },
     )
-
-
-def _prefix_caching(runtime: ModelRuntime) -> str:
-    if runtime.config.cache.enable_prefix_caching:
-        return "on"
-    return "off, for the model's recurrent layers" if runtime.spec.states else "off"
 
 
 def _ranks(num_ranks: int) -> dict[str, str]:
