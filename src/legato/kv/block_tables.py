@@ -65,7 +65,7 @@ class BlockTables:
         return self._tables[request_id]
 
     def __iter__(self) -> Iterator[BlockTable]:
-        """Iterate over the tables of all requests, and those that steps in flight may name."""
+        """Iterate over the tables of all requests, and tables let go that a step may name."""
         yield from self._tables.values()
         yield from (table for _, table in self._leaving)
 

@@ -38,7 +38,7 @@ class KVCacheManager:
     block is never written to. Once that block is full, it joins the tree.
 
     With windows or states, blocks join the tree when they are computed, and a request shares only
-    those that it finds there: a window may have passed the blocks of a prompt before a second
+    the blocks that it finds there: a window may have passed the blocks of a prompt before a second
     request with the same prompt needs them, and a state is that after one token alone.
 
     Args:

@@ -83,7 +83,7 @@ class StateSlots:
     all slots that requests do not need, and `num_spare_slots` in any case.
 
     Slots of a request that ended are free at once, though a step in flight may still write to
-    them: steps run in order, so whatever reads such a slot later was written later.
+    them: steps run in order, so a later step that reads such a slot reads a later state.
 
     Args:
         num_requests: most requests with slots at once.
