@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from legato import LLM, SamplingParams
 from legato.checkpoint.loader import load_model, open_checkpoint
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
@@ -23,7 +24,8 @@ from legato.model.architectures import described
 from legato.model.latent_architectures import LATENT_ARCHITECTURES
 from legato.model.spec import MoeSpec
 from tests.checkpoint.test_dummy import described as described_folder
-from tests.engine import test_transfers as engines
+from tests.engine import peers
+from tests.families.conftest import Saved
 from tests.families.layouts import (
     CPU,
     PROMPT,
@@ -40,7 +42,7 @@ from tests.families.layouts import (
 from tests.families.schedules import BLOCK_SIZE, PROMPTS, check_schedules
 from tests.families.test_expert_layouts import fused
 from tests.families.test_hub_layouts import nested, with_images
-from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
+from tests.families.tiny import MODELS, VOCAB_SIZE
 from tests.kv.conservation import check_blocks
 from tests.model.conftest import assert_same_logits, reference_logits
 
@@ -49,16 +51,14 @@ TOKEN_BYTES = 3 * (32 + 16) * 4
 NUM_TOKENS = 24
 
 
-@pytest.fixture(scope="module")
-def reference() -> PreTrainedModel:
-    return random_model(MODELS["deepseek-v3"])
+@pytest.fixture
+def folder(saved: Saved) -> Path:
+    return saved("deepseek-v3")[0]
 
 
-@pytest.fixture(scope="module")
-def folder(reference: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("deepseek-v3")
-    reference.save_pretrained(path)
-    return path
+@pytest.fixture
+def reference(saved: Saved) -> PreTrainedModel:
+    return saved("deepseek-v3")[1]
 
 
 def settings(folder: Path, num_tokens: int, **more: Any) -> dict[str, Any]:
@@ -122,25 +122,22 @@ def test_blocks_come_back_from_the_swap_space(reference: PreTrainedModel, folder
     assert llm.stats.num_prefix_cache_hits >= 88 + 64 + 88
 
 
-@pytest.mark.parametrize("more", [{"speculative": 3}, {"speculative_model": True}])
-def test_drafts_change_no_token(
-    reference: PreTrainedModel, tmp_path: Path, more: dict[str, Any]
-) -> None:
-    if "speculative_model" in more:
-        more = {"speculative_model": str(tmp_path)}
-    check_schedules(reference, tmp_path, **more)
+@pytest.mark.parametrize("has_model", [False, True])
+def test_drafts_change_no_token(reference: PreTrainedModel, folder: Path, has_model: bool) -> None:
+    more = {"speculative_model": str(folder)} if has_model else {"speculative": 3}
+    check_schedules(reference, folder, **more)
 
 
 def test_another_engine_continues_a_prompt(tmp_path: Path) -> None:
     model = described_folder(tmp_path, MODELS["deepseek-v3"].config(), dtype="float32")
-    with closing(engines.Engine(model)) as prefill, closing(engines.Engine(model)) as decode:
+    with closing(peers.Engine(model)) as prefill, closing(peers.Engine(model)) as decode:
         assert decode.token_bytes == TOKEN_BYTES
-        prefill.go(engines.sent("a"))
-        engines.run(prefill, until=lambda: prefill.end("a") is not None)
-        decode.go(engines.fetched("a", prefill))
-        engines.run(prefill, decode, until=lambda: decode.end("a") is not None)
-        assert decode.tokens("a") == engines.expected(model)
-        assert engines.transferred(decode).num_bytes == 288 * TOKEN_BYTES
+        prefill.go(peers.sent("a"))
+        peers.run(prefill, until=lambda: prefill.end("a") is not None)
+        decode.go(peers.fetched("a", prefill))
+        peers.run(prefill, decode, until=lambda: decode.end("a") is not None)
+        assert decode.tokens("a") == peers.expected(model)
+        assert peers.transferred(decode).num_bytes == 288 * TOKEN_BYTES
 
 
 REFUSED: dict[str, dict[str, Any]] = {
