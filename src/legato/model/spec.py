@@ -161,6 +161,8 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         kernel_size: positions that the convolution of inputs, B and C reads.
         has_conv_bias, has_bias: the convolution, or the projections, have biases.
         shortest_step, longest_step: limits of dt; None for none.
+        norm: of the outputs, after they are multiplied with their gates or before; None for none.
+        scales: factors on the projected gates, inputs, B, C and steps.
 
     Raises:
         UnsupportedModelError: the heads do not divide evenly among the groups.
@@ -175,6 +177,8 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     has_bias: bool = False
     shortest_step: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     longest_step: _Scale | None = None
+    norm: Literal["after_gate", "before_gate"] | None = "after_gate"
+    scales: tuple[_Scale, _Scale, _Scale, _Scale, _Scale] = (1.0,) * 5
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_groups:
@@ -191,6 +195,12 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def num_channels(self) -> int:
         """Channels of the convolution: inputs, B and C."""
         return self.size + 2 * self.num_groups * self.state_size
+
+    @property
+    def parts(self) -> tuple[int, int, int, int, int]:
+        """Sizes of the projected gates, inputs, B, C and steps."""
+        size, shared = self.size, self.num_groups * self.state_size
+        return size, size, shared, shared, self.num_heads
 
     def state(self, hidden_size: int) -> StateShape:  # noqa: ARG002
         """Return the shape of a request's state."""
@@ -214,20 +224,23 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         size: width of its activations.
         has_bias: its projections have biases.
+        gate_scale: factor on the gate, before the activation.
     """
 
     size: Size
     activation: Activation = "silu"
     is_gated: bool = True
     has_bias: bool = False
+    gate_scale: _Scale = 1.0
 
 
 class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A mixture of experts: a router picks a few gated MLPs for each row (arXiv:1701.06538).
+    """A mixture of experts: a router picks a few MLPs for each row (arXiv:1701.06538).
 
     Attributes:
         num_active: experts that compute a row.
         size: width of an expert's activations.
+        is_gated: the experts, and the MLP for all rows, are `act(gate) * up` rather than `act(up)`.
         gate_limit: limit of gates from above, and of the other projection from both sides; the
             product is then `(up + 1) * gate * sigmoid(gate_slope * gate)`, as in gpt-oss. None for
             `act(gate) * up`.
@@ -242,6 +255,8 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         factor: on the weights.
         shared_size: width of an MLP that computes all rows; None if there is none.
         has_shared_gate: its output is multiplied by a gate, one number a row.
+        latent_size: size of the rows that experts map, between two projections that they share;
+            None if they map the hidden states themselves.
 
     Raises:
         UnsupportedModelError: more experts are picked than there are, or groups are uneven.
@@ -251,6 +266,7 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_active: _Count
     size: Size
     activation: Activation = "silu"
+    is_gated: bool = True
     gate_limit: _Scale | None = None
     gate_slope: _Scale = 1.0
     has_bias: bool = False
@@ -263,6 +279,7 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     factor: _Scale = 1.0
     shared_size: Size | None = None
     has_shared_gate: bool = False
+    latent_size: Size | None = None
 
     def __post_init__(self) -> None:
         if self.num_experts % self.num_groups:
@@ -283,33 +300,44 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """The MLP that computes all rows."""
         if self.shared_size is None:
             return None
-        return MlpSpec(size=self.shared_size, activation=self.activation)
+        return MlpSpec(size=self.shared_size, activation=self.activation, is_gated=self.is_gated)
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One layer: a mixer and a feed-forward network, each added to the residual stream.
 
     Attributes:
-        attention, recurrence: the mixer: either of them, or the sum of both.
-        mlp: the feed-forward network.
+        attention, recurrence: the mixer: either of them, or the sum of both; None of both if the
+            layer is a feed-forward network alone.
+        mlp: the feed-forward network; None if the layer is a mixer alone.
         order: where the norms are: before each network (pre), after each (post), or both
             (sandwich). In parallel layers, both networks read the same rows: after one norm, or
             each after its own.
         residual_scale: factor on what is added.
+        output_scales: further factors on the outputs of attention, recurrence and MLP.
 
     Raises:
-        UnsupportedModelError: the layer has no mixer.
+        UnsupportedModelError: the layer is empty, or has one network in another order than pre.
     """
 
     attention: AttentionSpec | None
-    mlp: MlpSpec | MoeSpec
+    mlp: MlpSpec | MoeSpec | None
     recurrence: RecurrenceSpec | None = None
     order: NormOrder = "pre"
     residual_scale: _Scale = 1.0
+    output_scales: tuple[_Scale, _Scale, _Scale] = (1.0,) * 3
 
     def __post_init__(self) -> None:
-        if self.attention is None and self.recurrence is None:
-            raise UnsupportedModelError("layers without attention or recurrence are not supported")
+        if not self.has_mixer and self.mlp is None:
+            raise UnsupportedModelError("layers without any network are not supported")
+        if self.order != "pre" and not (self.has_mixer and self.mlp is not None):
+            raise UnsupportedModelError(
+                f"layers of one network in the order {self.order} are not supported"
+            )
+
+    @property
+    def has_mixer(self) -> bool:
+        return self.attention is not None or self.recurrence is not None
 
     @property
     def has_norms_before(self) -> bool:
@@ -494,15 +522,19 @@ def _part(layer: LayerSpec, num_ranks: int) -> LayerSpec:
     )
 
 
-def _part_of_mlp(mlp: MlpSpec | MoeSpec, num_ranks: int) -> MlpSpec | MoeSpec:
+def _part_of_mlp(mlp: MlpSpec | MoeSpec | None, num_ranks: int) -> MlpSpec | MoeSpec | None:
+    if mlp is None:
+        return None
     part = msgspec.structs.replace(mlp, size=mlp.size // num_ranks)
     if isinstance(part, MlpSpec) or part.shared_size is None:
         return part
     return msgspec.structs.replace(part, shared_size=part.shared_size // num_ranks)
 
 
-def _sizes(mlp: MlpSpec | MoeSpec) -> list[int]:
+def _sizes(mlp: MlpSpec | MoeSpec | None) -> list[int]:
     """Return the widths that are divided among ranks."""
+    if mlp is None:
+        return []
     if isinstance(mlp, MlpSpec) or mlp.shared_size is None:
         return [mlp.size]
     return [mlp.size, mlp.shared_size]
