@@ -19,7 +19,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import BegunStep
 from legato.executor.torch_executor import TorchExecutor
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
-from tests.families.schedules import NEAR_TIE
+from tests.families.schedules import assert_best
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, Tiny, random_model
 from tests.kv.conservation import check_blocks
 
@@ -30,6 +30,7 @@ FAMILIES = {
     "gemma2": MODELS["gemma2"],
     # The sixth layer is the first without a window.
     "gemma3": Tiny("gemma3_text", {**MODELS["gemma3"].settings, "num_hidden_layers": 6}),
+    "gemma4": MODELS["gemma4-e2b"],
 }
 LENGTHS = (61, 90, 34, 75)
 
@@ -48,14 +49,9 @@ def checkpoint(
     return path, model
 
 
-@torch.inference_mode()
 def assert_greedy(model: PreTrainedModel, given: list[int], output: list[int]) -> None:
-    """Each token is the best after those before it, or nearly as good."""
     assert len(output) == NUM_TOKENS
-    logits = model(torch.tensor([given + output])).logits[0, len(given) - 1 : -1]
-    best = logits.max(-1).values
-    chosen = logits[torch.arange(len(output)), torch.tensor(output)]
-    assert bool((best - chosen <= NEAR_TIE * logits.abs().max()).all())
+    assert_best(model, given, output)
 
 
 def poisoned(llm: LLM) -> EngineLoop:

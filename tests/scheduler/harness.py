@@ -49,7 +49,8 @@ class Harness:
     """A scheduler, its cache and a simulated model; `plans` keeps every step.
 
     Args:
-        num_state_requests: requests with slots for recurrent states; None if the model has none.
+        states: slots for recurrent states and as many steps in flight as `depth`; None if the model
+            has none.
         depth: steps that may be in flight, which `step` and `drain` keep so.
         step_time: what the scheduler believes of the duration of steps.
         step_time_s: how long they really last.
@@ -72,7 +73,7 @@ class Harness:
         max_waiting: int = 10_000,
         enable_prefix_caching: bool = True,
         num_host_slots: int = 0,
-        num_state_requests: int | None = None,
+        states: StateSlots | None = None,
         depth: int = 1,
         drafters: Sequence[Drafter] = (),
         step_time: StepTimeModel | None = None,
@@ -91,7 +92,7 @@ class Harness:
             block_size,
             enable_prefix_caching=enable_prefix_caching,
             num_host_slots=num_host_slots,
-            states=None if num_state_requests is None else StateSlots(num_state_requests, depth),
+            states=states,
         )
         self.scheduler = Scheduler(
             self.config,
@@ -112,7 +113,7 @@ class Harness:
         self.plans: list[StepPlan] = []
         self.depth = depth
         self.in_flight: deque[StepPlan] = deque()
-        self.shadow = ShadowCache(block_size, has_states=num_state_requests is not None)
+        self.shadow = ShadowCache(block_size, has_states=states is not None)
         self.holds: dict[str, Hold] = {}
         self.quarantined: list[str] = []
         """Key request id, of those whose blocks another engine reads or writes."""
@@ -232,6 +233,11 @@ class Harness:
                 assert writers.setdefault(block_id, chunk.request_id) == chunk.request_id, (
                     "a block has two writers"
                 )
+        if self.kv.states is not None:
+            kept = set(self.kv.states.checkpoints.slots.values())
+            written = [chunk.state.destination for chunk in plan.chunks if chunk.state is not None]
+            assert len(set(written)) == len(plan.chunks)
+            assert kept.isdisjoint(written), "a checkpoint is written to"
         for chunk in plan.chunks:
             for block_id in chunk.block_ids[: -(-chunk.end // self.kv.block_size)]:
                 writer = writers.get(block_id, chunk.request_id)
@@ -399,7 +405,7 @@ class Harness:
         """End a transfer that may still write to blocks, and have it write to them."""
         hold = self.holds[request_id]
         left = hold.blocks(hold.num_arrived)
-        if self.kv.quarantine(request_id):
+        if self.kv.quarantine.begin(request_id):
             self.shadow.move(self.kv.take_moves())  # as the next plan would have
             self.quarantined.append(request_id)
             self.shadow.overwrite(left)
@@ -407,7 +413,7 @@ class Harness:
 
     def end_quarantine(self, request_id: str) -> None:
         self.quarantined.remove(request_id)
-        self.kv.end_quarantine(request_id)
+        self.kv.quarantine.end(request_id)
 
     def step(self) -> StepPlan | None:
         """Plan as far ahead as may be, and run the oldest step."""

@@ -2,7 +2,7 @@
 
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from legato.core.plan import FIRST_STATE, ZERO_STATE, BlockMove, ScheduledChunk
@@ -87,15 +87,22 @@ class ShadowCache:
             else:
                 self._blocks.update(zip(slots, self._host[move.slot], strict=True))
 
-    def check_shared(self, root: Node) -> None:
-        """All that the prefix tree has for computed is, with the tokens that it has there."""
+    def check_shared(self, root: Node, kept: Mapping[int, int]) -> None:
+        """All that the prefix tree has for computed is, with the tokens that it has there.
+
+        Args:
+            kept: slots of states that are kept; key the block at whose end they are.
+        """
         for node in root.children.values():
             num_bytes = len(node.tokens[: self._block_size].tobytes())
             salt = node.key[: -num_bytes - 1].decode() if node.is_salted else None
-            self._check_node(node, zlib.crc32(str(salt).encode()))
+            self._check_node(node, zlib.crc32(str(salt).encode()), [], kept)
 
-    def _check_node(self, node: Node, fingerprint: int) -> None:
+    def _check_node(
+        self, node: Node, fingerprint: int, before: list[int], kept: Mapping[int, int]
+    ) -> None:
         size = self._block_size
+        tokens = [*before, *node.tokens]
         for i, token_id in enumerate(node.tokens):
             fingerprint = zlib.crc32(token_id.to_bytes(8, "little"), fingerprint)
             place, offset = node.places[i // size], i % size
@@ -104,8 +111,12 @@ class ShadowCache:
             else:
                 there = self._blocks.get((place, offset))
             assert there == fingerprint or i >= len(node.tokens) - node.num_missing
+        for i, place in enumerate(node.places, 1):
+            if place in kept:
+                seen = _checksum(tokens[: node.start + i * size])
+                assert self._states[kept[place]] == seen, "the state of another beginning"
         for child in node.children.values():
-            self._check_node(child, fingerprint)
+            self._check_node(child, fingerprint, tokens, kept)
 
     def _slot(self, block_ids: Sequence[int], position: int) -> tuple[int, int]:
         index, offset = divmod(position, self._block_size)

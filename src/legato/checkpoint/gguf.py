@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ _SIZES = (
     "attention.key_length",
     "attention.value_length",
     "rope.dimension_count",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
 )
 logger = logging.getLogger(__name__)
 
@@ -51,7 +54,18 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
 }
+_GPT_OSS_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+}
+_EXPERT_NAMES = {
+    "ffn_gate_exps": "gate_proj",
+    "ffn_up_exps": "up_proj",
+    "ffn_down_exps": "down_proj",
+}
+"""Tensors with a part for each expert."""
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -67,11 +81,8 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
             f"unsupported GGUF architecture {file.architecture!r}; Legato supports "
             + ", ".join(_CONFIGS)
         )
-    shapes = {
-        _transformers_name(name): tensor.shape
-        for name, tensor in file.tensors.items()
-        if name != _ROPE_FACTORS
-    }
+    places = dict(_places(file))
+    tensors = {name: file.tensor(*place) for name, place in places.items()}
     check_sizes(path, file.get("block_count"), **{name: file.get(name) for name in _SIZES})
     with refusing_what_fails(path):
         contents = _CONFIGS[file.architecture](file)
@@ -80,13 +91,11 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         name=path.name,
         spec=spec,
         dtype=torch.bfloat16,
-        shapes=shapes,
-        tensors=partial(_read_tensors, file, spec),
+        shapes={name: tensor.shape for name, tensor in tensors.items()},
+        tensors=partial(_read_tensors, file, spec, places),
         architecture=contents["architectures"][0],
         quantization=_quantization(file),
-        kept_bytes={
-            _transformers_name(name): _kept_bytes(tensor) for name, tensor in file.tensors.items()
-        },
+        kept_bytes={name: _kept_bytes(tensor) for name, tensor in tensors.items()},
     )
 
 
@@ -102,8 +111,18 @@ def _kept_bytes(tensor: GGUFTensor) -> int:
 
 
 def _llama_config(file: GGUFFile) -> dict[str, Any]:
-    """Describe a Llama or Mistral model; both are named "llama", and only Mistral has a window."""
+    """Describe a Llama, Mistral or Mixtral model; all are named "llama".
+
+    Only Mistral has a window, and only Mixtral has experts.
+    """
     window = file.get("attention.sliding_window")
+    if file.get("expert_count"):
+        return {
+            **_common_config(file),
+            **_experts(file),
+            "architectures": ["MixtralForCausalLM"],
+            "sliding_window": window,
+        }
     if window:
         return {
             **_common_config(file),
@@ -132,11 +151,44 @@ def _qwen3_config(file: GGUFFile) -> dict[str, Any]:
     }
 
 
+def _qwen3_moe_config(file: GGUFFile) -> dict[str, Any]:
+    _refuse_window(file)
+    return {
+        **_common_config(file),
+        **_experts(file),
+        "architectures": ["Qwen3MoeForCausalLM"],
+        # The format does not say; all published models have it.
+        "norm_topk_prob": True,
+    }
+
+
+def _gpt_oss_config(file: GGUFFile) -> dict[str, Any]:
+    common = _common_config(file)
+    return {
+        **common,
+        **_experts(file),
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "sliding_window": file.metadata[f"{file.architecture}.attention.sliding_window"],
+        "rope_parameters": {**common["rope_parameters"], "truncate": False},
+    }
+
+
+def _experts(file: GGUFFile) -> dict[str, Any]:
+    return {
+        "num_local_experts": file.get("expert_count"),
+        "num_experts_per_tok": file.get("expert_used_count"),
+        "moe_intermediate_size": file.get("expert_feed_forward_length"),
+    }
+
+
 # Key `general.architecture`, value the function that turns metadata into fields of config.json.
 _CONFIGS: dict[str, Callable[[GGUFFile], dict[str, Any]]] = {
     "llama": _llama_config,
     "qwen2": _qwen2_config,
     "qwen3": _qwen3_config,
+    "qwen3moe": _qwen3_moe_config,
+    "gpt-oss": _gpt_oss_config,
 }
 
 
@@ -201,31 +253,49 @@ def _refuse_window(file: GGUFFile) -> None:
         )
 
 
-def _read_tensors(file: GGUFFile, spec: DecoderSpec, _: torch.device) -> NamedWeights:
+Place = tuple[str, int | None]
+"""Name of a tensor in the file, and a part of it; None for all of it."""
+
+
+def _places(file: GGUFFile) -> Iterator[tuple[str, Place]]:
+    """Yield the name of each weight, and where it is; a layer's experts are parts of one tensor."""
+    num_experts = file.get("expert_count")
+    for name, tensor in file.tensors.items():
+        match = _LAYER_TENSOR.fullmatch(name)
+        module = _EXPERT_NAMES.get(match[2]) if match else None
+        if match and module and tensor.shape[:1] == (num_experts,):
+            for expert in range(tensor.shape[0]):
+                own = f"model.layers.{match[1]}.mlp.experts.{expert}.{module}.{match[3]}"
+                yield own, (name, expert)
+        elif name != _ROPE_FACTORS:
+            yield _transformers_name(name, file.architecture), (name, None)
+
+
+def _read_tensors(
+    file: GGUFFile, spec: DecoderSpec, places: Mapping[str, Place], _: torch.device
+) -> NamedWeights:
     heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
     _log_widened(file)
-    for name in file.tensors:
-        if name == _ROPE_FACTORS:
-            continue
-        tensor = _read_quantized(file, name) or torch.from_numpy(file.read(name))
-        match = _LAYER_TENSOR.fullmatch(name)
+    for name, place in places.items():
+        tensor = _read_quantized(file, place) or torch.from_numpy(file.read(*place))
+        match = _LAYER_TENSOR.fullmatch(place[0])
         if match and match[2] in heads and file.architecture == "llama":
             undo = partial(_undo_interleaving, num_heads=heads[match[2]])
             tensor = tensor.map(undo) if isinstance(tensor, QuantizedWeight) else undo(tensor)
-        yield _transformers_name(name), tensor
+        yield name, tensor
 
 
 def _log_widened(file: GGUFFile) -> None:
     """Name the types of matrices that have codes, but not in a form that stays quantized."""
-    names = {tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) == 2}
+    names = {tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     widened = sorted(names - _FLOAT_TYPES - {kind.name for kind in SPLIT_TYPES})
     if widened:
         logger.warning("%s: weights of type %s are widened", file.path, ", ".join(widened))
 
 
-def _read_quantized(file: GGUFFile, name: str) -> QuantizedWeight | None:
-    shape = file.tensors[name].shape
-    blocks = file.read_blocks(name) if len(shape) == 2 else None
+def _read_quantized(file: GGUFFile, place: Place) -> QuantizedWeight | None:
+    shape = file.tensor(*place).shape
+    blocks = file.read_blocks(*place) if len(shape) == 2 else None
     if blocks is None:
         return None
     codes, scales, minima = (
@@ -238,11 +308,13 @@ def _read_quantized(file: GGUFFile, name: str) -> QuantizedWeight | None:
     return QuantizedWeight(codes, scales, minima, blocks.bits, zero=blocks.zero, table=table)
 
 
-def _transformers_name(name: str) -> str:
+def _transformers_name(name: str, architecture: str) -> str:
     """Return transformers' name of a tensor; an unknown name stays, for the loader to reject."""
     match = _LAYER_TENSOR.fullmatch(name)
-    if match and match[2] in _LAYER_NAMES:
-        return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    names = _LAYER_NAMES | (_GPT_OSS_NAMES if architecture == "gpt-oss" else {})
+    if match and match[2] in names:
+        own = f"model.layers.{match[1]}.{names[match[2]]}"
+        return own if own.endswith(".sinks") else f"{own}.{match[3]}"
     stem, _, suffix = name.rpartition(".")
     return f"{_GLOBAL_NAMES[stem]}.{suffix}" if stem in _GLOBAL_NAMES else name
 

@@ -28,6 +28,7 @@ _USUAL: dict[str, dict[str, Any]] = {
     },
     "qwen3_next": {"num_experts": 0},
     "lfm2": {"full_attn_idxs": [2, 5]},
+    "deepseek_v2": {"num_experts_per_tok": 6},
 }
 """Key a model type whose models differ from its defaults, value the fields that they have."""
 

@@ -7,7 +7,7 @@ import msgspec
 from legato.core.addresses import is_loopback
 from legato.core.config_fields import Config, Flag
 from legato.core.errors import ConfigError
-from legato.core.ranges import Seconds, Share, Size, SizeOrZero
+from legato.core.ranges import CountOrZero, Seconds, Share, Size, SizeOrZero
 
 KVCacheDType = Literal["auto", "int8"]
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
@@ -60,6 +60,14 @@ class CacheConfig(Config, frozen=True, kw_only=True):
             "keep the blocks of prompts and outputs, and share them among requests that begin alike"
         ),
     ] = True
+    state_checkpoints: Annotated[
+        CountOrZero | None,
+        Flag(
+            "states of recurrent layers that the cache keeps for later prompts, besides those in "
+            "slots that running requests leave free",
+            default="what a fifth of the cache's memory holds",
+        ),
+    ] = None
     swap_space_bytes: Annotated[
         SizeOrZero,
         Flag(
@@ -74,6 +82,8 @@ class CacheConfig(Config, frozen=True, kw_only=True):
             raise ConfigError("kv_cache_memory_bytes and gpu_memory_utilization exclude each other")
         if self.swap_space_bytes and not self.enable_prefix_caching:
             raise ConfigError("swap space is for blocks of the prefix cache, which is turned off")
+        if self.state_checkpoints and not self.enable_prefix_caching:
+            raise ConfigError("state checkpoints are for the prefix cache, which is turned off")
 
 
 class TransferConfig(Config, frozen=True, kw_only=True):

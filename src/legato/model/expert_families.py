@@ -8,7 +8,8 @@ import msgspec
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
 from legato.model.description import FULL, SLIDING, Description
-from legato.model.spec import DecoderSpec, LayerSpec, MlpSpec, MoeSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec, LayerSpec
 
 
 def mixtral(d: Description) -> DecoderSpec:
@@ -17,7 +18,7 @@ def mixtral(d: Description) -> DecoderSpec:
     Jiang et al., 2024, arXiv:2401.04088.
     """
     windows = (d.sliding_window,) * d.num_hidden_layers
-    return _with_experts(d, _changed(families.mistral(d), windows))
+    return with_experts(d, _changed(families.mistral(d), windows))
 
 
 def qwen2_moe(d: Description) -> DecoderSpec:
@@ -30,7 +31,7 @@ def qwen2_moe(d: Description) -> DecoderSpec:
         for i in range(d.num_hidden_layers)
     ]
     spec = families.qwen2(msgspec.structs.replace(d, layer_types=kinds))
-    return _with_experts(
+    return with_experts(
         d,
         _changed(spec, qkv_bias=d.qkv_bias),
         sparse=_sparse_steps(d),
@@ -46,7 +47,7 @@ def qwen3_moe(d: Description) -> DecoderSpec:
     Yang et al., 2025, arXiv:2505.09388.
     """
     windows = (d.sliding_window if d.use_sliding_window else None,) * d.num_hidden_layers
-    return _with_experts(
+    return with_experts(
         d,
         _changed(families.qwen3(d), windows),
         sparse=_sparse_steps(d),
@@ -62,12 +63,12 @@ def olmoe(d: Description) -> DecoderSpec:
     if d.clip_qkv is not None:
         raise UnsupportedModelError(f"clip_qkv is {d.clip_qkv}; clipping is not supported")
     spec = _changed(families.llama(d), qk_norm="whole")
-    return _with_experts(d, spec, is_normalized=d.norm_topk_prob)
+    return with_experts(d, spec, is_normalized=d.norm_topk_prob)
 
 
 def granite_moe(d: Description) -> DecoderSpec:
     """Describe Granite 3's mixtures: Granite 3 with experts."""
-    return _with_experts(d, families.granite(d), score="softmax_of_active")
+    return with_experts(d, families.granite(d), score="softmax_of_active")
 
 
 def gpt_oss(d: Description) -> DecoderSpec:
@@ -77,7 +78,7 @@ def gpt_oss(d: Description) -> DecoderSpec:
     """
     types = d.layer_types or [FULL if i % 2 else SLIDING for i in range(d.num_hidden_layers)]
     kinds = msgspec.structs.replace(d, layer_types=types).kinds(0)
-    return _with_experts(
+    return with_experts(
         d,
         _changed(families.llama(d), d.windows_of(kinds), has_sinks=True),
         score="softmax_of_active",
@@ -94,18 +95,7 @@ def glm4_moe(d: Description) -> DecoderSpec:
     GLM-4.5 team, 2025, arXiv:2508.06471. The router is that of DeepSeek-V3 (arXiv:2412.19437).
     """
     spec = _changed(families.llama(d), output_bias=False, qk_norm="head" if d.use_qk_norm else None)
-    return _with_experts(
-        d,
-        spec,
-        sparse=[layer >= d.first_k_dense_replace for layer in range(d.num_hidden_layers)],
-        score="sigmoid",
-        has_selection_bias=True,
-        num_groups=d.n_group,
-        num_active_groups=d.topk_group,
-        is_normalized=d.norm_topk_prob,
-        factor=d.routed_scaling_factor,
-        shared_size=d.expert_size * d.n_shared_experts or None,
-    )
+    return with_deepseek_experts(d, spec, **deepseek_v3_router(d))
 
 
 def minimax_m2(d: Description) -> DecoderSpec:
@@ -116,14 +106,14 @@ def minimax_m2(d: Description) -> DecoderSpec:
     if d.rotary_dim is not None:
         d = msgspec.structs.replace(d, partial_rotary_factor=d.rotary_dim / d.head_size)
     spec = _changed(families.llama(d), qk_norm="whole")
-    return _with_experts(d, spec, score="sigmoid", has_selection_bias=True)
+    return with_experts(d, spec, score="sigmoid", has_selection_bias=True)
 
 
 def ernie4_5_moe(d: Description) -> DecoderSpec:
     """Describe Ernie 4.5's mixtures: Ernie 4.5 with experts in most layers."""
     last = d.moe_layer_end_index if d.moe_layer_end_index >= 0 else d.num_hidden_layers
     interval = d.moe_layer_interval
-    return _with_experts(
+    return with_experts(
         d,
         families.ernie4_5(d),
         sparse=[
@@ -140,10 +130,40 @@ def hunyuan_moe(d: Description) -> DecoderSpec:
 
     Tencent, 2024, arXiv:2411.02265.
     """
-    return _with_experts(d, families.hunyuan(d), shared_size=d.intermediate_size)
+    return with_experts(d, families.hunyuan(d), shared_size=d.intermediate_size)
 
 
-def _with_experts(
+def with_deepseek_experts(
+    d: Description, spec: DecoderSpec, *, sparse: Sequence[bool] | None = None, **router: Any
+) -> DecoderSpec:
+    """Put experts, picked or shared, into all layers but the first, as DeepSeek-V2 and V3 do.
+
+    Args:
+        sparse: of each layer, whether it has experts; None for what `first_k_dense_replace` says.
+        router: fields of `MoeSpec` about the choice of experts.
+    """
+    first = d.first_k_dense_replace
+    fields: dict[str, Any] = {
+        "is_normalized": d.norm_topk_prob,
+        "factor": d.routed_scaling_factor,
+        "shared_size": d.expert_size * d.n_shared_experts or None,
+        **router,
+    }
+    layers = sparse or [layer >= first for layer in range(d.num_hidden_layers)]
+    return with_experts(d, spec, sparse=layers, **fields)
+
+
+def deepseek_v3_router(d: Description) -> dict[str, Any]:
+    """Return the fields of `MoeSpec` about the router of DeepSeek-V3 (arXiv:2412.19437)."""
+    return {"score": "sigmoid", "has_selection_bias": True, **router_groups(d)}
+
+
+def router_groups(d: Description) -> dict[str, Any]:
+    """Return the fields of `MoeSpec` about groups of experts."""
+    return {"num_groups": d.n_group or 1, "num_active_groups": d.topk_group or 1}
+
+
+def with_experts(
     d: Description, spec: DecoderSpec, *, sparse: Sequence[bool] | None = None, **experts: Any
 ) -> DecoderSpec:
     """Put experts into layers in place of their MLPs.

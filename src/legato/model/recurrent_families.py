@@ -5,8 +5,9 @@ import math
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
 from legato.model.description import FULL, Description
+from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.rope import no_rope
-from legato.model.spec import DecoderSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from legato.model.spec import DecoderSpec
 
 
 def granite_hybrid(d: Description) -> DecoderSpec:

@@ -97,6 +97,7 @@ class Scheduler:
         self._num_steps_over_budget = 0
         self._num_prefix_cache_queries = 0
         self._num_prefix_cache_hits = 0
+        self._num_prefix_cache_short = 0
 
     @property
     def has_work(self) -> bool:
@@ -113,6 +114,7 @@ class Scheduler:
             broken_promise=self.broken_promise,
             num_prefix_cache_queries=self._num_prefix_cache_queries,
             num_prefix_cache_hits=self._num_prefix_cache_hits,
+            num_prefix_cache_short=self._num_prefix_cache_short,
             tenants=self._tenants.stats,
         )
 
@@ -234,10 +236,10 @@ class Scheduler:
             case AbortRequest():
                 outputs += self._abort(event.request_id)
             case BlocksArrived(request_id=request_id, num_tokens=num_tokens):
-                num_new = self._kv.note_arrived(request_id, num_tokens)
+                num_new = self._kv.holds.note_arrived(request_id, num_tokens)
                 self._fetch_time.observe(num_new, event.read_s)
                 if event.is_over:
-                    self._kv.end_arrival(request_id)
+                    self._kv.holds.end_arrival(request_id)
 
     def plan(self, now_s: float) -> StepPlan | None:
         """Pick the chunks of the next step.
@@ -260,6 +262,7 @@ class Scheduler:
             self._lengths,
             self._config,
             dispatch.first_blocks,
+            dispatch.plans,
             now_s=now_s,
             begins_s=begins_s,
             idle_limit_s=self._idle_limit_s,
@@ -272,6 +275,7 @@ class Scheduler:
         self._num_preemptions += len(step.preempted)
         self._note_budget(step)
         dispatch.note_changes(step)
+        self._num_prefix_cache_short += step.num_short_tokens
         if not step.chunks:
             return None
         assert self._config.max_num_batched_tokens is not None

@@ -68,7 +68,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         blocks=attention.blocks[0],
         rows=cpu_rows(spec),
         kernels=_kernels(spec, kernels),
-        untaken=untaken_pages(config.cache, attention),
+        untaken=untaken_pages(config.cache, attention, states),
         draft_model=_draft_model(blueprint, draft, kv.num_blocks),
     )
 

@@ -49,7 +49,8 @@ class StepMetrics:
         chunks = steps.counter(
             "prefill_chunks",
             "Chunks of prompts, by why they were no longer: `prompt_end`, `token_budget`, "
-            "`time_budget` (an SLO), `memory`, `turn` (a best-effort prompt came first).",
+            "`time_budget` (an SLO), `memory`, `turn` (a best-effort prompt came first), "
+            "`checkpoint` (a state of recurrent layers is kept there).",
             "ended_by",
             own=True,
         )
@@ -176,6 +177,19 @@ def declare_engine_metrics(
         "prefix_cache_hits",
         "Prompt tokens that did not have to be computed.",
         lambda: stats().num_prefix_cache_hits,
+    )
+    engine.read_counter(
+        "prefix_cache_short",
+        "Tokens in cached blocks that were computed again, because no state of recurrent layers, "
+        "or block of a sliding window, was kept at their end.",
+        lambda: stats().num_prefix_cache_short,
+        own=True,
+    )
+    engine.read_gauge(
+        "state_checkpoints",
+        "States of recurrent layers kept for later requests.",
+        lambda: stats().num_state_checkpoints,
+        own=True,
     )
     engine.read_counter(
         "num_preemptions",

@@ -81,6 +81,7 @@ class CpuRank:
             block_size=kv.block_size,
             vocab_size=blueprint.checkpoint.spec.vocab_size,
             max_len=blueprint.max_model_len,
+            num_layers=blueprint.checkpoint.spec.num_layers,
         )
         blueprint.timer.end("first pass")
         executor = LeadExecutor(
