@@ -18,6 +18,7 @@ from legato.cli.main import main
 from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.engine import model_report
 from legato.model.architectures import ARCHITECTURES
+from legato.model.states import make_states
 from tests.families.tiny import MODELS, random_model
 
 
@@ -59,6 +60,8 @@ def test_describes_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     # 4 layers of 2 heads of 64, keys and values, in 4 bytes
     assert report["cache_token_bytes"] == 4 * 2 * 64 * 2 * 4
     assert report["cache_bytes"] == 4 * 2 * 64 * 2 * 4 * 512
+    assert report["num_active_parameters"] == report["num_parameters"]
+    assert report["state_bytes"] == 0
     checkpoint = open_checkpoint(ModelConfig(model=str(folder)))
     model = load_model(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
     assert isinstance(model, torch.nn.Module)
@@ -78,6 +81,24 @@ def test_layers_with_a_window_keep_what_it_reaches(
     assert len({*reach}) == 2
     layer_bytes = report["cache_token_bytes"] // len(reach)
     assert report["cache_bytes"] == layer_bytes * sum(reach)
+
+
+def test_states_and_experts_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_model(MODELS["nemotron-3"]).save_pretrained(tmp_path)
+    report = _json(capsys, str(tmp_path))
+    spec = open_checkpoint(ModelConfig(model=str(tmp_path))).decoder_spec
+    slots = make_states(spec.states, 2, torch.float32, torch.device("cpu"))
+    assert report["state_bytes"] == sum(part.nbytes for layer in slots for part in layer)
+    # 3 of 6 experts compute a token.
+    weights = load_file(tmp_path / "model.safetensors")
+    experts = sum(tensor.numel() for name, tensor in weights.items() if ".experts." in name)
+    assert report["num_active_parameters"] == report["num_parameters"] - experts // 2
+    # One layer of 2 heads of 32, keys and values, in 4 bytes
+    assert report["cache_token_bytes"] == 2 * 32 * 2 * 4
+    assert main(["models", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"a token takes {report['num_active_parameters']:,}" in shown
+    assert "states of a request" in shown
 
 
 def test_describes_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

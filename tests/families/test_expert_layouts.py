@@ -1,6 +1,6 @@
 """Experts as they are on the Hub, fused or one by one, and what is wrong with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,14 +37,19 @@ def hub_name(old: str, new: str) -> Callable[[Config], Config]:
     return lambda config: without(config, old) | {new: config[old]}
 
 
-def fused(tensors: Tensors) -> Tensors:
-    """All experts of a layer in two tensors, as transformers has them in memory."""
+GATED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+UNGATED = {"up_proj": ("up_proj",), "down_proj": ("down_proj",)}
+
+
+def fused(tensors: Tensors, kinds: Mapping[str, Sequence[str]] = GATED) -> Tensors:
+    """All experts of a layer in two tensors, as transformers has them in memory.
+
+    Args:
+        kinds: key a tensor of all experts, value the matrices of each expert in it.
+    """
     own = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for layer in {name.partition(".experts.")[0] for name in set(tensors) - set(own)}:
-        for fused_name, parts in {
-            "gate_up_proj": ("gate_proj", "up_proj"),
-            "down_proj": ("down_proj",),
-        }.items():
+        for fused_name, parts in kinds.items():
             own[f"{layer}.experts.{fused_name}"] = torch.stack(
                 [
                     torch.cat([tensors[f"{layer}.experts.{i}.{part}.weight"] for part in parts])

@@ -237,18 +237,12 @@ def test_short_contexts_have_the_short_factors(tmp_path: Path) -> None:
 
 
 REFUSALS: dict[str, tuple[str, Config, str]] = {
-    "experts": ("granite-4", {"num_local_experts": 8}, "8 experts are not supported"),
     "mamba alone": (
         "granite-4",
         {"layer_types": ["mamba"] * 4, "mamba_n_heads": 8, "mamba_d_head": 32},
         "models without attention",
     ),
     "layer types": ("lfm2", {"layer_types": ["rwkv"] * 4}, "unsupported layer types rwkv"),
-    "experts of qwen3-next": (
-        "qwen3-next",
-        {"mlp_only_layers": []},
-        "4 experts are not supported",
-    ),
     "value heads": (
         "qwen3.5",
         {"linear_num_key_heads": 3},

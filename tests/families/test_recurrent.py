@@ -24,8 +24,8 @@ from tests.engine.test_faults import BROKEN
 from tests.families.schedules import PROMPTS, greedy
 from tests.families.tiny import MODELS, random_model
 
-NAMES = ("lfm2", "qwen3.5", "qwen3-next", "granite-4-h")
-"""In `MODELS`."""
+NAMES = ("lfm2", "qwen3.5", "qwen3-next", "granite-4-h", "falcon-h1", "nemotron-3")
+"""In `MODELS`: every kind of recurrent layer, alone or beside attention, MLPs or experts."""
 NUM_TOKENS = 6
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 TOKENS = {

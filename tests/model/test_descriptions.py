@@ -39,7 +39,8 @@ OPTIONAL: dict[str, Any] = {
 }
 NOT_DEFAULT = {
     "Qwen3_5ForCausalLM": {"num_hidden_layers": 4},
-    "Qwen3NextForCausalLM": {"num_hidden_layers": 4, "num_experts": 0},
+    "Qwen3_5MoeForCausalLM": {"num_hidden_layers": 4},
+    "Qwen3NextForCausalLM": {"num_hidden_layers": 4},
 }
 """Key an architecture whose defaults do not run, value fields of a model that does."""
 PLAIN = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
@@ -133,17 +134,21 @@ def test_missing_fields_have_the_defaults_of_transformers(name: str, tmp_path: P
     num_heads = theirs.num_attention_heads
     assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", num_heads)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // num_heads)
-    eps = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
+    eps = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
     assert ours.norm_eps == next(getattr(theirs, name) for name in eps if hasattr(theirs, name))
     assert ours.max_model_len == theirs.max_position_embeddings
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     default = "sliding_attention" if theirs.model_type == "mistral" else "full_attention"
     types = getattr(theirs, "layer_types", None) or [default] * len(ours.layers)
+    types = ["full_attention" if kind == "hybrid" else kind for kind in types]
     has_attention = [kind.endswith(("full_attention", "sliding_attention")) for kind in types]
     assert [layer.attention is not None for layer in ours.layers] == has_attention
     attentions = [kind for kind, attends in zip(types, has_attention, strict=True) if attends]
     assert [window is None for window in ours.windows] == [kind[0] == "f" for kind in attentions]
-    thetas = theirs.rope_parameters
+    thetas = getattr(theirs, "rope_parameters", None)
+    if thetas is None:
+        assert all(not any(rope.inverse) for rope in ours.ropes)
+        return
     by_kind = thetas if "full_attention" in thetas else {"full_attention": thetas}
     for parameters in (by_kind[kind] for kind in set(types) & set(by_kind)):
         fastest_but_one = parameters["rope_theta"] ** (-2 / 16)

@@ -100,6 +100,8 @@ def test_another_record_is_refused() -> None:
         ("qk_norm", "layer"),
         ("activation", "gelu"),
         ("is_gated", False),
+        ("gate_scale", 0.5),
+        ("output_scales", (1.0, 1.0, 0.5)),
         ("order", "parallel"),
         ("norm", "layer"),
         ("norm_bias", True),
@@ -121,7 +123,14 @@ def test_layers_of_different_sizes_are_taken() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("size", 72), ("activation", "gelu"), ("shared_size", 72), ("has_bias", 2)],
+    [
+        ("size", 72),
+        ("activation", "gelu"),
+        ("shared_size", 72),
+        ("has_bias", 2),
+        ("is_gated", False),
+        ("latent_size", 32),
+    ],
 )
 def test_other_experts_are_refused(field: str, value: Any) -> None:
     assert_refused(decoder_spec(experts={field: value}), field)
@@ -133,6 +142,13 @@ def test_different_experts_and_norms_after_experts_are_refused() -> None:
     layer = msgspec.structs.replace(spec.layers[1], mlp=other)
     assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[1], layer)), "layers")
     assert_refused(decoder_spec(experts={}, order="post"), "order")
+
+
+@pytest.mark.parametrize("field", ["attention", "mlp"])
+def test_layers_of_one_network_are_refused(field: str) -> None:
+    spec = decoder_spec()
+    layer = msgspec.structs.replace(spec.layers[1], **{field: None})
+    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), field)
 
 
 def test_a_window_of_no_keys_is_refused() -> None:

@@ -58,11 +58,6 @@ class GGUFTensor(msgspec.Struct, frozen=True):
         block_size, block_bytes = GGML_QUANT_SIZES[self.type]
         return math.prod(self.shape) // int(block_size) * int(block_bytes)
 
-    def part(self, index: int) -> "GGUFTensor":
-        """Return the tensor at an index of the slowest dimension."""
-        start = self.offset + index * (self.num_bytes // self.shape[0])
-        return msgspec.structs.replace(self, shape=self.shape[1:], offset=start)
-
 
 class GGUFFile:
     """A memory-mapped GGUF file.
@@ -102,19 +97,13 @@ class GGUFFile:
         """Return the metadata value `<architecture>.<key>`."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
-    def tensor(self, name: str, part: int | None) -> GGUFTensor:
-        """Return a tensor's place, or that of a part of it."""
-        whole = self.tensors[name]
-        return whole if part is None else whole.part(part)
-
-    def read(self, name: str, part: int | None = None) -> np.ndarray:
-        """Dequantize a tensor, or a part of it, to float32 (F16 tensors stay float16).
+    def read(self, name: str) -> np.ndarray:
+        """Dequantize a tensor to float32 (F16 tensors stay float16).
 
         Raises:
             UnsupportedModelError: the tensor's type cannot be dequantized.
         """
-        tensor = self.tensor(name, part)
-        raw = self._bytes(tensor)
+        tensor, raw = self.tensors[name], self._bytes(name)
         if tensor.type == GGMLQuantizationType.F16:
             return raw.view(np.float16).reshape(tensor.shape)
         rows = raw.view(np.float32) if tensor.type == GGMLQuantizationType.F32 else raw
@@ -126,13 +115,13 @@ class GGUFFile:
             ) from error
         return np.asarray(values).reshape(tensor.shape)
 
-    def read_blocks(self, name: str, part: int | None = None) -> Blocks | None:
-        """Return codes and scales of a tensor, or of a part of it; None if it has other blocks."""
-        tensor = self.tensor(name, part)
-        size = GGML_QUANT_SIZES[tensor.type][1]
-        return split_blocks(self._bytes(tensor).reshape(-1, size), tensor.type)
+    def read_blocks(self, name: str) -> Blocks | None:
+        """Return a tensor's codes and scales; None if it is not quantized in such blocks."""
+        kind = self.tensors[name].type
+        return split_blocks(self._bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
 
-    def _bytes(self, tensor: GGUFTensor) -> np.ndarray:
+    def _bytes(self, name: str) -> np.ndarray:
+        tensor = self.tensors[name]
         return np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
 
 

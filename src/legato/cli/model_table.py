@@ -26,9 +26,9 @@ _USUAL: dict[str, dict[str, Any]] = {
         "num_local_experts": 0,
         "layer_types": ["attention"] * _SIZES["num_hidden_layers"],
     },
-    "qwen3_next": {"num_experts": 0},
     "lfm2": {"full_attn_idxs": [2, 5]},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "lfm2_moe": {"full_attn_idxs": [2, 5]},
 }
 """Key a model type whose models differ from its defaults, value the fields that they have."""
 

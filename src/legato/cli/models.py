@@ -70,7 +70,7 @@ def _print_architectures(*, as_json: bool) -> None:
 def _print_report(report: "ModelReport") -> None:
     lines = {
         "architecture": report.architecture,
-        "parameters": f"{report.num_parameters:,}",
+        "parameters": _parameters(report),
         "layers": str(report.num_layers),
         "context": f"{report.max_model_len:,} tokens",
         "dtype": report.dtype,
@@ -82,10 +82,17 @@ def _print_report(report: "ModelReport") -> None:
         "cache a token": _size(report.cache_token_bytes),
         "cache of a whole context": _size(report.cache_bytes),
     }
+    if report.state_bytes:
+        lines["states of a request"] = _size(report.state_bytes)
     width = max(map(len, lines))
     print(report.model)
     for name, value in lines.items():
         print(f"  {name:{width}}  {value}")
+
+
+def _parameters(report: "ModelReport") -> str:
+    total, active = report.num_parameters, report.num_active_parameters
+    return f"{total:,}" if active == total else f"{total:,}; a token takes {active:,}"
 
 
 def _weights(report: "ModelReport") -> str:

@@ -10,7 +10,7 @@ import msgspec
 from legato.core.errors import UnsupportedModelError
 
 MAX_SIZE = 2**20
-_MAX_LAYERS = 1024
+MAX_LAYERS = 1024
 
 
 def check_sizes(path: Path, num_layers: object, **sizes: object) -> None:
@@ -26,7 +26,7 @@ def check_sizes(path: Path, num_layers: object, **sizes: object) -> None:
     Raises:
         UnsupportedModelError: a size is not a positive integer, or larger than any model's.
     """
-    limits = {"the number of layers": (num_layers, _MAX_LAYERS)}
+    limits = {"the number of layers": (num_layers, MAX_LAYERS)}
     limits |= {name: (size, MAX_SIZE) for name, size in sizes.items()}
     for name, (size, limit) in limits.items():
         if size is not None and not (type(size) is int and 0 < size <= limit):

@@ -11,12 +11,16 @@ from legato.checkpoint.loader import check_shapes, open_checkpoint
 from legato.checkpoint.source import is_hub_id
 from legato.core.config import ModelConfig
 from legato.gpu import support as gpu
+from legato.kv.state_slots import StateSlots
 from legato.model import native
 from legato.model.packed_linear import can_pack
 from legato.model.spec import DecoderSpec
 
 _EMBEDDING = "model.embed_tokens.weight"
+_EXPERT = ".mlp.experts."
 _CPU = torch.device("cpu")
+_STEPS_IN_FLIGHT = 1
+"""On a CPU."""
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +28,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_parameters: values in its weights; a tied output projection counts once.
+        num_active_parameters: parameters that compute a token, without the experts not picked.
         dtype: of activations and cache, and of weights unless they are quantized.
         quantization: format of quantized matrices in the file; empty if there are none.
         returns: "text" with an output projection, "scores" with a classification head of one label;
@@ -37,11 +42,13 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
         cache_token_bytes: memory of the keys and values of a token.
         cache_bytes: the same for one request as long as the context; of layers with a window, of
             as many tokens as it reaches.
+        state_bytes: memory of the recurrent layers' states of a running request.
     """
 
     model: str
     architecture: str
     num_parameters: int
+    num_active_parameters: int
     num_layers: int
     max_model_len: int
     dtype: str
@@ -54,6 +61,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     file_weight_bytes: int
     cache_token_bytes: int
     cache_bytes: int
+    state_bytes: int
 
 
 def report_model(config: ModelConfig) -> ModelReport:
@@ -77,6 +85,7 @@ def report_model(config: ModelConfig) -> ModelReport:
         model=config.model,
         architecture=checkpoint.architecture,
         num_parameters=sum(_sizes(checkpoint).values()),
+        num_active_parameters=_num_active_parameters(checkpoint),
         num_layers=spec.num_layers,
         max_model_len=spec.max_model_len,
         dtype=str(dtype).removeprefix("torch."),
@@ -92,7 +101,18 @@ def report_model(config: ModelConfig) -> ModelReport:
             group.cache.token_bytes * (group.window or spec.max_model_len)
             for group in cache.groups(spec.max_model_len)
         ),
+        state_bytes=StateSlots(1, _STEPS_IN_FLIGHT).slots_per_request
+        * sum(shape.num_bytes(dtype) for shape in spec.states),
     )
+
+
+def _num_active_parameters(checkpoint: Checkpoint) -> int:
+    sizes, spec = _sizes(checkpoint), checkpoint.spec
+    counts = spec.expert_counts if isinstance(spec, DecoderSpec) else None
+    if counts is None:
+        return sum(sizes.values())
+    experts = sum(size for name, size in sizes.items() if _EXPERT in name)
+    return sum(sizes.values()) - experts + experts * counts.num_active // counts.num_experts
 
 
 def _returns(checkpoint: Checkpoint) -> tuple[str, ...]:

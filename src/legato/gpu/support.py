@@ -31,13 +31,14 @@ _SUPPORTED: Rules = {
         "tie_word_embeddings": anything(),
     },
     LayerSpec: {
-        "attention": anything(),
+        "attention": Rule(lambda layer: layer.has_mixer, "attention or a recurrence"),
         "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
-        "mlp": anything(),
+        "mlp": Rule(lambda layer: layer.mlp is not None, "an MLP"),
         "order": one_of("order", "pre"),
         "residual_scale": one_of("residual_scale", 1.0),
         "mixture": Rule(lambda layer: layer.mixture is None, "none"),
         "has_output_scale": one_of("has_output_scale", False),
+        "output_scales": one_of("output_scales", (1.0, 1.0, 1.0)),
     },
     AttentionSpec: {
         "num_heads": anything(),
@@ -63,6 +64,7 @@ _SUPPORTED: Rules = {
         "activation": one_of("activation", "silu"),
         "is_gated": one_of("is_gated", True),
         "has_bias": anything(),
+        "gate_scale": one_of("gate_scale", 1.0),
     },
 }
 """What the kernels compute. They do not know a field that is missing here."""

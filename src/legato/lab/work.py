@@ -66,12 +66,11 @@ def operators_of(
     matrices = [
         _Matrix("qkv", sum(inputs)),
         _Matrix("output", sum(outputs)),
-        *(part for layer in spec.layers for part in _mlp(layer.mlp, shape.num_tokens)),
         *(
             part
             for layer in spec.layers
-            if layer.mixture is not None
-            for part in _mlp(layer.mixture, shape.num_tokens)
+            for network in (layer.mlp, layer.mixture)
+            for part in _mlp(network, spec.hidden_size, shape.num_tokens)
         ),
         *_recurrences(spec),
         *_layer_inputs(spec),
@@ -120,17 +119,20 @@ def _projections(attention: AttentionSpec, hidden_size: int) -> tuple[float, int
     return num_weights / hidden_size, attention.num_heads * latent.value_dim
 
 
-def _mlp(mlp: MlpSpec | MoeSpec, num_tokens: int) -> list[_Matrix]:
+def _mlp(mlp: MlpSpec | MoeSpec | None, hidden_size: int, num_tokens: int) -> list[_Matrix]:
+    if mlp is None:
+        return []
     if isinstance(mlp, MlpSpec):
         return [_Matrix("gate and up", (1 + mlp.is_gated) * mlp.size), _Matrix("down", mlp.size)]
     read = ExpertCounts(mlp.num_experts, mlp.num_active, 1).touched(num_tokens)
+    size = mlp.size * (mlp.latent_size or hidden_size) / hidden_size
     experts = [
-        _Matrix(
-            name, *(factor * count * mlp.size for count in (mlp.num_experts, read, mlp.num_active))
-        )
-        for name, factor in (("gate and up", 2), ("down", 1))
+        _Matrix(name, *(factor * count * size for count in (mlp.num_experts, read, mlp.num_active)))
+        for name, factor in (("gate and up", 1 + mlp.is_gated), ("down", 1))
     ]
-    return experts if mlp.shared is None else experts + _mlp(mlp.shared, num_tokens)
+    if mlp.latent_size is not None:
+        experts.append(_Matrix("latent", 2 * mlp.latent_size))
+    return experts + _mlp(mlp.shared, hidden_size, num_tokens)
 
 
 def _recurrences(spec: DecoderSpec) -> list[_Matrix]:

@@ -15,6 +15,7 @@ class Architecture(NamedTuple):
         spec: describes a decoder of the family.
         defaults: of fields missing in config.json, if they differ from `Description`'s.
         names: key parts of a tensor's name, value what `Decoder` calls them.
+        names_of: further names that depend on the decoder, applied after `names`.
         fused: projections that are stored as one, as `Decoder` would call them.
         is_fused_by_head: fused rows of queries, keys and values alternate, a head of each.
         has_partial_rope: rope may rotate only the first dimensions of a head.
@@ -31,6 +32,7 @@ class Architecture(NamedTuple):
     spec: Callable[[Description], DecoderSpec]
     defaults: Mapping[str, Any]
     names: Mapping[str, str] = {}
+    names_of: Callable[[DecoderSpec], Mapping[str, str]] = lambda _: {}
     fused: tuple[str, ...] = ()
     is_fused_by_head: bool = False
     has_partial_rope: bool = False

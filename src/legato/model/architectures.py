@@ -6,13 +6,15 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
-from legato.model import families, recurrent_families
+from legato.model import families
 from legato.model.architecture import Architecture
 from legato.model.description import Description
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES
 from legato.model.gemma4 import GEMMA4_ARCHITECTURES
 from legato.model.latent_architectures import LATENT_ARCHITECTURES
 from legato.model.mixer_spec import DeltaNetSpec
+from legato.model.mlp_spec import MoeSpec
+from legato.model.recurrent_architectures import RECURRENT_ARCHITECTURES
 from legato.model.rope import rotary_order
 from legato.model.spec import DecoderSpec
 from legato.model.transforms import (
@@ -39,13 +41,6 @@ _GEMMA = {
 }
 _OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _GRANITE = {"max_position_embeddings": 2048}
-_QWEN3_NEXT = {
-    "max_position_embeddings": 2**15,
-    "head_dim": 256,
-    "partial_rotary_factor": 0.25,
-}
-_DELTA_NET_NAMES = {"linear_attn": "recurrence", "linear_attn.conv1d": "recurrence.conv"}
-_FURTHER_TOKENS = ("mtp.",)
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture("llama", families.llama, {"max_position_embeddings": 2048}),
@@ -97,18 +92,6 @@ ARCHITECTURES = {
         has_partial_rope=True,
     ),
     "GraniteForCausalLM": Architecture("granite", families.granite, _GRANITE),
-    "GraniteMoeHybridForCausalLM": Architecture(
-        "granitemoehybrid",
-        recurrent_families.granite_hybrid,
-        {**_GRANITE, "num_local_experts": 8, "shared_intermediate_size": 1024},
-        names={
-            "shared_mlp.input_linear": "mlp.gate_up_proj",
-            "shared_mlp.output_linear": "mlp.down_proj",
-            "mamba": "recurrence",
-            "mamba.conv1d": "recurrence.conv",
-        },
-        fused=("gate_up_proj",),
-    ),
     "SmolLM3ForCausalLM": Architecture(
         "smollm3",
         families.smollm3,
@@ -263,51 +246,6 @@ ARCHITECTURES = {
             "feedforward_layernorm": "post_attention_layernorm",
         },
     ),
-    "Qwen3_5ForCausalLM": Architecture(
-        "qwen3_5_text",
-        recurrent_families.qwen3_5,
-        {**_QWEN3_NEXT, "num_key_value_heads": 4},
-        names=_DELTA_NET_NAMES,
-        fused=("q_proj", "in_proj_qkv"),
-        has_partial_rope=True,
-        adds_one=True,
-        unused_prefixes=_FURTHER_TOKENS,
-    ),
-    "Qwen3NextForCausalLM": Architecture(
-        "qwen3_next",
-        recurrent_families.qwen3_next,
-        {**_QWEN3_NEXT, "num_key_value_heads": 2, "num_experts": 512},
-        names=_DELTA_NET_NAMES,
-        fused=("q_proj", "in_proj_qkvz", "in_proj_ba"),
-        has_partial_rope=True,
-        adds_one=True,
-        unused_prefixes=_FURTHER_TOKENS,
-    ),
-    "Lfm2ForCausalLM": Architecture(
-        "lfm2",
-        recurrent_families.lfm2,
-        {
-            "intermediate_size": 12288,
-            "max_position_embeddings": 128_000,
-            "num_key_value_heads": 8,
-            "rope_theta": 1e6,
-            "tie_word_embeddings": True,
-        },
-        names={
-            "operator_norm": "input_layernorm",
-            "ffn_norm": "post_attention_layernorm",
-            "embedding_norm": "norm",
-            "feed_forward.w1": "mlp.gate_proj",
-            "feed_forward.w3": "mlp.up_proj",
-            "feed_forward.w2": "mlp.down_proj",
-            "self_attn.out_proj": "self_attn.o_proj",
-            "q_layernorm": "q_norm",
-            "k_layernorm": "k_norm",
-            "conv.conv": "recurrence.conv",
-            "conv.in_proj": "recurrence.in_proj",
-            "conv.out_proj": "recurrence.out_proj",
-        },
-    ),
     "ArceeForCausalLM": Architecture(
         "arcee",
         families.arcee,
@@ -315,6 +253,7 @@ ARCHITECTURES = {
     ),
     **EXPERT_ARCHITECTURES,
     **LATENT_ARCHITECTURES,
+    **RECURRENT_ARCHITECTURES,
 }
 """Key a name in a configuration's `architectures`."""
 
@@ -324,6 +263,7 @@ _NESTED = (
     "Gemma4UnifiedForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 )
 """Architectures with images or sounds: their text model runs alone."""
 _HEADLESS = ("ForSequenceClassification", "Model")
@@ -418,11 +358,14 @@ def described(
     return description, spec
 
 
-def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
+def transforms(
+    config: dict[str, Any], spec: DecoderSpec, *, adds_one: bool = True
+) -> list[Transform]:
     """Return the transforms of a checkpoint's tensors.
 
     Args:
         config: contents of config.json.
+        adds_one: whether norms are stored minus 1 in families that do so.
     """
     text = text_config(config)
     architecture = ARCHITECTURES[text["architectures"][0]]
@@ -432,9 +375,9 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     prefixes = architecture.unused_prefixes + _extra_layers(config, spec) + _unread(spec)
     if prefixes or architecture.unused:
         found.append(drop(prefixes=prefixes, suffixes=architecture.unused))
-    if architecture.names:
-        found.append(rename(architecture.names))
-    attention, mlp = spec.attentions[0], spec.layers[0].mlp
+    renamed = architecture.names, architecture.names_of(spec)
+    found += [rename(names) for names in renamed if names]
+    attention = spec.attentions[0]
     if "qkv_proj" in architecture.fused:
         sizes = {
             "q_proj": attention.query_size,
@@ -450,15 +393,23 @@ def transforms(config: dict[str, Any], spec: DecoderSpec) -> list[Transform]:
     if "q_proj" in architecture.fused and attention.has_gate:
         sizes = {"q_proj": attention.query_size, "gate_proj": attention.query_size}
         found.append(split("q_proj", sizes, num_groups=attention.num_heads))
-    found += _delta_net_splits(architecture, spec)
+    found += _delta_net_splits(spec)
     if "gate_up_proj" in architecture.fused:
-        found.append(split("gate_up_proj", {"gate_proj": mlp.size, "up_proj": mlp.size}))
+        size = _mlp_size(spec)
+        found.append(split("gate_up_proj", {"gate_proj": size, "up_proj": size}))
     if not architecture.has_proportional_rope:
         is_interleaved = text.get("rope_interleave", True) and architecture.is_interleaved
         found += _rotary_reorders(spec, is_interleaved=is_interleaved)
-    if architecture.adds_one:
+    if architecture.adds_one and adds_one:
         found.append(add_one_to_norms(plain_norms=("recurrence.norm.weight",)))
     return found
+
+
+def _mlp_size(spec: DecoderSpec) -> int:
+    """Return the width of the layers' MLPs; in layers with experts, of the MLPs for all rows."""
+    own = (layer.mlp for layer in spec.layers)
+    mlps = (mlp.shared if isinstance(mlp, MoeSpec) else mlp for mlp in own)
+    return next(mlp.size for mlp in mlps if mlp is not None)
 
 
 def _extra_layers(config: Mapping[str, Any], spec: DecoderSpec) -> tuple[str, ...]:
@@ -499,8 +450,8 @@ def _unread(spec: DecoderSpec) -> tuple[str, ...]:
     )
 
 
-def _delta_net_splits(architecture: Architecture, spec: DecoderSpec) -> list[Transform]:
-    """Return the splits of fused projections of gated delta nets."""
+def _delta_net_splits(spec: DecoderSpec) -> list[Transform]:
+    """Return the splits of fused projections of gated delta nets, whichever a checkpoint has."""
     nets = [net for layer in spec.layers if isinstance(net := layer.recurrence, DeltaNetSpec)]
     if not nets:
         return []
@@ -517,5 +468,4 @@ def _delta_net_splits(architecture: Architecture, spec: DecoderSpec) -> list[Tra
     return [
         split(module, sizes, num_groups=num_groups)
         for module, (sizes, num_groups) in splits.items()
-        if module in architecture.fused
     ]

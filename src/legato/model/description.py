@@ -32,6 +32,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         per_layer_config: fields of some layers, key a layer's index; without it, Gemma 4 has
             `global_head_dim` and `num_global_key_value_heads` in layers with full attention.
         block_ff_dim, tie_embedding: LFM2's names of `intermediate_size`, `tie_word_embeddings`.
+        layers_block_type, hybrid_override_pattern: kinds of layers, as a list or a letter each.
+        n_groups, ssm_state_size, conv_kernel, use_conv_bias, mamba_num_heads, mamba_head_dim,
+            mlp_hidden_act, layer_norm_epsilon: Nemotron-H's names of others.
         time_step_limit: shortest and longest; infinity is {"__float__": "Infinity"}.
         dtype, torch_dtype: the new name and the old one.
         served_len: positions that are served, None for all; not a field of config.json.
@@ -47,10 +50,12 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int | None = None
     hidden_act: str = "silu"
     hidden_activation: str | None = None
+    mlp_hidden_act: str = "relu2"
     rms_norm_eps: float = 1e-6
     layer_norm_eps: float = 1e-5
     norm_epsilon: float = 1e-5
     norm_eps: float = 1e-5
+    layer_norm_epsilon: float = 1e-5
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_out_bias: bool = False
@@ -61,6 +66,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     max_window_layers: int = 28
     sliding_window_pattern: int | str | None = None
     layer_types: list[str] | None = None
+    layers_block_type: list[str] | None = None
+    hybrid_override_pattern: str = ""
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: int = 4
     use_parallel_residual: bool = True
@@ -70,6 +77,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
     logit_scale: float = 0.0625
+    lm_head_multiplier: float = 1.0
+    key_multiplier: float = 1.0
+    attention_in_multiplier: float = 1.0
+    attention_out_multiplier: float = 1.0
+    mlp_multipliers: tuple[float, float] | None = None
+    ssm_multipliers: tuple[float, float, float, float, float] | None = None
+    ssm_in_multiplier: float = 1.0
+    ssm_out_multiplier: float = 1.0
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     use_bidirectional_attention: bool | str | None = None
@@ -112,6 +127,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] | None = None
     first_k_dense_replace: int = 0
+    num_dense_layers: int = 0
+    use_expert_bias: bool = True
+    moe_shared_expert_intermediate_size: int = 0
+    moe_latent_size: int | None = None
     moe_layer_start_index: int = 0
     moe_layer_end_index: int = -1
     moe_layer_interval: int = 1
@@ -147,6 +166,17 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     mamba_expand: int = 2
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
+    mamba_d_ssm: int | None = None
+    mamba_rms_norm: bool = False
+    mamba_norm_before_gate: bool = True
+    mamba_hidden_act: str = "silu"
+    mamba_num_heads: int = 128
+    mamba_head_dim: int = 64
+    ssm_state_size: int = 128
+    n_groups: int = 8
+    conv_kernel: int = 4
+    use_conv_bias: bool = True
+    projectors_bias: bool = False
     time_step_limit: list[float | dict[str, str]] | None = None
     block_ff_dim: int | None = None
     block_auto_adjust_ff_dim: bool = True

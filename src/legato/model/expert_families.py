@@ -34,7 +34,7 @@ def qwen2_moe(d: Description) -> DecoderSpec:
     return with_experts(
         d,
         _changed(spec, qkv_bias=d.qkv_bias),
-        sparse=_sparse_steps(d),
+        sparse=sparse_steps(d),
         is_normalized=d.norm_topk_prob,
         shared_size=d.shared_expert_intermediate_size or None,
         has_shared_gate=d.shared_expert_intermediate_size > 0,
@@ -50,7 +50,7 @@ def qwen3_moe(d: Description) -> DecoderSpec:
     return with_experts(
         d,
         _changed(families.qwen3(d), windows),
-        sparse=_sparse_steps(d),
+        sparse=sparse_steps(d),
         is_normalized=d.norm_topk_prob,
     )
 
@@ -204,7 +204,7 @@ def _changed(
     return replace(spec, layers=tuple(layers))
 
 
-def _sparse_steps(d: Description) -> list[bool]:
+def sparse_steps(d: Description) -> list[bool]:
     """Return which layers of a Qwen model have experts."""
     step, dense = d.decoder_sparse_step, d.mlp_only_layers or ()
     return [i not in dense and (i + 1) % step == 0 for i in range(d.num_hidden_layers)]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.model.communicator import Communicator
-from legato.model.layers import MLP, Linear, MakeEmpty, make_activation, make_norm
+from legato.model.layers import Linear, MakeEmpty, make_activation, make_mlp, make_norm
 from legato.model.mlp_spec import MoeSpec
 from legato.model.spec import DecoderSpec
 
@@ -76,19 +76,25 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The gated MLPs among which a router picks, one weight for all of a kind."""
+    """The MLPs among which a router picks, one weight for all of a kind.
+
+    Attributes:
+        gate_up_proj: gates and the other projections; of MLPs without gates, the latter alone.
+    """
 
     def __init__(self, spec: MoeSpec, hidden_size: int, empty: MakeEmpty) -> None:
         super().__init__()
         count, size = spec.num_experts, spec.size
         self.act_fn = make_activation(spec.activation, empty)
         self.gate_limit, self.gate_slope = spec.gate_limit, spec.gate_slope
-        self.gate_up_proj = nn.Parameter(empty(count, 2 * size, hidden_size), requires_grad=False)
+        self._parts = ("gate_proj", "up_proj") if spec.is_gated else ("up_proj",)
+        num_rows = len(self._parts) * size
+        self.gate_up_proj = nn.Parameter(empty(count, num_rows, hidden_size), requires_grad=False)
         self.down_proj = nn.Parameter(empty(count, hidden_size, size), requires_grad=False)
         self.gate_up_bias: nn.Parameter | None = None
         self.down_bias: nn.Parameter | None = None
         if spec.has_bias:
-            self.gate_up_bias = nn.Parameter(empty(count, 2 * size), requires_grad=False)
+            self.gate_up_bias = nn.Parameter(empty(count, num_rows), requires_grad=False)
             self.down_bias = nn.Parameter(empty(count, hidden_size), requires_grad=False)
 
     def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
@@ -102,11 +108,15 @@ class Experts(nn.Module):
 
     def _of(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         biases = None if self.gate_up_bias is None else self.gate_up_bias[expert]
-        gate, up = F.linear(rows, self.gate_up_proj[expert], biases).chunk(2, dim=-1)
-        if self.gate_limit is None:
-            inner = self.act_fn(gate).mul_(up)
+        *gates, up = F.linear(rows, self.gate_up_proj[expert], biases).chunk(
+            len(self._parts), dim=-1
+        )
+        if not gates:
+            inner = self.act_fn(up)
+        elif self.gate_limit is None:
+            inner = self.act_fn(gates[0]).mul_(up)
         else:
-            gate = gate.clamp(max=self.gate_limit)
+            gate = gates[0].clamp(max=self.gate_limit)
             up = up.clamp(-self.gate_limit, self.gate_limit)
             inner = (up + 1) * gate * torch.sigmoid(self.gate_slope * gate)
         biases = None if self.down_bias is None else self.down_bias[expert]
@@ -121,9 +131,8 @@ class Experts(nn.Module):
             if gates_ups is None or downs is None:
                 continue
             for expert, (gate_up, down) in enumerate(zip(gates_ups, downs, strict=True)):
-                gate, up = gate_up.chunk(2)
-                yield f"{prefix}.{expert}.gate_proj.{kind}", gate
-                yield f"{prefix}.{expert}.up_proj.{kind}", up
+                for name, part in zip(self._parts, gate_up.chunk(len(self._parts)), strict=True):
+                    yield f"{prefix}.{expert}.{name}.{kind}", part
                 yield f"{prefix}.{expert}.down_proj.{kind}", down
 
 
@@ -133,8 +142,13 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, spec: MoeSpec, hidden_size: int, empty: MakeEmpty) -> None:
         super().__init__()
         self.gate = Router(spec, hidden_size, empty)
-        self.experts = Experts(spec, hidden_size, empty)
-        self.shared_expert = MLP(spec.shared, hidden_size, empty) if spec.shared else None
+        self.experts = Experts(spec, spec.latent_size or hidden_size, empty)
+        self.fc1_latent_proj: Linear | None = None
+        self.fc2_latent_proj: Linear | None = None
+        if spec.latent_size is not None:
+            self.fc1_latent_proj = Linear(hidden_size, spec.latent_size, False, empty)
+            self.fc2_latent_proj = Linear(spec.latent_size, hidden_size, False, empty)
+        self.shared_expert = make_mlp(spec.shared, hidden_size, empty) if spec.shared else None
         self.shared_expert_gate: Linear | None = None
         if spec.has_shared_gate:
             self.shared_expert_gate = Linear(hidden_size, 1, False, empty)
@@ -148,10 +162,13 @@ class MixtureOfExperts(nn.Module):
         picked, weights = self.gate(hidden if routed is None else routed)  # [T, A]
         order = picked.flatten().argsort(stable=True)  # of pairs of a row and an expert, by expert
         counts = picked.flatten().bincount(minlength=self.gate.spec.num_experts).tolist()
-        outputs = self.experts(hidden[order // picked.shape[1]], counts)
+        rows = hidden if self.fc1_latent_proj is None else self.fc1_latent_proj(hidden)
+        outputs = self.experts(rows[order // picked.shape[1]], counts)
         by_row = torch.empty_like(outputs)
         by_row[order] = outputs
         total: torch.Tensor = (by_row.view(*picked.shape, -1).float() * weights[..., None]).sum(1)
+        if self.fc2_latent_proj is not None:
+            total = self.fc2_latent_proj(total.to(hidden.dtype)).float()
         if self.shared_expert is not None:
             shared = self.shared_expert(hidden).float()
             if self.shared_expert_gate is not None:

@@ -230,7 +230,7 @@ class MLP(nn.Module):
 
     def __init__(self, spec: MlpSpec, hidden_size: int, empty: MakeEmpty) -> None:
         super().__init__()
-        self.activation = spec.activation
+        self.activation, self.gate_scale = spec.activation, spec.gate_scale
         self.gate_up_proj = FusedLinear(
             hidden_size, {"gate_proj": spec.size, "up_proj": spec.size}, spec.has_bias, empty
         )
@@ -240,7 +240,8 @@ class MLP(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [T, E] to [T, E]."""
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)  # [T, I] each
-        output: torch.Tensor = self.down_proj(self.act_fn(gate).mul_(up))
+        inner = self.act_fn(_scaled(gate, self.gate_scale)).mul_(up)
+        output: torch.Tensor = self.down_proj(inner)
         return output
 
 
@@ -259,7 +260,8 @@ class UngatedMLP(nn.Module):
         return output
 
 
-def _make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int, empty: MakeEmpty) -> nn.Module:
+def make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int, empty: MakeEmpty) -> nn.Module:
+    """Make a feed-forward network from [T, E] to [T, E]."""
     from legato.model.experts import MixtureOfExperts  # it imports this module
 
     if isinstance(spec, MoeSpec):
@@ -296,7 +298,7 @@ def _make_attention(spec: DecoderSpec, layer: int, empty: MakeEmpty) -> nn.Modul
 
 
 class DecoderLayer(nn.Module):
-    """Mixer and MLP with a residual connection, and the norms of the layer's order.
+    """Mixer and MLP with a residual connection, or one of them, and the norms of the layer's order.
 
     Args:
         spec: of this rank's part of the decoder.
@@ -315,17 +317,19 @@ class DecoderLayer(nn.Module):
         self._communicator = communicator
         self._is_parallel = own.order in ("parallel", "parallel_two")
         self._residual_scale = own.residual_scale
+        self._attention_scale, self._recurrence_scale, self._mlp_scale = own.output_scales
         self._dtype = empty(0).dtype
-        self.input_layernorm = make_norm(spec, empty) if own.has_norms_before else None
+        has_first = own.has_norms_before and own.has_mixer
+        self.input_layernorm = make_norm(spec, empty) if has_first else None
         self.self_attn = _make_attention(spec, layer, empty)
         self.recurrence: nn.Module | None = None
         if own.recurrence is not None:
             from legato.model.recurrence import make_recurrence  # it imports this module
 
             self.recurrence = make_recurrence(spec, layer, empty)
-        has_second = own.has_norms_before and own.order != "parallel"
+        has_second = own.has_norms_before and own.order != "parallel" and own.mlp is not None
         self.post_attention_layernorm = make_norm(spec, empty) if has_second else None
-        self.mlp = _make_mlp(own.mlp, spec.hidden_size, empty)
+        self.mlp = None if own.mlp is None else make_mlp(own.mlp, spec.hidden_size, empty)
         self.attention_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
         self.mlp_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
         self.mixture: nn.Module | None = None
@@ -335,6 +339,7 @@ class DecoderLayer(nn.Module):
             self.mixture = MixtureBesideMlp(own.mixture, spec, empty, communicator)
         self.layer_input: LayerInput | None = None
         if spec.layer_inputs is not None:
+            assert own.mlp is not None, "a gate has the activation of its layer's MLP"
             size, activation = spec.layer_inputs.size, own.mlp.activation
             self.layer_input = LayerInput(size, activation, spec, empty)
         self.layer_scalar: nn.Parameter | None = None
@@ -354,19 +359,21 @@ class DecoderLayer(nn.Module):
         Args:
             inputs: the layer's embeddings of the tokens [T, P]; None if it has none.
         """
-        rows = self._rows(self.input_layernorm, hidden)
-        attended = self._communicator.sum(self._mixed(rows, ropes, attention, states))
-        if not self._is_parallel:
-            self._add(hidden, attended, self.attention_output_layernorm)
-            rows = self._rows(self.post_attention_layernorm, hidden)
-        elif self.post_attention_layernorm is not None:
-            rows = self.post_attention_layernorm(hidden)
-        output = self._communicator.sum(self.mlp(rows))
-        if self.mixture is not None:
-            output = self.mixture(hidden, output)
-        if self._is_parallel:
-            self._add(hidden, attended, None)
-        self._add(hidden, output, self.mlp_output_layernorm)
+        mixed: torch.Tensor | None = None
+        if self.self_attn is not None or self.recurrence is not None:
+            rows = self._rows(self.input_layernorm, hidden)
+            mixed = self._communicator.sum(self._mixed(rows, ropes, attention, states))
+            if not self._is_parallel:
+                self._add(hidden, mixed, self.attention_output_layernorm)
+        if self.mlp is not None:
+            if not self._is_parallel or self.post_attention_layernorm is not None:
+                rows = self._rows(self.post_attention_layernorm, hidden)
+            output = self._communicator.sum(_scaled(self.mlp(rows), self._mlp_scale))
+            if self.mixture is not None:
+                output = self.mixture(hidden, output)
+            if self._is_parallel and mixed is not None:
+                self._add(hidden, mixed, None)
+            self._add(hidden, output, self.mlp_output_layernorm)
         if self.layer_input is not None:
             assert inputs is not None, "the layer needs embeddings of its own"
             hidden.add_(self.layer_input(hidden, inputs))
@@ -384,10 +391,11 @@ class DecoderLayer(nn.Module):
         """Return the mixer's output for rows [T, E]."""
         outputs: list[torch.Tensor] = []
         if self.self_attn is not None:
-            outputs.append(self.self_attn(rows, ropes, attention))
+            own = self.self_attn(rows, ropes, attention)
+            outputs.append(_scaled(own, self._attention_scale))
         if self.recurrence is not None:
             assert states is not None, "recurrent layers need states"
-            outputs.append(self.recurrence(rows, states))
+            outputs.append(_scaled(self.recurrence(rows, states), self._recurrence_scale))
         return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
 
     def _rows(self, norm: nn.Module | None, hidden: torch.Tensor) -> torch.Tensor:
@@ -396,3 +404,7 @@ class DecoderLayer(nn.Module):
 
     def _add(self, hidden: torch.Tensor, output: torch.Tensor, norm: nn.Module | None) -> None:
         hidden.add_(output if norm is None else norm(output), alpha=self._residual_scale)
+
+
+def _scaled(rows: torch.Tensor, scale: float) -> torch.Tensor:
+    return rows if scale == 1.0 else rows * scale

@@ -22,7 +22,10 @@ from legato.model.states import StepStates
 
 
 class Mamba2(nn.Module):
-    """The mixer of Granite 4. In shapes, H are its heads, and G their groups."""
+    """The mixer of Granite 4, Falcon-H1 and Nemotron-H.
+
+    In shapes, H are its heads, and G their groups.
+    """
 
     def __init__(
         self, own: Mamba2Spec, spec: DecoderSpec, state_layer: int, empty: MakeEmpty
@@ -32,17 +35,24 @@ class Mamba2(nn.Module):
         self.num_heads, self.num_groups, self.head_dim = own.num_heads, own.num_groups, own.head_dim
         self.limits = own.shortest_step, own.longest_step or math.inf
         self._sizes = own.size, own.num_channels, own.num_heads
+        self._parts, self._scales = own.parts, own.scales
         self.in_proj = Linear(spec.hidden_size, sum(self._sizes), own.has_bias, empty)
         self.conv = Convolution(own.num_channels, own.kernel_size, own.has_conv_bias, empty)
         self.A_log = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
         self.D = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
         self.dt_bias = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
-        self.norm = GroupNorm(own.size, own.num_groups, spec.norm_eps, empty)
+        self.norm: GroupNorm | None = None
+        if own.norm is not None:
+            self.norm = GroupNorm(own.size, own.num_groups, spec.norm_eps, empty)
+        self._is_normed_first = own.norm == "before_gate"
         self.out_proj = Linear(own.size, spec.hidden_size, own.has_bias, empty)
 
     def forward(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
         """Map [P, E] to [P, E]; rows after the step's runs are padding."""
         projected = self.in_proj(hidden)[: states.num_rows]
+        for part, scale in zip(projected.split(self._parts, dim=-1), self._scales, strict=True):
+            if scale != 1.0:
+                part.mul_(scale)
         z, inputs, steps = projected.split(self._sizes, dim=-1)
         mixed = F.silu(self.conv(inputs, states, self.layer))
         size = self.num_heads * self.head_dim
@@ -52,9 +62,18 @@ class Mamba2(nn.Module):
         dt = F.softplus(steps.float() + self.dt_bias).clamp(*self.limits)  # [T, H]
         rows = dt[..., None] * x, both[:, 0], both[:, 1], -self.A_log.exp() * dt
         output = scan(rows, states, self.layer, token_form, chunk_form)
-        output = (output + self.D[:, None] * x).flatten(1) * F.silu(z.float())
-        result: torch.Tensor = self.out_proj(states.padded(self.norm(output), len(hidden)))
+        gated = self._gated((output + self.D[:, None] * x).flatten(1), F.silu(z.float()))
+        mixed = gated.to(hidden.dtype)
+        result: torch.Tensor = self.out_proj(states.padded(mixed, len(hidden)))
         return result
+
+    def _gated(self, output: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Return the product of both, float32 [T, H P], normalized before or after it, or never."""
+        if self.norm is None:
+            return output * gate
+        normed: torch.Tensor
+        normed = self.norm(output) * gate if self._is_normed_first else self.norm(output * gate)
+        return normed
 
 
 class GroupNorm(RMSNorm):
@@ -65,10 +84,9 @@ class GroupNorm(RMSNorm):
         self._num_groups = num_groups
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Normalize [T, size], in float32; any dtype to the model's."""
-        parts = rows.float().view(len(rows), self._num_groups, -1)
-        normed = F.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(1)
-        return (normed * self.weight).to(self.dtype)
+        """Normalize float32 [T, size]."""
+        parts = rows.view(len(rows), self._num_groups, -1)
+        return F.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(1) * self.weight
 
 
 def token_form(

@@ -171,6 +171,8 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         kernel_size: positions that the convolution of inputs, B and C reads.
         has_conv_bias, has_bias: the convolution, or the projections, have biases.
         shortest_step, longest_step: limits of dt; None for none.
+        norm: of the outputs, after they are multiplied with their gates or before; None for none.
+        scales: factors on the projected gates, inputs, B, C and steps.
 
     Raises:
         UnsupportedModelError: the heads do not divide evenly among the groups.
@@ -185,6 +187,8 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     has_bias: bool = False
     shortest_step: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     longest_step: Scale | None = None
+    norm: Literal["after_gate", "before_gate"] | None = "after_gate"
+    scales: tuple[Scale, Scale, Scale, Scale, Scale] = (1.0,) * 5
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_groups:
@@ -201,6 +205,12 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def num_channels(self) -> int:
         """Channels of the convolution: inputs, B and C."""
         return self.size + 2 * self.num_groups * self.state_size
+
+    @property
+    def parts(self) -> tuple[int, int, int, int, int]:
+        """Sizes of the projected gates, inputs, B, C and steps."""
+        size, shared = self.size, self.num_groups * self.state_size
+        return size, size, shared, shared, self.num_heads
 
     def state(self, hidden_size: int) -> StateShape:  # noqa: ARG002
         """Return the shape of a request's state."""

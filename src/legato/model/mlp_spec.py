@@ -16,20 +16,23 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         size: width of its activations.
         has_bias: its projections have biases.
+        gate_scale: factor on the gate, before the activation.
     """
 
     size: Size
     activation: Activation = "silu"
     is_gated: bool = True
     has_bias: bool = False
+    gate_scale: Scale = 1.0
 
 
 class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A mixture of experts: a router picks a few gated MLPs for each row (arXiv:1701.06538).
+    """A mixture of experts: a router picks a few MLPs for each row (arXiv:1701.06538).
 
     Attributes:
         num_active: experts that compute a row.
         size: width of an expert's activations.
+        is_gated: the experts, and the MLP for all rows, are `act(gate) * up` rather than `act(up)`.
         gate_limit: limit of gates from above, and of the other projection from both sides; the
             product is then `(up + 1) * gate * sigmoid(gate_slope * gate)`, as in gpt-oss. None for
             `act(gate) * up`.
@@ -46,6 +49,8 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         has_expert_scale: each expert has a learned factor on its weight.
         shared_size: width of an MLP that computes all rows; None if there is none.
         has_shared_gate: its output is multiplied by a gate, one number a row.
+        latent_size: size of the rows that experts map, between two projections that they share;
+            None if they map the hidden states themselves.
 
     Raises:
         UnsupportedModelError: more experts are picked than there are, or groups are uneven.
@@ -55,6 +60,7 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_active: Count
     size: Size
     activation: Activation = "silu"
+    is_gated: bool = True
     gate_limit: Scale | None = None
     gate_slope: Scale = 1.0
     has_bias: bool = False
@@ -69,6 +75,7 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     has_expert_scale: bool = False
     shared_size: Size | None = None
     has_shared_gate: bool = False
+    latent_size: Size | None = None
 
     def __post_init__(self) -> None:
         if self.num_experts % self.num_groups:
@@ -91,4 +98,4 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """The MLP that computes all rows."""
         if self.shared_size is None:
             return None
-        return MlpSpec(size=self.shared_size, activation=self.activation)
+        return MlpSpec(size=self.shared_size, activation=self.activation, is_gated=self.is_gated)

@@ -400,11 +400,12 @@ class NativeLinear:
 def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
     """Return a layer's numbers by the extension's names."""
     layer = spec.layers[index]
-    attention = layer.attention
+    attention, mlp = layer.attention, layer.mlp
     assert attention is not None
+    assert mlp is not None
     return {
         "hidden_size": spec.hidden_size,
-        **expert_numbers(layer.mlp),
+        **expert_numbers(mlp),
         "num_heads": attention.num_heads,
         "num_kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
@@ -413,7 +414,7 @@ def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
         "scale": attention.scale,
         "softcap": attention.softcap or 0.0,
         "residual_scale": layer.residual_scale,
-        "is_gelu": layer.mlp.activation == "gelu_tanh",
+        "is_gelu": mlp.activation == "gelu_tanh",
         "has_whole_norms": attention.qk_norm == "whole",
         "norm_after_rope": attention.norm_after_rope,
     }

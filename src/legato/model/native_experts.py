@@ -23,6 +23,7 @@ EXPERT_RULES = {
     "num_active": anything(),
     "size": Rule(lambda moe: _is_multiple(moe.size), f"a multiple of {_TILE_DEPTH}"),
     "activation": one_of("activation", "silu", "gelu_tanh"),
+    "is_gated": one_of("is_gated", True),
     "gate_limit": anything(),
     "gate_slope": anything(),
     "has_bias": switch("has_bias"),
@@ -39,6 +40,7 @@ EXPERT_RULES = {
         lambda moe: _is_multiple(moe.shared_size), f"none or a multiple of {_TILE_DEPTH}"
     ),
     "has_shared_gate": switch("has_shared_gate"),
+    "latent_size": one_of("latent_size", None),
 }
 """What the extension computes of `MoeSpec`."""
 
@@ -92,7 +94,7 @@ def take_router(own: dict[str, Weight]) -> dict[str, Weight]:
     return router
 
 
-def same_experts(mlps: set[MlpSpec | MoeSpec]) -> bool:
+def same_experts(mlps: set[MlpSpec | MoeSpec | None]) -> bool:
     """Whether all layers with experts have the same, which share working memory."""
     return sum(isinstance(mlp, MoeSpec) for mlp in mlps) <= 1
 

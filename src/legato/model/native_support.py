@@ -59,13 +59,14 @@ SUPPORTED: Rules = {
         "tie_word_embeddings": switch("tie_word_embeddings"),
     },
     LayerSpec: {
-        "attention": anything(),
+        "attention": Rule(lambda layer: layer.has_mixer, "attention or a recurrence"),
         "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
-        "mlp": anything(),
+        "mlp": Rule(lambda layer: layer.mlp is not None, "an MLP"),
         "order": Rule(has_computed_order, "pre or post or sandwich, with experts pre"),
         "residual_scale": anything(),
         "mixture": Rule(lambda layer: layer.mixture is None, "none"),
         "has_output_scale": one_of("has_output_scale", False),
+        "output_scales": one_of("output_scales", (1.0, 1.0, 1.0)),
     },
     AttentionSpec: {
         "num_heads": anything(),
@@ -99,6 +100,7 @@ SUPPORTED: Rules = {
         "activation": one_of("activation", "silu", "gelu_tanh"),
         "is_gated": one_of("is_gated", True),
         "has_bias": switch("has_bias"),
+        "gate_scale": one_of("gate_scale", 1.0),
     },
     MoeSpec: EXPERT_RULES,
 }

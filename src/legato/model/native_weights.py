@@ -62,13 +62,13 @@ def weight_bytes(weight: Weight) -> int:
 
 def num_parts(layer: LayerSpec) -> int:
     """Return the number of weights that a layer has in checkpoints."""
-    attention = layer.attention
+    attention, mlp = layer.attention, layer.mlp
     assert attention is not None
+    assert mlp is not None
     num_biases = 3 * attention.qkv_bias + attention.output_bias
     num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
     if attention.qk_norm is not None:
         num_norms += 2
-    mlp = layer.mlp
     num_mlp = num_expert_weights(mlp) if isinstance(mlp, MoeSpec) else 3 * (1 + mlp.has_bias)
     return _NUM_ATTENTION_MATRICES + num_biases + num_norms + attention.has_sinks + num_mlp
 

@@ -113,7 +113,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 def _pack_children(module: nn.Module) -> None:
     for name, child in list(module.named_children()):
-        if isinstance(child, MLP) and child.activation == "silu":
+        if isinstance(child, MLP) and child.activation == "silu" and child.gate_scale == 1.0:
             setattr(module, name, PackedMLP(child))
         elif isinstance(child, Linear):
             setattr(module, name, PackedLinear(child.weight, child.bias))

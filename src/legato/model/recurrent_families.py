@@ -1,59 +1,146 @@
 """Families with recurrent layers: in most of their layers, or beside attention."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from legato.core.errors import UnsupportedModelError
+from legato.core.validation import MAX_LAYERS
 from legato.model import families
 from legato.model.description import FULL, Description
+from legato.model.expert_families import sparse_steps, with_experts
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.rope import no_rope
 from legato.model.spec import DecoderSpec
 
+_LINEAR = "linear_attention"
+_NEMOTRON_KINDS = {
+    "M": _LINEAR,
+    "E": "moe",
+    "*": FULL,
+    "-": "mlp",
+    "mamba": _LINEAR,
+    "attention": FULL,
+}
+"""Key a letter of a pattern, or an older name, value the kind of layer."""
+
 
 def granite_hybrid(d: Description) -> DecoderSpec:
-    """Describe Granite 4: Granite 3 with Mamba-2 in most layers, or in none; the dense models."""
-    if d.num_local_experts:
-        raise UnsupportedModelError(f"{d.num_local_experts} experts are not supported")
-    kinds = d.layer_types or ["linear_attention"] * d.num_hidden_layers
-    recurrent = {"mamba", "linear_attention"}
+    """Describe Granite 4: Granite 3 with Mamba-2 in most layers, or in none, and perhaps experts.
+
+    An MLP computes all tokens, beside the experts if there are any.
+    """
+    kinds = d.layer_types or [_LINEAR] * d.num_hidden_layers
+    recurrent = {"mamba", _LINEAR}
     families.check_kinds(d, kinds, {"attention", FULL, *recurrent})
     has_rope = d.position_embedding_type == "rope"
-    return families.granite(
+    spec = families.granite(
         d,
         ropes=None if has_rope else (no_rope(d.head_size),),
-        recurrence=_mamba2(d) if recurrent & set(kinds) else None,
+        recurrence=_mamba2(d, d.mamba_expand * d.hidden_size) if recurrent & set(kinds) else None,
         has_attention=[kind not in recurrent for kind in kinds],
     )
+    return with_experts(d, spec, score="softmax_of_active", shared_size=d.shared_intermediate_size)
 
 
-def _mamba2(d: Description) -> Mamba2Spec:
-    size = d.mamba_expand * d.hidden_size
-    head_dim = d.mamba_d_head if isinstance(d.mamba_d_head, int) else size // d.mamba_n_heads
-    if head_dim * d.mamba_n_heads != size:
-        raise UnsupportedModelError(
-            f"{d.mamba_n_heads} heads of {head_dim} are not {d.mamba_expand} times the hidden size"
-        )
-    shortest, longest = (
-        float(limit["__float__"] if isinstance(limit, dict) else limit)
-        for limit in d.time_step_limit or (0.0, math.inf)
+def falcon_h1(d: Description) -> DecoderSpec:
+    """Describe Falcon-H1: attention and Mamba-2 side by side in every layer, with many factors.
+
+    Falcon-LLM team, 2025, arXiv:2507.22448. Without biases, a factor on the inputs of a projection
+    is one on its outputs.
+    """
+    if d.attention_bias and d.attention_in_multiplier != 1.0:
+        raise UnsupportedModelError("attention_bias with attention_in_multiplier is not supported")
+    if d.mamba_proj_bias and d.ssm_in_multiplier != 1.0:
+        raise UnsupportedModelError("mamba_proj_bias with ssm_in_multiplier is not supported")
+    if d.mamba_proj_bias != d.projectors_bias:
+        raise UnsupportedModelError("mamba_proj_bias and projectors_bias must be the same")
+    inputs, (gate, down) = d.attention_in_multiplier, d.mlp_multipliers or (1.0, 1.0)
+    norm = "before_gate" if d.mamba_norm_before_gate else "after_gate"
+    mamba = _mamba2(
+        d,
+        d.mamba_expand * d.hidden_size if d.mamba_d_ssm is None else d.mamba_d_ssm,
+        norm=norm if d.mamba_rms_norm else None,
+        scales=tuple(d.ssm_in_multiplier * scale for scale in d.ssm_multipliers or (1.0,) * 5),
     )
-    return Mamba2Spec(
-        num_heads=d.mamba_n_heads,
-        num_groups=d.mamba_n_groups,
-        head_dim=head_dim,
-        state_size=d.mamba_d_state,
-        kernel_size=d.mamba_d_conv,
-        has_conv_bias=d.mamba_conv_bias,
-        has_bias=d.mamba_proj_bias,
-        shortest_step=shortest,
-        longest_step=None if longest == math.inf else longest,
+    spec = families.spec(
+        d,
+        attention={
+            **families.biases(d.attention_bias, d.attention_bias),
+            "scale": d.head_size**-0.5 * inputs * inputs * d.key_multiplier,
+        },
+        mlp={"has_bias": d.mlp_bias, "gate_scale": gate},
+        layer={"output_scales": (inputs * d.attention_out_multiplier, d.ssm_out_multiplier, down)},
+        embedding_scale=d.embedding_multiplier,
+        logit_scale=d.lm_head_multiplier,
     )
+    return _changed(spec, [{"recurrence": mamba}] * spec.num_layers)
+
+
+def nemotron_h(d: Description) -> DecoderSpec:
+    """Describe Nemotron-H and Nemotron 3: a layer is Mamba-2, attention, an MLP or experts alone.
+
+    NVIDIA, 2025, arXiv:2504.03624 and arXiv:2512.20848. There are no positions. The experts have
+    no gates; their router is that of DeepSeek-V3 (arXiv:2412.19437). Steps of Mamba-2 have the
+    limits of `time_step_limit`. transformers also limits the steps of prompts, but not those of
+    single tokens, by `time_step_min`, from which training only draws the first weights.
+    """
+    kinds = d.layers_block_type or d.layer_types or list(d.hybrid_override_pattern)
+    if len(kinds) > MAX_LAYERS:
+        raise UnsupportedModelError(f"{len(kinds)} layers are not supported")
+    kinds = [_NEMOTRON_KINDS.get(kind, kind) for kind in kinds]
+    d = msgspec.structs.replace(d, num_hidden_layers=len(kinds), hidden_act=d.mlp_hidden_act)
+    families.check_kinds(d, kinds, {_LINEAR, FULL, "mlp", "moe"})
+    if d.mamba_hidden_act != "silu":
+        raise UnsupportedModelError(f"mamba_hidden_act is {d.mamba_hidden_act!r}, not 'silu'")
+    if d.mlp_bias and "moe" in kinds:
+        raise UnsupportedModelError("mlp_bias with experts is not supported")
+    mamba = Mamba2Spec(
+        num_heads=d.mamba_num_heads,
+        num_groups=d.n_groups,
+        head_dim=d.mamba_head_dim,
+        state_size=d.ssm_state_size,
+        kernel_size=d.conv_kernel,
+        has_conv_bias=d.use_conv_bias,
+        has_bias=d.use_bias,
+        **_step_limits(d),
+    )
+    spec = families.spec(
+        d,
+        ropes=(no_rope(d.head_size),),
+        attention=families.biases(d.attention_bias, d.attention_bias),
+        mlp={"has_bias": d.mlp_bias, "is_gated": False},
+        norm_eps=d.layer_norm_epsilon,
+    )
+    spec = with_experts(
+        d,
+        spec,
+        sparse=[kind == "moe" for kind in kinds],
+        is_gated=False,
+        score="sigmoid",
+        has_selection_bias=True,
+        num_groups=d.n_group,
+        num_active_groups=d.topk_group,
+        is_normalized=d.norm_topk_prob,
+        factor=d.routed_scaling_factor,
+        shared_size=d.moe_shared_expert_intermediate_size,
+        latent_size=d.moe_latent_size,
+    )
+    networks: dict[str, dict[str, Any]] = {
+        _LINEAR: {"attention": None, "recurrence": mamba, "mlp": None},
+        FULL: {"mlp": None},
+        "mlp": {"attention": None},
+        "moe": {"attention": None},
+    }
+    return _changed(spec, [networks[kind] for kind in kinds])
 
 
 def lfm2(d: Description) -> DecoderSpec:
     """Describe LFM2: gated short convolutions, with attention in some layers.
 
-    Liquid AI, 2025, arXiv:2511.23404; the dense models.
+    Liquid AI, 2025, arXiv:2511.23404.
     """
     kinds = d.layer_types
     if kinds is None:
@@ -77,16 +164,32 @@ def lfm2(d: Description) -> DecoderSpec:
     )
 
 
+def lfm2_moe(d: Description) -> DecoderSpec:
+    """Describe LFM2's mixtures: LFM2 with experts after the first layers.
+
+    transformers adds 1e-6 to the sum by which it divides a token's weights, which is about 1.
+    """
+    return with_experts(
+        d,
+        lfm2(d),
+        sparse=[layer >= d.num_dense_layers for layer in range(d.num_hidden_layers)],
+        score="sigmoid",
+        has_selection_bias=d.use_expert_bias,
+        is_normalized=d.norm_topk_prob,
+        factor=d.routed_scaling_factor,
+    )
+
+
 def qwen3_5(d: Description) -> DecoderSpec:
     """Describe Qwen3.5: gated delta nets, and gated attention in every fourth layer.
 
-    The dense models, without their vision model and their predictors of further tokens.
+    Without the vision model, and the predictors of further tokens.
     """
     kinds = d.layer_types or [
-        FULL if (i + 1) % d.full_attention_interval == 0 else "linear_attention"
+        FULL if (i + 1) % d.full_attention_interval == 0 else _LINEAR
         for i in range(d.num_hidden_layers)
     ]
-    families.check_kinds(d, kinds, {FULL, "linear_attention"})
+    families.check_kinds(d, kinds, {FULL, _LINEAR})
     return families.spec(
         d,
         recurrence=DeltaNetSpec(
@@ -105,10 +208,66 @@ def qwen3_5(d: Description) -> DecoderSpec:
     )
 
 
+def qwen3_5_moe(d: Description) -> DecoderSpec:
+    """Describe Qwen3.5's and 3.6's mixtures: Qwen3.5 with experts in all layers."""
+    return with_experts(
+        d, qwen3_5(d), shared_size=d.shared_expert_intermediate_size, has_shared_gate=True
+    )
+
+
 def qwen3_next(d: Description) -> DecoderSpec:
-    """Describe Qwen3-Next as far as it has no experts: as Qwen3.5, with other projections."""
-    for layer in range(d.num_hidden_layers):
-        is_dense = layer in (d.mlp_only_layers or ())
-        if not is_dense and d.num_experts and (layer + 1) % d.decoder_sparse_step == 0:
-            raise UnsupportedModelError(f"{d.num_experts} experts are not supported")
-    return qwen3_5(d)
+    """Describe Qwen3-Next: Qwen3.5 with experts in most layers, and other projections."""
+    return with_experts(
+        d,
+        qwen3_5(d),
+        sparse=sparse_steps(d),
+        is_normalized=d.norm_topk_prob,
+        shared_size=d.shared_expert_intermediate_size,
+        has_shared_gate=True,
+    )
+
+
+def _mamba2(d: Description, size: int, **own: Any) -> Mamba2Spec:
+    """Return Mamba-2 of Granite and Falcon.
+
+    Args:
+        size: inputs of the heads, all together.
+        own: further fields of the record.
+    """
+    head_dim = d.mamba_d_head if isinstance(d.mamba_d_head, int) else size // d.mamba_n_heads
+    if head_dim * d.mamba_n_heads != size:
+        raise UnsupportedModelError(
+            f"{d.mamba_n_heads} heads of {head_dim} are not inputs of {size}"
+        )
+    return Mamba2Spec(
+        num_heads=d.mamba_n_heads,
+        num_groups=d.mamba_n_groups,
+        head_dim=head_dim,
+        state_size=d.mamba_d_state,
+        kernel_size=d.mamba_d_conv,
+        has_conv_bias=d.mamba_conv_bias,
+        has_bias=d.mamba_proj_bias,
+        **_step_limits(d),
+        **own,
+    )
+
+
+def _step_limits(d: Description) -> dict[str, Any]:
+    """Return the limits of Mamba-2's steps."""
+    shortest, longest = (
+        float(limit["__float__"] if isinstance(limit, dict) else limit)
+        for limit in d.time_step_limit or (0.0, math.inf)
+    )
+    return {
+        "shortest_step": shortest,
+        "longest_step": None if longest == math.inf else longest,
+    }
+
+
+def _changed(spec: DecoderSpec, layers: Sequence[dict[str, Any]]) -> DecoderSpec:
+    """Change fields of each layer."""
+    changed = (
+        msgspec.structs.replace(layer, **fields)
+        for layer, fields in zip(spec.layers, layers, strict=True)
+    )
+    return msgspec.structs.replace(spec, layers=tuple(changed))

@@ -34,34 +34,46 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One layer: a mixer and a feed-forward network, each added to the residual stream.
 
     Attributes:
-        attention, recurrence: the mixer: either of them, or the sum of both.
-        mlp: the feed-forward network.
+        attention, recurrence: the mixer: either of them, or the sum of both; None of both if the
+            layer is a feed-forward network alone.
+        mlp: the feed-forward network; None if the layer is a mixer alone.
         order: where the norms are: before each network (pre), after each (post), or both
             (sandwich). In parallel layers, both networks read the same rows: after one norm, or
             each after its own.
         residual_scale: factor on what is added.
+        output_scales: further factors on the outputs of attention, recurrence and MLP.
         mixture: experts beside the MLP, whose outputs are added. They read the residual stream
             after a norm of their own, and their router after another one. Both outputs are
             normalized. None if there are none beside it.
         has_output_scale: the residual stream is multiplied by a learned number after the layer.
 
     Raises:
-        UnsupportedModelError: the layer has no mixer, or experts beside experts.
+        UnsupportedModelError: the layer is empty, has one network in another order than pre, or
+            experts beside something other than an MLP.
     """
 
     attention: AttentionSpec | None
-    mlp: MlpSpec | MoeSpec
+    mlp: MlpSpec | MoeSpec | None
     recurrence: RecurrenceSpec | None = None
     order: NormOrder = "pre"
     residual_scale: Scale = 1.0
+    output_scales: tuple[Scale, Scale, Scale] = (1.0,) * 3
     mixture: MoeSpec | None = None
     has_output_scale: bool = False
 
     def __post_init__(self) -> None:
-        if self.attention is None and self.recurrence is None:
-            raise UnsupportedModelError("layers without attention or recurrence are not supported")
-        if self.mixture is not None and isinstance(self.mlp, MoeSpec):
-            raise UnsupportedModelError("layers with two mixtures of experts are not supported")
+        if not self.has_mixer and self.mlp is None:
+            raise UnsupportedModelError("layers without any network are not supported")
+        if self.order != "pre" and not (self.has_mixer and self.mlp is not None):
+            raise UnsupportedModelError(
+                f"layers of one network in the order {self.order} are not supported"
+            )
+        if self.mixture is not None and not isinstance(self.mlp, MlpSpec):
+            raise UnsupportedModelError("experts are supported in place of an MLP or beside one")
+
+    @property
+    def has_mixer(self) -> bool:
+        return self.attention is not None or self.recurrence is not None
 
     @property
     def moe(self) -> MoeSpec | None:
@@ -309,7 +321,9 @@ def _part(layer: LayerSpec, num_ranks: int) -> LayerSpec:
     )
 
 
-def _part_of_mlp(mlp: MlpSpec | MoeSpec, num_ranks: int) -> MlpSpec | MoeSpec:
+def _part_of_mlp(mlp: MlpSpec | MoeSpec | None, num_ranks: int) -> MlpSpec | MoeSpec | None:
+    if mlp is None:
+        return None
     if isinstance(mlp, MoeSpec):
         return _part_of_experts(mlp, num_ranks)
     return msgspec.structs.replace(mlp, size=mlp.size // num_ranks)
@@ -322,8 +336,9 @@ def _part_of_experts(moe: MoeSpec, num_ranks: int) -> MoeSpec:
 
 def _sizes(layer: LayerSpec) -> set[int]:
     """Return the widths that are divided among ranks."""
-    moe = layer.moe
-    sizes = (layer.mlp.size, *(() if moe is None else (moe.size, moe.shared_size)))
+    sizes: list[int | None] = [] if layer.mlp is None else [layer.mlp.size]
+    if layer.moe is not None:
+        sizes += [layer.moe.size, layer.moe.shared_size]
     return {size for size in sizes if size is not None}
 
 

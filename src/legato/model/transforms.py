@@ -20,7 +20,9 @@ Transform = Callable[[str, Weight], Iterable[Named]]
 """Maps a tensor and its name to tensors that replace it; most tensors stay as they are."""
 
 
-_FUSED_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(\.weight|[._]bias)?")
+_FUSED_EXPERTS = re.compile(
+    r"(.*\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(\.weight|[._]bias)?"
+)
 
 
 def transformed(tensors: Iterable[Named], transforms: Sequence[Transform]) -> Iterator[Named]:
@@ -141,8 +143,13 @@ def split_experts(experts: MoeSpec, hidden_size: int, *, is_transposed: bool) ->
         is_transposed: a weight that is not quantized is [experts, inputs, outputs] instead, and
             gates and ups alternate.
     """
-    count, size = experts.num_experts, experts.size
-    sizes = {"gate_up_proj": (2 * size, hidden_size), "down_proj": (hidden_size, size)}
+    count, size, width = experts.num_experts, experts.size, experts.latent_size or hidden_size
+    sizes = {
+        "gate_up_proj": (2 * size, width),
+        "gate_proj": (size, width),
+        "up_proj": (size, width),
+        "down_proj": (width, size),
+    }
 
     def apply(name: str, weight: Weight) -> Iterator[Named]:
         match = _FUSED_EXPERTS.fullmatch(name)
@@ -154,8 +161,8 @@ def split_experts(experts: MoeSpec, hidden_size: int, *, is_transposed: bool) ->
         kind = "bias" if suffix in ("_bias", ".bias") else "weight"
         of_one = sizes[module] if kind == "weight" else sizes[module][:1]
         for expert, own in enumerate(_of_each(name, weight, count, of_one, is_transposed)):
-            if module == "down_proj":
-                yield f"{parent}.{expert}.down_proj.{kind}", own
+            if module != "gate_up_proj":
+                yield f"{parent}.{expert}.{module}.{kind}", own
                 continue
             for i, part in enumerate(("gate_proj", "up_proj")):
                 rows = [i] if is_transposed else range(i * size, (i + 1) * size)

@@ -1,0 +1,440 @@
+"""The architectures of GGUF files: their metadata and tensors in transformers' words."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from legato.checkpoint.gguf_file import GGUFFile
+from legato.core.errors import UnsupportedModelError
+from legato.model.description import FULL
+from legato.model.mixer_spec import DeltaNetSpec
+from legato.model.quantization import QuantizedWeight, plain
+from legato.model.spec import DecoderSpec
+from legato.model.transforms import Named, Transform, Weight, drop, split_experts
+
+ROPE_FACTORS = "rope_freqs.weight"
+_LINEAR = "linear_attention"
+
+
+class GGUFArchitecture(NamedTuple):
+    """Attributes:
+    config: turns a file's metadata into fields of config.json.
+    names: further names of a layer's tensors; key the name in the file, value in the layer.
+    changes: returns transforms of the tensors, before those of transformers' checkpoints.
+    """
+
+    config: Callable[[GGUFFile], dict[str, Any]]
+    names: Mapping[str, str] = {}
+    changes: Callable[[GGUFFile, DecoderSpec], list[Transform]] = lambda *_: []
+
+
+def _llama_config(file: GGUFFile) -> dict[str, Any]:
+    """Describe a Llama, Mistral or Mixtral model; all are named "llama".
+
+    Only Mistral has a window, and only Mixtral has experts.
+    """
+    window = file.get("attention.sliding_window")
+    if file.get("expert_count"):
+        return {
+            **_common_config(file),
+            **_experts(file),
+            "architectures": ["MixtralForCausalLM"],
+            "sliding_window": window,
+        }
+    if window:
+        return {
+            **_common_config(file),
+            "architectures": ["MistralForCausalLM"],
+            "sliding_window": window,
+        }
+    return {
+        **_common_config(file),
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+    }
+
+
+def _qwen2_config(file: GGUFFile) -> dict[str, Any]:
+    _refuse_window(file)
+    return {**_common_config(file), "architectures": ["Qwen2ForCausalLM"]}
+
+
+def _qwen3_config(file: GGUFFile) -> dict[str, Any]:
+    _refuse_window(file)
+    return {
+        **_common_config(file),
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+
+
+def _qwen3_moe_config(file: GGUFFile) -> dict[str, Any]:
+    _refuse_window(file)
+    return {
+        **_common_config(file),
+        **_experts(file),
+        "architectures": ["Qwen3MoeForCausalLM"],
+        # The format does not say; all published models have it.
+        "norm_topk_prob": True,
+    }
+
+
+def _gpt_oss_config(file: GGUFFile) -> dict[str, Any]:
+    common = _common_config(file)
+    return {
+        **common,
+        **_experts(file),
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "sliding_window": _needed(file, "attention.sliding_window"),
+        "rope_parameters": {**common["rope_parameters"], "truncate": False},
+    }
+
+
+def _granite_hybrid_config(file: GGUFFile) -> dict[str, Any]:
+    """Describe Granite 4 H, with experts or without; the limits of its steps are not in the file.
+
+    Rows of queries and keys are in another order than transformers', the same for both. So without
+    rope, their products are the same.
+    """
+    if file.get("rope.scaling.finetuned"):
+        raise UnsupportedModelError(f"{file.path}: rope beside recurrent layers is not supported")
+    common = _common_config(file)
+    size, num_heads = _needed(file, "ssm.inner_size"), _needed(file, "ssm.time_step_rank")
+    return {
+        **common,
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "layer_types": _kinds(file, "ssm_a", _LINEAR, common["num_hidden_layers"]),
+        "num_local_experts": file.get("expert_count", 0),
+        "num_experts_per_tok": file.get("expert_used_count", 0),
+        "shared_intermediate_size": _needed(file, "expert_shared_feed_forward_length"),
+        "attention_multiplier": _needed(file, "attention.scale"),
+        "embedding_multiplier": file.get("embedding_scale", 1.0),
+        "residual_multiplier": file.get("residual_scale", 1.0),
+        "logits_scaling": file.get("logit_scale", 1.0),
+        "mamba_expand": size // common["hidden_size"],
+        "mamba_n_heads": num_heads,
+        "mamba_d_head": size // num_heads,
+        "mamba_n_groups": _needed(file, "ssm.group_count"),
+        "mamba_d_state": _needed(file, "ssm.state_size"),
+        "mamba_d_conv": _needed(file, "ssm.conv_kernel"),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
+    }
+
+
+def _lfm2_config(file: GGUFFile) -> dict[str, Any]:
+    """Describe LFM2; a layer without attention has a convolution, and no key/value heads."""
+    _refuse_window(file)
+    return {
+        **_common_config(file),
+        "architectures": ["Lfm2ForCausalLM"],
+        "norm_eps": _needed(file, "attention.layer_norm_rms_epsilon"),
+        "layer_types": _kinds(file, "shortconv.conv.weight", "conv", file.get("block_count")),
+        "conv_L_cache": _needed(file, "shortconv.l_cache"),
+        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in file.tensors),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2_moe_config(file: GGUFFile) -> dict[str, Any]:
+    return {
+        **_lfm2_config(file),
+        **_experts(file),
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "num_dense_layers": file.get("leading_dense_block_count", 0),
+        "use_expert_bias": any(name.endswith("exp_probs_b.bias") for name in file.tensors),
+        "routed_scaling_factor": file.get("expert_weights_scale", 1.0),
+    }
+
+
+def _qwen3_5_config(file: GGUFFile) -> dict[str, Any]:
+    """Describe Qwen3.5; predictors of further tokens count as layers in such files."""
+    num_further = file.get("nextn_predict_layers", 0)
+    num_layers = _needed(file, "block_count") - num_further
+    if num_further < 0 or num_layers < 1:
+        raise UnsupportedModelError(f"{file.path}: nextn_predict_layers is {num_further}")
+    num_heads = _needed(file, "ssm.time_step_rank")
+    return {
+        **_common_config(file),
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "num_hidden_layers": num_layers,
+        "num_nextn_predict_layers": num_further,
+        "layer_types": _kinds(file, "ssm_a", _LINEAR, num_layers),
+        "linear_num_value_heads": num_heads,
+        "linear_num_key_heads": _needed(file, "ssm.group_count"),
+        "linear_key_head_dim": _needed(file, "ssm.state_size"),
+        "linear_value_head_dim": _needed(file, "ssm.inner_size") // num_heads,
+        "linear_conv_kernel_dim": _needed(file, "ssm.conv_kernel"),
+    }
+
+
+def _qwen3_5_moe_config(file: GGUFFile) -> dict[str, Any]:
+    return {
+        **_qwen3_5_config(file),
+        **_experts(file),
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "shared_expert_intermediate_size": _shared_size(file),
+    }
+
+
+def _qwen3_next_config(file: GGUFFile) -> dict[str, Any]:
+    contents = _qwen3_5_moe_config(file)
+    layers = range(contents["num_hidden_layers"])
+    return contents | {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "mlp_only_layers": [
+            i for i in layers if f"blk.{i}.ffn_gate_inp.weight" not in file.tensors
+        ],
+    }
+
+
+def _experts(file: GGUFFile) -> dict[str, Any]:
+    return {
+        "num_experts": _needed(file, "expert_count"),
+        "num_experts_per_tok": _needed(file, "expert_used_count"),
+        "moe_intermediate_size": file.get("expert_feed_forward_length"),
+    }
+
+
+def _shared_size(file: GGUFFile) -> int:
+    """Return the width of the expert for all tokens, by its tensors."""
+    tensors = file.tensors.items()
+    sizes = (tensor.shape[0] for name, tensor in tensors if name.endswith("up_shexp.weight"))
+    return next(sizes, 0)
+
+
+def _needed(file: GGUFFile, key: str) -> Any:
+    return file.metadata[f"{file.architecture}.{key}"]
+
+
+def _kinds(file: GGUFFile, tensor: str, kind: str, num_layers: int) -> list[str]:
+    """Return the kind of each layer: `kind` if it has the tensor, else full attention."""
+    return [kind if f"blk.{i}.{tensor}" in file.tensors else FULL for i in range(num_layers)]
+
+
+def _common_config(file: GGUFFile) -> dict[str, Any]:
+    metadata, prefix = file.metadata, file.architecture
+    hidden_size = metadata[f"{prefix}.embedding_length"]
+    num_heads = metadata[f"{prefix}.attention.head_count"]
+    kv_heads = file.get("attention.head_count_kv", num_heads)  # a list if layers differ
+    head_dim = file.get("attention.key_length", hidden_size // num_heads)
+    if file.get("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModelError(
+            f"{file.path}: keys and values of different sizes are not supported"
+        )
+    if file.get("attention.causal") is False:
+        raise UnsupportedModelError(f"{file.path}: attention to later tokens is not supported")
+    return {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": _mlp_size(file),
+        "num_hidden_layers": metadata[f"{prefix}.block_count"],
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": max(kv_heads) if isinstance(kv_heads, list) else kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": metadata[f"{prefix}.attention.layer_norm_rms_epsilon"],
+        "max_position_embeddings": metadata[f"{prefix}.context_length"],
+        "rope_parameters": _rope_parameters(file) | _rotated_part(file, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+
+
+def _mlp_size(file: GGUFFile) -> int:
+    """Return the width of the MLPs; that of an expert in files where all layers have experts."""
+    size = file.get("feed_forward_length") or file.get("expert_feed_forward_length")
+    return int(size or _needed(file, "feed_forward_length"))
+
+
+def _rotated_part(file: GGUFFile, head_dim: int) -> dict[str, Any]:
+    """Return the rope parameter of the part of a head that rotates; empty if all of it does."""
+    size = file.get("rope.dimension_count", head_dim)
+    if size > head_dim:
+        raise UnsupportedModelError(f"{file.path}: rope on {size} of {head_dim} dimensions")
+    return {} if size == head_dim else {"partial_rotary_factor": size / head_dim}
+
+
+def _rope_parameters(file: GGUFFile) -> dict[str, Any]:
+    """Return rope parameters; Llama 3's tensor of divisors becomes LongRoPE with one factor set."""
+    context_length = file.get("context_length")
+    original_length = file.get("rope.scaling.original_context_length", context_length)
+    parameters: dict[str, Any] = {"rope_theta": file.get("rope.freq_base", 10000.0)}
+    scaling = file.get("rope.scaling.type", "none")
+    if ROPE_FACTORS in file.tensors:
+        factors = file.read(ROPE_FACTORS).tolist()
+        return parameters | {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": context_length,
+        }
+    if scaling == "none":
+        return parameters | {"rope_type": "default"}
+    if scaling not in ("linear", "yarn"):
+        raise UnsupportedModelError(f"{file.path}: unsupported rope scaling {scaling!r}")
+    parameters |= {"rope_type": scaling, "factor": file.get("rope.scaling.factor", 1.0)}
+    if scaling == "yarn":
+        parameters["original_max_position_embeddings"] = original_length
+    return parameters
+
+
+def _refuse_window(file: GGUFFile) -> None:
+    # The format does not say which layers have the window.
+    if file.get("attention.sliding_window"):
+        raise UnsupportedModelError(
+            f"{file.path}: a sliding window is not supported for {file.architecture!r} GGUF files"
+        )
+
+
+def _at(*ends: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Transform:
+    """Change the tensors whose names end so."""
+
+    def apply(name: str, weight: Weight) -> list[Named]:
+        return [(name, change(plain(weight)) if name.endswith(ends) else weight)]
+
+    return apply
+
+
+_CONVOLUTIONS = _at("recurrence.conv.weight", change=lambda taps: taps[:, None])
+"""From [C, k] to [C, 1, k]."""
+_LOG_RATES = _at("recurrence.A_log", change=lambda rates: (-rates).log())
+"""From -exp(A_log) to A_log."""
+_VECTORS = _at(
+    "recurrence.A_log", "recurrence.D", "recurrence.norm.weight", change=torch.Tensor.flatten
+)
+"""From matrices."""
+_SHARED_GATES = _at("shared_expert_gate.weight", change=lambda gate: gate.reshape(1, -1))
+"""From [E] to [1, E]."""
+
+
+def _expert_splits(_: GGUFFile, spec: DecoderSpec) -> list[Transform]:
+    """Split the experts of gpt-oss, which transformers has in another layout than GGUF files."""
+    own = (layer.moe for layer in spec.layers)
+    return [split_experts(next(moe for moe in own if moe), spec.hidden_size, is_transposed=False)]
+
+
+def _delta_net_changes(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:
+    num_further = file.get("nextn_predict_layers", 0)
+    further = tuple(f"blk.{spec.num_layers + i}." for i in range(num_further))
+    return [drop(prefixes=further), _LOG_RATES, _CONVOLUTIONS, _SHARED_GATES]
+
+
+def _qwen3_5_changes(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:
+    nets = (layer.recurrence for layer in spec.layers)
+    net = next(net for net in nets if isinstance(net, DeltaNetSpec))
+    return [*_delta_net_changes(file, spec), _with_grouped_heads(net)]
+
+
+def _with_grouped_heads(net: DeltaNetSpec) -> Transform:
+    """Reorder the heads of values: llama.cpp puts those of a key head apart, not together.
+
+    The file has the first value head of each key head, then the second of each, and so on.
+    """
+    shared = net.num_heads // net.num_key_heads
+
+    def rows(values: torch.Tensor) -> torch.Tensor:
+        heads = values.reshape(shared, net.num_key_heads, -1, *values.shape[1:])
+        return heads.transpose(0, 1).reshape(values.shape)
+
+    def rows_of_values(values: torch.Tensor) -> torch.Tensor:
+        first = 2 * net.key_size
+        return torch.cat((values[:first], rows(values[first:])))
+
+    def columns(values: torch.Tensor) -> torch.Tensor:
+        heads = values.reshape(len(values), shared, net.num_key_heads, -1)
+        return heads.transpose(1, 2).reshape(values.shape)
+
+    by_head, by_value = (rows, 0, net.num_heads), (rows, 0, net.value_size)
+    after_keys = rows_of_values, 0, net.num_channels
+    # Key a tensor, value its change, and its dimension that must have a size.
+    changes = {
+        "in_proj_qkv.weight": after_keys,
+        "conv.weight": after_keys,
+        "in_proj_z.weight": by_value,
+        "in_proj_b.weight": by_head,
+        "in_proj_a.weight": by_head,
+        "A_log": by_head,
+        "dt_bias": by_head,
+        "out_proj.weight": (columns, 1, net.value_size),
+    }
+
+    def apply(name: str, weight: Weight) -> list[Named]:
+        part = name.partition(".recurrence.")[2]
+        if part not in changes:
+            return [(name, weight)]
+        change, dimension, size = changes[part]
+        if weight.shape[dimension : dimension + 1] != (size,):
+            raise UnsupportedModelError(f"{name} has shape {tuple(weight.shape)}")
+        if isinstance(weight, QuantizedWeight) and (
+            change is not columns or net.value_dim % weight.group == 0
+        ):
+            return [(name, weight.map(change))]
+        return [(name, change(plain(weight)))]
+
+    return apply
+
+
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b.bias": "mlp.gate.selection_bias",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks.weight": "self_attn.sinks",
+}
+_MAMBA2 = {
+    "ssm_in": "recurrence.in_proj",
+    "ssm_conv1d": "recurrence.conv",
+    "ssm_a": "recurrence.A_log",
+    "ssm_d": "recurrence.D",
+    "ssm_dt.bias": "recurrence.dt_bias",
+    "ssm_norm": "recurrence.norm",
+    "ssm_out": "recurrence.out_proj",
+}
+_LFM2 = {
+    "shortconv.conv": "recurrence.conv",
+    "shortconv.in_proj": "recurrence.in_proj",
+    "shortconv.out_proj": "recurrence.out_proj",
+}
+_DELTA_NET = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "recurrence.in_proj_qkv",
+    "attn_gate": "recurrence.in_proj_z",
+    "ssm_beta": "recurrence.in_proj_b",
+    "ssm_alpha": "recurrence.in_proj_a",
+    "ssm_ba": "recurrence.in_proj_ba",
+    "ssm_conv1d": "recurrence.conv",
+    "ssm_a": "recurrence.A_log",
+    "ssm_dt.bias": "recurrence.dt_bias",
+    "ssm_norm": "recurrence.norm",
+    "ssm_out": "recurrence.out_proj",
+}
+
+ARCHITECTURES = {
+    "llama": GGUFArchitecture(_llama_config, _EXPERTS),
+    "qwen2": GGUFArchitecture(_qwen2_config),
+    "qwen3": GGUFArchitecture(_qwen3_config),
+    "qwen3moe": GGUFArchitecture(_qwen3_moe_config, _EXPERTS),
+    "gpt-oss": GGUFArchitecture(_gpt_oss_config, _GPT_OSS | _EXPERTS, _expert_splits),
+    "granitehybrid": GGUFArchitecture(
+        _granite_hybrid_config,
+        _MAMBA2 | _EXPERTS,
+        lambda *_: [_LOG_RATES, _VECTORS, _CONVOLUTIONS],
+    ),
+    "lfm2": GGUFArchitecture(_lfm2_config, _LFM2, lambda *_: [_CONVOLUTIONS]),
+    "lfm2moe": GGUFArchitecture(_lfm2_moe_config, _LFM2 | _EXPERTS, lambda *_: [_CONVOLUTIONS]),
+    "qwen35": GGUFArchitecture(_qwen3_5_config, _DELTA_NET, _qwen3_5_changes),
+    "qwen35moe": GGUFArchitecture(_qwen3_5_moe_config, _DELTA_NET | _EXPERTS, _qwen3_5_changes),
+    "qwen3next": GGUFArchitecture(_qwen3_next_config, _DELTA_NET | _EXPERTS, _delta_net_changes),
+}
+"""Key `general.architecture`."""
