@@ -21,7 +21,7 @@ from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Run
 from legato import LLM, SamplingParams
 from legato.cli.table import Table
-from legato.core.config import KVCacheDType
+from legato.core.cache_config import KVCacheDType
 
 MINUTES = 8
 

@@ -27,7 +27,8 @@ from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE, running_server, servers
 from legato.checkpoint.source import resolve_source
 from legato.cli.table import Table, duration
-from legato.core.config import DEFAULT_MODEL, CacheConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import DEFAULT_MODEL
 from legato.simulation.record import RequestError
 from legato.simulation.summary import Distribution, distribution
 from legato.text.chat import rendered_chat

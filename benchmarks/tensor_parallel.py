@@ -31,7 +31,8 @@ from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Run
 from legato.cli.table import Table
 from legato.cli.values import counts
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig, ModelConfig
 from legato.engine.assembly.builder import load_runtime
 from legato.lab.made_up_steps import MadeUpSteps
 from legato.model.process_group import ProcessGroup

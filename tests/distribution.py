@@ -1,4 +1,4 @@
-"""Which files pytest-xdist gives to one worker: those whose tests share a server."""
+"""Which files pytest-xdist gives to one worker: those that share servers or models."""
 
 from xdist.scheduler import LoadFileScheduling
 
@@ -9,12 +9,21 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "tests/browser/test_origins.py",
         "tests/browser/test_reference.py",
     ),
+    "default model": (
+        "tests/exactness/test_formats.py",
+        "tests/exactness/test_smollm2.py",
+    ),
     "drafting and lab": (
         "tests/server/test_drafts.py",
         "tests/lab/test_cli.py",
         "tests/lab/test_load.py",
         "tests/lab/test_probe.py",
         "tests/lab/test_vocabulary.py",
+    ),
+    "families": (
+        "tests/families/test_exactness.py",
+        "tests/families/test_logits.py",
+        "tests/families/test_native.py",
     ),
     "fuzz": (
         "tests/fuzz/test_answers.py",

@@ -3,7 +3,8 @@ import inspect
 import pytest
 
 import legato
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.slo import SloClass
 from legato.engine.llm_settings import llm_config
 

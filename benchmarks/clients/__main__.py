@@ -3,11 +3,11 @@
     python -m benchmarks clients [--client openai] [--update] [--url http://127.0.0.1:8000]
 
 Makes an environment for each client in the user's cache, with the current version from PyPI or npm
-(`--update` makes it anew; coding agents have the version that is pinned), starts a server with the
-default model, and one with room for the prompts of coding agents, runs each client's script against
-its server, and writes docs/guides/clients.md. With `--client`, tries some and prints; with `--url`,
-tries a server that runs already, whose model has the default one's tokenizer. Exits with status 1
-where something does not work that is not a client's own fault.
+(`--update` makes it anew; programs, coding agents among them, have the version that is pinned),
+starts a server with the default model, and one with room for the prompts of coding agents, runs
+each client's script against its server, and writes docs/guides/clients.md. With `--client`, tries
+some and prints; with `--url`, tries a server that runs already, whose model has the default one's
+tokenizer. Exits with status 1 where something does not work that is not a client's own fault.
 """
 
 import argparse

@@ -6,6 +6,7 @@ import msgspec
 
 Kind = Literal["library", "benchmark", "agent"]
 """What a client is: a library, a tool that measures or evaluates a server, or a coding agent."""
+Registry = Literal["pypi", "npm"]
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -17,6 +18,7 @@ class Client(msgspec.Struct, frozen=True):
         script: in `scripts/`; the suffix .mjs makes it one for Node.
         packages: requirements for pip or npm, the client's own first.
         kind: what it is.
+        registry: where the packages are from.
         needs_torch: pip would otherwise bring torch with CUDA to a machine that has no use for it.
         finish: a script that makes the environment fit to be used.
     """
@@ -26,13 +28,14 @@ class Client(msgspec.Struct, frozen=True):
     script: str
     packages: tuple[str, ...]
     kind: Kind = "library"
+    registry: Registry = "pypi"
     needs_torch: bool = False
     finish: str | None = None
 
     @property
     def package(self) -> str:
         """The client's own package, without a version or extras."""
-        name = self.packages[0].split("[")[0]
+        name = self.packages[0].split("[")[0].partition("==")[0]
         return name[:1] + name[1:].partition("@")[0]  # npm's scopes begin with @
 
     @property
@@ -45,18 +48,19 @@ def _python(key: str, name: str, *packages: str) -> Client:
 
 
 def _node(key: str, name: str, *packages: str) -> Client:
-    return Client(key, name, _script(key, "mjs"), packages)
+    return Client(key, name, _script(key, "mjs"), packages, registry="npm")
 
 
 def _benchmark(
     key: str, name: str, *packages: str, needs_torch: bool = False, finish: str | None = None
 ) -> Client:
-    return Client(key, name, _script(key, "py"), packages, "benchmark", needs_torch, finish)
+    script = _script(key, "py")
+    return Client(key, name, script, packages, "benchmark", needs_torch=needs_torch, finish=finish)
 
 
-def _agent(key: str, name: str, package: str) -> Client:
+def _agent(key: str, name: str, package: str, registry: Registry = "npm") -> Client:
     """Agents change from day to day, so each is pinned."""
-    return Client(key, name, _script(key, "mjs"), (package,), "agent")
+    return Client(key, name, _script(key, "mjs"), (package,), "agent", registry)
 
 
 def _script(key: str, suffix: str) -> str:
@@ -87,10 +91,22 @@ CLIENTS = {
             "zod",
         ),
         _python("anthropic", "anthropic", "anthropic"),
+        # n8n 2.41 calls models with it; n8n itself needs native modules for Node 24.
+        _node(
+            "n8n",
+            "n8n (@langchain/openai)",
+            "@langchain/openai@1.4.4",
+            "@langchain/core@1.2.8",
+            "zod",
+        ),
+        _node("librechat", "LibreChat (@librechat/agents)", "@librechat/agents@3.9.2", "zod"),
         _agent("claude-code", "Claude Code", "@anthropic-ai/claude-code@2.1.331"),
         _agent("codex", "Codex", "@openai/codex@0.169.0"),
         _agent("opencode", "opencode", "opencode-ai@1.18.33"),
         _agent("qwen-code", "qwen-code", "@qwen-code/qwen-code@0.24.4"),
+        _agent("cline", "Cline", "cline@3.0.65"),
+        _agent("continue", "Continue", "@continuedev/cli@1.5.47"),
+        _agent("aider", "Aider", "aider-chat==0.86.2", "pypi"),
         _benchmark("guidellm", "guidellm", "guidellm", needs_torch=True),
         _benchmark("genai-bench", "genai-bench", "genai-bench"),
         _benchmark("aiperf", "aiperf", "aiperf"),

@@ -40,7 +40,7 @@ class Environment:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        if self._client.is_node:
+        if self._client.registry == "npm":
             self._npm("init", "--yes")
             self._npm("install", *self._client.packages)
         else:
@@ -50,7 +50,7 @@ class Environment:
     def version(self) -> str:
         """The client's own."""
         package = self._client.package
-        if self._client.is_node:
+        if self._client.registry == "npm":
             manifest = self.folder / "node_modules" / package / "package.json"
             version: str = json.loads(manifest.read_bytes())["version"]
             return version

@@ -24,9 +24,13 @@ parameters says little that is of use, so the scripts judge the protocol: whethe
 is valid, ends as it was asked to, and reaches the program in the client's own classes.
 
 Coding agents run as their users run them, against random weights of a small model with 32k tokens
-of context: their own prompts have up to 19,000 tokens. A proxy between the two adds a
+of context: their own prompts have up to 20,000 tokens. A proxy between the two adds a
 `tool_choice` and a schema to their requests, so that such a model calls the shell with a harmless
-command, or says one sentence.
+command, or says one sentence. Aider has no tools: it writes a file, and runs a command to test it.
+
+n8n and LibreChat are tried by the packages with which they call models.
+[Open WebUI](chat-programs.md) and [Zed](zed.md) are not run: a test sends the requests that they
+build.
 
 ✓ works · ✗ does not · (✗) does not, by the client's own fault · – the client has no such thing"""
 

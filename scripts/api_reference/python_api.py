@@ -24,7 +24,12 @@ _HEAVY = {"PreTrainedTokenizerBase": PreTrainedTokenizerBase}
 """What annotations name and their modules import only where types are checked."""
 _DEFAULT = re.compile(r" \(default: (.+)\)$")
 _TOLD_ELSEWHERE = frozenset(
-    {"legato.core.config", "legato.core.sampling_params", "legato.core.structured_outputs"}
+    {
+        "legato.core.cache_config",
+        "legato.core.config",
+        "legato.core.sampling_params",
+        "legato.core.structured_outputs",
+    }
 )
 """Modules of types that have a place of their own on the page."""
 

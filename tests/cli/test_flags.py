@@ -7,7 +7,8 @@ import pytest
 
 from legato.cli.flags import add_engine_flags, add_server_flags, engine_config
 from legato.cli.values import byte_size
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, engine_parts
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig, engine_parts
 from legato.core.config_fields import Config, fields_of
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from legato.core.cache_config import CacheConfig
 from legato.core.config import (
-    CacheConfig,
     CalibrationConfig,
     EngineConfig,
     ModelConfig,

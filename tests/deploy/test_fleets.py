@@ -13,8 +13,7 @@ from legato.cli.flags import engine_config, given_fields, server_config
 from legato.cli.main import full_parser
 from legato.cli.values import duration_s
 from legato.core.errors import ConfigError
-from legato.fleet.config import FleetConfig, check_fleet
-from legato.fleet.settings import FleetSettings, fleet_settings
+from legato.fleet.config import FleetConfig, FleetSettings, check_fleet, fleet_settings
 from legato.transfer.keys import read_key
 
 ROOT = Path(__file__).parents[2]

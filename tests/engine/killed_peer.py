@@ -14,7 +14,7 @@ from typing import Any
 from legato.engine.assembly.transfers import nixl_mover
 from legato.transfer.memory import Spans
 from legato.transfer.mover import Mover, Read
-from tests.engine.test_transfers import Engine, fetched_from, sent
+from tests.engine.peers import Engine, fetched_from, sent
 
 WIDE = {
     "num_hidden_layers": 16,

@@ -13,9 +13,9 @@ import pytest
 from legato.checkpoint.defaults import ModelDefaults, load_defaults
 from legato.checkpoint.source import resolve_source
 from legato.core.block_hash import BlockHash, block_hashes
+from legato.core.cache_config import CacheConfig
 from legato.core.config import (
     DEFAULT_MODEL,
-    CacheConfig,
     CalibrationConfig,
     EngineConfig,
     ModelConfig,

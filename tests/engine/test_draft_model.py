@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from legato.core.transfer_config import TransferConfig
+from legato.core.cache_config import TransferConfig
 from legato.engine.assembly.transfers import nixl_mover
 from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover
 from legato.transfer.nixl_mover import nixl_package
 from tests.checkpoint.test_dummy import described
 from tests.engine.killed_peer import CACHE_BYTES, WIDE, Struck
-from tests.engine.test_transfers import (
+from tests.engine.peers import (
     Engine,
     asked,
     expected,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from legato.core.cache_config import TransferConfig
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.kv_transfer import FetchBlocks
-from legato.core.transfer_config import TransferConfig
 from legato.engine.frontend.kv_tickets import KVTransferParams, Tickets
 from legato.engine.process.messages import TransferAddress
 

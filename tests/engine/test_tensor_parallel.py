@@ -11,14 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from legato.core.config import (
-    CacheConfig,
-    EngineConfig,
-    ModelConfig,
-    Quantization,
-    SchedulerConfig,
-    Speculative,
-)
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig, ModelConfig, Quantization, SchedulerConfig, Speculative
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from legato.core.sampling_params import SamplingParams
-from legato.executor.sequence import SamplingRow
-from legato.executor.token_limits import TokenLimits
+from legato.executor.sequence import SamplingRow, TokenLimits
 
 
 def make_row(

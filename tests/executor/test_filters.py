@@ -8,7 +8,7 @@ from msgspec import structs
 
 from legato.core.sampling_params import SamplingParams
 from legato.executor.draw import to_scores, to_weights
-from legato.executor.filters import lowest_kept
+from legato.executor.sampler import lowest_kept
 from tests.executor.sampling_reference import kept
 from tests.profiles import examples
 

@@ -2,7 +2,7 @@ import psutil
 import pytest
 import torch
 
-from legato.core.config import CacheConfig
+from legato.core.cache_config import CacheConfig
 from legato.executor import memory
 from legato.executor.memory import free_memory_bytes, num_swap_blocks, raising_memory_error
 

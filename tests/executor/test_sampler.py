@@ -11,8 +11,7 @@ from scipy import stats
 
 from legato.core.sampling_params import SamplingParams
 from legato.executor.sampler import NO_TOKEN, sample
-from legato.executor.sequence import SamplingRow
-from legato.executor.token_limits import TokenLimits
+from legato.executor.sequence import SamplingRow, TokenLimits
 from tests.executor.sampling_reference import adjusted, distribution, make_row
 from tests.profiles import examples
 

@@ -13,7 +13,7 @@ from legato.executor.attention.partial import attend_part, merge_parts
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
-from legato.model.base import CacheSpec
+from legato.model.base import CacheSpec, LayerCache
 from tests.profiles import examples
 
 BLOCK_SIZE, NUM_BLOCKS, HEADS, KV_HEADS, HEAD_DIM = 4, 200, 6, 2, 16
@@ -42,19 +42,19 @@ def dense(
         st.tuples(st.integers(0, 200), st.integers(1, 40), st.booleans()), min_size=1, max_size=5
     ),
     window=st.none() | st.integers(1, 60),
+    has_values=st.booleans(),
 )
 @examples(60)
 def test_equals_dense_attention(
-    seed: int, prompts: list[tuple[int, int, bool]], window: int | None
+    seed: int, prompts: list[tuple[int, int, bool]], window: int | None, has_values: bool
 ) -> None:
-    """Each request has (context, chunk) tokens and blocks in one run or scattered."""
+    """Each request has (context, chunk) tokens and blocks in one run or scattered.
+
+    A later layer that has no keys of its own reads the same ones.
+    """
     torch.manual_seed(seed)
-    spec = CacheSpec(
-        num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        sliding_windows=(window, window),
-        dtype=torch.float32,
-    )
+    layers = (LayerCache(KV_HEADS, HEAD_DIM, window),) * 2
+    spec = CacheSpec(layers=layers, dtype=torch.float32, has_values=has_values)
     num_blocks = NUM_BLOCKS * len(prompts)
     backend = TorchAttentionBackend(spec, num_blocks=num_blocks, block_size=BLOCK_SIZE, device=CPU)
     backend.blocks[0].fill_(torch.nan)  # what was not written must not be read
@@ -64,7 +64,7 @@ def test_equals_dense_attention(
         num_blocks = -(-(context + chunk) // BLOCK_SIZE)
         tables.append(tuple(int(b) + i * NUM_BLOCKS for b in order[:num_blocks]))
         keys.append(torch.randn(context + chunk, KV_HEADS, HEAD_DIM))
-        values.append(torch.randn(context + chunk, KV_HEADS, HEAD_DIM))
+        values.append(torch.randn(context + chunk, KV_HEADS, HEAD_DIM) if has_values else keys[-1])
         message = AddRequest(
             request_id=str(i),
             prompt_token_ids=token_array(range(context + chunk)),
@@ -87,9 +87,10 @@ def test_equals_dense_attention(
         step = backend.begin_step(batch)
         new_keys = torch.cat([k[s:e] for k, s, e in zip(keys, starts, ends, strict=True)])
         new_values = torch.cat([v[s:e] for v, s, e in zip(values, starts, ends, strict=True)])
-        return step.attend(
-            1, query, new_keys, new_values, scale=HEAD_DIM**-0.5, sliding_window=window
-        )
+        settings = {"scale": HEAD_DIM**-0.5, "sliding_window": window}
+        out = step.attend(1, query, new_keys, new_values, **settings)
+        assert torch.equal(step.attend(1, query, None, None, **settings), out)
+        return out
 
     contexts = [context for context, _, _ in prompts]
     totals = [context + chunk for context, chunk, _ in prompts]

@@ -48,6 +48,23 @@ OTHERS = {
         "granitemoe",
         {"num_local_experts": 4, "attention_multiplier": 0.2, "embedding_multiplier": 12.0},
     ),
+    "granite-swa": Tiny(
+        "granite_swa",
+        {
+            "sliding_window": WINDOW,
+            "attention_multiplier": 0.2,
+            "layer_rope_theta": [0, 1e4, 1e3, 1e4],
+        },
+    ),
+    "granitemoe-swa": Tiny(
+        "granitemoe_swa",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "attention_multiplier": 0.2,
+        },
+    ),
     "helium": Tiny("helium", {"head_dim": 32}),
     "hyperclovax": Tiny("hyperclovax"),
     "jais2": Tiny("jais2"),

@@ -1,6 +1,5 @@
 """Checkpoints as they are on the Hub, where that is not what transformers saves."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.families.layouts import (
     Layout,
     Refusal,
     Tensors,
+    change,
     check_logits,
     check_refused,
     renamed,
@@ -128,7 +128,39 @@ def with_more_models(tensors: Tensors) -> Tensors:
     }
 
 
+def hub_gemma4(config: Config) -> Config:
+    """Gemma 4: heads by kind of layer in fields of their own."""
+    own = without(config, "per_layer_config") | {"global_head_dim": 64}
+    is_unified = config["model_type"] == "gemma4_unified_text"
+    kind = f"Gemma4{'Unified' if is_unified else ''}ForConditionalGeneration"
+    return nested(kind)(own)
+
+
+def with_sounds(tensors: Tensors) -> Tensors:
+    """Gemma 4 E2B: tensors of images and sounds, and keys and values that no layer reads."""
+    text = renamed(r"^model\.", "model.language_model.")(tensors)
+    attention = "model.language_model.layers.4.self_attn"
+    return text | {
+        "model.vision_tower.std_bias": torch.ones(3),
+        "model.embed_vision.embedding_projection.weight": torch.ones(2, 2),
+        "model.audio_tower.layers.0.norm.weight": torch.ones(3),
+        "model.embed_audio.embedding_projection.weight": torch.ones(2, 2),
+        f"{attention}.k_proj.weight": torch.ones(32, 128),
+        f"{attention}.v_proj.weight": torch.ones(32, 128),
+        f"{attention}.k_norm.weight": torch.ones(32),
+    }
+
+
 LAYOUTS = {
+    "gemma-4-e2b": Layout("gemma4-e2b", hub_gemma4, with_sounds),
+    "gemma-4-12b": Layout(
+        "gemma4-12b",
+        lambda config: hub_gemma4(config | {"num_global_key_value_heads": 1}),
+        lambda tensors: (
+            renamed(r"^model\.", "model.language_model.")(tensors)
+            | {"model.vision_embedder.patch_ln1.weight": torch.ones(3)}
+        ),
+    ),
     "qwen3.5": Layout("qwen3.5", nested("Qwen3_5ForConditionalGeneration"), with_more_models),
     "gemma-3-1b": Layout("gemma3", flat_gemma3),
     "gemma-3-4b": Layout(
@@ -175,18 +207,23 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     check_logits(LAYOUTS[name], tmp_path)
 
 
-def test_parts_that_do_not_run_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    random_model(MODELS["qwen3.5"]).save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    save_file(with_more_models(load_file(weights)), weights)
-    path = tmp_path / "config.json"
-    config = nested("Qwen3_5ForConditionalGeneration")(json.loads(path.read_text()))
-    path.write_text(json.dumps(config))
+@pytest.mark.parametrize(
+    ("name", "unused"),
+    [
+        ("qwen3.5", ("mtp", "visual")),
+        ("gemma-4-e2b", ("audio_tower", "embed_audio", "embed_vision", "vision_tower")),
+    ],
+)
+def test_parts_that_do_not_run_are_named(
+    name: str, unused: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    random_model(MODELS[LAYOUTS[name].model]).save_pretrained(tmp_path)
+    change(tmp_path, LAYOUTS[name])
     checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path)))
-    assert checkpoint.unused == ("mtp", "visual")
+    assert checkpoint.unused == unused
     with caplog.at_level("INFO"):
         load_model(checkpoint, dtype=torch.float32, device=CPU)
-    assert "not used are mtp, visual" in caplog.text
+    assert f"not used are {', '.join(unused)}" in caplog.text
 
 
 def test_short_contexts_have_the_short_factors(tmp_path: Path) -> None:
@@ -210,6 +247,32 @@ REFUSALS: dict[str, tuple[str, Config, str]] = {
         "qwen3.5",
         {"linear_num_key_heads": 3},
         "4 value heads cannot share 3 key heads",
+    ),
+    "both ways in gemma4": (
+        "gemma4-31b",
+        {"use_bidirectional_attention": "all"},
+        "attention to later tokens",
+    ),
+    "other differences of layers": (
+        "gemma4-31b",
+        {"per_layer_config": {"1": {"head_dim": 64, "intermediate_size": 32}}},
+        "layers that differ in intermediate_size",
+    ),
+    "heads of a kind": (
+        "gemma4-31b",
+        {"per_layer_config": {"1": {"head_dim": 64}}},
+        "layers with full_attention and heads of different sizes",
+    ),
+    "all layers read others": ("gemma4-e2b", {"num_kv_shared_layers": 6}, "6 of 6 layers cannot"),
+    "no layer to read": (
+        "gemma4-e2b",
+        {"num_kv_shared_layers": 4},
+        "no layer with full_attention has keys and values that others can read",
+    ),
+    "embeddings of few tokens": (
+        "gemma4-e2b",
+        {"vocab_size_per_layer_input": 300},
+        "of 300 tokens, fewer than 320",
     ),
     "both ways": ("gemma3", {"use_bidirectional_attention": True}, "attention to later tokens"),
     "part of a head": ("smollm3", {"partial_rotary_factor": 0.5}, "only a part of each head"),

@@ -8,17 +8,21 @@ import torch
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig
 from legato.model.native import NativeKernels, why_not_native
-from legato.model.spec import MoeSpec
 from tests.executor.instructions import TESTED
 from tests.executor.test_native import CPU
 from tests.executor.test_native import pytestmark as needs_native
 from tests.families.chunked import CHUNKS, chunked_logits
-from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
+from tests.families.conftest import Saved
+from tests.families.tiny import MODELS, VOCAB_SIZE
 from tests.model.conftest import reference_logits
 
 pytestmark = needs_native
 
 NOT_NATIVE = {
+    "gemma4-e2b": "layers have heads of different numbers or sizes",
+    "gemma4-12b": "layers have heads of different numbers or sizes",
+    "gemma4-31b": "layers have heads of different numbers or sizes",
+    "gemma4-26b-a4b": "layers have heads of different numbers or sizes",
     "cohere2": "order is 'parallel', not pre or post or sandwich, with experts pre",
     "starcoder2": "is_gated is False, not True",
     "gpt-neox": "activation is 'gelu', not silu or gelu_tanh",
@@ -37,25 +41,31 @@ NOT_NATIVE = {
     "nemotron-3": "mlp is None, not an MLP",
     "nemotron-3-latent": "mlp is None, not an MLP",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
+    **dict.fromkeys(
+        (
+            *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"),
+            *("mistral4", "youtu", "minicpm3"),
+        ),
+        "latent is LatentAttention, not none",
+    ),
 }
 """Key a model, value why PyTorch's layers run it."""
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_native_layers_are_as_exact_as_pytorch(name: str, tmp_path: Path) -> None:
-    reference = random_model(MODELS[name])
-    reference.save_pretrained(tmp_path)
-    checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path)))
+def test_native_layers_are_as_exact_as_pytorch(name: str, saved: Saved) -> None:
+    folder, reference = saved(name)
+    checkpoint = open_checkpoint(ModelConfig(model=str(folder)))
     assert why_not_native(checkpoint.spec, torch.bfloat16, CPU) == NOT_NATIVE.get(name, "")
     if name in NOT_NATIVE:
         return
     prompt = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(CHUNKS[-1])]
     exact = reference_logits(reference, prompt)
-    allowed = (_logits(tmp_path, prompt, None) - exact).abs()
+    allowed = (_logits(folder, prompt, None) - exact).abs()
     largest = float(exact.abs().max())
-    has_experts = any(isinstance(layer.mlp, MoeSpec) for layer in checkpoint.spec.layers)
+    has_experts = any(layer.moe is not None for layer in checkpoint.spec.layers)
     for instructions in TESTED:
-        error = (_logits(tmp_path, prompt, NativeKernels(2, instructions)) - exact).abs()
+        error = (_logits(folder, prompt, NativeKernels(2, instructions)) - exact).abs()
         if has_experts:
             assert_most_rows_as_exact(error, allowed, largest)
             continue

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from legato import LLM, SamplingParams
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.cache_config import CacheConfig, TransferConfig
+from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.plan import FIRST_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.token_ids import token_array
-from legato.core.transfer_config import TransferConfig
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import StepOutcome
@@ -90,8 +90,8 @@ def test_mixed_steps_of_any_budget(model: tuple[Path, dict[str, list[int]]], bud
     engine, info = build_engine(config(folder, budget=budget))
     assert run(engine, [added(name) for name in TOKENS]) == expected
     check_free(engine)
-    assert not info.cache.enable_prefix_caching
-    assert info.settings["prefix caching"] == "off, for the model's recurrent layers"
+    assert info.settings["prefix caching"] == "on"
+    assert "checkpoints (of long prompts, every 512 tokens)" in info.settings["recurrent states"]
     assert "bytes of states" in info.settings["a request costs"]
 
 
@@ -183,6 +183,7 @@ def test_preempted_requests_get_the_same_tokens(
     ]
     alone = {name: tokens for r in requests for name, tokens in run(engine, [r]).items()}
     kv = engine._kv
+    kv.forget()
     taken = kv.borrow(fewest=1, most=kv.num_blocks - 9)
     assert run(engine, requests) == alone
     assert engine.stats.num_preemptions
@@ -195,7 +196,6 @@ def test_no_more_requests_run_than_have_slots(model: tuple[Path, dict[str, list[
     engine, _ = build_engine(config(folder))
     states = engine._kv.states
     assert states is not None
-    states._free[1:] = []  # slots of one request are left
     states.num_requests = 1
     outputs = engine.step([added("short", str(i)) for i in range(3)])
     assert engine.stats.num_running == 1
@@ -217,6 +217,7 @@ def test_several_completions_of_a_prompt(model: tuple[Path, dict[str, list[int]]
         use_tqdm=False,
     )
     assert [output.token_ids for output in result.outputs] == [expected["other"]] * 3
+    assert llm.stats.num_prefix_cache_hits == 2 * 64, "of the first one's prompt"
 
 
 REFUSED: dict[str, Callable[[EngineConfig], EngineConfig]] = {

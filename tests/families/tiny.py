@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
 
 VOCAB_SIZE = 320
 WINDOW = 24
@@ -37,6 +37,10 @@ def _yarn(**more: Any) -> dict[str, Any]:
         "original_max_position_embeddings": 64,
         **more,
     }
+
+
+def _without(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != name}
 
 
 def _longrope(num_pairs: int) -> dict[str, Any]:
@@ -106,6 +110,36 @@ _NEMOTRON_H = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
     "time_step_min": 1e-30,  # transformers' limit for prompts, but not for single tokens
+}
+
+
+_LATENT = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 40,
+}
+_ROUTED = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+_GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "layer_types": [_SLIDING, _FULL] * 2,
+    "sliding_window": WINDOW,
+    "final_logit_softcapping": 3.0,
 }
 
 
@@ -237,6 +271,39 @@ MODELS = {
                 _FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                 _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
             },
+        },
+    ),
+    "gemma4-e2b": Tiny(
+        "gemma4_text",
+        {
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "layer_types": [_SLIDING, _SLIDING, _FULL] * 2,
+            "sliding_window": WINDOW,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4-12b": Tiny("gemma4_unified_text", _GEMMA4),
+    "gemma4-31b": Tiny("gemma4_text", {**_GEMMA4, "hidden_size_per_layer_input": 0}),
+    "gemma4-26b-a4b": Tiny(
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            **_EXPERTS,
+            "hidden_size_per_layer_input": 0,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "layer_types": [_SLIDING, _SLIDING, _FULL],
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 64,
         },
     ),
     "cohere2": Tiny("cohere2", {"sliding_window": WINDOW, "logit_scale": 0.25}),
@@ -401,19 +468,66 @@ MODELS = {
     "hunyuan-moe": Tiny(
         "hunyuan_v1_moe", {**_EXPERTS, "head_dim": 64, "num_experts": 6, "moe_topk": 3}
     ),
+    "deepseek-v2": Tiny(
+        "deepseek_v2",
+        {
+            **_LATENT,
+            **_ROUTED,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": _yarn(mscale=0.707, mscale_all_dim=0.5),
+        },
+    ),
+    "deepseek-v2-lite": Tiny("deepseek_v2", {**_LATENT, **_ROUTED, "q_lora_rank": None}),
+    "deepseek-v3": Tiny(
+        "deepseek_v3",
+        {
+            **_LATENT,
+            **_ROUTED,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": _yarn(mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    "glm4-moe-lite": Tiny(
+        "glm4_moe_lite",
+        {
+            **_LATENT,
+            **_without(_ROUTED, "first_k_dense_replace"),
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "rope_interleave": False,
+        },
+    ),
+    "mistral4": Tiny(
+        "mistral4",
+        {
+            **_LATENT,
+            **_ROUTED,
+            "rope_parameters": _yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3),
+        },
+    ),
+    "youtu": Tiny("youtu", _LATENT),
+    "minicpm3": Tiny(
+        "minicpm3", {**_LATENT, "dim_model_base": 32, "rope_parameters": _longrope(8)}
+    ),
 }
+
+_BY_CLASS = {"mistral4": Mistral4ForCausalLM}
+"""Key a model type that transformers makes no causal model of by name, value the model's class."""
 
 
 def random_model(tiny: Tiny) -> PreTrainedModel:
     """Make a model whose every parameter is random: the usual initialization hides errors."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny.config(), dtype=torch.float32).eval()
+    by_class = _BY_CLASS.get(tiny.model_type)
+    make = AutoModelForCausalLM.from_config if by_class is None else by_class._from_config
+    model = make(tiny.config(), dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name and name.endswith("weight"):
                 # Around 1, also where 1 is added to what is stored.
                 adds_one = tiny.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))
-                middle = 0.0 if adds_one and "linear_attn" not in name else 1.0
+                is_plain = "linear_attn" in name or tiny.model_type.startswith("gemma4")
+                middle = 0.0 if adds_one and not is_plain else 1.0
                 parameter.normal_(middle, 0.2)
             elif parameter.dim() == 1:
                 parameter.normal_(0.3, 0.3)
@@ -422,4 +536,6 @@ def random_model(tiny: Tiny) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.3)
+            elif name.endswith("layer_scalar"):
+                buffer.normal_(0.8, 0.2)
     return model

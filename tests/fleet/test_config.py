@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from legato.core.config import CacheConfig, EngineConfig
+from legato.core.cache_config import CacheConfig, TransferConfig
+from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.core.transfer_config import TransferConfig
 from legato.fleet.config import FleetConfig, Pool, check_fleet, replica_config
 
 

@@ -103,13 +103,34 @@ def test_settings_hold_for_all(fleet: ServerProcess) -> None:
         fleet.http.patch("/settings", json=dict.fromkeys(changed)).raise_for_status()
 
 
+def num_cached(fleet: ServerProcess, prompt: str) -> list[int]:
+    """Prompt tokens that each replica finds in its cache; requests take turns."""
+    body = {"prompt": prompt, "max_tokens": 1, "ignore_eos": True}
+    usages = [fleet.http.post("/v1/completions", json=body).json()["usage"] for _ in REPLICAS]
+    return [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+
+
+def test_the_caches_of_all_replicas_are_reset(fleet: ServerProcess) -> None:
+    prompt = "harps and cellos " * 50
+    assert num_cached(fleet, prompt) == [0, 0]
+    assert min(num_cached(fleet, prompt)) > 100
+    answer = fleet.http.post("/reset_prefix_cache")
+    assert answer.json() == {"success": True}
+    assert num_cached(fleet, prompt) == [0, 0]
+    assert min(num_cached(fleet, prompt)) > 100, "they are filled again"
+
+
 def test_a_fleet_has_admins(tmp_path: Path) -> None:
     keys = ("--api-key", "ops=sk-ops", "--admin-api-key", "sk-root")
     fleet = launched(tmp_path, write_profile(tmp_path), *keys)
     try:
         for key, status in (("none", 401), ("sk-ops", 403), ("sk-root", 200)):
             headers = {"Authorization": f"Bearer {key}"}
-            for method, path in (("PATCH", "/settings"), ("POST", "/trace/start")):
+            for method, path in (
+                ("PATCH", "/settings"),
+                ("POST", "/trace/start"),
+                ("POST", "/reset_prefix_cache"),
+            ):
                 answer = fleet.http.request(method, path, json={}, headers=headers)
                 assert answer.status_code == status
     finally:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from legato.core.cache_config import TransferConfig
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.kv_transfer import FetchBlocks
 from legato.core.outputs import FinishReason, RequestOutput
@@ -20,7 +21,6 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.core.token_ids import token_array
-from legato.core.transfer_config import TransferConfig
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.kv_tickets import KVTransferParams, signature

@@ -14,7 +14,7 @@ NOT_SUMMED = {
     *("step_time_margin", "broken_promise", "tenants", "transfer", "kv_usage", "num_cached_blocks"),
     "window_usage",
 }  # fmt: skip
-OF_THE_PRESENT = {"num_running", "num_waiting", "num_leases"}
+OF_THE_PRESENT = {"num_running", "num_waiting", "num_leases", "num_state_checkpoints"}
 
 
 def filled(kind: type[_Stats], first: int) -> _Stats:

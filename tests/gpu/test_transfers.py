@@ -15,7 +15,7 @@ from legato.transfer import nixl_mover
 from legato.transfer.local_mover import LocalMover
 from legato.transfer.memory import CacheMemory
 from legato.transfer.nixl_mover import NixlMover
-from tests.engine.test_transfers import Engine, fetched, run, sent, transferred
+from tests.engine.peers import Engine, fetched, run, sent, transferred
 from tests.gpu.host_twin import on_the_twin
 from tests.gpu.test_end_to_end import CONFIGS
 from tests.gpu.test_startup import MAX_LEN, put_on_a_gpu

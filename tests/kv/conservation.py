@@ -1,11 +1,12 @@
 """What must hold of blocks and of the tree whatever was done to them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
-from legato.kv.manager import KVCacheManager, _Table
+from legato.core.plan import FIRST_STATE, ZERO_STATE
+from legato.kv.block_tables import BlockTable
+from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node
-from legato.kv.state_slots import StateSlots
 
 
 def check_blocks(kv: KVCacheManager) -> None:
@@ -13,7 +14,7 @@ def check_blocks(kv: KVCacheManager) -> None:
     nodes = _descendants(kv._tree.root)
     cached = [b for node in nodes if not node.is_spilled for b in node.places]
     own = [b for table in tables(kv) for b in table.block_ids[table.num_shared :]]
-    quarantined = [b for block_ids in kv._quarantined.values() for b in block_ids]
+    quarantined = [b for block_ids in kv.quarantine for b in block_ids]
     taken = cached + own + quarantined
     assert len(taken) == len(set(taken)), "a block is in two places"
     assert len(taken) + kv._pool.num_free == kv.num_blocks, "blocks are conserved"
@@ -21,6 +22,7 @@ def check_blocks(kv: KVCacheManager) -> None:
     _check_arriving(kv)
     _check_host(kv, nodes)
     _check_windows(kv, set(cached))
+    _check_states(kv, set(cached))
     _check_eviction_order(kv._tree._unused)
     _check_eviction_order(kv._host._spilled)
     for node in nodes:
@@ -34,18 +36,38 @@ def check_blocks(kv: KVCacheManager) -> None:
         assert not node.num_missing or node.num_users, "nobody will ever compute it"
 
 
-def check_states(states: StateSlots, holders: Collection[str]) -> None:
-    """Every slot is free or one request's own. Args: holders: the requests with blocks."""
-    assert states._rings.keys() == set(holders)
-    taken = [ring.number for ring in states._rings.values()]
-    assert sorted(taken + states._free) == list(range(states.num_requests))
-    for ring in states._rings.values():
-        assert 0 <= ring.num_in_flight < states.slots_per_request
+def _check_states(kv: KVCacheManager, in_tree: set[int]) -> None:
+    """Every slot is free, one request's own or a checkpoint, whose users are counted right."""
+    states = kv.states
+    if states is None:
+        return
+    lines, kept = states._lines, states.checkpoints._checkpoints
+    assert lines.keys() == kv._tables._tables.keys()
+    assert len(lines) + states.num_free == states.num_requests
+    own = [line.current for line in lines.values() if line.checkpoint is None]
+    own = [slot for slot in own if slot != ZERO_STATE]
+    own += [slot for line in lines.values() for slot in line.written]
+    taken = own + states._free + [checkpoint.slot for checkpoint in kept.values()]
+    assert sorted(taken) == list(range(FIRST_STATE, states.num_slots)), "slots are conserved"
+    for line in lines.values():
+        assert len(line.written) < states.slots_per_request
+        if line.checkpoint is not None:
+            assert line.current == line.checkpoint.slot
+            assert kept[line.checkpoint.key] is line.checkpoint
+    assert kept.keys() <= in_tree, "a checkpoint of a block that has left the tree"
+    users = Counter(line.checkpoint for line in lines.values())
+    entries = {entry: one for _, entry, one in states.checkpoints._least if one.entry == entry}
+    for key, checkpoint in kept.items():
+        assert checkpoint.key == key
+        assert checkpoint.num_users == users[checkpoint]
+        assert (checkpoint.entry is None) == bool(checkpoint.num_users)
+    unused = {one.entry: one for one in kept.values() if not one.num_users}
+    assert entries == unused, "what nobody uses can be evicted, and nothing else"
 
 
-def tables(kv: KVCacheManager) -> list[_Table]:
+def tables(kv: KVCacheManager) -> list[BlockTable]:
     """Of all requests, and of what was let go of under a step in flight."""
-    return [*kv._tables.values(), *(table for _, table in kv._leaving)]
+    return [*kv._tables]
 
 
 def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:

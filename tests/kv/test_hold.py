@@ -36,7 +36,7 @@ def transferred(request_id: str, transfer: KVTransfer | None = FETCHED) -> Reque
 def begun(kv: KVCacheManager, request: Request) -> Hold:
     found = kv.match(request)
     assert kv.reserve(request, found)
-    kv.hold(request, found)
+    kv.holds.begin(request, found)
     [hold] = kv.holds.take_new()
     return hold
 
@@ -67,25 +67,25 @@ def test_what_may_still_be_written_to_has_other_blocks_in_its_place(
     begun(kv, other)
     assert kv.reserve(transferred("c", None))
     if num_arrived:
-        kv.note_arrived("a", num_arrived)
+        kv.holds.note_arrived("a", num_arrived)
     left = set(hold.blocks(num_arrived))
     kept = list(hold.blocks(0, num_arrived))
-    assert kv.quarantine("a")
+    assert kv.quarantine.begin("a")
     check_blocks(kv)
     for one in (request, other, third):
         table = kv.block_ids(one)
         assert left.isdisjoint(table)
         assert list(table[: num_arrived // BLOCK_SIZE]) == kept
-    kv.end_arrival("a")
+    kv.holds.end_arrival("a")
     check_blocks(kv)
     assert kv.arriving_from(request) == request.num_tokens
     compute(kv, request, 17)
     assert kv.num_computed_tokens(other) == 16
-    kv.end_arrival("b")
+    kv.holds.end_arrival("b")
     for one in (request, other, third):
         kv.release(one)
     assert kv.num_free_blocks == kv.num_blocks - len(left)
-    kv.end_quarantine("a")
+    kv.quarantine.end("a")
     assert kv.num_free_blocks == kv.num_blocks
 
 
@@ -94,11 +94,11 @@ def test_without_free_blocks_there_is_nothing_to_put_in_their_place(kv: KVCacheM
     begun(kv, request)
     taken = kv.borrow(fewest=9, most=9)
     assert taken is not None
-    assert not kv.quarantine("a")
+    assert not kv.quarantine.begin("a")
     check_blocks_without(kv, taken)
     kv.give_back(taken)
-    assert kv.quarantine("a")
-    kv.end_quarantine("a")
+    assert kv.quarantine.begin("a")
+    kv.quarantine.end("a")
 
 
 def check_blocks_without(kv: KVCacheManager, taken: BorrowedBlocks) -> None:
@@ -116,19 +116,19 @@ def test_what_is_fetched_is_nobodys_to_compute_until_it_arrives(kv: KVCacheManag
     begun(kv, request)
     assert kv.arriving_from(other, kv.match(other)) == 0
     for num_tokens in (4, 12):
-        kv.note_arrived("a", num_tokens)
+        kv.holds.note_arrived("a", num_tokens)
         assert kv.num_computed_tokens(request) == kv.arriving_from(request) == num_tokens
         assert kv.match(other).num_computed_tokens == num_tokens
-    kv.note_arrived("a", 16)
-    kv.end_arrival("a")
+    kv.holds.note_arrived("a", 16)
+    kv.holds.end_arrival("a")
     assert kv.arriving_from(request) == request.num_tokens
 
 
 def test_what_never_arrives_is_computed(kv: KVCacheManager) -> None:
     request = transferred("a")
     begun(kv, request)
-    kv.note_arrived("a", 8)
-    kv.end_arrival("a")
+    kv.holds.note_arrived("a", 8)
+    kv.holds.end_arrival("a")
     assert kv.num_computed_tokens(request) == 8
     assert kv.arriving_from(request) == request.num_tokens
     compute(kv, request, 18)
@@ -141,8 +141,8 @@ def test_blocks_stay_for_a_transfer_whose_request_is_gone(kv: KVCacheManager) ->
     begun(kv, request)
     kv.release(request)
     assert kv.num_free_blocks == 16 - 4, "they are still written to"
-    kv.note_arrived("a", 8)
-    kv.end_arrival("a")
+    kv.holds.note_arrived("a", 8)
+    kv.holds.end_arrival("a")
     assert kv.num_free_blocks == 16
     assert kv.match(transferred("b")).num_computed_tokens == 8, "what came is worth keeping"
 
@@ -164,8 +164,8 @@ def test_what_arrives_counts_once_all_before_it_is_computed(kv: KVCacheManager) 
     second = transferred("b")
     hold = begun(kv, second)
     assert (hold.start, hold.end) == (8, 16)
-    kv.note_arrived("b", 16)
-    kv.end_arrival("b")
+    kv.holds.note_arrived("b", 16)
+    kv.holds.end_arrival("b")
     assert kv.num_computed_tokens(second) == 0
     assert kv.arriving_from(second) == 8
     compute(kv, first, 8)
@@ -179,8 +179,8 @@ def test_what_arrived_is_forgotten_where_nobody_computes_what_comes_before_it(
     assert kv.reserve(first)
     second = transferred("b")
     begun(kv, second)
-    kv.note_arrived("b", 16)
-    kv.end_arrival("b")
+    kv.holds.note_arrived("b", 16)
+    kv.holds.end_arrival("b")
     kv.release(first)
     assert kv.num_free_blocks == 16 - 5
     kv.release(second)
@@ -207,5 +207,5 @@ def test_where_nothing_is_shared_nothing_is_fetched() -> None:
     hold = begun(kv, request)
     assert (hold.start, hold.end) == (0, 0)
     assert kv.arriving_from(request) == request.num_tokens
-    kv.end_arrival("a")
+    kv.holds.end_arrival("a")
     check_blocks(kv)

@@ -78,7 +78,12 @@ def test_each_client_has_its_script() -> None:
 
 @pytest.mark.parametrize(
     ("key", "package"),
-    [("codex", "@openai/codex"), ("opencode", "opencode-ai"), ("lm-eval", "lm_eval")],
+    [
+        ("codex", "@openai/codex"),
+        ("opencode", "opencode-ai"),
+        ("aider", "aider-chat"),
+        ("lm-eval", "lm_eval"),
+    ],
 )
 def test_a_package_has_no_version(key: str, package: str) -> None:
     assert CLIENTS[key].package == package

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.config import CacheConfig, SchedulerConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import SchedulerConfig
 from legato.simulation.profiled_server import SimulatedServer
 from legato.simulation.prompts import SimulatedPrompts
 from legato.simulation.simulated_run import simulate

@@ -9,10 +9,12 @@ import torch
 
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
+from legato.model.mixer_spec import AttentionSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.rope import QueryGrowth, RopeFrequencies, no_rope
 from legato.model.sharding import shard
-from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec, LayerSpec
 
 CPU = torch.device("cpu")
 _RANDOM = threading.Lock()

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.mixer_spec import AttentionSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native import NativeModel
 from legato.model.native_support import SUPPORTED, why_not_computed
 from legato.model.rope import RopeFrequencies
-from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec, LayerSpec
 
 from .random_models import EXPERTS, SPECS, decoder_spec
 

@@ -8,18 +8,17 @@ import torch
 import torch.nn.functional as F
 
 from legato.model import delta_net, mamba2
-from legato.model.recurrence import make_recurrence
-from legato.model.rope import no_rope
-from legato.model.spec import (
+from legato.model.mixer_spec import (
     AttentionSpec,
-    DecoderSpec,
     DeltaNetSpec,
-    LayerSpec,
     Mamba2Spec,
-    MlpSpec,
     RecurrenceSpec,
     ShortConvSpec,
 )
+from legato.model.mlp_spec import MlpSpec
+from legato.model.recurrence import make_recurrence
+from legato.model.rope import no_rope
+from legato.model.spec import DecoderSpec, LayerSpec
 from legato.model.states import Run, StepStates, make_states
 
 CPU = torch.device("cpu")

@@ -38,19 +38,26 @@ class Rank:
 class CausalAttention:
     """Of one prompt in a step of its own."""
 
+    def __init__(self) -> None:
+        # Key a layer, value its keys and values.
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
     def attend(
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         *,
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        del layer, sliding_window, softcap, sinks
+        del sliding_window, softcap, sinks
+        if key is None or value is None:
+            key, value = self._written[layer]
+        self._written[layer] = key, value
         heads = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         out = torch.nn.functional.scaled_dot_product_attention(
             *heads, is_causal=True, scale=scale, enable_gqa=True

@@ -19,6 +19,7 @@ from legato.core.step_record import (
     GrammarReady,
     RequestArrived,
     RequestEnded,
+    ShortHit,
     StepRecord,
 )
 from legato.observe.traces.attribution import Attribution, Span
@@ -97,6 +98,21 @@ def test_who_waits_for_a_grammar_waits_for_that_and_for_no_step_meanwhile() -> N
     told = explanation(story, attribution, 0)
     waited_s = ready_s - story.arrived.taken_s
     assert f"It waited {waited_s:.4f} s for its grammar, 0.0100 s to compile it" in told
+
+
+def test_tokens_that_are_computed_again_are_explained() -> None:
+    records = [
+        replace(record, short_hits={"1": ShortHit(8, 20, "checkpoint")})
+        if isinstance(record, StepRecord) and "1" in record.admitted
+        else record
+        for record in recorded_run([(0.0, 96, 1), (0.0, 24, 1)], budget=32)
+    ]
+    story = story_of(records, "1")
+    told = explanation(story, Attribution(story), 0)
+    assert (
+        "The blocks of its first 20 tokens were cached, but after token 8 no state of the "
+        "recurrent layers was kept: 12 of these tokens were computed again"
+    ) in told
 
 
 def test_a_step_is_shared_by_tokens() -> None:

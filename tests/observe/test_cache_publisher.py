@@ -9,13 +9,15 @@ import pytest
 from legato.core.block_hash import block_hashes
 from legato.core.errors import ConfigError
 from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
-from legato.observe.cache.batches import batches
-from legato.observe.cache.mirror import CacheMirror
-from legato.observe.cache.replay import ReplayBuffer
 from tests.kv.cache_watcher import CacheWatcher
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
-from legato.observe.cache.publisher import CachePublisher  # noqa: E402 (it needs zmq)
+from legato.observe.cache_publisher import (  # noqa: E402 (it needs zmq)
+    CacheMirror,
+    CachePublisher,
+    ReplayBuffer,
+    batches,
+)
 
 pytestmark = pytest.mark.fleet
 

@@ -114,6 +114,7 @@ def test_what_is_read_is_the_latest() -> None:
     stats = EngineStats(
         num_running=3, num_preemptions=5, num_failed_steps=7, num_cached_blocks=2, kv_usage=0.5,
         num_contained_errors=8, window_usage={512: 0.25},
+        num_prefix_cache_short=10, num_state_checkpoints=11,
         broken_promise="too slow",
         transfer=TransferStats(num_bytes=9, num_leases=4, num_expired=1, num_recomputed=6),
     )  # fmt: skip
@@ -128,6 +129,8 @@ def test_what_is_read_is_the_latest() -> None:
         "kv_cache_usage_perc": 0.5,
         "kv_cache_cached_perc": 2 / 8,
         "kv_window_usage_perc": 0.25,
+        "prefix_cache_short_total": 10,
+        "state_checkpoints": 11,
         "slo_unattainable": 1,
         "kv_transfer_bytes_total": 9,
         "kv_transfer_leases": 4,

@@ -1,7 +1,7 @@
 """The latest steps, in bounded memory."""
 
 from legato.core.step_record import ChunkRecord, StepRecord
-from legato.observe.traces.recent_steps import RecentSteps
+from legato.observe.traces.feed import RecentSteps
 
 
 def step(step_id: int, num_chunks: int) -> StepRecord:

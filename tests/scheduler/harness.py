@@ -3,8 +3,7 @@
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +12,6 @@ from legato.core.config import SchedulerConfig
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import (
-    FIRST_STATE,
-    ZERO_STATE,
-    BlockMove,
     ChunkResult,
     Fault,
     ScheduledChunk,
@@ -30,18 +26,16 @@ from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.hold import Hold
 from legato.kv.manager import KVCacheManager
-from legato.kv.prefix_node import Node
 from legato.kv.state_slots import StateSlots
 from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import Drafter
+from tests.scheduler.shadow_cache import ShadowCache
 
 VOCAB_SIZE = 1000
 GARBAGE = ChunkResult(7, (VOCAB_SIZE,))
 """What an executor makes of a chunk whose request has ended."""
-_OVERWRITTEN = -1
-"""What a read leaves that writes to blocks of no request any more."""
 _LONGEST_PROMPT = 100_000
 _TRANSFERS = {
     None: None,
@@ -55,7 +49,8 @@ class Harness:
     """A scheduler, its cache and a simulated model; `plans` keeps every step.
 
     Args:
-        num_state_requests: requests with slots for recurrent states; None if the model has none.
+        states: slots for recurrent states and as many steps in flight as `depth`; None if the model
+            has none.
         depth: steps that may be in flight, which `step` and `drain` keep so.
         step_time: what the scheduler believes of the duration of steps.
         step_time_s: how long they really last.
@@ -78,7 +73,7 @@ class Harness:
         max_waiting: int = 10_000,
         enable_prefix_caching: bool = True,
         num_host_slots: int = 0,
-        num_state_requests: int | None = None,
+        states: StateSlots | None = None,
         depth: int = 1,
         drafters: Sequence[Drafter] = (),
         step_time: StepTimeModel | None = None,
@@ -97,10 +92,8 @@ class Harness:
             block_size,
             enable_prefix_caching=enable_prefix_caching,
             num_host_slots=num_host_slots,
-            states=None if num_state_requests is None else StateSlots(num_state_requests, depth),
+            states=states,
         )
-        self.states: dict[int, int | None] = {}
-        """Key slot, value a checksum of the tokens that its state has seen."""
         self.scheduler = Scheduler(
             self.config,
             max_model_len=max_model_len,
@@ -120,10 +113,7 @@ class Harness:
         self.plans: list[StepPlan] = []
         self.depth = depth
         self.in_flight: deque[StepPlan] = deque()
-        self.cache: dict[tuple[int, int], int | None] = {}
-        """Key (block, offset), value a checksum of the token there and of all before it."""
-        self.host: dict[int, list[int | None]] = {}
-        """Key slot, value the same of the tokens of the block that was copied there."""
+        self.shadow = ShadowCache(block_size, has_states=states is not None)
         self.holds: dict[str, Hold] = {}
         self.quarantined: list[str] = []
         """Key request id, of those whose blocks another engine reads or writes."""
@@ -196,13 +186,13 @@ class Harness:
         plan = self.scheduler.plan(self.clock())
         self.holds |= {hold.request_id: hold for hold in self.kv.holds.take_new()}
         if plan is None:
-            self.move(self.kv.take_moves())
+            self.shadow.move(self.kv.take_moves())
             return None
         self.plans.append(plan)
         self.in_flight.append(plan)
         self.check(plan, decoding, early)
         self.hear(plan)
-        self.move(plan.moves)
+        self.shadow.move(plan.moves)
         return plan
 
     def is_stream(self, request: Request) -> bool:
@@ -243,6 +233,11 @@ class Harness:
                 assert writers.setdefault(block_id, chunk.request_id) == chunk.request_id, (
                     "a block has two writers"
                 )
+        if self.kv.states is not None:
+            kept = set(self.kv.states.checkpoints.slots.values())
+            written = [chunk.state.destination for chunk in plan.chunks if chunk.state is not None]
+            assert len(set(written)) == len(plan.chunks)
+            assert kept.isdisjoint(written), "a checkpoint is written to"
         for chunk in plan.chunks:
             for block_id in chunk.block_ids[: -(-chunk.end // self.kv.block_size)]:
                 writer = writers.get(block_id, chunk.request_id)
@@ -306,9 +301,9 @@ class Harness:
             if chunk.request_id not in failing and self.is_valid(chunk)
         ]
         for chunk in computed:
-            self.read_cache(chunk)
+            self.shadow.read(chunk, self.token_ids(chunk.request_id), self.salt(chunk.request_id))
         for chunk in plan.chunks:
-            self.spoil_cache(chunk)
+            self.shadow.spoil(chunk)
         results = {chunk.request_id: self.compute(chunk) for chunk in computed}
         self.executor.submit(plan)
         seconds = self.executor.collect().seconds
@@ -326,7 +321,7 @@ class Harness:
         """What an engine does with the steps behind one that failed."""
         while self.in_flight:
             for chunk in self.in_flight.pop().chunks:
-                self.spoil_cache(chunk)
+                self.shadow.spoil(chunk)
             self.take(self.scheduler.withdraw())
 
     def is_valid(self, chunk: ScheduledChunk) -> bool:
@@ -349,14 +344,14 @@ class Harness:
         num_known = len(token_ids)
         for _ in range(chunk.num_samples):
             token_ids.append(greedy_token(token_ids))
-        self.write_cache(chunk, token_ids)
+        self.shadow.write(chunk, token_ids, self.salt(chunk.request_id))
         self.num_computed[chunk.request_id] += chunk.num_tokens
         return ChunkResult(chunk.num_tokens, tuple(token_ids[num_known:]))
 
     def verify(self, chunk: ScheduledChunk, token_ids: list[int]) -> ChunkResult:
         """As an executor does: all rows are written, those behind a wrong draft for nothing."""
         assert len(token_ids) == chunk.end
-        self.write_cache(chunk, token_ids)
+        self.shadow.write(chunk, token_ids, self.salt(chunk.request_id))
         ends = range(chunk.end - chunk.num_samples + 1, chunk.end + 1)
         result = chunk.result([greedy_token(token_ids[:end]) for end in ends])
         self.num_computed[chunk.request_id] += result.num_tokens
@@ -370,80 +365,19 @@ class Harness:
         self.known.update(request.request_id for request in plan.new_requests)
         assert self.known.issuperset(chunk.request_id for chunk in plan.chunks)
 
-    def move(self, moves: Sequence[BlockMove]) -> None:
-        """Copy blocks to and from the host."""
-        for move in moves:
-            slots = [(move.block_id, offset) for offset in range(self.kv.block_size)]
-            if move.to_host:
-                self.host[move.slot] = [self.cache.get(slot) for slot in slots]
-            else:
-                self.cache.update(zip(slots, self.host[move.slot], strict=True))
-
-    def spoil_cache(self, chunk: ScheduledChunk) -> None:
-        """What an attempt that fails may leave behind."""
-        self.cache.update((self._slot(chunk, at), -1) for at in range(chunk.start, chunk.end))
-        if chunk.state is not None:
-            self.states[chunk.state.destination] = None
-
-    def read_cache(self, chunk: ScheduledChunk) -> None:
-        """What a model would read: all tokens before the chunk, each after those before it."""
-        token_ids = self.token_ids(chunk.request_id)
-        for slot, fingerprint in self._slots(chunk, token_ids, 0, chunk.start):
-            assert self.cache.get(slot) == fingerprint, "reads what is not there"
-        if chunk.state is None:
-            assert self.kv.states is None
-        elif chunk.state.source == ZERO_STATE:
-            assert not chunk.start
-        else:
-            seen = self.seen(chunk.request_id, chunk.start)
-            assert self.states[chunk.state.source] == seen, "reads another state"
-
-    def write_cache(self, chunk: ScheduledChunk, token_ids: list[int]) -> None:
-        self.cache.update(self._slots(chunk, token_ids, chunk.start, chunk.end))
-        if chunk.state is not None:
-            assert chunk.state.destination >= FIRST_STATE
-            self.states[chunk.state.destination] = self.seen(chunk.request_id, chunk.end)
-
-    def seen(self, request_id: str, end: int) -> int:
-        """Return the checksum of a state after so many tokens."""
-        return zlib.crc32(array("q", self.token_ids(request_id)[:end]).tobytes())
-
-    def fingerprints(self, request_id: str, end: int) -> Iterator[int]:
-        """What should stand in the slots of a request's tokens up to `end`."""
-        fingerprint = zlib.crc32(str(self.added[request_id].service.cache_salt).encode())
-        for token_id in self.token_ids(request_id)[:end]:
-            fingerprint = zlib.crc32(token_id.to_bytes(8, "little"), fingerprint)
-            yield fingerprint
-
-    def _slots(
-        self, chunk: ScheduledChunk, token_ids: list[int], start: int, end: int
-    ) -> Iterator[tuple[tuple[int, int], int]]:
-        """Slots of the request's tokens [start, end), and what should stand there."""
-        request = self.added[chunk.request_id]
-        fingerprint = zlib.crc32(str(request.service.cache_salt).encode())
-        for position in range(end):
-            fingerprint = zlib.crc32(token_ids[position].to_bytes(8, "little"), fingerprint)
-            if position >= start:
-                yield self._slot(chunk, position), fingerprint
-
-    def _slot(self, chunk: ScheduledChunk, position: int) -> tuple[int, int]:
-        index, offset = divmod(position, self.kv.block_size)
-        return chunk.block_ids[index], offset
-
     def token_ids(self, request_id: str) -> list[int]:
         """Prompt and output so far."""
         return [*self.added[request_id].prompt_token_ids, *self.tokens[request_id]]
+
+    def salt(self, request_id: str) -> str | None:
+        return self.added[request_id].service.cache_salt
 
     def arrive(
         self, request_id: str, num_tokens: int, *, is_over: bool, read_s: float = 0.0
     ) -> None:
         """Have a transfer write a prompt's blocks up to a token, and perhaps end."""
-        hold = self.holds[request_id]
-        size = self.kv.block_size
-        for position, fingerprint in enumerate(self.fingerprints(request_id, num_tokens)):
-            if position >= hold.num_arrived:
-                slot = hold.block_ids[position // size], position % size
-                self.cache[slot] = fingerprint
+        hold, token_ids = self.holds[request_id], self.token_ids(request_id)[:num_tokens]
+        self.shadow.fill(hold.block_ids, hold.num_arrived, token_ids, self.salt(request_id))
         if is_over:
             del self.holds[request_id]
         event = BlocksArrived(
@@ -454,9 +388,8 @@ class Harness:
     def read_sent(self, request_id: str) -> None:
         """Have another engine read what is computed of a prompt that it is to have."""
         hold = self.holds[request_id]
-        size = self.kv.block_size
-        for i, fingerprint in enumerate(self.fingerprints(request_id, hold.num_computed_tokens)):
-            assert self.cache[hold.block_ids[i // size], i % size] == fingerprint
+        computed = self.token_ids(request_id)[: hold.num_computed_tokens]
+        self.shadow.check(hold.block_ids, computed, self.salt(request_id))
 
     def end_transfer(self, request_id: str) -> None:
         """Whatever has come of it."""
@@ -472,16 +405,15 @@ class Harness:
         """End a transfer that may still write to blocks, and have it write to them."""
         hold = self.holds[request_id]
         left = hold.blocks(hold.num_arrived)
-        if self.kv.quarantine(request_id):
-            self.move(self.kv.take_moves())  # as the next plan would have
+        if self.kv.quarantine.begin(request_id):
+            self.shadow.move(self.kv.take_moves())  # as the next plan would have
             self.quarantined.append(request_id)
-            for block_id, offset in product(left, range(self.kv.block_size)):
-                self.cache[block_id, offset] = _OVERWRITTEN
+            self.shadow.overwrite(left)
             self.end_transfer(request_id)
 
     def end_quarantine(self, request_id: str) -> None:
         self.quarantined.remove(request_id)
-        self.kv.end_quarantine(request_id)
+        self.kv.quarantine.end(request_id)
 
     def step(self) -> StepPlan | None:
         """Plan as far ahead as may be, and run the oldest step."""
@@ -523,14 +455,16 @@ class Harness:
         num_prompt, num_output = len(request.prompt_token_ids), len(self.tokens[request_id])
         if num_output:
             assert num_cached < num_prompt
-        if num_output and not any(request_id in plan.preempted for plan in self.plans):
-            # After a preemption nothing more is said to be cached.
-            assert num_cached + self.num_computed[request_id] >= num_prompt + num_output - 1
+        num_known = num_cached + self.num_computed[request_id]
+        if any(request_id in plan.preempted for plan in self.plans):
+            num_known = num_prompt + num_output  # no more is said to be cached from then on
+        if num_output:
+            assert num_known >= num_prompt + num_output - 1
         reads_all = request.params.prompt_logprobs is not None or request.pooling == "mean"
         if reads_all or not self.kv._is_sharing:
             assert not num_cached
         if request.pooling and self.finish_reasons[request_id] == [FinishReason.STOP]:
-            assert num_cached < num_prompt <= num_cached + self.num_computed[request_id]
+            assert num_cached < num_prompt <= num_known
 
     def expected_tokens(self, request_id: str) -> list[int]:
         """What the request gets when it runs undisturbed."""
@@ -546,24 +480,6 @@ class Harness:
             if token_ids[-1] in request.eos_token_ids:
                 break
         return token_ids[num_prompt_tokens:]
-
-    def check_shared(self) -> None:
-        """All that the prefix tree has for computed is, with the tokens that it has there."""
-        root = self.kv._tree.root
-        for node in root.children.values():
-            num_bytes = len(node.tokens[: self.kv.block_size].tobytes())
-            salt = node.key[: -num_bytes - 1].decode() if node.is_salted else None
-            self._check_node(node, zlib.crc32(str(salt).encode()))
-
-    def _check_node(self, node: Node, fingerprint: int) -> None:
-        size = self.kv.block_size
-        for i, token_id in enumerate(node.tokens):
-            fingerprint = zlib.crc32(token_id.to_bytes(8, "little"), fingerprint)
-            place, offset = node.places[i // size], i % size
-            there = self.host[place][offset] if node.is_spilled else self.cache.get((place, offset))
-            assert there == fingerprint or i >= len(node.tokens) - node.num_missing
-        for child in node.children.values():
-            self._check_node(child, fingerprint)
 
 
 def coming(request: Request, count: int) -> list[int]:

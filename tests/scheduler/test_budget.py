@@ -15,6 +15,7 @@ from tests.scheduler.step_times import calibrate, step_shape, true_costs
 MAX_LEN = 4000
 PACED = StepCosts(step_s=0.03, row_s=(0.0,) * 5, decode_row_s=0.0016, chunk_s=0.002)
 """A step takes 31.6 ms with one stream, 132 ms with 64."""
+MIXED = step_shape(num_decodes=2, context=9, chunk=20)
 
 
 def test_a_budget_that_decodes_exceed_leaves_nothing_and_never_less() -> None:
@@ -46,9 +47,8 @@ def test_a_tighter_promise_lets_no_more_streams_run(
     error: float,
 ) -> None:
     model = StepTimeModel(calibrate(costs, MAX_LEN))
-    mixed = step_shape(num_decodes=2, context=9, chunk=20)
     for _ in range(num_mixed):  # which makes margins of all sizes
-        model.observe(mixed, costs.seconds(mixed), (1.0 + error) * costs.seconds(mixed))
+        model.observe(MIXED, costs.seconds(MIXED), (1.0 + error) * costs.seconds(MIXED))
     budget = TimeBudget(model, 2048)
     streams = step_shape(num_decodes=num_decodes, context=context)
     tight_s, loose_s = sorted(limits_s)
@@ -65,9 +65,8 @@ def test_the_number_of_streams_falls_with_the_promise_and_in_steps(is_cold: bool
     most_running = []
     for slo_s in (0.01, 0.03, 0.032, 0.04, 0.05, 0.052, 0.06, 0.08, 0.1, 0.15, 0.3):
         model = StepTimeModel(calibrate(PACED, MAX_LEN))
-        mixed = step_shape(num_decodes=2, context=9, chunk=20)
         for _ in range(0 if is_cold else 600):
-            model.observe(mixed, PACED.seconds(mixed))
+            model.observe(MIXED, PACED.seconds(MIXED))
         harness = Harness(
             budget=2048,
             max_num_seqs=64,
@@ -87,3 +86,41 @@ def test_the_number_of_streams_falls_with_the_promise_and_in_steps(is_cold: bool
     assert most_running[0] > 1
     assert most_running[-1] == 64
     assert max(b / a for a, b in itertools.pairwise(most_running)) < 4
+
+
+SLOW = StepCosts(step_s=0.02, row_s=(0.004,) * 5)
+"""Eight streams take 52 ms, and 32 tokens of a prompt beside them 180."""
+
+
+def test_decodes_without_a_margin_leave_a_prompt_what_fits_into_the_promise() -> None:
+    model = StepTimeModel(calibrate(SLOW, MAX_LEN))
+    for _ in range(100):  # an interruption in every second step: the margin is as large as can be
+        for late_s in (0.0, 0.06):
+            model.observe(MIXED, SLOW.seconds(MIXED), SLOW.seconds(MIXED) + late_s, 0.15)
+    budget = TimeBudget(model, 2048)
+    for num_decodes in (14, 16, 20, 24, 28):
+        streams = step_shape(num_decodes=num_decodes, context=100)
+        assert not budget.fits_decode(streams, 0.15)
+        chunk = budget.max_chunk(streams, 0, 1000, 0.15)
+        assert 16 <= chunk <= 32
+        streams.add_prefill(0, chunk, samples=False)
+        assert chunk == 16 or model.seconds(streams) <= 0.15
+
+
+def test_prompts_that_leave_room_for_others_are_never_longer_than_the_promise_allows() -> None:
+    """Seen: a shorter limit that decodes had used up led to longer chunks than the whole one."""
+    model = StepTimeModel(calibrate(SLOW, MAX_LEN))
+    harness = Harness(
+        budget=2048,
+        max_num_seqs=64,
+        num_blocks=4000,
+        step_time=model,
+        step_time_s=lambda plan: SLOW.seconds(StepShape.of(plan)),
+        itl_slo_s=0.15,
+    )
+    harness.add("of b", 4, 1, tenant="b")
+    for index in range(12):
+        harness.add(str(index), 100, 60, tenant="a")
+    while (plan := harness.step()) is not None:
+        shape = StepShape.of(plan)
+        assert not shape.num_decode_rows or SLOW.seconds(shape) <= 0.15

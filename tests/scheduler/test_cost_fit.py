@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from legato.scheduler import cost_fit
-from legato.scheduler.cost_fit import CostFit, MeasuredStep, disturbed, fit
-from legato.scheduler.nonnegative import solve_nonnegative
+from legato.scheduler.cost_fit import CostFit, MeasuredStep, disturbed, fit, solve_nonnegative
 from legato.scheduler.step_costs import NUM_TERMS, ROW_BOUNDS, StepCosts
 from tests.profiles import examples
 from tests.scheduler.step_times import calibrate, step_shape, true_costs

@@ -15,11 +15,12 @@ from legato.core.outputs import FinishReason
 from legato.core.pooling import Pooling
 from legato.core.slo import SloClass
 from legato.kv.hold import Hold
+from legato.kv.state_slots import StateSlots
 from legato.scheduler.order import ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
-from tests.kv.conservation import check_blocks, check_states, tables
+from tests.kv.conservation import check_blocks, tables
 from tests.profiles import examples
 from tests.scheduler.drafters import RandomDrafter
 from tests.scheduler.harness import VOCAB_SIZE, Harness, coming
@@ -103,6 +104,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
         num_host_slots=st.sampled_from([0, 4, 40]),
         num_state_requests=st.sampled_from([None, None, 1, 3, 8]),
+        num_checkpoints=st.sampled_from([0, 2, 20]),
+        unit=st.sampled_from([4, 8]),
         depth=st.sampled_from([1, 1, 2, 3]),
         costs=true_costs(),
         is_calibrated=st.booleans(),
@@ -115,20 +118,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         enable_prefix_caching: bool,
         num_host_slots: int,
         num_state_requests: int | None,
+        num_checkpoints: int,
+        unit: int,
         depth: int,
         costs: StepCosts,
         is_calibrated: bool,
         seed: int,
     ) -> None:
         self.drafter = RandomDrafter(coming, seed, vocab_size=VOCAB_SIZE)
-        self.has_states = num_state_requests is not None
-        if self.has_states:
-            scheduler["speculative"] = "off"
+        states: StateSlots | None = None
+        if num_state_requests is not None:
+            scheduler["speculative"], num_host_slots = "off", 0
+            states = StateSlots(
+                num_state_requests,
+                depth,
+                num_spare_slots=num_checkpoints,
+                unit=unit,
+                spacing=2 * unit,
+            )
+        self.has_states = states is not None
         self.harness = Harness(
             num_blocks=num_blocks,
-            enable_prefix_caching=enable_prefix_caching and not self.has_states,
+            enable_prefix_caching=enable_prefix_caching,
             num_host_slots=num_host_slots,
-            num_state_requests=num_state_requests,
+            states=states,
             depth=depth,
             drafters=[self.drafter],
             block_size=4,
@@ -185,6 +198,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             leads_on = plan is not None or bool(self.harness.holds or self.harness.quarantined)
             assert leads_on or not had_work, "work must always lead to a step"
             assert plan is None or had_work
+
+    @precondition(lambda self: not self.harness.in_flight)
+    @rule()
+    def forget(self) -> None:
+        self.harness.kv.forget()
 
     @precondition(lambda self: self.harness.in_flight)
     @rule()
@@ -257,14 +275,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         kv = self.harness.kv
         check_blocks(kv)
-        if kv.states is not None:
-            check_states(kv.states, kv._tables)
-        self.harness.check_shared()
+        kept = {} if kv.states is None else kv.states.checkpoints.slots
+        self.harness.shadow.check_shared(kv._tree.root, kept)
         for hold in self.harness.holds.values():
             if isinstance(hold.transfer, SendBlocks):
                 self.harness.read_sent(hold.request_id)
         held = {block for table in tables(kv) for block in table.block_ids}
-        held.update(*kv._quarantined.values())  # which no step in flight looks at
+        held.update(*kv.quarantine)  # which no step in flight looks at
         for plan in self.harness.in_flight:
             flying = {block for chunk in plan.chunks for block in chunk.block_ids}
             assert flying <= held, "a block was freed under a step in flight"

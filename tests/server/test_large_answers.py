@@ -20,7 +20,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.stats import EngineStats
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.messages import FromEngine, StepOutputs
-from legato.server.generation.streamed import most_unread
+from legato.server.generation.answer import most_unread
 from legato.server.http.json_pieces import Kept, array, encode_json, in_pieces, json_pieces, listed
 from legato.server.http.paced import PacedResponse
 from legato.server.http.turns import Turns

@@ -1,21 +1,16 @@
 """What engines, routers and fleets listen on: this machine, or else wherever they share a key."""
 
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from legato.core.addresses import is_loopback
-from legato.core.config import SchedulerConfig
+from legato.core.cache_config import TransferConfig
 from legato.core.errors import ConfigError
-from legato.core.stats import CacheInfo
-from legato.core.transfer_config import TransferConfig
-from legato.engine.process.messages import EngineInfo
 from legato.fleet.exposure import check_reach
 from legato.server.config import ServerConfig
-from legato.server.http_server import _tell_of_cache
 from legato.transfer.keys import read_key
 
 OWN = ["127.0.0.1", "127.8.8.8", "::1", "localhost", "LOCALHOST"]
@@ -87,23 +82,3 @@ def test_a_ray_that_anybody_can_ask_is_refused(
             check_reach()
     else:
         check_reach()
-
-
-def test_no_events_of_a_prefix_cache_that_recurrent_layers_turn_off() -> None:
-    class Engine:
-        info = EngineInfo(
-            model="m",
-            served_model_names=("m",),
-            max_model_len=8,
-            device="cpu",
-            vocab_size=2,
-            settings={},
-            cache=CacheInfo(
-                num_blocks=1, block_size=1, dtype="float32", enable_prefix_caching=False
-            ),
-            scheduler=SchedulerConfig(),
-        )
-
-    config = ServerConfig(kv_events_endpoint="tcp://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="off for models with recurrent layers"):
-        _tell_of_cache(Engine(), config, AsyncExitStack())  # type: ignore[arg-type]

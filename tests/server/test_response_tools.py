@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.server.openai.responses.custom_input import CustomInput
+from legato.server.openai.responses.items import CustomInput
 from tests.server.test_errors import check
 from tests.server.test_responses import WEATHER, ask, events
 

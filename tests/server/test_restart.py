@@ -67,20 +67,26 @@ def test_an_engine_is_started_again_but_not_for_ever(one_at_a_time: ServerProces
     assert "died 3 times in a row" in server.log.read_text()
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with running_server(tmp_path_factory.mktemp("stopped")) as server:
+        yield server
+
+
 @pytest.mark.parametrize("has_requests", [False, True])
-def test_a_stopped_engine_is_started_again(tmp_path: Path, has_requests: bool) -> None:
+def test_a_stopped_engine_is_started_again(stopped: ServerProcess, has_requests: bool) -> None:
     """By default an engine with requests may be silent for minutes, and one without for ever."""
-    with running_server(tmp_path) as server:
-        engine = server.engine
-        engine.send_signal(SIGSTOP)
-        waiting = [BackgroundRequest(server, **GREEDY)] if has_requests else []
-        wait_until(lambda: _is_troubled(server), "/health says that all is well")
-        wait_until(lambda: not engine.is_running(), "it goes on")
-        wait_until(lambda: not _is_troubled(server), "it is not started again")
-        for request in waiting:
-            assert request.join().status_code == 200
-        assert server.http.post("/v1/completions", json=GREEDY).status_code == 200
-        assert server.metric("num_stuck_processes_total", process="engine") == 1
+    server, engine = stopped, stopped.engine
+    num_stuck = server.metric("num_stuck_processes_total", process="engine")
+    engine.send_signal(SIGSTOP)
+    waiting = [BackgroundRequest(server, **GREEDY)] if has_requests else []
+    wait_until(lambda: _is_troubled(server), "/health says that all is well")
+    wait_until(lambda: not engine.is_running(), "it goes on")
+    wait_until(lambda: not _is_troubled(server), "it is not started again")
+    for request in waiting:
+        assert request.join().status_code == 200
+    assert server.http.post("/v1/completions", json=GREEDY).status_code == 200
+    assert server.metric("num_stuck_processes_total", process="engine") == num_stuck + 1
 
 
 def _is_troubled(server: ServerProcess) -> bool:

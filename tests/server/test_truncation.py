@@ -9,8 +9,8 @@ from legato.server.requests.response_items import (
     MessageItem,
     Placed,
     ToolOutputItem,
+    truncated,
 )
-from legato.server.requests.truncation import truncated
 from tests.profiles import examples
 
 _roles = st.sampled_from(["system", "developer", "user", "assistant", "call", "output"])

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from legato.server.http.warnings import warning_header
+from legato.server.http.middleware import warning_header
 from legato.server.requests.messages import TemplateOptions
 from tests.server.launch import ServerProcess
 from tests.server.servers import LENIENT, Servers

@@ -6,21 +6,26 @@ import http from "node:http";
 import { check, run, URL } from "./protocol.mjs";
 
 const SAID = "The model has spoken.";
-const COMMAND = "echo legato-$((6 * 7))";
+export const COMMAND = "echo legato-$((6 * 7))";
 const PRINTED = "legato-42"; // in the command's output alone
 const OUTPUT_CHARS = 600;
 
 // Tries a program.
 //
 //   program: the command and its first arguments.
+//   prepare(baseUrl): writes the program's settings; may return arguments of a command that does.
 //   ask(prompt, baseUrl): arguments for a new session. again(prompt, baseUrl): for the last one.
 //   shell: the tool that runs commands, and call(command), its arguments.
+//   edit: for a program without tools, the words after which it runs `COMMAND`.
+//   printed: how often the command's output is in the model's prompt: once the command has run,
+//     when the session goes on, and once it has run again.
 //   environment: variables that it needs.
 //   isAnthropic: whether it speaks Anthropic's API.
 export async function tryAgent({
-  program, ask, again, shell, call, environment = () => ({}), isAnthropic = false,
+  program, prepare = () => undefined, ask, again, shell, call = () => ({}), edit, printed = [1, 1, 2],
+  environment = () => ({}), isAnthropic = false,
 }) {
-  const proxy = await Proxy.start(shell, call(COMMAND), isAnthropic);
+  const proxy = await Proxy.start({ shell, args: call(COMMAND), edit, isAnthropic });
 
   async function tell(args) {
     const [command, ...first] = program;
@@ -31,17 +36,20 @@ export async function tryAgent({
   }
 
   async function chat() {
+    const preparing = prepare(proxy.url);
+    if (preparing) await tell(preparing);
     check((await tell(ask("Say hi.", proxy.url))).includes(SAID), "it does not show the answer");
   }
 
   async function tool() {
-    await loop(ask("Run the command.", proxy.url), 1);
+    await loop(ask("Run the command.", proxy.url), printed[0]);
   }
 
   async function session() {
-    await loop(again("Run it again.", proxy.url), 2);
+    await loop(again("Run it again.", proxy.url), printed[2]);
     const [, second] = proxy.calling;
-    check(second.numResults === 1, "the session's earlier turn is gone");
+    check(second.numAnswers > 0, "the session's earlier turn is gone");
+    check(second.numResults === printed[1], "the command's output is not what was stored");
     check(second.usage.cached > 0, "nothing of the earlier turn was cached");
   }
 
@@ -54,9 +62,11 @@ export async function tryAgent({
   // The model calls the shell, reads what the command printed, and speaks.
   async function loop(args, numResults) {
     proxy.numCalls = 1;
+    proxy.speaking = [];
     const output = await tell(args);
     check(proxy.numCalls === 0, "it offered no tool");
-    check(proxy.last.numResults === numResults, "the model never read the command's output");
+    const found = proxy.speaking.map((turn) => turn.numResults);
+    check(found.includes(numResults), `prompts have the output ${found} times, and none ${numResults} times`);
     check(output.includes(SAID), "it does not show the answer to the output");
   }
 
@@ -66,23 +76,24 @@ export async function tryAgent({
 // Forwards requests to the server, and holds the model's answers to a form.
 //
 //   numCalls: how often the model is still to call the shell; else it speaks.
-//   calling: the turns in which it did. last: the latest turn in which it spoke.
+//   calling: the turns in which it did. speaking: those of the latest question in which it spoke.
 class Proxy {
-  static async start(shell, args, isAnthropic) {
-    const proxy = new Proxy(shell, args, isAnthropic);
+  static async start(told) {
+    const proxy = new Proxy(told);
     const server = http.createServer((request, response) => proxy.#forward(request, response));
     await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
     proxy.url = `http://127.0.0.1:${server.address().port}/v1`;
     return proxy;
   }
 
-  constructor(shell, args, isAnthropic) {
+  constructor({ shell, args, edit, isAnthropic }) {
     this.isAnthropic = isAnthropic;
     this.numCalls = 0;
     this.calling = [];
-    this.last = undefined;
+    this.speaking = [];
     this.shell = shell;
     this.args = args;
+    this.edit = edit;
   }
 
   async #forward(request, response) {
@@ -90,7 +101,7 @@ class Proxy {
     let turn;
     if (request.method === "POST" && /\/(responses|completions|messages)(\?|$)/.test(request.url)) {
       const asked = JSON.parse(body);
-      turn = { numResults: body.split(PRINTED).length - 1 };
+      turn = { numResults: count(body, PRINTED), numAnswers: count(body, SAID) };
       this.#hold(asked, turn);
       body = JSON.stringify(asked);
     }
@@ -119,9 +130,15 @@ class Proxy {
 
   #hold(asked, turn) {
     const tool = asked.tools?.find((tool) => (tool.function ?? tool).name === this.shell);
-    if (tool && this.numCalls > 0) {
+    const canCall = tool || this.edit; // else it asks for a title, or the like
+    if (canCall && this.numCalls > 0) {
       this.numCalls -= 1;
       this.calling.push(turn);
+      if (this.edit) {
+        asked.structured_outputs = { choice: [this.edit] };
+        if (asked.stream) asked.stream_options ??= { include_usage: true };
+        return;
+      }
       if (this.isAnthropic) {
         tool.input_schema = constants(this.args);
         asked.tool_choice = { type: "tool", name: this.shell, disable_parallel_tool_use: true };
@@ -133,7 +150,7 @@ class Proxy {
       asked.parallel_tool_calls = false;
       return;
     }
-    if (tool) this.last = turn;
+    if (canCall) this.speaking.push(turn);
     const schema = { name: "said", schema: { type: "string", enum: [SAID] } };
     if (this.isAnthropic) {
       if (asked.tools) asked.tool_choice = { type: "none" };
@@ -145,6 +162,10 @@ class Proxy {
     if (asked.input) asked.text = { ...asked.text, format: { type: "json_schema", ...schema } };
     else asked.response_format = { type: "json_schema", json_schema: schema };
   }
+}
+
+function count(text, words) {
+  return text.split(words).length - 1;
 }
 
 function constants(args) {

@@ -15,6 +15,7 @@ TOOL = {
 FORECAST = {"type": "function", "function": {**TOOL["function"], "name": "get_forecast"}}
 SMALL = {"model": MODEL, "messages": QUESTION, "max_tokens": 48}
 ROOMY = {**SMALL, "max_tokens": 700}  # a small model calls a tool several times
+ONE_CALL = {**ROOMY, "parallel_tool_calls": False}
 
 
 class Place(BaseModel):
@@ -96,7 +97,9 @@ def logprobs() -> None:
 
 @can("tool")
 def required() -> None:
-    answer = client.chat.completions.create(**ROOMY, tools=[TOOL, FORECAST], tool_choice="required")
+    answer = client.chat.completions.create(
+        **ONE_CALL, tools=[TOOL, FORECAST], tool_choice="required"
+    )
     choice = answer.choices[0]
     check(choice.finish_reason == "tool_calls", f"finish_reason is {choice.finish_reason}")
     check_city(choice.message.tool_calls[0].function.arguments)
@@ -126,7 +129,7 @@ def loop() -> None:
 
 @can("streamed tool")
 def streamed_tool() -> None:
-    asked = {**ROOMY, "tools": [TOOL], "tool_choice": "required"}
+    asked = {**ONE_CALL, "tools": [TOOL], "tool_choice": "required"}
     with client.chat.completions.stream(**asked) as events:
         kinds = [event.type for event in events]
         call = events.get_final_completion().choices[0].message.tool_calls[0]

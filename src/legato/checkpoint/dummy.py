@@ -22,6 +22,9 @@ from legato.model.spec import DecoderSpec
 from legato.model.transformers_families import runs_on_transformers
 from legato.model.transformers_spec import TransformersSpec
 
+_FACTORS = ("norm.weight", ".layer_scalar", ".expert_scale")
+"""Ends of the names of weights that are 1 on average."""
+
 
 def open_dummy_checkpoint(config: ModelConfig, source: ModelSource) -> Checkpoint:
     """Open a checkpoint of random weights for a config.json or a GGUF file's description.
@@ -73,7 +76,7 @@ def _random_tensors(
 ) -> NamedWeights:
     """Yield tensors with a seed each, made on `device`: for a large model a CPU takes a minute."""
     for name, shape in shapes.items():
-        if name.endswith("norm.weight") or (name.endswith(".weight") and len(shape) == 1):
+        if name.endswith(_FACTORS) or (name.endswith(".weight") and len(shape) == 1):
             yield name, torch.ones(shape, dtype=dtype, device=device)
             continue
         seeded = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))

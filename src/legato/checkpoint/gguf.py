@@ -30,6 +30,9 @@ _SIZES = (
     "attention.key_length",
     "attention.value_length",
     "rope.dimension_count",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
 )
 logger = logging.getLogger(__name__)
 

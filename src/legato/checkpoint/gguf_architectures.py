@@ -8,9 +8,10 @@ import torch
 from legato.checkpoint.gguf_file import GGUFFile
 from legato.core.errors import UnsupportedModelError
 from legato.model.description import FULL
+from legato.model.mixer_spec import DeltaNetSpec
 from legato.model.quantization import QuantizedWeight, plain
-from legato.model.spec import DecoderSpec, DeltaNetSpec
-from legato.model.transforms import Named, Transform, Weight, drop
+from legato.model.spec import DecoderSpec
+from legato.model.transforms import Named, Transform, Weight, drop, split_experts
 
 ROPE_FACTORS = "rope_freqs.weight"
 _LINEAR = "linear_attention"
@@ -29,8 +30,18 @@ class GGUFArchitecture(NamedTuple):
 
 
 def _llama_config(file: GGUFFile) -> dict[str, Any]:
-    """Describe a Llama or Mistral model; both are named "llama", and only Mistral has a window."""
+    """Describe a Llama, Mistral or Mixtral model; all are named "llama".
+
+    Only Mistral has a window, and only Mixtral has experts.
+    """
     window = file.get("attention.sliding_window")
+    if file.get("expert_count"):
+        return {
+            **_common_config(file),
+            **_experts(file),
+            "architectures": ["MixtralForCausalLM"],
+            "sliding_window": window,
+        }
     if window:
         return {
             **_common_config(file),
@@ -56,6 +67,29 @@ def _qwen3_config(file: GGUFFile) -> dict[str, Any]:
         **_common_config(file),
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+
+
+def _qwen3_moe_config(file: GGUFFile) -> dict[str, Any]:
+    _refuse_window(file)
+    return {
+        **_common_config(file),
+        **_experts(file),
+        "architectures": ["Qwen3MoeForCausalLM"],
+        # The format does not say; all published models have it.
+        "norm_topk_prob": True,
+    }
+
+
+def _gpt_oss_config(file: GGUFFile) -> dict[str, Any]:
+    common = _common_config(file)
+    return {
+        **common,
+        **_experts(file),
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "sliding_window": _needed(file, "attention.sliding_window"),
+        "rope_parameters": {**common["rope_parameters"], "truncate": False},
     }
 
 
@@ -160,7 +194,7 @@ def _experts(file: GGUFFile) -> dict[str, Any]:
     return {
         "num_experts": _needed(file, "expert_count"),
         "num_experts_per_tok": _needed(file, "expert_used_count"),
-        "moe_intermediate_size": _needed(file, "expert_feed_forward_length"),
+        "moe_intermediate_size": file.get("expert_feed_forward_length"),
     }
 
 
@@ -275,6 +309,12 @@ _SHARED_GATES = _at("shared_expert_gate.weight", change=lambda gate: gate.reshap
 """From [E] to [1, E]."""
 
 
+def _expert_splits(_: GGUFFile, spec: DecoderSpec) -> list[Transform]:
+    """Split the experts of gpt-oss, which transformers has in another layout than GGUF files."""
+    own = (layer.moe for layer in spec.layers)
+    return [split_experts(next(moe for moe in own if moe), spec.hidden_size, is_transposed=False)]
+
+
 def _delta_net_changes(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:
     num_further = file.get("nextn_predict_layers", 0)
     further = tuple(f"blk.{spec.num_layers + i}." for i in range(num_further))
@@ -348,6 +388,10 @@ _EXPERTS = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks.weight": "self_attn.sinks",
+}
 _MAMBA2 = {
     "ssm_in": "recurrence.in_proj",
     "ssm_conv1d": "recurrence.conv",
@@ -377,9 +421,11 @@ _DELTA_NET = {
 }
 
 ARCHITECTURES = {
-    "llama": GGUFArchitecture(_llama_config),
+    "llama": GGUFArchitecture(_llama_config, _EXPERTS),
     "qwen2": GGUFArchitecture(_qwen2_config),
     "qwen3": GGUFArchitecture(_qwen3_config),
+    "qwen3moe": GGUFArchitecture(_qwen3_moe_config, _EXPERTS),
+    "gpt-oss": GGUFArchitecture(_gpt_oss_config, _GPT_OSS | _EXPERTS, _expert_splits),
     "granitehybrid": GGUFArchitecture(
         _granite_hybrid_config,
         _MAMBA2 | _EXPERTS,

@@ -32,6 +32,7 @@ _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _HEAD, _BARE = "score.weight", "embed_tokens.weight"
 _MATRIX = 2  # dimensions
+_TEXT_PARTS = {"language_model", "layers"}
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _SIZES = (
     "vocab_size",
@@ -40,6 +41,11 @@ _SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
 )
 
 
@@ -247,13 +253,19 @@ def check_types(headers: Mapping[str, Header]) -> None:
 
 
 def _unused(headers: Mapping[str, Header], changes: Sequence[Transform]) -> tuple[str, ...]:
-    """Return the first parts of the names of tensors that are left out, but for "model"."""
+    """Return the first parts of the names of tensors that are left out, but for "model".
+
+    Of a layer, such as one that predicts further tokens, the number is named, too.
+    Keys and values that the text model's layers have but do not compute are no part.
+    """
     names = (
         name.removeprefix("model.")
         for name, header in headers.items()
         if name != _HEAD and not shapes_after({name: header.shape}, changes)
     )
-    return tuple(sorted({name.partition(".")[0] for name in names}))
+    parts = (name.split(".") for name in names)
+    found = {".".join(part[: 1 + (part[0] == "layers")]) for part in parts}
+    return tuple(sorted(found - _TEXT_PARTS))
 
 
 def used_dtype(headers: Mapping[str, Header]) -> torch.dtype:

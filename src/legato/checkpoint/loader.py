@@ -27,7 +27,7 @@ from legato.model.packed_linear import PackedDecoder, can_pack
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize, quantize_rotated
 from legato.model.quantized_forms import can_multiply
 from legato.model.sharding import shard
-from legato.model.spec import DecoderSpec
+from legato.model.spec import LAYER_INPUTS_TABLE, DecoderSpec
 from legato.model.transformers_families import runs_on_transformers
 from legato.model.transformers_spec import TransformersSpec
 
@@ -39,7 +39,7 @@ _MAX_NAMES = 5
 _ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
 """Ends of the names of small matrices, where an error would change which experts compute a row."""
 _HEAD = "lm_head.weight"
-_VOCABULARY = ("model.embed_tokens.weight", _HEAD)
+_VOCABULARY = ("model.embed_tokens.weight", _HEAD, LAYER_INPUTS_TABLE)
 _BITS = {"int8": 8, "int4": 4, "w8a8": 8}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from legato.cli.values import count, whole
 
 if TYPE_CHECKING:
-    from legato.core.step_record import DrafterName, DraftsEndedBy
+    from legato.core.step_record import DrafterName, DraftsEndedBy, Lack
     from legato.observe.traces.attribution import Attribution, Cause, Span
     from legato.observe.traces.request_story import RequestStory
 
@@ -37,6 +37,11 @@ _ENDS = {
     "time_budget": "as long as a token's deadline allowed",
     "memory": "kept short after memory ran out",
     "turn": "shorter for a best-effort request's turn",
+    "checkpoint": "ended where a recurrent state is kept",
+}
+_LACKS: "dict[Lack, str]" = {
+    "checkpoint": "no state of the recurrent layers was kept",
+    "window": "blocks of a sliding window were not kept",
 }
 _DRAFTERS: "dict[DrafterName, str]" = {
     "own": "its own tokens",
@@ -129,6 +134,7 @@ def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int
         *_caveats(story),
         *_grammar(story),
         *_fetched(story),
+        *_short_hits(story),
         *_chunks(story),
         *_drafts(story),
         "",
@@ -199,6 +205,18 @@ def _fetched(story: "RequestStory") -> list[str]:
         return []
     told = f"{fetched.num_tokens} of {fetched.num_wanted_tokens} tokens came from another engine"
     return [f"{told}, in {fetched.ended_s - fetched.begun_s:.4f} s"]
+
+
+def _short_hits(story: "RequestStory") -> list[str]:
+    """Say why cached tokens were computed again, for each time that the request was admitted."""
+    hits = [step.record.short_hits.get(story.request_id) for step in story.steps]
+    return [
+        f"The blocks of its first {hit.num_matched_tokens} tokens were cached, but after token "
+        f"{hit.num_tokens} {_LACKS[hit.lacks]}: "
+        f"{hit.num_matched_tokens - hit.num_tokens} of these tokens were computed again"
+        for hit in hits
+        if hit is not None
+    ]
 
 
 def _chunks(story: "RequestStory") -> list[str]:

@@ -23,7 +23,8 @@ from legato.cli.values import (
     slo_class,
     weights,
 )
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig, engine_parts
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig, ModelConfig, engine_parts
 from legato.core.config_fields import Config, Field, Kind, fields_of
 from legato.core.sampling_params import SamplingParams
 from legato.server.config import ServerConfig

@@ -27,6 +27,7 @@ _USUAL: dict[str, dict[str, Any]] = {
         "layer_types": ["attention"] * _SIZES["num_hidden_layers"],
     },
     "lfm2": {"full_attn_idxs": [2, 5]},
+    "deepseek_v2": {"num_experts_per_tok": 6},
     "lfm2_moe": {"full_attn_idxs": [2, 5]},
 }
 """Key a model type whose models differ from its defaults, value the fields that they have."""

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from legato.core.cache_config import CacheConfig, TransferConfig
 from legato.core.config_fields import Config, Field, Flag, fields_of
 from legato.core.errors import ConfigError
 from legato.core.pooling import Pooling
-from legato.core.ranges import Count, CountOrZero, Seconds, Share, Size, SizeOrZero, Slack
+from legato.core.ranges import Count, CountOrZero, Seconds, Slack
 from legato.core.slo import (
     BATCH,
     INTERACTIVE,
@@ -20,7 +21,6 @@ from legato.core.slo import (
 )
 from legato.core.spelling import did_you_mean
 from legato.core.tenant import TenantName
-from legato.core.transfer_config import TransferConfig
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -28,7 +28,6 @@ Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
 Quantization = Literal["int8", "int4", "w8a8", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "legato", "transformers"]
-KVCacheDType = Literal["auto", "int8"]
 Policy = Literal["stall-free", "prefill-first"]
 NumDrafts = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Speculative = NumDrafts | Literal["auto", "off"]
@@ -38,7 +37,6 @@ SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]
 
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=1024)]
-BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 Threads = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 StepsInFlight = Annotated[int, msgspec.Meta(ge=1, le=2)]
 
@@ -153,67 +151,6 @@ class ModelConfig(Config, frozen=True, kw_only=True):
             default="none",
         ),
     ] = None
-
-
-class CacheConfig(Config, frozen=True, kw_only=True):
-    """Size of the paged KV cache."""
-
-    flag_group = "KV cache"
-
-    block_size: Annotated[BlockSize, Flag("tokens a block", metavar="TOKENS")] = 32
-    kv_cache_dtype: Annotated[
-        KVCacheDType,
-        Flag(
-            "what keys and values are held in: int8 rounds them, with a scale a token and head, so "
-            "that nearly twice the tokens fit",
-            default="the model's data type",
-        ),
-    ] = "auto"
-    kv_cache_memory_bytes: Annotated[
-        Size | None,
-        Flag(
-            "size of the cache, such as 512M or 2GiB; on a CPU it is taken at the start",
-            one_of="cache size",
-        ),
-    ] = None
-    gpu_memory_utilization: Annotated[
-        Share | None,
-        Flag(
-            "instead of a size: on a CPU, the fraction of the free memory that the cache may take, "
-            "when there is nothing to do or as it is used; on a GPU, the fraction of all its "
-            "memory that may be in use, the weights and what steps take among it",
-            metavar="FRACTION",
-            default="0.9 of a GPU's, 0.25 of the host's, which other programs want too",
-            one_of="cache size",
-        ),
-    ] = None
-    take_memory_when_idle: Annotated[
-        bool,
-        Flag(
-            "on a CPU, take the memory of a cache without a size while there is nothing to do, up "
-            "to half of what is free; otherwise it is taken as it is used, and prompts wait for it"
-        ),
-    ] = True
-    enable_prefix_caching: Annotated[
-        bool,
-        Flag(
-            "keep the blocks of prompts and outputs, and share them among requests that begin alike"
-        ),
-    ] = True
-    swap_space_bytes: Annotated[
-        SizeOrZero,
-        Flag(
-            "host memory, such as 4GiB, for blocks that a GPU's cache has no more room for",
-            default="none",
-        ),
-    ] = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kv_cache_memory_bytes is not None and self.gpu_memory_utilization is not None:
-            raise ConfigError("kv_cache_memory_bytes and gpu_memory_utilization exclude each other")
-        if self.swap_space_bytes and not self.enable_prefix_caching:
-            raise ConfigError("swap space is for blocks of the prefix cache, which is turned off")
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):

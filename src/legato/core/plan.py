@@ -13,6 +13,7 @@ from legato.core.step_record import (
     DraftsEndedBy,
     EndedBy,
     Obstacle,
+    ShortHit,
 )
 
 ZERO_STATE, SCRATCH_STATE, FIRST_STATE = 0, 1, 2
@@ -132,7 +133,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         ended_requests: ids of requests whose state the executor may drop before this step.
         preempted: ids of requests that gave up their blocks so that this step fits.
         moves: copies to be made, in this order and once, before the step.
-        admitted, held_by, drafts_ended_by: as in `StepRecord`.
+        admitted, short_hits, held_by, drafts_ended_by: as in `StepRecord`.
         drafting_s, drafts_s: likewise; how long drafts took to make, and are expected to take.
         predicted_s, limit_s, budget_tokens: likewise; expected duration and limits of the step.
             With steps in flight, the step begins at the predicted end of the last one.
@@ -145,6 +146,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     preempted: tuple[str, ...] = ()
     moves: tuple[BlockMove, ...] = ()
     admitted: dict[str, int] = msgspec.field(default_factory=dict)
+    short_hits: dict[str, ShortHit] = msgspec.field(default_factory=dict)
     held_by: Obstacle | None = None
     drafts_ended_by: DraftsEndedBy | None = None
     drafting_s: float = 0.0

@@ -78,6 +78,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
             could.
         num_prefix_cache_queries: prompt tokens of requests that had their first token.
         num_prefix_cache_hits: the part of these tokens that did not have to be computed.
+        num_prefix_cache_short: tokens in cached blocks that admitted requests computed again,
+            because no recurrent state, or block of a window, was kept at their end.
         tenants: the first few tenants that came, and `OTHER_TENANTS`.
     """
 
@@ -89,6 +91,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     broken_promise: str = ""
     num_prefix_cache_queries: int = 0
     num_prefix_cache_hits: int = 0
+    num_prefix_cache_short: int = 0
     tenants: tuple[TenantStats, ...] = ()
 
 
@@ -121,6 +124,7 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
             one query without an answer.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
         num_cached_blocks: unused blocks that are kept for later requests.
+        num_state_checkpoints: recurrent states that are kept for later requests.
         window_usage: key a window in tokens, value the fraction of its blocks in use, in [0, 1].
         transfer: None if there are no other engines to send to or fetch from.
     """
@@ -129,5 +133,6 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
     num_contained_errors: int = 0
     kv_usage: float = 0.0
     num_cached_blocks: int = 0
+    num_state_checkpoints: int = 0
     window_usage: dict[int, float] = msgspec.field(default_factory=dict)
     transfer: TransferStats | None = None

@@ -15,10 +15,14 @@ ChunkKind = Literal["decode", "prefill", "verify"]
 """What a chunk is: the next token of a running stream; part of the tokens that must be computed
 before a request is a stream; or a stream's next token followed by drafts."""
 
-EndedBy = Literal["prompt_end", "token_budget", "time_budget", "memory", "turn"]
+EndedBy = Literal["prompt_end", "token_budget", "time_budget", "memory", "turn", "checkpoint"]
 """Why a prefill chunk has no more tokens: it reaches the request's last token; the step may hold no
 more tokens, or may not take longer; memory ran out in longer chunks; a best-effort request had its
-turn in the step."""
+turn in the step; the state of recurrent layers is kept at its end."""
+
+Lack = Literal["checkpoint", "window"]
+"""What a hit lacks at the end of the cached blocks: a kept state of recurrent layers; blocks of a
+sliding window."""
 
 Obstacle = Literal["budget", "max_num_seqs", "memory", "pace", "tenants"]
 """What kept the first waiting request out of a step: the step's budget was spent; the most requests
@@ -33,6 +37,20 @@ draft model."""
 DraftsEndedBy = Literal["proposals", "worth", "time_budget", "token_budget", "memory"]
 """Why a step holds no more drafts: no more were proposed; the next were not worth their time; the
 step may take no longer, or hold no more tokens; there were no blocks for them."""
+
+
+class ShortHit(msgspec.Struct, frozen=True, gc=False):
+    """A hit that is shorter than the cached blocks of the request's beginning.
+
+    Attributes:
+        num_tokens: tokens that need not be computed.
+        num_matched_tokens: tokens in cached blocks.
+        lacks: what was not kept for the tokens in between.
+    """
+
+    num_tokens: int
+    num_matched_tokens: int
+    lacks: Lack
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +90,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
         budget_tokens: most tokens that the step was allowed to hold.
         admitted: requests that began to run; key request id, value number of its tokens that were
             computed already.
+        short_hits: admitted requests that could not use all cached blocks; key request id.
         preempted: requests that lost their blocks.
         drafts_ended_by: why there are no more drafts; None if none were asked for.
         drafting_s: how long a draft model took for drafts, before `started_s`.
@@ -106,6 +125,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int
+    short_hits: dict[str, ShortHit] = msgspec.field(default_factory=dict)
     drafts_ended_by: DraftsEndedBy | None = None
     drafting_s: float = 0.0
     drafts_s: float | None = None

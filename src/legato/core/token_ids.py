@@ -14,6 +14,20 @@ else:  # Python 3.11's array takes no type argument
     TokenIds = array
 
 
+def num_common_tokens(one: TokenIds, other: TokenIds, most: int) -> int:
+    """Return how many tokens two rows begin with alike, at most `most`; neither is shorter."""
+    low, high = 0, most
+    if one[:most] == other[:most]:
+        return most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def token_array(token_ids: Iterable[int]) -> TokenIds:
     """Return the ids as an array; raise OverflowError if one does not fit into 32 bits."""
     return array("i", token_ids)

@@ -1,6 +1,8 @@
-"""The Python API's result: a prompt and its completions."""
+"""The Python API's results: a prompt and its completions, or its vector."""
 
 import copy
+
+import msgspec
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import Completion
@@ -49,3 +51,30 @@ class Generation:
         """Mark the unfinished completions as aborted."""
         for output in self.outputs:
             output.finish_reason = output.finish_reason or FinishReason.ABORT
+
+
+class EmbeddingOutput(msgspec.Struct, frozen=True):
+    """A vector.
+
+    Attributes:
+        embedding: its numbers.
+    """
+
+    embedding: list[float]
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and its vector.
+
+    Attributes:
+        prompt: its text; None if it was given as tokens.
+        prompt_token_ids: the prompt as the model saw it.
+        outputs: its vector.
+        num_cached_tokens: prompt tokens that were found in the cache.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    num_cached_tokens: int

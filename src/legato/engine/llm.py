@@ -20,12 +20,11 @@ from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.stats import EngineStats
 from legato.engine.assembly.builder import build_engine
-from legato.engine.embedding import Embedding, EmbeddingOutput
 from legato.engine.errors import failure
 from legato.engine.frontend.completion import CompletionDelta, CompletionStream
 from legato.engine.frontend.embedding import Side, check_dimensions, finished_embedding
 from legato.engine.frontend.requests import build_requests
-from legato.engine.generation import Generation
+from legato.engine.generation import Embedding, EmbeddingOutput, Generation
 from legato.engine.llm_settings import TextConfig, llm_config, llm_docstring, llm_signature
 from legato.engine.prompts import (
     ContentFormat,

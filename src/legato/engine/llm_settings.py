@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from legato.core.cache_config import TransferConfig
 from legato.core.config import EngineConfig, engine_fields
 from legato.core.config_fields import Config, Field, Flag, fields_of
-from legato.core.transfer_config import TransferConfig
 
 OFFLINE: Mapping[str, Any] = {"max_waiting": 2**31}  # the caller waits for all requests anyway
 """Defaults of `LLM` that differ from the fields'; key the field's name."""

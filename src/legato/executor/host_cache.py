@@ -11,13 +11,15 @@ class HostCache:
     """`num_slots` blocks in host memory, for a cache that is in host memory too.
 
     Args:
-        blocks: the cache, [layers, 2, num_blocks, numbers of a block].
+        blocks: the cache, [layers, planes, num_blocks, numbers of a block].
     """
 
     def __init__(self, blocks: torch.Tensor, num_slots: int) -> None:
         self._blocks = blocks
-        num_layers, pair, _, num_values = blocks.shape
-        self._slots = torch.empty((num_layers, pair, num_slots, num_values), dtype=blocks.dtype)
+        num_layers, num_planes, _, num_values = blocks.shape
+        self._slots = torch.empty(
+            (num_layers, num_planes, num_slots, num_values), dtype=blocks.dtype
+        )
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         """Copy blocks, in this order; it takes no memory."""

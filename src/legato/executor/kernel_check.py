@@ -21,6 +21,8 @@ from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.model.base import Model
 from legato.model.decoder import Decoder
+from legato.model.mixer_spec import AttentionSpec
+from legato.model.mlp_spec import MlpSpec
 from legato.model.native import NativeKernels, NativeLinear, NativeModel
 from legato.model.quantization import (
     FLOAT8_TABLE,
@@ -30,7 +32,7 @@ from legato.model.quantization import (
     quantize_rotated,
 )
 from legato.model.rope import RopeFrequencies
-from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from legato.model.spec import DecoderSpec, LayerSpec
 
 START_COUNTS = (*range(1, 35), 47, 48, 49, 63, 64, 65)
 """Row counts on both sides of every edge: blocks of 6 and 8 rows, tiles of 16, strips of 32."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from legato.core.config import CacheConfig
+from legato.core.cache_config import CacheConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import address_space_bytes, is_shortage
 

@@ -1,12 +1,15 @@
 """Samples tokens from logits."""
 
+import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from legato.core.sampling_params import SamplingParams
 from legato.executor.adjustments import LogitAdjuster, asks_for_change
 from legato.executor.draw import pick, to_scores, to_weights, uniforms
-from legato.executor.filters import is_filtered, lowest_kept
 from legato.executor.sequence import SamplingRow
 
 _GROUP_ROWS = 16
@@ -19,6 +22,10 @@ _ON_HOST = LogitAdjuster()
 
 NO_TOKEN = -1
 """Stands for the next token of a request whose own settings forbid all tokens."""
+
+_LIKELY = (-12.0, -24.0, -math.inf)
+"""Lower limits of score, tried in turn. The first, which a few hundred tokens of a vocabulary pass,
+is enough for almost every row."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -104,3 +111,72 @@ def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow])
     if any(map(is_filtered, params)):
         weights.masked_fill_(scores < lowest_kept(scores, weights, params), 0)
     return pick(weights, uniforms(rows).to(logits.device))
+
+
+def is_filtered(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def lowest_kept(
+    scores: torch.Tensor, weights: torch.Tensor, params: Sequence[SamplingParams]
+) -> torch.Tensor:
+    """Return the lowest score that each row keeps by its min_p, top_k and top_p.
+
+    The result is a score, not a set of tokens: tokens of equal score stay or go together, so the
+    kept tokens do not depend on the order in which a device happens to sort ties. min_p and top_k
+    look at all tokens, top_p at the distribution over the tokens that they keep.
+
+    Args:
+        scores: float32 [S, V], from `to_scores`.
+        weights: int64 [S, V], of the same tokens, from `to_weights`.
+        params: S entries.
+
+    Returns:
+        float32 [S, 1].
+    """
+    rows = zip(scores.numpy(), weights.numpy(), params, strict=True)
+    return torch.tensor([_lowest_of_row(*row) for row in rows], dtype=torch.float32)[:, None]
+
+
+def _lowest_of_row(
+    scores: npt.NDArray[np.float32], weights: npt.NDArray[np.int64], params: SamplingParams
+) -> float:
+    total = int(weights.sum())
+    for limit in _LIKELY:
+        likely = np.flatnonzero(scores >= limit)
+        likely = likely[scores[likely].argsort()]
+        lowest = _lowest_of_likely(scores[likely], weights[likely], total, params)
+        if lowest is not None:
+            return lowest
+    raise AssertionError("nothing is missing from all tokens")
+
+
+def _lowest_of_likely(
+    ascending: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.int64],
+    total: int,
+    params: SamplingParams,
+) -> float | None:
+    """Return the lowest kept score; None if it may belong to a token not in `ascending`.
+
+    Args:
+        total: weight of all tokens.
+    """
+    unlikely = total - int(weights.sum())
+    cumulative = unlikely + weights.cumsum()
+    worse = 0
+    if params.top_k > 0 or params.min_p > 0.0:
+        kth_best = ascending[-params.top_k] if 0 < params.top_k <= len(ascending) else -np.inf
+        first = int(np.searchsorted(ascending, max(kth_best, _log2(params.min_p))))
+        if first == 0 and unlikely:
+            return None
+        worse = int(cumulative[first - 1]) if first else 0
+    excess = total - math.ceil(params.top_p * (total - worse))
+    if unlikely > excess:
+        return None
+    return float(ascending[np.searchsorted(cumulative, excess, side="right")])
+
+
+def _log2(value: float) -> float:
+    with np.errstate(divide="ignore"):
+        return float(np.log2(np.float32(value)))

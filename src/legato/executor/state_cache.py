@@ -34,6 +34,11 @@ class StateCache:
     ) -> None:
         self.layers = make_states(shapes, num_slots, dtype, device)
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All slots of all layers."""
+        return [part for layer in self.layers for part in layer]
+
     def begin_step(self, batch: PackedBatch, chunks: Sequence[ScheduledChunk] = ()) -> StepStates:
         """Bind a step's slots. Args: chunks: of the batch; none if their states are to be lost."""
         changes = [chunk.state or _OUTSIDE for chunk in chunks] or [_OUTSIDE] * len(batch.chunks)

@@ -1,5 +1,6 @@
 """Sends requests to replicas, and to other replicas if these refuse them or are gone."""
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,11 +11,13 @@ from legato.core.block_hash import block_hashes
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
+from legato.core.sampling_params import SamplingParams
 from legato.core.slo import SloClass
+from legato.engine.frontend.kv_tickets import KVTransferParams, signature
 from legato.engine.frontend.submissions import Unfinished
-from legato.fleet.handover import sent_halves
 from legato.fleet.link import Link
 from legato.fleet.placements import Half, Placed, Placements
+from legato.fleet.replica_messages import Ticketed
 from legato.fleet.totals import Totals
 from legato.routing.request import RoutedRequest
 from legato.routing.router import NoReplicaError, Router
@@ -22,6 +25,9 @@ from legato.routing.router import NoReplicaError, Router
 _MOST_HASHED_TOKENS = 2**14
 """The most of a prompt hashed to find its cached prefix; each block takes a few microseconds."""
 _FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
+
+_NOT_SAMPLED = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
+"""A prefill ends with one token, which no client gets."""
 
 
 class Asked(NamedTuple):
@@ -260,3 +266,38 @@ class Dispatcher:
 
 def _abort(half: Half) -> None:
     half.link.put(AbortRequest(request_id=half.sent_id))
+
+
+def sent_halves(
+    request: AddRequest, placed: Placed, key: bytes
+) -> list[tuple[Half, AddRequest | Ticketed]]:
+    """Return the message for each replica of a request, with its half.
+
+    The replica that prefills and the one that decodes get theirs at once, so that blocks are
+    fetched while the prompt is still computed. If replicas share a key, they trust tickets signed
+    with it.
+
+    Args:
+        key: shared by the replicas; empty if there is none.
+    """
+    decode, prefill = placed.decode, placed.prefill
+    whole = msgspec.structs.replace(request, request_id=decode.sent_id)
+    if prefill is None:
+        return [(decode, whole)]
+    source = prefill.link.transfer
+    assert source is not None, "what prefills tells where it can be asked for blocks"
+    transfer_id = secrets.token_hex(16)
+    prompt = msgspec.structs.replace(request, request_id=prefill.sent_id, params=_NOT_SAMPLED)
+    sends = KVTransferParams(do_remote_decode=True, transfer_id=transfer_id)
+    fetches = KVTransferParams(
+        do_remote_prefill=True,
+        remote_host=source.host,
+        remote_port=source.port,
+        transfer_id=transfer_id,
+        signature=signature(key, source.host, source.port, transfer_id),
+        is_early=True,
+    )
+    return [
+        (prefill, Ticketed(request=prompt, ticket=sends)),
+        (decode, Ticketed(request=whole, ticket=fetches)),
+    ]

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from legato.checkpoint.defaults import ModelDefaults, within_vocabulary
+from legato.core.cache_config import TransferConfig
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.request import AddRequest
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import EngineRecord, RequestArrived, RequestSent
-from legato.core.transfer_config import TransferConfig
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries

@@ -15,11 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from legato.checkpoint.source import configured_source
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
-from legato.fleet.config import check_fleet
+from legato.fleet.config import check_fleet, fleet_settings
 from legato.fleet.deployment import RayReplicas, replicas_app
 from legato.fleet.engine import FleetEngine
 from legato.fleet.exposure import check_reach, open_on_this_node
-from legato.fleet.settings import fleet_settings
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
 from legato.server.http.middleware import REQUEST_ID, Lifecycle

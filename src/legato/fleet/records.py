@@ -79,6 +79,7 @@ def renamed(record: _Record, id_of: Callable[[str], str]) -> _Record:
                 record,
                 chunks=tuple(replace(c, request_id=id_of(c.request_id)) for c in record.chunks),
                 admitted={id_of(one): num for one, num in record.admitted.items()},
+                short_hits={id_of(one): hit for one, hit in record.short_hits.items()},
                 preempted=tuple(map(id_of, record.preempted)),
                 failed=tuple(map(id_of, record.failed)),
             )

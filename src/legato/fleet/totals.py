@@ -19,6 +19,7 @@ _PRESENT = (
     "broken_promise",
     "kv_usage",
     "num_cached_blocks",
+    "num_state_checkpoints",
     "window_usage",
 )
 """Fields about the present, which an engine that is gone does not count in."""

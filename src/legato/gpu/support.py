@@ -1,8 +1,10 @@
 """Which decoders the GPU's kernels run."""
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
-from legato.model.support import Rule, Rules, anything, one_of, unsupported
+from legato.model.mixer_spec import AttentionSpec
+from legato.model.mlp_spec import MlpSpec
+from legato.model.spec import DecoderSpec, LayerSpec
+from legato.model.support import Rule, Rules, anything, one_of, unsupported, why_heads_differ
 
 _SUPPORTED: Rules = {
     DecoderSpec: {
@@ -20,6 +22,7 @@ _SUPPORTED: Rules = {
             "frequencies with one scale",
         ),
         "layers": anything(),
+        "layer_inputs": one_of("layer_inputs", None),
         "norm": one_of("norm", "rms"),
         "norm_bias": one_of("norm_bias", False),
         "embedding_scale": one_of("embedding_scale", 1.0),
@@ -33,6 +36,8 @@ _SUPPORTED: Rules = {
         "mlp": Rule(lambda layer: layer.mlp is not None, "an MLP"),
         "order": one_of("order", "pre"),
         "residual_scale": one_of("residual_scale", 1.0),
+        "mixture": Rule(lambda layer: layer.mixture is None, "none"),
+        "has_output_scale": one_of("has_output_scale", False),
         "output_scales": one_of("output_scales", (1.0, 1.0, 1.0)),
     },
     AttentionSpec: {
@@ -49,6 +54,10 @@ _SUPPORTED: Rules = {
         "qkv_bias": anything(),
         "output_bias": anything(),
         "has_gate": one_of("has_gate", False),
+        "latent": one_of("latent", None),
+        "has_value_norm": one_of("has_value_norm", False),
+        "value_is_key": one_of("value_is_key", False),
+        "kv_from": one_of("kv_from", None),
     },
     MlpSpec: {
         "size": anything(),
@@ -63,7 +72,7 @@ _SUPPORTED: Rules = {
 
 def why_not_computed(spec: DecoderSpec) -> str:
     """Return why the kernels cannot compute these layers; empty if they can."""
-    return unsupported("GPU layers", spec, _SUPPORTED)
+    return why_heads_differ(spec) or unsupported("GPU layers", spec, _SUPPORTED)
 
 
 def check_supported(spec: DecoderSpec) -> None:

@@ -1,10 +1,11 @@
 """All holds, and the blocks that are still to arrive for some of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from legato.core.block_ids import BlockIds, block_array
+from legato.core.request import Request
+from legato.kv.block_tables import BlockTable, BlockTables, renamed
 from legato.kv.hold import Hold
-from legato.kv.prefix_node import Node
+from legato.kv.prefix_node import Node, Way
 from legato.kv.prefix_tree import PrefixTree
 
 
@@ -13,14 +14,12 @@ class Holds:
 
     No request computes an arriving block until it has arrived, or is given up. Arrived tokens count
     as computed once all tokens before them do.
-
-    Args:
-        free: lets go of a hold's blocks.
     """
 
-    def __init__(self, tree: PrefixTree, free: Callable[[Hold], object]) -> None:
+    def __init__(self, tree: PrefixTree, tables: BlockTables, block_size: int) -> None:
         self._tree = tree
-        self._free = free
+        self._tables = tables
+        self._block_size = block_size
         self._holds: dict[str, Hold] = {}  # key request id
         self._new: list[Hold] = []
         self._arriving: set[int] = set()  # blocks
@@ -35,8 +34,19 @@ class Holds:
     def num_arriving_blocks(self) -> int:
         return len(self._arriving)
 
-    def add(self, hold: Hold) -> None:
-        """Keep the blocks of a hold; the blocks that it fetches are arriving."""
+    def begin(self, request: Request, found: Way) -> None:
+        """Keep the shared blocks of a request, which has just begun, for a transfer.
+
+        If the request fetches its blocks, no request computes the missing ones until they have
+        arrived, or are given up.
+
+        Args:
+            found: the hit that the request began after.
+        """
+        table = self._tables[request.request_id]
+        shared = table.block_ids[: table.num_shared]
+        start = found.num_tokens
+        hold = Hold(request, table.last, shared, block_size=self._block_size, start=start)
         self._tree.join(hold.last)
         self._holds[hold.request_id] = hold
         self._new.append(hold)
@@ -59,17 +69,13 @@ class Holds:
         self.settle()
         return num_new
 
-    def end_arrival(self, request_id: str, *, has_blocks: bool) -> None:
-        """End a request's fetch; tokens that have not arrived are to be computed.
-
-        Args:
-            has_blocks: whether the request still has blocks.
-        """
+    def end_arrival(self, request_id: str) -> None:
+        """End a request's fetch; tokens that have not arrived are to be computed."""
         hold = self._holds[request_id]
         hold.is_over = True
         self._arriving.difference_update(hold.blocks(hold.num_arrived))
         # Arrived blocks may wait for earlier ones, which the request computes.
-        if hold.is_settled or not has_blocks:
+        if hold.is_settled or request_id not in self._tables:
             self.let_go(request_id)
 
     def release(self, request_id: str) -> None:
@@ -82,7 +88,7 @@ class Holds:
         """End the hold on a request's blocks."""
         hold = self._holds.pop(request_id)
         self._arriving.difference_update(hold.blocks(hold.start))
-        self._free(hold)
+        self._tables.let_go(BlockTable(hold.last, len(hold.block_ids), hold.block_ids))
 
     def settle(self) -> None:
         """Count arrived tokens as computed if all tokens before them are."""
@@ -98,11 +104,11 @@ class Holds:
                 if hold.is_over:
                     self.let_go(hold.request_id)
 
-    def arriving_tokens(self, nodes: Iterable[Node], block_size: int) -> Iterator[int]:
+    def arriving_tokens(self, nodes: Iterable[Node]) -> Iterator[int]:
         """Yield the first token of each arriving block in these nodes."""
         for node in nodes:
             if node.num_missing:
-                tokens = range(node.start, node.end, block_size)
+                tokens = range(node.start, node.end, self._block_size)
                 for token, place in zip(tokens, node.places, strict=True):
                     if place in self._arriving:
                         yield token
@@ -112,10 +118,3 @@ class Holds:
         for hold in self:
             hold.block_ids = renamed(hold.block_ids, replaced)
         self._arriving = {replaced.get(block_id, block_id) for block_id in self._arriving}
-
-
-def renamed(block_ids: BlockIds, replaced: Mapping[int, int]) -> BlockIds:
-    """Return a table with some of its blocks replaced; the same one if it has none of them."""
-    if replaced.keys().isdisjoint(block_ids):
-        return block_ids
-    return block_array(replaced.get(block_id, block_id) for block_id in block_ids)

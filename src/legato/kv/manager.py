@@ -1,6 +1,5 @@
-"""Assigns blocks to requests for their keys and values, and shares equal blocks."""
+"""Assigns blocks and state slots to requests, and shares what equal prompts have in common."""
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -8,14 +7,17 @@ from legato.core.block_ids import BlockIds, block_array
 from legato.core.kv_events import KVEvent
 from legato.core.plan import BlockMove, ChunkResult, ScheduledChunk
 from legato.core.request import Request
+from legato.core.step_record import Lack, ShortHit
+from legato.core.token_ids import num_common_tokens
 from legato.kv.block_pool import BlockPool
+from legato.kv.block_tables import BlockTable, BlockTables
 from legato.kv.cache_events import CacheEvents
-from legato.kv.hold import Hold
-from legato.kv.holds import Holds, renamed
+from legato.kv.holds import Holds
 from legato.kv.host_cache_slots import HostCacheSlots
-from legato.kv.prefix_node import Node, SoughtTokens, Way
+from legato.kv.prefix_node import SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
-from legato.kv.state_slots import CHUNK_MULTIPLE, StateSlots
+from legato.kv.quarantine import Quarantine
+from legato.kv.state_slots import CHUNK_MULTIPLE, CheckpointEnds, StateSlots
 from legato.kv.window_groups import WindowGroups
 
 
@@ -24,25 +26,6 @@ class BorrowedBlocks(NamedTuple):
 
     block_ids: list[int]
     windows: tuple[list[int], ...] = ()
-
-
-class _Table:
-    """Blocks of one request: the first `num_shared` are in the tree, the rest are its own.
-
-    Attributes:
-        last: node of the last shared block; the tree's root if no block is shared.
-        block_ids: all blocks, in token order. Steps in flight refer to this array, so a change
-            makes another array.
-        num_full: blocks from the start on that the request has found to be computed.
-    """
-
-    __slots__ = ("block_ids", "last", "num_full", "num_shared")
-
-    def __init__(self, last: Node, num_shared: int, block_ids: BlockIds) -> None:
-        self.last = last
-        self.num_shared = num_shared
-        self.block_ids = block_ids
-        self.num_full = 0
 
 
 class KVCacheManager:
@@ -54,22 +37,22 @@ class KVCacheManager:
     own: that token is always computed, since the next token is sampled from it, and a computed
     block is never written to. Once that block is full, it joins the tree.
 
-    Blocks let go while steps are in flight become free when the last step that may name them has
-    landed (`begin_step`, `end_step`).
+    With windows or states, blocks join the tree when they are computed, and a request shares only
+    the blocks that it finds there: a window may have passed the blocks of a prompt before a second
+    request with the same prompt needs them, and a state is that after one token alone.
 
     Args:
         enable_prefix_caching: False shares no block and keeps none.
-        num_host_slots: evicted blocks that host memory can keep.
+        num_host_slots: evicted blocks that host memory can keep; 0 with windows or states.
         states: slots for the states of recurrent layers; None if the model has no such layers.
         windows: blocks of layers that keep only the last tokens; None without such layers. The
-            manager's own blocks are then those of the other layers, and `num_host_slots` is 0. A
-            request shares only blocks that are computed, since a window may have passed the blocks
-            of a prompt before a second request with the same prompt needs them.
+            manager's own blocks are then those of the other layers.
 
     Attributes:
-        states: as given.
+        states, windows: as given.
+        shares_computed_only: whether blocks join the tree when they are computed.
         holds: of prompts whose blocks are transferred between engines.
-        windows: as given.
+        quarantine: of blocks that a transfer may still write to.
     """
 
     def __init__(
@@ -82,8 +65,10 @@ class KVCacheManager:
         states: StateSlots | None = None,
         windows: WindowGroups | None = None,
     ) -> None:
-        assert states is None or not enable_prefix_caching, "blocks cannot be shared without states"
-        assert windows is None or not num_host_slots
+        has_more = windows is not None or states is not None
+        assert not (has_more and num_host_slots)
+        assert states is None or not states.unit % block_size or not enable_prefix_caching
+        self.shares_computed_only = enable_prefix_caching and has_more
         self.block_size = block_size
         self.states = states
         self.windows = windows
@@ -92,12 +77,9 @@ class KVCacheManager:
         self._events = CacheEvents()
         self._host = HostCacheSlots(num_host_slots, self._events)
         self._tree = PrefixTree(self._host, self._events)
-        self._tables: dict[str, _Table] = {}  # key request id
-        self._num_begun = self._num_ended = 0  # steps
-        self._leaving: deque[tuple[int, _Table]] = deque()  # (last step that names them, blocks)
-        self.holds = Holds(self._tree, self._free_hold)
-        # Key request id, value blocks that its transfer may still write to; no request has them.
-        self._quarantined: dict[str, BlockIds] = {}
+        self._tables = BlockTables(self._pool, self._tree, self._host, self._note_gone)
+        self.holds = Holds(self._tree, self._tables, block_size)
+        self.quarantine = Quarantine(self._pool, self._tables, self.holds)
 
     @property
     def num_blocks(self) -> int:
@@ -121,12 +103,17 @@ class KVCacheManager:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no request uses; the cached ones among them are evicted when needed."""
-        return self._pool.num_free + self._tree.num_unused
+        return self._tables.num_free_blocks
 
     @property
     def num_cached_blocks(self) -> int:
         """Blocks that no request uses, kept for later requests."""
         return self._tree.num_unused
+
+    @property
+    def num_checkpoints(self) -> int:
+        """States of recurrent layers that are kept for later requests."""
+        return 0 if self.states is None else len(self.states.checkpoints)
 
     @property
     def usage(self) -> float:
@@ -139,10 +126,39 @@ class KVCacheManager:
         return {} if self.windows is None else self.windows.usage
 
     def match(self, request: Request) -> Way:
-        """Look up the tokens that a request would share, before it has blocks."""
-        end = self.num_shareable(request)
-        way = self._tree.match(self._sought(request), end)
-        return way if self.windows is None else self.windows.cut(way)
+        """Look up the tokens that a request would share, before it has blocks.
+
+        The path is cut to where all windows find their blocks and the states have a checkpoint.
+        """
+        way = self._tree.match(self._sought(request), self.num_shareable(request))
+        num_tokens = -1
+        while way.num_tokens != num_tokens:
+            num_tokens = way.num_tokens
+            if self.states is not None:
+                way = self.states.checkpoints.cut(way)
+            if self.windows is not None:
+                way = self.windows.cut(way)
+        return way
+
+    def short_hit(self, found: Way) -> ShortHit | None:
+        """Describe a hit that is shorter than the cached blocks; None if it is not."""
+        if found.num_tokens == found.num_matched_tokens:
+            return None
+        lacks: Lack = "window" if self.states is None else "checkpoint"
+        return ShortHit(found.num_tokens, found.num_matched_tokens, lacks)
+
+    def chunk_end(self, request: Request, end: int, found: Way | None = None) -> int:
+        """Return where the next chunk of a prompt ends, at `end` or earlier at a checkpoint.
+
+        Args:
+            found: what `match` has just found for a request without blocks.
+        """
+        if self.states is None or not self._is_sharing:
+            return end
+        if found is None:
+            ends = self.states.ends_of(request.request_id)
+            return min(end, ends.after(request.num_scheduled_tokens))
+        return min(end, self._ends(request, found).after(found.num_tokens))
 
     def fits(self, request: Request, *, spare_blocks: int = 0) -> bool:
         """Whether a request without blocks would find them and leave `spare_blocks` free.
@@ -169,22 +185,15 @@ class KVCacheManager:
         Returns:
             whether there were enough free blocks, and state slots; if not, nothing has changed.
         """
-        table = self._tables.get(request.request_id)
-        if table is None:
-            if self.states is not None and not self.states.num_free:
-                return False
-            if not self._begin(request, found or self.match(request)):
-                return False
-            if self.states is not None:
-                self.states.begin(request.request_id)
-            return True
-        num_blocks = self._num_blocks(request)
+        if request.request_id not in self._tables:
+            return self._begin(request, found or self.match(request))
+        table, num_blocks = self._tables[request.request_id], self._num_blocks(request)
         missing = num_blocks - len(table.block_ids)
         if self.windows is not None and (
             missing > self.num_free_blocks or not self.windows.grow(request.request_id, num_blocks)
         ):
             return False
-        if missing > 0 and not self._grow(table, missing):
+        if missing > 0 and not self._tables.grow(table, missing):
             return False
         request.num_reserved_tokens = len(table.block_ids) * self.block_size
         return True
@@ -200,75 +209,47 @@ class KVCacheManager:
         end = request.num_scheduled_tokens + num_tokens
         return self.windows.grow(request.request_id, -(-end // self.block_size))
 
+    def leads(self, chunk: ScheduledChunk, writer: Request, request: Request) -> bool:
+        """Whether a prompt's chunk computes what another prompt finds in a later step.
+
+        For a cache with windows or states (`shares_computed_only`). With states, the writer will
+        keep a checkpoint where the other prompt leaves it.
+
+        Args:
+            writer: has the chunk.
+        """
+        if writer.message.service.cache_salt != request.message.service.cache_salt:
+            return False
+        most = min(self.num_shareable(request), self.num_shareable(writer))
+        end = (chunk.start // self.block_size + 1) * self.block_size
+        if self.states is None:
+            return end <= most and writer.token_ids[:end] == request.token_ids[:end]
+        num_common = num_common_tokens(writer.token_ids, request.token_ids, most)
+        last = num_common // self.states.unit * self.states.unit
+        if last < chunk.end:
+            return False
+        self.states.ends_of(writer.request_id).add(last)
+        return True
+
     def find_again(self, request: Request) -> int:
         """Replace a prompt's blocks by what other requests have computed of it since.
 
-        For a cache with window groups: a request with other blocks shares all of them at once. No
-        chunk of it may be in flight.
+        For a cache with windows or states. Nothing happens while a chunk of the prompt is in
+        flight.
 
         Returns:
             the tokens at its start that need not be computed.
         """
-        if self._last_step is None:
+        table = self._tables[request.request_id]
+        if not request.is_in_flight:
             found = self.match(request)
             if found.num_tokens > request.num_scheduled_tokens:
-                self.release(request)
-                has_blocks = self._begin(request, found)
-                assert has_blocks, "it needs no more blocks than it had"
+                self._tables.take_over(table, found.below(table.last))
+                table.num_full = table.num_shared
+                if self.windows is not None:
+                    self.windows.release(request.request_id, self._tables.last_step)
+                self._go_on(request, table, found)
         return self.num_computed_tokens(request)
-
-    def hold(self, request: Request, found: Way) -> None:
-        """Keep the shared blocks of a request, which has just begun, for a transfer.
-
-        If the request fetches its blocks, no request computes the missing ones until they have
-        arrived, or are given up.
-
-        Args:
-            found: the argument of `reserve`.
-        """
-        table = self._tables[request.request_id]
-        shared = table.block_ids[: table.num_shared]
-        start = found.num_tokens
-        self.holds.add(Hold(request, table.last, shared, block_size=self.block_size, start=start))
-
-    def note_arrived(self, request_id: str, num_tokens: int) -> int:
-        """See `Holds.note_arrived`."""
-        return self.holds.note_arrived(request_id, num_tokens)
-
-    def end_arrival(self, request_id: str) -> None:
-        """See `Holds.end_arrival`."""
-        self.holds.end_arrival(request_id, has_blocks=request_id in self._tables)
-
-    def can_quarantine(self, request_id: str) -> bool:
-        """Whether there are enough free blocks for `quarantine`."""
-        hold = self.holds[request_id]
-        return len(hold.blocks(hold.num_arrived)) <= self.num_free_blocks
-
-    def quarantine(self, request_id: str) -> bool:
-        """Replace the blocks that a transfer may write to at any time.
-
-        Returns:
-            whether there were enough free blocks; if not, nothing has changed.
-        """
-        hold = self.holds[request_id]
-        left = hold.blocks(hold.num_arrived)
-        fresh = _Table(self._tree.root, 0, block_array())
-        if not self._grow(fresh, len(left)):
-            return False
-        replaced = dict(zip(left, fresh.block_ids, strict=True))
-        node = hold.last
-        while node.parent is not None:
-            node.places = renamed(node.places, replaced)
-            node = node.parent
-        for table in (*self._tables.values(), *(table for _, table in self._leaving)):
-            table.block_ids = renamed(table.block_ids, replaced)
-        self.holds.rename(replaced)
-        self._quarantined[request_id] = left
-        return True
-
-    def end_quarantine(self, request_id: str) -> None:
-        """Free the quarantined blocks of a transfer that writes to them no more."""
-        self._pool.free(self._quarantined.pop(request_id))
 
     def num_hit_tokens(self, request: Request) -> int:
         """Return the tokens that a request without blocks need not compute."""
@@ -296,7 +277,7 @@ class KVCacheManager:
                 end = found.num_tokens
         if not self.holds.num_arriving_blocks:
             return end
-        return min([end, *self.holds.arriving_tokens(nodes, self.block_size)])
+        return min([end, *self.holds.arriving_tokens(nodes)])
 
     def block_ids(self, request: Request) -> BlockIds:
         """Return the request's block table: token i is in its block `i // block_size`."""
@@ -325,20 +306,18 @@ class KVCacheManager:
         """Share the request's blocks that are computed, up to `num_computed_tokens`."""
         if self._is_sharing:
             self._commit(request)
+            self._keep_state(request)
             self.holds.settle()
         if self.windows is not None:
             num_tokens = min(request.num_computed_tokens, request.num_tokens)
-            self.windows.advance(request.request_id, num_tokens, self._last_step)
+            self.windows.advance(request.request_id, num_tokens, self._tables.last_step)
 
     def release(self, request: Request) -> None:
         """Let go of all that a request has here; a request without blocks is ignored."""
         if self.states is not None:
             self.states.release(request.request_id)
-        table = self._tables.pop(request.request_id, None)
-        if table is not None:
-            self._let_go(table)
-            if self.windows is not None:
-                self.windows.release(request.request_id, self._last_step)
+        if self._tables.release(request.request_id) and self.windows is not None:
+            self.windows.release(request.request_id, self._tables.last_step)
         self.holds.release(request.request_id)
 
     def _commit(self, request: Request) -> None:
@@ -351,10 +330,17 @@ class KVCacheManager:
         if table.num_full <= table.num_shared:
             self._tree.note_computed(table.last, num_tokens)
             if table.num_shared < num_full:
-                self._share_own(request, table, num_full)
+                self._tables.share(table, self._sought(request), num_full)
         if self.windows is not None:
             self.windows.share(request.request_id, table.block_ids, table.num_full, num_full)
         table.num_full = num_full
+
+    def _keep_state(self, request: Request) -> None:
+        """Keep the state of a request that stands at the end of a block."""
+        num_tokens = request.num_computed_tokens
+        if self.states is not None and num_tokens and not num_tokens % self.block_size:
+            key = self.block_ids(request)[num_tokens // self.block_size - 1]
+            self.states.keep(request.request_id, key, num_tokens)
 
     def borrow(self, *, fewest: int, most: int) -> BorrowedBlocks | None:
         """Take empty blocks that no request uses; None if there are too few.
@@ -392,15 +378,13 @@ class KVCacheManager:
 
     def begin_step(self) -> None:
         """Record a planned step, which names the present blocks of requests."""
-        self._num_begun += 1
+        self._tables.begin_step()
 
     def end_step(self) -> None:
         """Record that the oldest step in flight has landed, or will not be computed."""
-        self._num_ended += 1
-        while self._leaving and self._leaving[0][0] <= self._num_ended:
-            self._free(self._leaving.popleft()[1])
+        self._tables.end_step()
         if self.windows is not None:
-            self.windows.end_steps(self._num_ended)
+            self.windows.end_steps(self._tables.num_ended)
 
     def take_moves(self) -> tuple[BlockMove, ...]:
         """Return the copies between blocks and host memory to make, in order, before the step."""
@@ -410,8 +394,7 @@ class KVCacheManager:
         """Forget all cached blocks that no request uses."""
         forgotten = self._tree.forget()
         self._pool.free(forgotten)
-        if self.windows is not None:
-            self.windows.forget(forgotten)
+        self._note_gone(forgotten)
 
     def watch(self) -> None:
         """Make `take_events` report the shared blocks, first those that are cached now."""
@@ -429,26 +412,16 @@ class KVCacheManager:
         """
         return self._events.take()
 
-    @property
-    def _last_step(self) -> int | None:
-        """Number of the last step in flight; None if there is none."""
-        return None if self._num_begun == self._num_ended else self._num_begun
-
-    def _let_go(self, table: _Table) -> None:
-        last_step = self._last_step
-        if last_step is None:
-            self._free(table)
-        else:
-            self._leaving.append((last_step, table))
-
-    def _free_hold(self, hold: Hold) -> None:
-        self._let_go(_Table(hold.last, len(hold.block_ids), hold.block_ids))
-
-    def _free(self, table: _Table) -> None:
-        own = table.block_ids[table.num_shared :]
-        self._pool.free([*own, *self._tree.release(table.last)])
+    def _note_gone(self, block_ids: Sequence[int]) -> None:
+        """Forget what belongs to blocks that have left the tree."""
+        if self.windows is not None:
+            self.windows.forget(block_ids)
+        if self.states is not None:
+            self.states.forget(block_ids)
 
     def _begin(self, request: Request, found: Way) -> bool:
+        if self.states is not None and not self.states.num_free:
+            return False
         if self.windows is not None and not self.windows.has_place:
             return False
         nodes = self._tree.use(found)
@@ -457,78 +430,44 @@ class KVCacheManager:
         shared = block_array()
         for node in here:
             shared += node.places
-        table = _Table(last, len(shared), shared)
-        if not self._grow(table, self._num_blocks(request) - len(shared)):
+        table = BlockTable(last, len(shared), shared)
+        if not self._tables.grow(table, self._num_blocks(request) - len(shared)):
             self._tree.release(last)
             return False
         for node in nodes[len(here) :]:
-            self._host.restore(node, table.block_ids[self._blocks_of(node)])
-        end = self.num_shareable(request) // self.block_size
-        if self.windows is not None:
-            met = self._tree.match(self._sought(request), end * self.block_size)
-            ends = met.num_tokens // self.block_size, end
-            self.windows.begin(request.request_id, shared, ends)
-        added = table.block_ids[last.end // self.block_size : end]
-        if added and self.windows is None:
+            self._host.restore(node, table.block_ids[node.blocks])
+        if not self.shares_computed_only:
             sought = self._sought(request)
-            last = self._tree.extend(last, sought, added, num_missing=self.block_size)
+            end = self.num_shareable(request) // self.block_size
+            added = table.block_ids[last.end // self.block_size : end]
+            if added:
+                last = self._tree.extend(last, sought, added, num_missing=self.block_size)
         table.last, table.num_shared = last, last.end // self.block_size
-        self._tables[request.request_id] = table
+        self._tables.add(request.request_id, table)
         request.num_reserved_tokens = len(table.block_ids) * self.block_size
+        if self.states is not None:
+            self.states.begin(request.request_id, self._ends(request, found))
+        self._go_on(request, table, found)
         return True
 
-    def _grow(self, table: _Table, count: int) -> bool:
-        """Add `count` own blocks to a table; False if too few are free."""
-        if count > self.num_free_blocks:
-            return False
-        num_fresh = min(count, self._pool.num_free)
-        if num_fresh:
-            last = table.block_ids[-1] if table.block_ids else None
-            fresh = self._pool.allocate(num_fresh, after=last)
-            assert fresh is not None
-            table.block_ids = table.block_ids + block_array(fresh)
-        if count > num_fresh:
-            # The blocks of one request are adjacent, though the last one is evicted first.
-            evicted = sorted(self._tree.evict(count - num_fresh))
-            if self.windows is not None:
-                self.windows.forget(evicted)
-            table.block_ids = table.block_ids + block_array(evicted)
-        return True
+    def _go_on(self, request: Request, table: BlockTable, found: Way) -> None:
+        """Take the windows' blocks and the states' checkpoint at the end of a hit."""
+        num_blocks = found.num_tokens // self.block_size
+        if self.windows is not None:
+            ends = found.num_matched_tokens, self.num_shareable(request)
+            self.windows.begin(
+                request.request_id,
+                table.block_ids[:num_blocks],
+                [end // self.block_size for end in ends],
+            )
+        if self.states is not None and num_blocks:
+            key = table.block_ids[num_blocks - 1]
+            self.states.restore(request.request_id, key, found.num_tokens)
 
-    def _share_own(self, request: Request, table: _Table, num_full: int) -> None:
-        """Put a request's own blocks up to `num_full`, which are computed, into the tree.
-
-        If another request was faster, its blocks replace these. A block of it that is still to be
-        computed cannot, so this request keeps its own block and those after it.
-        """
-        sought, end = self._sought(request), num_full * self.block_size
-        twins = self._tree.match(sought, end, below=table.last)
-        if twins.nodes:
-            num_tokens = twins.num_computed_tokens // self.block_size * self.block_size
-            self._take_over(table, twins.up_to(num_tokens))
-            if num_tokens < twins.num_tokens:
-                return
-        added = table.block_ids[table.num_shared : num_full]
-        if added:
-            table.last = self._tree.extend(table.last, sought, added, num_missing=0)
-            table.num_shared = num_full
-
-    def _take_over(self, table: _Table, twins: Way) -> None:
-        """Replace a table's own blocks by computed blocks of the tree with the same tokens."""
-        for node in self._tree.use(twins):
-            taken = self._blocks_of(node)
-            own = table.block_ids[taken]
-            table.last, table.num_shared = node, taken.stop
-            if node.is_spilled:
-                self._host.replace(node, own)
-                continue
-            before, after = table.block_ids[: taken.start], table.block_ids[taken.stop :]
-            table.block_ids = before + node.places + after
-            self._let_go(_Table(self._tree.root, 0, own))
-
-    def _blocks_of(self, node: Node) -> slice:
-        """Return the part of its users' block tables that is in a node."""
-        return slice(node.start // self.block_size, node.end // self.block_size)
+    def _ends(self, request: Request, found: Way) -> CheckpointEnds:
+        """Return where a prompt has checkpoints; few requests begin near a pooled prompt's end."""
+        assert self.states is not None
+        return self.states.ends(found, 0 if request.is_pooled else request.num_tokens)
 
     def _sought(self, request: Request) -> SoughtTokens:
         salt = request.message.service.cache_salt

@@ -89,6 +89,12 @@ class Node:
         return len(self.tokens) // len(self.places)
 
     @property
+    def blocks(self) -> slice:
+        """Part of its users' block tables that is in it; it must have a block."""
+        size = self.block_size
+        return slice(self.start // size, self.end // size)
+
+    @property
     def num_computed_blocks(self) -> int:
         """Number of its first blocks that are computed to their end."""
         return (len(self.tokens) - self.num_missing) // self.block_size
@@ -215,10 +221,17 @@ class Way(NamedTuple):
     Attributes:
         nodes: its nodes, in order; it may end within the last one.
         num_tokens: its tokens from the root on, computed or to be computed by another request.
+        uncut_tokens: its tokens before it was cut; None if it was not.
     """
 
     nodes: list[Node]
     num_tokens: int
+    uncut_tokens: int | None = None
+
+    @property
+    def num_matched_tokens(self) -> int:
+        """Tokens at the start in blocks of the tree, those included that were cut off."""
+        return self.num_tokens if self.uncut_tokens is None else self.uncut_tokens
 
     @property
     def num_computed_tokens(self) -> int:
@@ -244,4 +257,9 @@ class Way(NamedTuple):
 
     def up_to(self, num_tokens: int) -> "Way":
         """Return the path cut to `num_tokens` tokens from the root."""
-        return Way([node for node in self.nodes if node.start < num_tokens], num_tokens)
+        nodes = [node for node in self.nodes if node.start < num_tokens]
+        return Way(nodes, num_tokens, self.num_matched_tokens)
+
+    def below(self, node: Node) -> "Way":
+        """Return the part of the path below one of its nodes, or below the root."""
+        return self._replace(nodes=[one for one in self.nodes if one.start >= node.end])

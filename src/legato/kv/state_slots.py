@@ -1,92 +1,176 @@
-"""Assigns slots to requests for the states of recurrent layers."""
+"""Assigns slots to requests for the states of recurrent layers, and keeps some as checkpoints."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from legato.core.plan import FIRST_STATE, ZERO_STATE, ChunkResult, ScheduledChunk, StateChange
+from legato.kv.checkpoints import Checkpoint, Checkpoints
+from legato.kv.prefix_node import Way
 
 CHUNK_MULTIPLE = 64
 """Recurrences are computed in chunks that end at multiples of this position, so a request cut
 there has bitwise the same states as one that is not cut."""
 
 
-class _Ring:
-    """The slots of one request, which its steps write one after the other.
+class CheckpointEnds:
+    """Numbers of tokens of a prompt after which a chunk ends and its state is worth keeping.
 
-        [current][written by step n][written by step n + 1] ...
+    These are multiples of `spacing`, the end of the cached path where the prompt leaves it, and the
+    last end before its last token. All but the first are rounded down to a multiple of `unit`, and
+    none is within `unit` tokens of the hit that the prompt begins after.
 
-    Attributes:
-        number: of the ring; decides which slots it has.
-        current: index of the slot with the state after all steps that have landed.
-        num_in_flight: steps that write to the slots after it.
-        is_written: whether any step has landed; before that, the state is zero.
+    Args:
+        way: the hit.
+        num_tokens: tokens of the prompt; 0 if no request is likely to begin near its end.
     """
 
-    __slots__ = ("current", "is_written", "num_in_flight", "number")
+    def __init__(self, way: Way, num_tokens: int, *, unit: int, spacing: int) -> None:
+        self._first = way.num_tokens + unit
+        self._spacing = spacing
+        self._others = {end // unit * unit for end in (way.num_matched_tokens, num_tokens - 1)}
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.current = 0
-        self.num_in_flight = 0
-        self.is_written = False
+    def __contains__(self, num_tokens: int) -> bool:
+        return num_tokens % self._spacing == 0 or num_tokens in self._others
+
+    def add(self, num_tokens: int) -> None:
+        """Add an end, for a prompt that will leave this one there."""
+        self._others.add(num_tokens)
+
+    def after(self, num_tokens: int) -> int:
+        """Return the next end."""
+        start = max(num_tokens, self._first - 1)
+        spaced = (start // self._spacing + 1) * self._spacing
+        return min([spaced, *(end for end in self._others if end > start)])
+
+
+class _Line:
+    """The slots of one request, which its steps write one after the other.
+
+        [current] [written by step n] [written by step n + 1] ...
+
+    Attributes:
+        ends: where its checkpoints stay.
+        current: slot with the state after all steps that have landed.
+        checkpoint: the checkpoint in that slot; None if the slot is the request's own, or zeros.
+        written: slots that steps in flight write, that of the oldest step first.
+        rolling: the checkpoint that it gives up when it keeps the next one.
+        num_kept_tokens: tokens up to the last checkpoint on its path that stays.
+    """
+
+    __slots__ = ("checkpoint", "current", "ends", "num_kept_tokens", "rolling", "written")
+
+    def __init__(self, ends: CheckpointEnds) -> None:
+        self.ends = ends
+        self.current = ZERO_STATE
+        self.checkpoint: Checkpoint | None = None
+        self.written: deque[int] = deque()
+        self.rolling: Checkpoint | None = None
+        self.num_kept_tokens = 0
 
 
 class StateSlots:
     """State slots of the running requests: for each, one more than steps may be in flight.
 
-    A step reads the slot that the step before it wrote, and writes the next one of its request.
-    A slot becomes current only when its step has landed. So after a failed step, or a withdrawn
-    one, the state is what it was, and the step may be computed again, whole or in parts.
+    A step reads the slot that the step before it wrote, and writes a free one. A slot becomes
+    current only when its step has landed. So after a failed step, or a withdrawn one, the state is
+    what it was, and the step may be computed again, whole or in parts.
+
+    A slot that is kept as a checkpoint is not free when its request goes on. A request keeps its
+    state at each end of a block where it stands, in place of the one that it kept before, unless
+    that one is at one of its `CheckpointEnds` or another request has begun there. Checkpoints have
+    all slots that requests do not need, and `num_spare_slots` in any case.
 
     Slots of a request that ended are free at once, though a step in flight may still write to
-    them: steps run in order, and a request's first chunk reads zeros.
+    them: steps run in order, so a later step that reads such a slot reads a later state.
 
     Args:
         num_requests: most requests with slots at once.
         depth: most steps in flight.
+        num_spare_slots: slots that requests never need.
+        unit: tokens at whose multiples checkpoints of prompts are kept; a multiple of a block.
+        spacing: tokens between checkpoints within a prompt; a multiple of `unit`.
+
+    Attributes:
+        checkpoints: states that are kept for later requests.
     """
 
-    def __init__(self, num_requests: int, depth: int) -> None:
+    def __init__(
+        self,
+        num_requests: int,
+        depth: int,
+        *,
+        num_spare_slots: int = 0,
+        unit: int = CHUNK_MULTIPLE,
+        spacing: int = CHUNK_MULTIPLE,
+    ) -> None:
+        assert spacing % unit == 0
         self.num_requests = num_requests
         self.slots_per_request = depth + 1
-        self._free = list(range(num_requests - 1, -1, -1))  # numbers of rings
-        self._rings: dict[str, _Ring] = {}  # key request id
+        self.num_spare_slots = num_spare_slots
+        self.unit = unit
+        self.spacing = spacing
+        self.checkpoints = Checkpoints()
+        self._free = list(range(self.num_slots - 1, FIRST_STATE - 1, -1))
+        self._lines: dict[str, _Line] = {}  # key request id
 
     @property
     def num_slots(self) -> int:
         """All slots, the special ones of `legato.core.plan` included."""
-        return FIRST_STATE + self.num_requests * self.slots_per_request
+        return FIRST_STATE + self.num_requests * self.slots_per_request + self.num_spare_slots
 
     @property
     def num_free(self) -> int:
         """Requests for which there are slots."""
-        return len(self._free)
+        return self.num_requests - len(self._lines)
 
-    def begin(self, request_id: str) -> None:
-        """Give slots to a request; there must be some."""
-        assert request_id not in self._rings, "a request has slots once"
-        self._rings[request_id] = _Ring(self._free.pop())
+    def ends(self, way: Way, num_tokens: int) -> CheckpointEnds:
+        """Return where a prompt that begins after a hit has checkpoints; see `CheckpointEnds`."""
+        return CheckpointEnds(way, num_tokens, unit=self.unit, spacing=self.spacing)
+
+    def ends_of(self, request_id: str) -> CheckpointEnds:
+        """Return where a request that has slots has checkpoints."""
+        return self._lines[request_id].ends
+
+    def begin(self, request_id: str, ends: CheckpointEnds) -> None:
+        """Give slots to a request, whose state is zero; there must be some."""
+        assert request_id not in self._lines, "a request has slots once"
+        assert self.num_free, "too many requests"
+        self._lines[request_id] = _Line(ends)
+
+    def restore(self, request_id: str, key: int, num_tokens: int) -> None:
+        """Let a request go on after a block's checkpoint; no chunk of it may be in flight.
+
+        Args:
+            num_tokens: tokens up to the checkpoint.
+        """
+        line = self._lines[request_id]
+        assert not line.written, "a step in flight would go on from another state"
+        self._leave(line)
+        line.checkpoint = self.checkpoints.use(key)
+        line.current, line.num_kept_tokens = line.checkpoint.slot, num_tokens
 
     def release(self, request_id: str) -> None:
         """Free a request's slots; a request without slots is ignored."""
-        ring = self._rings.pop(request_id, None)
-        if ring is not None:
-            self._free.append(ring.number)
+        line = self._lines.pop(request_id, None)
+        if line is not None:
+            self._leave(line)
+            self._free += line.written
 
     def assigned(self, chunks: Sequence[ScheduledChunk]) -> tuple[ScheduledChunk, ...]:
         """Return a step's chunks with the slots that they read and write."""
         return tuple(
-            msgspec.structs.replace(chunk, state=self._advance(self._rings[chunk.request_id]))
+            msgspec.structs.replace(chunk, state=self._advance(self._lines[chunk.request_id]))
             for chunk in chunks
         )
 
     def withdraw(self, chunks: Sequence[ScheduledChunk]) -> None:
         """Undo `assigned`, for the newest step in flight."""
         for chunk in chunks:
-            ring = self._rings.get(chunk.request_id)
-            if ring is not None:
-                ring.num_in_flight -= 1
+            line = self._lines.get(chunk.request_id)
+            if line is not None:
+                self._free.append(line.written.pop())
 
     def land(self, chunk: ScheduledChunk, result: ChunkResult | None) -> ChunkResult | None:
         """Record the result of a request's oldest chunk in flight, None for a fault; return it.
@@ -94,29 +178,56 @@ class StateSlots:
         A state is that before or after a chunk, never inside it. So if not all of a chunk counts,
         none of it does, and it is computed again.
         """
-        ring = self._rings[chunk.request_id]
+        line = self._lines[chunk.request_id]
         if result is not None and result.num_tokens == chunk.num_tokens:
-            ring.current = (ring.current + 1) % self.slots_per_request
-            ring.num_in_flight -= 1
-            ring.is_written = True
+            self._leave(line)
+            line.current, line.checkpoint = line.written.popleft(), None
             return result
-        ring.num_in_flight = 0
+        self._free += line.written
+        line.written.clear()
         return None if result is None else msgspec.structs.replace(result, num_tokens=0)
 
+    def keep(self, request_id: str, key: int, num_tokens: int) -> None:
+        """Keep a request's state after `num_tokens` tokens, the end of a block of the tree."""
+        line = self._lines[request_id]
+        if line.checkpoint is not None:
+            return  # it began here, or none of its last chunk counts
+        if line.rolling is not None:
+            slot = self.checkpoints.drop(line.rolling)
+            if slot is not None:
+                self._free.append(slot)
+            line.rolling = None
+        if key not in self.checkpoints:
+            num_saved = num_tokens - line.num_kept_tokens
+            line.checkpoint = Checkpoint(key, line.current, num_saved)
+            self.checkpoints.add(line.checkpoint)
+            if num_tokens not in line.ends:
+                line.rolling = line.checkpoint
+                return
+        line.num_kept_tokens = num_tokens
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Free the checkpoints of blocks that leave the tree."""
+        self._free += self.checkpoints.forget(keys)
+
     def borrow(self, count: int) -> list[StateChange]:
-        """Return slots that no request has, for steps of a calibration; fewer if there are few."""
-        return [
-            StateChange(self._slot(number, 0), self._slot(number, 1))
-            for number in self._free[-count:]
-        ]
+        """Return free slots for steps of a calibration, which ends before a request comes.
 
-    def _advance(self, ring: _Ring) -> StateChange:
-        read = ring.current + ring.num_in_flight
-        ring.num_in_flight += 1
-        assert ring.num_in_flight < self.slots_per_request, "more steps in flight than slots"
-        is_first = not ring.is_written and ring.num_in_flight == 1
-        source = ZERO_STATE if is_first else self._slot(ring.number, read)
-        return StateChange(source, self._slot(ring.number, read + 1))
+        Args:
+            count: how many changes; there are fewer if few slots are free.
+        """
+        free = self._free[-2 * count :]
+        return [StateChange(*pair) for pair in zip(free[::2], free[1::2], strict=False)]
 
-    def _slot(self, number: int, index: int) -> int:
-        return FIRST_STATE + number * self.slots_per_request + index % self.slots_per_request
+    def _advance(self, line: _Line) -> StateChange:
+        assert len(line.written) + 1 < self.slots_per_request, "more steps in flight than slots"
+        source = line.written[-1] if line.written else line.current
+        line.written.append(self._free.pop() if self._free else self.checkpoints.evict())
+        return StateChange(source, line.written[-1])
+
+    def _leave(self, line: _Line) -> None:
+        """Give up a request's current slot."""
+        if line.checkpoint is not None:
+            self.checkpoints.let_go(line.checkpoint)
+        elif line.current != ZERO_STATE:
+            self._free.append(line.current)

@@ -36,8 +36,15 @@ class WindowGroups:
 
     @property
     def usage(self) -> dict[int, float]:
-        """Fraction of the blocks that requests use, in [0, 1]; key a window in tokens."""
-        return {g.window: 1.0 - g.num_free_blocks / g.num_blocks for g in self.groups}
+        """Fraction of the blocks that requests use, in [0, 1]; key a window in tokens.
+
+        Of groups with the same window, whose layers differ, the fullest counts.
+        """
+        usage: dict[int, float] = {}
+        for group in self.groups:
+            used = 1.0 - group.num_free_blocks / group.num_blocks
+            usage[group.window] = max(used, usage.get(group.window, 0.0))
+        return usage
 
     def cut(self, way: Way) -> Way:
         """Cut a path of the tree to the tokens after which all windows find their blocks."""

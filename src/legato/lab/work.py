@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from legato.core.rows import ExpertCounts
-from legato.model.spec import DecoderSpec, MlpSpec, MoeSpec
+from legato.model.mixer_spec import AttentionSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
 
 _FLOPS_PER_WEIGHT = 2
@@ -60,19 +62,20 @@ def operators_of(
         weight_bytes: of all weights that a step reads.
     """
     attentions = spec.attentions
-    query_size = sum(attention.query_size for attention in attentions)
-    kv_size = sum(attention.kv_size for attention in attentions)
+    inputs, outputs = zip(*(_projections(own, spec.hidden_size) for own in attentions), strict=True)
     matrices = [
-        _Matrix("qkv", query_size + 2 * kv_size),
-        _Matrix("output", query_size),
+        _Matrix("qkv", sum(inputs)),
+        _Matrix("output", sum(outputs)),
         *(
             part
             for layer in spec.layers
-            for part in _mlp(layer.mlp, spec.hidden_size, shape.num_tokens)
+            for network in (layer.mlp, layer.mixture)
+            for part in _mlp(network, spec.hidden_size, shape.num_tokens)
         ),
         *_recurrences(spec),
+        *_layer_inputs(spec),
     ]
-    pair_flops = _FLOPS_PER_PAIR * query_size
+    pair_flops = _FLOPS_PER_PAIR * sum(attention.query_size for attention in attentions)
     stored = sum(matrix.stored for matrix in matrices) + spec.vocab_size
     weight = weight_bytes / stored  # of all matrices' rows of the hidden size
     operators: dict[str, Work] = {}
@@ -106,6 +109,16 @@ class _Matrix:
         self.used = stored if used is None else used
 
 
+def _projections(attention: AttentionSpec, hidden_size: int) -> tuple[float, int]:
+    """Return rows of the hidden size: of queries, keys and values, and of the output."""
+    latent = attention.latent
+    if latent is None:
+        rows = attention.query_size + attention.key_size + attention.value_size
+        return rows, attention.query_size
+    num_weights = latent.num_weights(hidden_size, attention.num_heads)
+    return num_weights / hidden_size, attention.num_heads * latent.value_dim
+
+
 def _mlp(mlp: MlpSpec | MoeSpec | None, hidden_size: int, num_tokens: int) -> list[_Matrix]:
     if mlp is None:
         return []
@@ -130,6 +143,13 @@ def _recurrences(spec: DecoderSpec) -> list[_Matrix]:
         if layer.recurrence is not None
     ]
     return [_Matrix("recurrence", sum(sizes) / spec.hidden_size)] if sizes else []
+
+
+def _layer_inputs(spec: DecoderSpec) -> list[_Matrix]:
+    """Return the projections of embeddings for each layer: to them, and two in each layer."""
+    if spec.layer_inputs is None:
+        return []
+    return [_Matrix("layer inputs", 3 * spec.num_layers * spec.layer_inputs.size)]
 
 
 def _sum(works: Iterable[Work]) -> Work:

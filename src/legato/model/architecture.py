@@ -19,11 +19,13 @@ class Architecture(NamedTuple):
         fused: projections that are stored as one, as `Decoder` would call them.
         is_fused_by_head: fused rows of queries, keys and values alternate, a head of each.
         has_partial_rope: rope may rotate only the first dimensions of a head.
+        has_proportional_rope: rope may rotate only some of the pairs of dimensions i and i + D / 2.
         is_interleaved: rope rotates neighbours, not halves of a head.
         adds_one: norms are stored minus 1.
         has_transposed_experts: weights of experts are inputs by outputs, gates and ups alternate.
         unused: ends of the names of tensors that are not weights.
         unused_prefixes: beginnings of such names.
+        other_types: further values of `model_type`, which transformers does not know.
     """
 
     model_type: str
@@ -34,8 +36,10 @@ class Architecture(NamedTuple):
     fused: tuple[str, ...] = ()
     is_fused_by_head: bool = False
     has_partial_rope: bool = False
+    has_proportional_rope: bool = False
     is_interleaved: bool = False
     adds_one: bool = False
     has_transposed_experts: bool = False
     unused: tuple[str, ...] = ()
     unused_prefixes: tuple[str, ...] = ()
+    other_types: tuple[str, ...] = ()

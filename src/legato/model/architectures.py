@@ -10,9 +10,13 @@ from legato.model import families
 from legato.model.architecture import Architecture
 from legato.model.description import Description
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES
+from legato.model.gemma4 import GEMMA4_ARCHITECTURES
+from legato.model.latent_architectures import LATENT_ARCHITECTURES
+from legato.model.mixer_spec import DeltaNetSpec
+from legato.model.mlp_spec import MoeSpec
 from legato.model.recurrent_architectures import RECURRENT_ARCHITECTURES
 from legato.model.rope import rotary_order
-from legato.model.spec import DecoderSpec, DeltaNetSpec, MoeSpec
+from legato.model.spec import DecoderSpec
 from legato.model.transforms import (
     Transform,
     add_one_to_norms,
@@ -181,6 +185,7 @@ ARCHITECTURES = {
         names=_GEMMA_NAMES,
         adds_one=True,
     ),
+    **GEMMA4_ARCHITECTURES,
     "Cohere2ForCausalLM": Architecture(
         "cohere2",
         families.cohere2,
@@ -247,17 +252,20 @@ ARCHITECTURES = {
         {"max_position_embeddings": 4096, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
     ),
     **EXPERT_ARCHITECTURES,
+    **LATENT_ARCHITECTURES,
     **RECURRENT_ARCHITECTURES,
 }
 """Key a name in a configuration's `architectures`."""
 
 _NESTED = (
     "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
-"""Architectures with images: their text model runs alone."""
+"""Architectures with images or sounds: their text model runs alone."""
 _HEADLESS = ("ForSequenceClassification", "Model")
 """Ends of the names of architectures without an output projection."""
 _NESTED_NAMES = {
@@ -265,11 +273,10 @@ _NESTED_NAMES = {
     "model.language_model": "model",
     "language_model.lm_head": "lm_head",
 }
-_IMAGE_PREFIXES = tuple(
-    f"{prefix}{part}."
-    for prefix in ("", "model.")
-    for part in ("vision_tower", "multi_modal_projector", "visual")
+_MEDIA = (
+    "vision_tower multi_modal_projector visual vision_embedder embed_vision audio_tower embed_audio"
 )
+_MEDIA_PREFIXES = tuple(f"{outer}{part}." for outer in ("", "model.") for part in _MEDIA.split())
 
 
 def is_nested(config: Mapping[str, Any]) -> bool:
@@ -320,10 +327,10 @@ def check_supported(config: dict[str, Any]) -> None:
         )
     if config.get("is_causal") is False:
         raise UnsupportedModelError("attention to later tokens (is_causal: false) is not supported")
-    expected = ARCHITECTURES[names[0]].model_type
-    if config.get("model_type") != expected:
+    known = ARCHITECTURES[names[0]]
+    if config.get("model_type") not in (known.model_type, *known.other_types):
         raise UnsupportedModelError(
-            f"model_type is {config.get('model_type')!r}, but {names[0]} is {expected!r}"
+            f"model_type is {config.get('model_type')!r}, but {names[0]} is {known.model_type!r}"
         )
 
 
@@ -346,7 +353,7 @@ def described(
     spec = architecture.spec(description)
     spec.check()
     is_partial = any(0 < rope.inverse.count(0.0) < len(rope.inverse) for rope in spec.ropes)
-    if is_partial and not architecture.has_partial_rope:
+    if is_partial and not (architecture.has_partial_rope or architecture.has_proportional_rope):
         raise UnsupportedModelError("rope on only a part of each head is not supported")
     return description, spec
 
@@ -360,11 +367,12 @@ def transforms(
         config: contents of config.json.
         adds_one: whether norms are stored minus 1 in families that do so.
     """
-    architecture = ARCHITECTURES[text_config(config)["architectures"][0]]
+    text = text_config(config)
+    architecture = ARCHITECTURES[text["architectures"][0]]
     found: list[Transform] = []
     if is_nested(config):
-        found += [drop(prefixes=_IMAGE_PREFIXES), rename(_NESTED_NAMES)]
-    prefixes = architecture.unused_prefixes + _extra_layers(config, spec)
+        found += [drop(prefixes=_MEDIA_PREFIXES), rename(_NESTED_NAMES)]
+    prefixes = architecture.unused_prefixes + _extra_layers(config, spec) + _unread(spec)
     if prefixes or architecture.unused:
         found.append(drop(prefixes=prefixes, suffixes=architecture.unused))
     renamed = architecture.names, architecture.names_of(spec)
@@ -378,7 +386,7 @@ def transforms(
         }
         groups = attention.num_kv_heads if architecture.is_fused_by_head else 1
         found.append(split("qkv_proj", sizes, num_groups=groups))
-    experts = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), None)
+    experts = next((moe for layer in spec.layers if (moe := layer.moe) is not None), None)
     if experts is not None:
         is_transposed = architecture.has_transposed_experts
         found.append(split_experts(experts, spec.hidden_size, is_transposed=is_transposed))
@@ -389,10 +397,9 @@ def transforms(
     if "gate_up_proj" in architecture.fused:
         size = _mlp_size(spec)
         found.append(split("gate_up_proj", {"gate_proj": size, "up_proj": size}))
-    turned = max(len(rope.inverse) - rope.inverse.count(0.0) for rope in spec.ropes)
-    order = rotary_order(attention.head_dim, 2 * turned, is_interleaved=architecture.is_interleaved)
-    if turned and order != sorted(order):
-        found.append(reorder_heads(order))
+    if not architecture.has_proportional_rope:
+        is_interleaved = text.get("rope_interleave", True) and architecture.is_interleaved
+        found += _rotary_reorders(spec, is_interleaved=is_interleaved)
     if architecture.adds_one and adds_one:
         found.append(add_one_to_norms(plain_norms=("recurrence.norm.weight",)))
     return found
@@ -411,6 +418,36 @@ def _extra_layers(config: Mapping[str, Any], spec: DecoderSpec) -> tuple[str, ..
     if not isinstance(count, int):
         return ()
     return tuple(f"model.layers.{spec.num_layers + i}." for i in range(count))
+
+
+def _rotary_reorders(spec: DecoderSpec, *, is_interleaved: bool) -> list[Transform]:
+    """Return what brings rows to the order that rope needs; nothing if they have it."""
+    attention = spec.attentions[0]
+    turned = max(len(rope.inverse) - rope.inverse.count(0.0) for rope in spec.ropes)
+    order = rotary_order(attention.rope_size, 2 * turned, is_interleaved=is_interleaved)
+    if not turned or order == sorted(order):
+        return []
+    latent = attention.latent
+    if latent is None:
+        return [reorder_heads(order)]
+    # The rows that rotate are the last of a head's query, and of the projection into latents.
+    return [
+        reorder_heads([*range(first), *(first + row for row in order)], modules)
+        for first, modules in (
+            (latent.nope_dim, ("q_proj", "q_b_proj")),
+            (latent.kv_rank, ("kv_a_proj_with_mqa",)),
+        )
+    ]
+
+
+def _unread(spec: DecoderSpec) -> tuple[str, ...]:
+    """Return how the names begin of keys and values that layers have, but do not compute."""
+    return tuple(
+        f"model.layers.{index}.self_attn.{part}."
+        for index, layer in enumerate(spec.layers)
+        if layer.attention is not None and layer.attention.kv_from is not None
+        for part in ("k_proj", "v_proj", "k_norm")
+    )
 
 
 def _delta_net_splits(spec: DecoderSpec) -> list[Transform]:

@@ -6,7 +6,8 @@ padding), H query heads, K key/value heads, D head size, E hidden size, V vocabu
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -28,8 +29,8 @@ class StepAttention(Protocol):
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         *,
         scale: float,
         sliding_window: int | None,
@@ -39,10 +40,11 @@ class StepAttention(Protocol):
         """Write the new keys and values to the cache, then attend causally within each request.
 
         Args:
-            layer: index among the layers with attention, which selects the cache.
+            layer: index among the layers that keep keys and values; it selects the cache.
             query: [T, H, D], rotary embedding applied.
-            key: [T, K, D], likewise.
-            value: [T, K, D].
+            key: [T, K, D], likewise; None if an earlier call of the step has written the keys and
+                values of this layer.
+            value: [T, K, D]; the keys themselves if the cache has no values; None if `key` is.
             scale: factor on the query-key products.
             sliding_window: a query at position p sees keys at (p - sliding_window, p]; None sees
                 all keys at [0, p].
@@ -55,12 +57,25 @@ class StepAttention(Protocol):
         ...
 
 
+class LayerCache(NamedTuple):
+    """What a layer keeps of each token: a key and a value [K, D].
+
+    Attributes:
+        window: keys visible to a query; None if all are.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class CacheSpec:
-    """What attention stores for each token: in every layer that has one, a key and a value [K, D].
+    """What attention stores for each token.
 
-    Each layer has two tensors of blocks, one for keys and one for values. A block is contiguous
-    memory, copied as a whole: K heads, one after the other. A head's part of a block is
+    Each layer has two tensors of blocks, one for keys and one for values, or only the first. A
+    block is contiguous memory, copied as a whole: K heads, one after the other. A head's part of a
+    block is
 
     - the numbers [block_size, D] of its tokens, in the order that the backend's kernels need,
     - then, in a quantized cache, float32 scales [block_size] of these tokens.
@@ -68,20 +83,51 @@ class CacheSpec:
     Quantized numbers are int8, from -127 to 127; a value is the product of number and scale.
 
     Attributes:
-        sliding_windows: for each layer with attention, keys visible to a query; None if all are.
+        layers: those with keys and values of their own. Those of a group have one geometry: as many
+            heads, of the same size.
         dtype: of keys and values, and of the cache unless it is quantized.
         is_quantized: whether the cache is int8.
+        has_values: whether values are stored; if not, a key is its own value.
     """
 
-    num_kv_heads: int
-    head_dim: int
-    sliding_windows: tuple[int | None, ...]
+    layers: tuple[LayerCache, ...]
     dtype: torch.dtype
     is_quantized: bool = False
+    has_values: bool = True
 
     @property
     def num_layers(self) -> int:
-        return len(self.sliding_windows)
+        return len(self.layers)
+
+    @property
+    def has_one_geometry(self) -> bool:
+        return len({layer[:2] for layer in self.layers}) == 1
+
+    @cached_property
+    def _geometry(self) -> tuple[int, int]:
+        """Heads and their size, if all layers have the same."""
+        assert self.has_one_geometry
+        return self.layers[0][:2]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of every layer, if they have one geometry."""
+        return self._geometry[0]
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head of every layer, if they have one geometry."""
+        return self._geometry[1]
+
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """For each layer, keys visible to a query; None if all are."""
+        return tuple(layer.window for layer in self.layers)
+
+    @property
+    def num_planes(self) -> int:
+        """Tensors of blocks that a layer has."""
+        return 2 if self.has_values else 1
 
     @property
     def kept_dtype(self) -> torch.dtype:
@@ -89,41 +135,45 @@ class CacheSpec:
         return torch.int8 if self.is_quantized else self.dtype
 
     @property
-    def head_numbers(self) -> int:
-        """Size of a token's key, or value, of one head, in units of `kept_dtype`."""
-        return self.head_dim + (SCALE_BYTES if self.is_quantized else 0)
-
-    @property
     def layer_numbers(self) -> int:
-        """Size of a token's keys, or values, of one layer, in units of `kept_dtype`."""
-        return self.num_kv_heads * self.head_numbers
+        """Size of a token's keys, or values, of one layer, in units of `kept_dtype`.
+
+        All layers have one geometry.
+        """
+        return self._numbers_of(*self._geometry)
 
     @property
     def token_bytes(self) -> int:
         """Size of a token's keys and values in all layers, scales included."""
-        return 2 * self.num_layers * self.layer_numbers * self.kept_dtype.itemsize
+        numbers = sum(self._numbers_of(*layer[:2]) for layer in self.layers)
+        return self.num_planes * numbers * self.kept_dtype.itemsize
+
+    def _numbers_of(self, num_kv_heads: int, head_dim: int) -> int:
+        return num_kv_heads * (head_dim + (SCALE_BYTES if self.is_quantized else 0))
 
     @property
     def whole(self) -> "CacheGroup":
-        """All layers as one group, which keeps all tokens."""
+        """All layers, of one geometry, as one group that keeps all tokens."""
         return CacheGroup(tuple(range(self.num_layers)), self)
 
     def groups(self, max_model_len: int) -> "tuple[CacheGroup, ...]":
-        """Return the layers grouped by the tokens that they may still read.
+        """Return the layers grouped by their geometry, and by the tokens that they may still read.
 
-        The first group keeps all tokens of a request: it has the layers without a window that is
-        shorter than the longest request, or the layers with the widest window if all have one.
+        The first group keeps all tokens of a request: it has layers without a window that is
+        shorter than the longest request, or layers with the widest window if all have one. Layers
+        of another geometry that read all tokens have a window as long as that request.
         """
-        windows = [
-            window if window is not None and window < max_model_len else None
-            for window in self.sliding_windows
-        ]
-        kinds = sorted(set(windows), key=lambda window: (window is not None, -(window or 0)))
+        members: dict[LayerCache, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            is_windowed = layer.window is not None and layer.window < max_model_len
+            kind = layer if is_windowed else layer._replace(window=None)
+            members.setdefault(kind, []).append(index)
+        kinds = sorted(members, key=lambda kind: (kind.window is not None, -(kind.window or 0)))
         return tuple(
             CacheGroup(
-                layers := tuple(i for i, window in enumerate(windows) if window == kind),
-                replace(self, sliding_windows=tuple(self.sliding_windows[i] for i in layers)),
-                window=kind if index else None,
+                tuple(members[kind]),
+                replace(self, layers=tuple(self.layers[i] for i in members[kind])),
+                window=(kind.window or max_model_len) if index else None,
             )
             for index, kind in enumerate(kinds)
         )
@@ -134,7 +184,7 @@ class CacheGroup:
     """Layers that share block tables and blocks.
 
     Attributes:
-        layers: their indices in the decoder.
+        layers: their indices in the whole cache.
         cache: what these layers keep of each token.
         window: last tokens of a request that it keeps; None if it keeps all.
     """
@@ -188,7 +238,7 @@ class Model(Protocol):
         Args:
             input_ids: [T] int64.
             positions: [T] int64, position of each token in its request, from 0.
-            attention: of this step; called once a layer that has one.
+            attention: of this step; called once in each layer that has one.
             states: of the recurrent layers; None if the model has none.
             num_layers: run only the first so many, at least one; None runs all.
 

@@ -10,10 +10,17 @@ from torch import nn
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator, part_size
 from legato.model.experts import Experts
-from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, make_norm
+from legato.model.layers import (
+    DecoderLayer,
+    FusedLinear,
+    Linear,
+    MakeEmpty,
+    RMSNorm,
+    make_norm,
+)
 from legato.model.quantization import copy_plain
 from legato.model.rope import RotaryEmbedding
-from legato.model.spec import DecoderSpec
+from legato.model.spec import DecoderSpec, LayerInputsSpec
 from legato.model.states import StepStates
 
 
@@ -61,6 +68,34 @@ class Embedding(nn.Module):
         return self._communicator.sum(found.where(is_own[:, None], 0))
 
 
+class LayerInputs(nn.Module):
+    """Embeddings of each token for each layer: of its id, and of its first hidden state."""
+
+    def __init__(
+        self,
+        own: LayerInputsSpec,
+        spec: DecoderSpec,
+        empty: MakeEmpty,
+        communicator: Communicator,
+    ) -> None:
+        super().__init__()
+        self.size = own.size
+        self.context_scale = spec.hidden_size**-0.5
+        width = spec.num_layers * own.size
+        self.embed_tokens = Embedding(own.vocab_size, width, empty, communicator)
+        self.projection = Linear(spec.hidden_size, width, False, empty)
+        self.norm = RMSNorm(own.size, spec.norm_eps, empty)
+
+    def forward(self, input_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Map ids [T] and first hidden states [T, E] to [T, layers, P]."""
+        tokens = self.embed_tokens(input_ids)
+        tokens = tokens * torch.tensor(self.size**0.5, dtype=tokens.dtype)
+        context = self.projection(hidden.to(tokens.dtype)) * self.context_scale
+        context = self.norm(context.view(len(context), -1, self.size))
+        total: torch.Tensor = (context + tokens.view(context.shape)) * 2**-0.5
+        return total
+
+
 class Decoder(nn.Module):
     """A `Model` of PyTorch's operators: the reference for all architectures, and the fallback.
 
@@ -92,6 +127,9 @@ class Decoder(nn.Module):
         self.num_weight_bytes = 0
         self._communicator = communicator
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
+        self.layer_inputs: LayerInputs | None = None
+        if spec.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(spec.layer_inputs, spec, empty, communicator)
         self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, empty, communicator) for layer in range(spec.num_layers)
@@ -138,8 +176,10 @@ class Decoder(nn.Module):
         # rounding it costs far more accuracy than rounding the values added.
         hidden = scaled_embeddings(self.embed_tokens(input_ids), self.spec)
         ropes = [rotary(positions, self.dtype) for rotary in self.rotary]
-        for layer in islice(self.layers, num_layers):
-            hidden = layer(hidden, ropes, attention, states)
+        inputs = None if self.layer_inputs is None else self.layer_inputs(input_ids, hidden)
+        for index, layer in enumerate(islice(self.layers, num_layers)):
+            own = None if inputs is None else inputs[:, index]
+            hidden = layer(hidden, ropes, attention, states, own)
         output: torch.Tensor = self.norm(hidden)
         return output
 

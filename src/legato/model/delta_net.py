@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.model.layers import FusedLinear, Linear, MakeEmpty, RMSNorm
+from legato.model.mixer_spec import DeltaNetSpec
 from legato.model.recurrence import Convolution, decays, in_float64, scan
-from legato.model.spec import DecoderSpec, DeltaNetSpec
+from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 
 _SMALLEST_SQUARE = 1e-6

@@ -27,6 +27,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         num_local_experts, num_experts, n_routed_experts, moe_num_experts: names of one number.
         num_experts_per_tok, moe_k, moe_topk: likewise; moe_topk may be a list, one for each layer.
         n_shared_experts, moe_num_shared_experts: likewise.
+        q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim: sizes of latent
+            attention; without q_lora_rank, queries have no latent.
+        per_layer_config: fields of some layers, key a layer's index; without it, Gemma 4 has
+            `global_head_dim` and `num_global_key_value_heads` in layers with full attention.
         block_ff_dim, tie_embedding: LFM2's names of `intermediate_size`, `tie_word_embeddings`.
         layers_block_type, hybrid_override_pattern: kinds of layers, as a list or a letter each.
         n_groups, ssm_state_size, conv_kernel, use_conv_bias, mamba_num_heads, mamba_head_dim,
@@ -83,7 +87,17 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     ssm_out_multiplier: float = 1.0
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
-    use_bidirectional_attention: bool | None = None
+    use_bidirectional_attention: bool | str | None = None
+    global_head_dim: int = 512
+    num_global_key_value_heads: int | None = None
+    per_layer_config: dict[str, dict[str, Any]] | None = None
+    attention_k_eq_v: bool = False
+    num_kv_shared_layers: int = 0
+    use_double_wide_mlp: bool = False
+    hidden_size_per_layer_input: int | None = None
+    vocab_size_per_layer_input: int = 2**18
+    enable_moe_block: bool = False
+    top_k_experts: int | None = None
     num_local_experts: int = 0
     num_experts: int | None = None
     n_routed_experts: int | None = None
@@ -97,8 +111,19 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     shared_expert_intermediate_size: int = 0
     norm_topk_prob: bool = False
     routed_scaling_factor: float = 1.0
-    n_group: int = 1
-    topk_group: int = 1
+    n_group: int | None = 1
+    topk_group: int | None = 1
+    topk_method: str | None = None
+    scoring_func: str | None = None
+    mlp_layer_types: list[str] | None = None
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 512
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+    v_head_dim: int | None = None
+    scale_emb: float = 1.0
+    scale_depth: float | None = None
+    dim_model_base: int | None = None
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] | None = None
     first_k_dense_replace: int = 0

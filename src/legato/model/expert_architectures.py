@@ -4,7 +4,7 @@ from legato.model import expert_families as families
 from legato.model.architecture import Architecture
 
 _W_NAMES = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-_DEEPSEEK_NAMES = {
+DEEPSEEK_NAMES = {
     "shared_experts": "shared_expert",
     "e_score_correction_bias": "selection_bias",
 }
@@ -108,7 +108,7 @@ EXPERT_ARCHITECTURES = {
             "first_k_dense_replace": 1,
             "norm_topk_prob": True,
         },
-        names=_DEEPSEEK_NAMES,
+        names=DEEPSEEK_NAMES,
         has_partial_rope=True,
     ),
     "MiniMaxM2ForCausalLM": Architecture(
@@ -144,7 +144,7 @@ EXPERT_ARCHITECTURES = {
             "moe_layer_start_index": 1,
         },
         names={
-            **_DEEPSEEK_NAMES,
+            **DEEPSEEK_NAMES,
             "mlp.moe_statics.e_score_correction_bias": "mlp.gate.selection_bias",
         },
         is_interleaved=True,

@@ -8,7 +8,8 @@ import msgspec
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
 from legato.model.description import FULL, SLIDING, Description
-from legato.model.spec import DecoderSpec, LayerSpec, MlpSpec, MoeSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec, LayerSpec
 
 
 def mixtral(d: Description) -> DecoderSpec:
@@ -94,18 +95,7 @@ def glm4_moe(d: Description) -> DecoderSpec:
     GLM-4.5 team, 2025, arXiv:2508.06471. The router is that of DeepSeek-V3 (arXiv:2412.19437).
     """
     spec = _changed(families.llama(d), output_bias=False, qk_norm="head" if d.use_qk_norm else None)
-    return with_experts(
-        d,
-        spec,
-        sparse=[layer >= d.first_k_dense_replace for layer in range(d.num_hidden_layers)],
-        score="sigmoid",
-        has_selection_bias=True,
-        num_groups=d.n_group,
-        num_active_groups=d.topk_group,
-        is_normalized=d.norm_topk_prob,
-        factor=d.routed_scaling_factor,
-        shared_size=d.expert_size * d.n_shared_experts or None,
-    )
+    return with_deepseek_experts(d, spec, **deepseek_v3_router(d))
 
 
 def minimax_m2(d: Description) -> DecoderSpec:
@@ -141,6 +131,36 @@ def hunyuan_moe(d: Description) -> DecoderSpec:
     Tencent, 2024, arXiv:2411.02265.
     """
     return with_experts(d, families.hunyuan(d), shared_size=d.intermediate_size)
+
+
+def with_deepseek_experts(
+    d: Description, spec: DecoderSpec, *, sparse: Sequence[bool] | None = None, **router: Any
+) -> DecoderSpec:
+    """Put experts, picked or shared, into all layers but the first, as DeepSeek-V2 and V3 do.
+
+    Args:
+        sparse: of each layer, whether it has experts; None for what `first_k_dense_replace` says.
+        router: fields of `MoeSpec` about the choice of experts.
+    """
+    first = d.first_k_dense_replace
+    fields: dict[str, Any] = {
+        "is_normalized": d.norm_topk_prob,
+        "factor": d.routed_scaling_factor,
+        "shared_size": d.expert_size * d.n_shared_experts or None,
+        **router,
+    }
+    layers = sparse or [layer >= first for layer in range(d.num_hidden_layers)]
+    return with_experts(d, spec, sparse=layers, **fields)
+
+
+def deepseek_v3_router(d: Description) -> dict[str, Any]:
+    """Return the fields of `MoeSpec` about the router of DeepSeek-V3 (arXiv:2412.19437)."""
+    return {"score": "sigmoid", "has_selection_bias": True, **router_groups(d)}
+
+
+def router_groups(d: Description) -> dict[str, Any]:
+    """Return the fields of `MoeSpec` about groups of experts."""
+    return {"num_groups": d.n_group or 1, "num_active_groups": d.topk_group or 1}
 
 
 def with_experts(

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from legato.model.layers import Linear, MakeEmpty, make_activation, make_mlp
-from legato.model.spec import MoeSpec
-
-_BEST_OF_GROUP = 2
-"""Scores of a group's experts that count for the group."""
+from legato.model.communicator import Communicator
+from legato.model.layers import Linear, MakeEmpty, make_activation, make_mlp, make_norm
+from legato.model.mlp_spec import MoeSpec
+from legato.model.spec import DecoderSpec
 
 
 class Router(nn.Module):
@@ -22,6 +21,7 @@ class Router(nn.Module):
 
     Attributes:
         selection_bias: [num_experts] float32, on the scores while experts are picked.
+        expert_scale: [num_experts] float32, factors on the weights.
     """
 
     def __init__(self, spec: MoeSpec, hidden_size: int, empty: MakeEmpty) -> None:
@@ -36,6 +36,9 @@ class Router(nn.Module):
         self.selection_bias: nn.Parameter | None = None
         if spec.has_selection_bias:
             self.selection_bias = nn.Parameter(empty(num_experts).float(), requires_grad=False)
+        self.expert_scale: nn.Parameter | None = None
+        if spec.has_expert_scale:
+            self.expert_scale = nn.Parameter(empty(num_experts).float(), requires_grad=False)
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the experts [T, A] int64 and their weights [T, A] float32 of rows [T, E].
@@ -58,12 +61,14 @@ class Router(nn.Module):
             weights = weights.softmax(-1)
         elif spec.is_normalized:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale[experts]
         return experts, weights * spec.factor
 
     def _in_best_groups(self, choice: torch.Tensor) -> torch.Tensor:
         """Return the scores with those outside of the best groups at minus infinity."""
         groups = choice.view(len(choice), self.spec.num_groups, -1)
-        best = groups.topk(_BEST_OF_GROUP, dim=-1).values.sum(-1)
+        best = groups.topk(self.spec.group_scores, dim=-1).values.sum(-1)
         hidden = torch.ones_like(best, dtype=torch.bool)
         hidden.scatter_(1, _best(best, self.spec.num_active_groups), False)
         masked: torch.Tensor = groups.masked_fill(hidden[..., None], -torch.inf)
@@ -148,9 +153,13 @@ class MixtureOfExperts(nn.Module):
         if spec.has_shared_gate:
             self.shared_expert_gate = Linear(hidden_size, 1, False, empty)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [T, E] to [T, E]."""
-        picked, weights = self.gate(hidden)  # [T, A]
+    def forward(self, hidden: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [T, E] to [T, E].
+
+        Args:
+            routed: [T, E], what the router reads; None for `hidden`.
+        """
+        picked, weights = self.gate(hidden if routed is None else routed)  # [T, A]
         order = picked.flatten().argsort(stable=True)  # of pairs of a row and an expert, by expert
         counts = picked.flatten().bincount(minlength=self.gate.spec.num_experts).tolist()
         rows = hidden if self.fc1_latent_proj is None else self.fc1_latent_proj(hidden)
@@ -166,6 +175,33 @@ class MixtureOfExperts(nn.Module):
                 shared = shared * torch.sigmoid(self.shared_expert_gate(hidden).float())
             total = total + shared
         return total.to(hidden.dtype)
+
+
+class MixtureBesideMlp(nn.Module):
+    """Experts beside an MLP: they read the same residual stream, and their outputs are added.
+
+    Args:
+        communicator: sums the ranks' parts of the experts' outputs.
+    """
+
+    def __init__(
+        self, own: MoeSpec, spec: DecoderSpec, empty: MakeEmpty, communicator: Communicator
+    ) -> None:
+        super().__init__()
+        self._communicator = communicator
+        self._router_scale = spec.hidden_size**-0.5
+        self.router_norm = make_norm(spec, empty)
+        self.input_norm = make_norm(spec, empty)
+        self.mlp = MixtureOfExperts(own, spec.hidden_size, empty)
+        self.output_norm = make_norm(spec, empty)
+        self.mlp_output_norm = make_norm(spec, empty)
+
+    def forward(self, hidden: torch.Tensor, mlp_output: torch.Tensor) -> torch.Tensor:
+        """Map the residual stream [T, E] and the MLP's output [T, E] to the sum of both."""
+        routed = self.router_norm(hidden) * self._router_scale
+        output = self._communicator.sum(self.mlp(self.input_norm(hidden), routed))
+        total: torch.Tensor = self.mlp_output_norm(mlp_output) + self.output_norm(output)
+        return total
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -5,15 +5,10 @@ from typing import Any
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.description import FULL, SLIDING, Description
+from legato.model.mixer_spec import AttentionSpec, RecurrenceSpec
+from legato.model.mlp_spec import Activation, MlpSpec
 from legato.model.rope import RopeFrequencies, no_rope, rope_frequencies
-from legato.model.spec import (
-    Activation,
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    MlpSpec,
-    RecurrenceSpec,
-)
+from legato.model.spec import DecoderSpec, LayerSpec
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

@@ -16,8 +16,9 @@ from torch import nn
 
 from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
+from legato.model.mlp_spec import Activation, MlpSpec, MoeSpec
 from legato.model.rope import Turns, rotate
-from legato.model.spec import Activation, DecoderSpec, MlpSpec, MoeSpec
+from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 
 MakeEmpty = Callable[..., torch.Tensor]
@@ -106,10 +107,17 @@ class Attention(nn.Module):
         self.scale = own.scale
         self.sliding_window = own.window
         self.rope = own.rope
-        sizes = {"q_proj": own.query_size, "k_proj": own.kv_size, "v_proj": own.kv_size}
-        if own.has_gate:
-            sizes["gate_proj"] = own.query_size
+        sizes = {
+            "q_proj": own.query_size,
+            "k_proj": own.key_size,
+            "v_proj": own.value_size,
+            "gate_proj": own.query_size if own.has_gate else 0,
+        }
+        sizes = {name: size for name, size in sizes.items() if size}
         self.has_gate = own.has_gate
+        self.has_own_kv = own.kv_from is None
+        self.value_is_key = own.value_is_key
+        self.value_eps = spec.norm_eps if own.has_value_norm else None
         self.qkv_proj = FusedLinear(spec.hidden_size, sizes, own.qkv_bias, empty)
         self.o_proj = Linear(own.query_size, spec.hidden_size, own.output_bias, empty)
         self.softcap = own.softcap
@@ -124,7 +132,9 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(
                 own.query_size if is_whole else own.head_dim, spec.norm_eps, empty
             )
-            self.k_norm = RMSNorm(own.kv_size if is_whole else own.head_dim, spec.norm_eps, empty)
+            if self.has_own_kv:
+                size = own.kv_size if is_whole else own.head_dim
+                self.k_norm = RMSNorm(size, spec.norm_eps, empty)
 
     def forward(
         self,
@@ -135,10 +145,10 @@ class Attention(nn.Module):
         """Map [T, E] to [T, E]; `ropes` has the step's turns by each of the decoder's ropes."""
         num_tokens, num_heads = hidden.shape[0], self.num_heads
         turns = ropes[self.rope]
-        qkv = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
+        rows = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
         # Queries and keys are rotated together, which halves the number of small operations.
-        num_rotated, num_kv_heads = num_heads + self.num_kv_heads, self.num_kv_heads
-        qk, value = qkv[:, :num_rotated], qkv[:, num_rotated : num_rotated + num_kv_heads]
+        num_rotated = num_heads + (self.num_kv_heads if self.has_own_kv else 0)
+        qk = rows[:, :num_rotated]
         if not self.norm_after_rope:
             qk = self._normed(qk)
         qk = rotate(qk, turns.cos, turns.sin)
@@ -148,30 +158,38 @@ class Attention(nn.Module):
         context = attention.attend(
             self.layer,
             query if turns.query_scale is None else query * turns.query_scale,
-            qk[:, num_heads:],
-            value,
+            qk[:, num_heads:] if self.has_own_kv else None,
+            self._values(rows) if self.has_own_kv else None,
             scale=self.scale,
             sliding_window=self.sliding_window,
             softcap=self.softcap,
             sinks=self.sinks,
         )
         if self.has_gate:
-            context = context * qkv[:, num_rotated + num_kv_heads :].sigmoid()
+            context = context * rows[:, -num_heads:].sigmoid()
         output: torch.Tensor = self.o_proj(context.reshape(num_tokens, -1))
         return output
 
+    def _values(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the values [T, K, D] of projected rows; the keys' rows if values are keys."""
+        first = self.num_heads + (0 if self.value_is_key else self.num_kv_heads)
+        values = rows[:, first : first + self.num_kv_heads]
+        if self.value_eps is None:
+            return values
+        return F.rms_norm(values.float(), values.shape[-1:], eps=self.value_eps).to(values.dtype)
+
     def _normed(self, qk: torch.Tensor) -> torch.Tensor:
         """Normalize queries and keys, [T, H + K, D], if the model does."""
-        if self.q_norm is None or self.k_norm is None:
-            return qk
         parts = []
         for norm, heads in (
             (self.q_norm, qk[:, : self.num_heads]),
             (self.k_norm, qk[:, self.num_heads :]),
         ):
+            if norm is None:
+                continue
             rows = heads.reshape(len(heads), -1, len(norm.weight))
             parts.append(norm(rows).view(heads.shape))
-        return torch.cat(parts, dim=1)
+        return torch.cat(parts, dim=1) if parts else qk
 
 
 class XIELU(nn.Module):
@@ -251,6 +269,34 @@ def make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int, empty: MakeEmpty) -> nn.
     return (MLP if spec.is_gated else UngatedMLP)(spec, hidden_size, empty)
 
 
+class LayerInput(nn.Module):
+    """A projection of a layer's own embedding of each token, gated by the residual stream."""
+
+    def __init__(
+        self, size: int, activation: Activation, spec: DecoderSpec, empty: MakeEmpty
+    ) -> None:
+        super().__init__()
+        self.gate = Linear(spec.hidden_size, size, False, empty)
+        self.act_fn = make_activation(activation, empty)
+        self.projection = Linear(size, spec.hidden_size, False, empty)
+        self.norm = make_norm(spec, empty)
+
+    def forward(self, hidden: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """Map the residual stream [T, E] and the layer's embeddings [T, P] to [T, E]."""
+        gates = self.act_fn(self.gate(hidden.to(inputs.dtype)))
+        output: torch.Tensor = self.norm(self.projection(gates * inputs))
+        return output
+
+
+def _make_attention(spec: DecoderSpec, layer: int, empty: MakeEmpty) -> nn.Module | None:
+    from legato.model.latent_attention import LatentAttention  # it imports this module
+
+    own = spec.layers[layer].attention
+    if own is None:
+        return None
+    return (Attention if own.latent is None else LatentAttention)(spec, layer, empty)
+
+
 class DecoderLayer(nn.Module):
     """Mixer and MLP with a residual connection, or one of them, and the norms of the layer's order.
 
@@ -275,7 +321,7 @@ class DecoderLayer(nn.Module):
         self._dtype = empty(0).dtype
         has_first = own.has_norms_before and own.has_mixer
         self.input_layernorm = make_norm(spec, empty) if has_first else None
-        self.self_attn = None if own.attention is None else Attention(spec, layer, empty)
+        self.self_attn = _make_attention(spec, layer, empty)
         self.recurrence: nn.Module | None = None
         if own.recurrence is not None:
             from legato.model.recurrence import make_recurrence  # it imports this module
@@ -286,6 +332,19 @@ class DecoderLayer(nn.Module):
         self.mlp = None if own.mlp is None else make_mlp(own.mlp, spec.hidden_size, empty)
         self.attention_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
         self.mlp_output_layernorm = make_norm(spec, empty) if own.has_norms_after else None
+        self.mixture: nn.Module | None = None
+        if own.mixture is not None:
+            from legato.model.experts import MixtureBesideMlp  # it imports this module
+
+            self.mixture = MixtureBesideMlp(own.mixture, spec, empty, communicator)
+        self.layer_input: LayerInput | None = None
+        if spec.layer_inputs is not None:
+            assert own.mlp is not None, "a gate has the activation of its layer's MLP"
+            size, activation = spec.layer_inputs.size, own.mlp.activation
+            self.layer_input = LayerInput(size, activation, spec, empty)
+        self.layer_scalar: nn.Parameter | None = None
+        if own.has_output_scale:
+            self.layer_scalar = nn.Parameter(empty(1).float(), requires_grad=False)
 
     def forward(
         self,
@@ -293,22 +352,33 @@ class DecoderLayer(nn.Module):
         ropes: Sequence[Turns],
         attention: StepAttention,
         states: StepStates | None,
+        inputs: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Add this layer's output to `hidden` [T, E] float32, in place."""
+        """Add this layer's output to `hidden` [T, E] float32, in place.
+
+        Args:
+            inputs: the layer's embeddings of the tokens [T, P]; None if it has none.
+        """
         mixed: torch.Tensor | None = None
         if self.self_attn is not None or self.recurrence is not None:
             rows = self._rows(self.input_layernorm, hidden)
             mixed = self._communicator.sum(self._mixed(rows, ropes, attention, states))
             if not self._is_parallel:
                 self._add(hidden, mixed, self.attention_output_layernorm)
-        if self.mlp is None:
-            return hidden
-        if not self._is_parallel or self.post_attention_layernorm is not None:
-            rows = self._rows(self.post_attention_layernorm, hidden)
-        output = self._communicator.sum(_scaled(self.mlp(rows), self._mlp_scale))
-        if self._is_parallel and mixed is not None:
-            self._add(hidden, mixed, None)
-        self._add(hidden, output, self.mlp_output_layernorm)
+        if self.mlp is not None:
+            if not self._is_parallel or self.post_attention_layernorm is not None:
+                rows = self._rows(self.post_attention_layernorm, hidden)
+            output = self._communicator.sum(_scaled(self.mlp(rows), self._mlp_scale))
+            if self.mixture is not None:
+                output = self.mixture(hidden, output)
+            if self._is_parallel and mixed is not None:
+                self._add(hidden, mixed, None)
+            self._add(hidden, output, self.mlp_output_layernorm)
+        if self.layer_input is not None:
+            assert inputs is not None, "the layer needs embeddings of its own"
+            hidden.add_(self.layer_input(hidden, inputs))
+        if self.layer_scalar is not None:
+            hidden.mul_(self.layer_scalar)
         return hidden
 
     def _mixed(

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.model.layers import Linear, MakeEmpty, RMSNorm
+from legato.model.mixer_spec import Mamba2Spec
 from legato.model.recurrence import Convolution, decays, in_float64, scan
-from legato.model.spec import DecoderSpec, Mamba2Spec
+from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 
 

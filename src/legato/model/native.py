@@ -24,6 +24,7 @@ from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, finished_logits, scaled_embeddings
 from legato.model.layers import RMSNorm
+from legato.model.mlp_spec import MoeSpec
 from legato.model.native_experts import (
     expert_numbers,
 )
@@ -40,7 +41,7 @@ from legato.model.native_weights import (
 )
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.rope import RotaryEmbedding, Turns
-from legato.model.spec import DecoderSpec, MoeSpec
+from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 from legato.model.transformers_spec import TransformersSpec
 
@@ -343,8 +344,8 @@ class NativeStep:
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         *,
         scale: float,
         sliding_window: int | None,
@@ -353,6 +354,8 @@ class NativeStep:
     ) -> torch.Tensor:
         if sinks is not None:
             raise TypeError("native attention without native layers has no sinks")
+        if key is None or value is None:
+            raise TypeError("native attention without native layers writes keys and values")
         cache = self.caches[layer]
         assert cache[2] == (sliding_window or 0)
         out = query.new_empty(query.shape)

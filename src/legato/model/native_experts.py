@@ -3,8 +3,8 @@
 import msgspec
 import torch
 
+from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.quantization import QuantizedWeight, plain
-from legato.model.spec import MlpSpec, MoeSpec
 from legato.model.support import Rule, anything, one_of, switch
 
 _TILE_DEPTH = 32
@@ -32,8 +32,10 @@ EXPERT_RULES = {
     "has_selection_bias": switch("has_selection_bias"),
     "num_groups": anything(),
     "num_active_groups": anything(),
+    "group_scores": one_of("group_scores", 2),
     "is_normalized": switch("is_normalized"),
     "factor": anything(),
+    "has_expert_scale": one_of("has_expert_scale", False),
     "shared_size": Rule(
         lambda moe: _is_multiple(moe.shared_size), f"none or a multiple of {_TILE_DEPTH}"
     ),

@@ -4,9 +4,19 @@ import math
 
 import msgspec
 
+from legato.model.mixer_spec import AttentionSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native_experts import EXPERT_RULES, has_computed_order, same_experts
-from legato.model.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, MoeSpec
-from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
+from legato.model.spec import DecoderSpec, LayerSpec
+from legato.model.support import (
+    Rule,
+    Rules,
+    anything,
+    one_of,
+    switch,
+    unsupported,
+    why_heads_differ,
+)
 
 TILE_DEPTH = 32
 """Values in a row of a tile; every size must be a multiple of it."""
@@ -31,7 +41,7 @@ SUPPORTED: Rules = {
         "ropes": Rule(
             lambda spec: all(
                 rope._fields == ("inverse", "scaling", "query_growth")
-                and 2 * len(rope.inverse) == spec.head_dim
+                and 2 * len(rope.inverse) == spec.attentions[0].rope_size
                 for rope in spec.ropes
             ),
             "frequencies and a scale for whole heads",
@@ -40,6 +50,7 @@ SUPPORTED: Rules = {
             lambda spec: same_experts({layer.mlp for layer in spec.layers}),
             "layers with the same experts",
         ),
+        "layer_inputs": one_of("layer_inputs", None),
         "norm": one_of("norm", "rms"),
         "norm_bias": one_of("norm_bias", False),
         "embedding_scale": anything(),
@@ -53,6 +64,8 @@ SUPPORTED: Rules = {
         "mlp": Rule(lambda layer: layer.mlp is not None, "an MLP"),
         "order": Rule(has_computed_order, "pre or post or sandwich, with experts pre"),
         "residual_scale": anything(),
+        "mixture": Rule(lambda layer: layer.mixture is None, "none"),
+        "has_output_scale": one_of("has_output_scale", False),
         "output_scales": one_of("output_scales", (1.0, 1.0, 1.0)),
     },
     AttentionSpec: {
@@ -77,6 +90,10 @@ SUPPORTED: Rules = {
         "qkv_bias": switch("qkv_bias"),
         "output_bias": switch("output_bias"),
         "has_gate": one_of("has_gate", False),
+        "latent": one_of("latent", None),
+        "has_value_norm": one_of("has_value_norm", False),
+        "value_is_key": one_of("value_is_key", False),
+        "kv_from": one_of("kv_from", None),
     },
     MlpSpec: {
         "size": _multiple("size"),
@@ -92,4 +109,4 @@ SUPPORTED: Rules = {
 
 def why_not_computed(spec: DecoderSpec) -> str:
     """Return why the extension cannot compute these layers; empty if it can."""
-    return unsupported("native layers", spec, SUPPORTED)
+    return why_heads_differ(spec) or unsupported("native layers", spec, SUPPORTED)

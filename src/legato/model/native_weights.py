@@ -5,10 +5,11 @@ from itertools import count
 
 import torch
 
+from legato.model.mlp_spec import MoeSpec
 from legato.model.native_experts import EXPERT_PARTS, num_expert_weights, take_router
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import native_form
-from legato.model.spec import LayerSpec, MoeSpec
+from legato.model.spec import LayerSpec
 
 DTYPE = torch.bfloat16
 _PLAIN_BITS = 16

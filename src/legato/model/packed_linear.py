@@ -87,10 +87,13 @@ class PackedDecoder(Decoder):
         packed: their row counts are not known.
         """
         distinct = {record: layer for layer, record in enumerate(self.spec.layers)}
+        parts = [self.layers[layer] for layer in distinct.values()]
+        if self.layer_inputs is not None:
+            parts.append(self.layer_inputs)
         modules = [
             module
-            for layer in distinct.values()
-            for module in self.layers[layer].modules()
+            for part in parts
+            for module in part.modules()
             if isinstance(module, PackedLinear | PackedMLP)
         ]
         calls = [(module, count) for module in modules for count in num_rows]

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from legato.model.layers import Linear, MakeEmpty
-from legato.model.spec import DecoderSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from legato.model.spec import DecoderSpec
 from legato.model.states import Run, StepStates
 
 PIECE = 64

@@ -2,7 +2,8 @@
 
 from legato.model import recurrent_families as families
 from legato.model.architecture import Architecture
-from legato.model.spec import DecoderSpec, MoeSpec
+from legato.model.mlp_spec import MoeSpec
+from legato.model.spec import DecoderSpec
 
 _QWEN3_NEXT = {
     "max_position_embeddings": 2**15,

@@ -11,8 +11,9 @@ from legato.core.validation import MAX_LAYERS
 from legato.model import families
 from legato.model.description import FULL, Description
 from legato.model.expert_families import sparse_steps, with_experts
+from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.rope import no_rope
-from legato.model.spec import DecoderSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from legato.model.spec import DecoderSpec
 
 _LINEAR = "linear_attention"
 _NEMOTRON_KINDS = {

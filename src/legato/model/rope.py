@@ -147,7 +147,9 @@ def rope_frequencies(
     theta = known.rope_theta
     if parameters["rope_type"] == "dynamic":
         theta = _dynamic_theta(known, size)
-    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
+    # The pairs that turn are those of a head as long as they, or the first ones of the whole head.
+    length = head_dim if parameters["rope_type"] == "proportional" else size
+    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / length
     inverse, scaling = make(known, theta**exponents, lengths)
     if not all(0 < angle < math.inf for angle in inverse.tolist()):
         raise UnsupportedModelError(f"rope parameters {parameters} make no frequencies")
@@ -183,6 +185,13 @@ def _dynamic_theta(known: _Parameters, size: int) -> float:
 
 def _default(_: _Parameters, periods: torch.Tensor, __: _Lengths) -> tuple[torch.Tensor, float]:
     return 1.0 / periods, 1.0
+
+
+def _proportional(
+    known: _Parameters, periods: torch.Tensor, _: _Lengths
+) -> tuple[torch.Tensor, float]:
+    """The slow pairs of a head stand still."""
+    return 1.0 / periods / (known.factor or 1.0), 1.0
 
 
 def _linear(known: _Parameters, periods: torch.Tensor, _: _Lengths) -> tuple[torch.Tensor, float]:
@@ -227,13 +236,15 @@ def _yarn(
     return inverse, known.attention_factor or _temperature(known, factor)
 
 
-def _temperature(known: _Parameters, factor: float) -> float:
-    def of(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+def temperature(factor: float, scale: float = 1.0) -> float:
+    """Return YaRN's temperature of a context that is `factor` times as long as in training."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
+
+def _temperature(known: _Parameters, factor: float) -> float:
     if known.mscale and known.mscale_all_dim:
-        return of(known.mscale) / of(known.mscale_all_dim)
-    return of(1.0)
+        return temperature(factor, known.mscale) / temperature(factor, known.mscale_all_dim)
+    return temperature(factor)
 
 
 def _longrope(
@@ -263,6 +274,7 @@ _TYPES = {
     "default": _default,
     "dynamic": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

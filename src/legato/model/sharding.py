@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from legato.model.communicator import Communicator, part_size
 from legato.model.quantization import QuantizedWeight, plain
+from legato.model.spec import LAYER_INPUTS_TABLE
 
 _Weight = torch.Tensor | QuantizedWeight
 Division = Literal["colwise", "rowwise"]
@@ -27,9 +28,9 @@ _OF_LAYER: dict[str, Division] = {
     "mlp.down_proj": "rowwise",
 }
 """Key a module of a layer, or of an expert; other modules are whole on every rank."""
-_OF_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+_OF_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight", LAYER_INPUTS_TABLE)
 _NAME = re.compile(r"model\.layers\.\d+\.(.+)\.(weight|bias)")
-_EXPERT = re.compile(r"^mlp\.(experts\.\d+|shared_expert)\.")
+_EXPERT = re.compile(r"^(mixture\.)?mlp\.(experts\.\d+|shared_expert)\.")
 _SINKS = ".self_attn.sinks"
 
 

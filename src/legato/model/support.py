@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from legato.model.spec import DecoderSpec
+
 
 class Rule(NamedTuple):
     """Attributes:
@@ -66,6 +68,11 @@ def unsupported(name: str, record: msgspec.Struct, rules: Rules) -> str:
             if reason := unsupported(name, part, rules):
                 return reason
     return ""
+
+
+def why_heads_differ(spec: DecoderSpec) -> str:
+    """Return why layers with heads of one size cannot compute a decoder; empty if they can."""
+    return "" if spec.has_one_geometry else "layers have heads of different numbers or sizes"
 
 
 def _kind(record: msgspec.Struct) -> str:

@@ -14,6 +14,8 @@ from transformers import AttentionInterface
 
 NAME = "legato"
 """The value of `attn_implementation` that selects this function."""
+SINKS = "s_aux"
+"""The option with a learned score for each query head, which has no value."""
 
 
 class AttentionCall(NamedTuple):
@@ -36,6 +38,12 @@ class AttentionCall(NamedTuple):
     scale: float
     is_causal: bool
     options: dict[str, Any]
+
+    @property
+    def sinks(self) -> torch.Tensor | None:
+        """[H] float32; None if the layer has none."""
+        found: torch.Tensor | None = self.options.get(SINKS)
+        return None if found is None else found.float()
 
 
 Attend = Callable[[AttentionCall], torch.Tensor]

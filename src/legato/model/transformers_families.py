@@ -35,8 +35,11 @@ FAMILIES: Mapping[str, str] = {
     "gpt2": "GPT2LMHeadModel",
     "gpt_bigcode": "GPTBigCodeForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
+    "granite_swa": "GraniteSWAForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoe_swa": "GraniteMoeSWAForCausalLM",
     "helium": "HeliumForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "hyperclovax": "HyperCLOVAXForCausalLM",
@@ -85,11 +88,14 @@ _REASONS: Mapping[str, str] = {
     ),
     _DISTANCE: "bloom mpt",
     _BOTH_WAYS: "bert camembert electra ernie roberta xlm-roberta xlnet",
-    _LATENT: "deepseek_v2 deepseek_v3 minicpm3 youtu",
+    _LATENT: "deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 minicpm3 mistral4 youtu",
     _ENCODED: "bart marian mbart pegasus trocr whisper",
     _OWN_ATTENTION: "codegen falcon gpt_neo gptj xglm",
     "each of its layers attends twice": "diffllama",
     "some of its layers read the keys and values of others": "gemma3n gemma3n_text",
+    "its layers have heads of different sizes": (
+        "gemma4 gemma4_text gemma4_unified gemma4_unified_text"
+    ),
 }
 """Key why a family cannot run, value its model types, as words."""
 

@@ -106,6 +106,7 @@ class TransformersModel:
                 scale=call.scale,
                 sliding_window=call.options.get("sliding_window"),
                 softcap=call.options.get("softcap"),
+                sinks=call.sinks,
             )
 
         with attending(attended), self._first_layers(num_layers):
@@ -200,9 +201,12 @@ class NativeCacheTransformersModel(TransformersModel, ReadsNativeCache):
 def transformers_model(
     spec: TransformersSpec, *, dtype: torch.dtype, kernels: NativeKernels | None
 ) -> TransformersModel:
-    """Make a model without weights, which attends on native kernels if they know its heads."""
-    is_known = spec.head_dim % TILE_DEPTH == 0 and spec.head_dim <= LARGEST_HEAD
-    if kernels is not None and is_known:
+    """Make a model without weights, which attends on native kernels if they know its heads.
+
+    Outside of native layers, they do not know sinks.
+    """
+    has_known_heads = spec.head_dim % TILE_DEPTH == 0 and spec.head_dim <= LARGEST_HEAD
+    if kernels is not None and has_known_heads and not spec.has_sinks:
         return NativeCacheTransformersModel(spec, dtype=dtype, kernels=kernels)
     return TransformersModel(spec, dtype=dtype, kernels=kernels)
 

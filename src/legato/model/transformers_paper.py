@@ -14,13 +14,13 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from transformers.pytorch_utils import Conv1D
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.transformers_attention import NAME, AttentionCall, attending
+from legato.model.transformers_attention import NAME, SINKS, AttentionCall, attending
 from legato.model.transformers_spec import TransformersSpec
 
 _META = torch.device("meta")
 _NUM_ROWS = 2
 _CHANGING_ROPES = ("dynamic", "longrope")
-_KNOWN = ("sliding_window", "softcap")
+_KNOWN = ("sliding_window", "softcap", SINKS)
 """Options of attention that Legato honours."""
 _WITHOUT_EFFECT = ("dropout", "position_ids", "use_cache", "output_attentions")
 """Options that change nothing here."""
@@ -94,6 +94,7 @@ def describe(contents: Mapping[str, Any]) -> TransformersSpec:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         windows=tuple(call.options.get("sliding_window") for call in calls),
+        has_sinks=any(call.sinks is not None for call in calls),
         embedding=f"{names[model.get_input_embeddings()]}.weight",
         head=f"{names[head]}.weight",
         tie_word_embeddings=own_head <= set(tied),

@@ -4,8 +4,8 @@ import msgspec
 import torch
 
 from legato.core.errors import ConfigError
-from legato.model.base import CacheSpec
-from legato.model.spec import Size
+from legato.model.base import CacheSpec, LayerCache
+from legato.model.ranges import Size
 from legato.model.states import StateShape
 
 
@@ -17,6 +17,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: positions that the model was made for (prompt plus output, in tokens).
         num_heads, num_kv_heads, head_dim: of every layer.
         windows: for each layer, keys visible to a query; None if all are.
+        has_sinks: query heads have one more score each, without a value.
         embedding: name of the weight of the embedding.
         head: name of the weight of the output projection.
         tie_word_embeddings: that is the embedding, too.
@@ -31,6 +32,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: Size
     head_dim: Size
     windows: tuple[int | None, ...]
+    has_sinks: bool = False
     embedding: str
     head: str
     tie_word_embeddings: bool
@@ -47,12 +49,8 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def cache(self, dtype: torch.dtype) -> CacheSpec:
         """Return the layout of the KV cache, with values of `dtype`."""
-        return CacheSpec(
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            sliding_windows=self.windows,
-            dtype=dtype,
-        )
+        layers = (LayerCache(self.num_kv_heads, self.head_dim, own) for own in self.windows)
+        return CacheSpec(layers=tuple(layers), dtype=dtype)
 
     def part(self, num_ranks: int) -> "TransformersSpec":
         """Return the spec of the only rank's part: all of it.

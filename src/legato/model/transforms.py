@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.mlp_spec import MoeSpec
 from legato.model.quantization import QuantizedWeight, plain
-from legato.model.spec import MoeSpec
 
 Weight = torch.Tensor | QuantizedWeight
 Named = tuple[str, Weight]
@@ -102,13 +102,15 @@ def split(module: str, sizes: Mapping[str, int], *, num_groups: int = 1) -> Tran
     return apply
 
 
-def reorder_heads(order: Sequence[int]) -> Transform:
+def reorder_heads(
+    order: Sequence[int], modules: tuple[str, ...] = ("q_proj", "k_proj", "q_norm", "k_norm")
+) -> Transform:
     """Reorder the rows of each head of queries and keys, and of their norms and biases.
 
     Args:
         order: for each row of a head, the row in the checkpoint.
+        modules: ends of the names of those projections and norms.
     """
-    modules = ("q_proj", "k_proj", "q_norm", "k_norm")
 
     def apply(name: str, weight: Weight) -> Iterator[Named]:
         is_head = name.rpartition(".")[0].endswith(modules)

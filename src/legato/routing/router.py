@@ -6,8 +6,13 @@ from typing import NamedTuple
 from legato.core.errors import ConfigError
 from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from legato.core.replica_state import ReplicaState
-from legato.routing.kept_promise import KeptPromisePolicy
-from legato.routing.policy import PowerOfTwo, PrefixAffinity, RoundRobin, RoutingPolicy
+from legato.routing.policy import (
+    KeptPromisePolicy,
+    PowerOfTwo,
+    PrefixAffinity,
+    RoundRobin,
+    RoutingPolicy,
+)
 from legato.routing.prefix_index import PrefixIndex
 from legato.routing.replica_view import STATE_EVERY_S, ReplicaView
 from legato.routing.request import Placement, Role, RoutedRequest

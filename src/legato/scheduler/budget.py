@@ -3,21 +3,25 @@
 import math
 from typing import Protocol
 
+from legato.core.config import SchedulerConfig
 from legato.core.step_record import DraftsEndedBy, EndedBy
 from legato.scheduler.step_costs import ROW_BOUNDS
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 
 _SMALL_CHUNK = 32
-"""Prefill tokens of a step while their cost is unknown, or if the decodes alone already break the
-promise."""
+"""Prefill tokens of a step while their cost is unknown; the most if the decodes leave no margin."""
 
 MIN_CHUNK = ROW_BOUNDS[0]
-"""A shorter chunk costs hardly less than one of this many tokens."""
+"""A shorter chunk costs hardly less than one of this many tokens. Prompts get so many even if the
+decodes alone break the promise."""
 
 _NEGLIGIBLE = 0.1
 """Share by which streams may always lengthen the step of one stream. The machine's noise breaks a
 promise with less room than that anyway."""
+
+_CALM_S = 30.0
+"""Time without running out after which the limit on prefill tokens doubles."""
 
 UNLIMITED = math.inf
 
@@ -115,8 +119,12 @@ class TimeBudget:
         cap = self._tokens.max_chunk(shape, start, wanted, limit_s)
         if limit_s == UNLIMITED or not cap:
             return cap
-        if not self._model.is_known or self._is_lost(shape, limit_s):
-            return max(0, min(cap, _SMALL_CHUNK - shape.num_prefill_tokens))
+        small = max(0, min(cap, _SMALL_CHUNK - shape.num_prefill_tokens))
+        if not self._model.is_known:
+            return small
+        if self._is_lost(shape, limit_s):
+            fitting = self._model.longest_chunk(shape, start, limit_s, cap, has_margin=False)
+            return min(small, max(fitting, MIN_CHUNK - shape.num_prefill_tokens))
         chunk = self._model.longest_chunk(shape, start, limit_s, cap)
         # A tiny chunk of a second prompt costs more than it gains; one of the first prompt is all
         # that the promise leaves room for.
@@ -173,3 +181,61 @@ class TimeBudget:
         decodes.num_decode_rows = decodes.num_samples = shape.num_decode_rows
         decodes.decode_context = shape.decode_context
         return not self.fits_decode(decodes, limit_s)
+
+
+class MemoryBudget:
+    """A step budget with a limit on prefill tokens, which exists only after memory ran out."""
+
+    def __init__(self, budget: StepBudget) -> None:
+        self._budget = budget
+        self._ran_out_at = 0  # the largest number of prefill tokens that was too many
+        self._limit: float = UNLIMITED  # tokens
+        self._changed_s = 0.0
+
+    def lower(self, num_prefill_tokens: int, now_s: float) -> None:
+        """Lower the limit after a step with `num_prefill_tokens` ran out of memory."""
+        self._ran_out_at = max(self._ran_out_at, num_prefill_tokens)
+        self._limit = max(MIN_CHUNK, num_prefill_tokens // 2)
+        self._changed_s = now_s
+
+    def recover(self, now_s: float) -> None:
+        """Double the limit when it is time to, and drop it in the end."""
+        if self._limit == UNLIMITED or now_s - self._changed_s < _CALM_S:
+            return
+        self._limit *= 2
+        self._changed_s = now_s
+        if self._limit >= self._ran_out_at:
+            self._limit, self._ran_out_at = UNLIMITED, 0
+
+    def max_chunk(self, shape: StepShape, start: int, wanted: int, limit_s: float) -> int:
+        chunk = self._budget.max_chunk(shape, start, wanted, limit_s)
+        return int(max(0, min(chunk, self._limit - shape.num_prefill_tokens)))
+
+    def bound(self, shape: StepShape, num_tokens: int) -> EndedBy:
+        is_full = shape.num_prefill_tokens + num_tokens >= self._limit
+        return "memory" if is_full else self._budget.bound(shape, num_tokens)
+
+    def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
+        return self._budget.fits_decode(shape, limit_s)
+
+    def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
+        if self._limit < UNLIMITED:
+            return "memory"  # drafts may have caused the shortage
+        return self._budget.drafts_bound(shape, limit_s)
+
+    def paces(self, streams: StepShape, limit_s: float) -> bool:
+        return self._budget.paces(streams, limit_s)
+
+    def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
+        return self._budget.is_exceeded(shape, limit_s)
+
+    def explain(self, shape: StepShape, limit_s: float) -> str:
+        return self._budget.explain(shape, limit_s)
+
+
+def step_budget(config: SchedulerConfig, step_time: StepTimeModel) -> MemoryBudget:
+    """Return the budget of steps under a configuration, which is resolved."""
+    assert config.max_num_batched_tokens is not None
+    if config.promises_pace:
+        return MemoryBudget(TimeBudget(step_time, config.max_num_batched_tokens))
+    return MemoryBudget(TokenBudget(config.max_num_batched_tokens))

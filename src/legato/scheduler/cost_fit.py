@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from legato.core.rows import CPU_ROWS, RowCounts
-from legato.scheduler.nonnegative import solve_nonnegative
 from legato.scheduler.step_costs import (
     DECODE_TERMS,
     DRAFT_TERMS,
@@ -59,6 +58,9 @@ DISTURBED = 1.3
 
 MOST_DISTURBED = 0.1
 """Largest share of disturbed steps. On a machine with nothing else to do it is 0.05 or less."""
+
+_TOLERANCE = 1e-10
+"""Relative gradient below which a zero coefficient stays zero."""
 
 
 class CostFit:
@@ -170,3 +172,48 @@ def _continuity(gram: np.ndarray) -> np.ndarray:
     decodes = np.diag(gram)[DECODE_TERMS]
     drafts = (_LIKE_DECODES.T * (_LIKENESS * decodes)) @ _LIKE_DECODES
     return np.asarray(slopes + drafts)
+
+
+def solve_nonnegative(
+    gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the x >= 0 [N] that minimizes |Ax - b| (Bro and de Jong, 1997).
+
+    It takes sums, not rows, unlike SciPy's, which would take long to import.
+
+    Args:
+        gram: A'A [N, N], positive definite.
+        target: A'b [N].
+        near: the solution of a similar problem. If the same coefficients are zero in both, the
+            search takes one round.
+    """
+    solution = np.zeros(len(target)) if near is None else near
+    free = solution > 0.0
+    if near is not None:
+        solution = _descend(gram, target, solution, free)
+    enough = _TOLERANCE * np.abs(target).max(initial=0.0)
+    for _ in range(3 * len(target)):  # each is freed once or twice, but rounding could cycle
+        gradient = np.where(free, -np.inf, target - gram @ solution)
+        steepest = int(gradient.argmax())
+        if gradient[steepest] <= enough:
+            break
+        free[steepest] = True
+        solution = _descend(gram, target, solution, free)
+    return solution
+
+
+def _descend(
+    gram: np.ndarray, target: np.ndarray, solution: np.ndarray, free: np.ndarray
+) -> np.ndarray:
+    """Solve for the free coefficients; reset coefficients to zero that would become negative."""
+    while free.any():
+        wanted = np.zeros(len(target))
+        wanted[free] = np.linalg.solve(gram[np.ix_(free, free)], target[free])
+        too_low = free & (wanted <= 0.0)
+        if not too_low.any():
+            return wanted
+        share = (solution[too_low] / (solution[too_low] - wanted[too_low])).min()
+        solution = solution + share * (wanted - solution)
+        free &= solution > _TOLERANCE * solution.max()
+        solution[~free] = 0.0
+    return solution

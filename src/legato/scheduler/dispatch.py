@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from legato.core.plan import StepPlan, StepResult
 from legato.core.request import Request
-from legato.core.step_record import DraftsEndedBy
+from legato.core.step_record import DraftsEndedBy, ShortHit
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.step_builder import StepBuilder
@@ -50,6 +50,7 @@ class Dispatch:
         self._ended: list[str] = []  # request ids that the next plan ends in the executor
         # Since the last step. A request that waits for remote blocks is admitted without a chunk.
         self._admitted: dict[str, int] = {}
+        self._short_hits: dict[str, ShortHit] = {}
         self._preempted: list[str] = []
         self._num_steps = 0
 
@@ -66,6 +67,11 @@ class Dispatch:
     def first_blocks(self) -> Mapping[int, str]:
         """As in `StepBuilder`, of all steps in flight."""
         return ChainMap(*(flight.first_blocks for flight in self._in_flight))
+
+    @property
+    def plans(self) -> list[StepPlan]:
+        """Plans of the steps in flight, the oldest first."""
+        return [flight.plan for flight in self._in_flight]
 
     def look_ahead(self, now_s: float, running: Mapping[str, Request]) -> float:
         """Return when a step planned now can begin; set `in_flight_until_s` of requests.
@@ -85,6 +91,7 @@ class Dispatch:
     def note_changes(self, step: StepBuilder) -> None:
         """Record the step's admissions and preemptions for the next plan."""
         self._admitted |= step.admitted
+        self._short_hits |= step.short_hits
         self._preempted += [request.request_id for request in step.preempted]
 
     def plan(
@@ -116,6 +123,7 @@ class Dispatch:
             preempted=tuple(self._preempted),
             moves=self._kv.take_moves(),
             admitted=self._admitted,
+            short_hits=self._short_hits,
             held_by=step.held_by,
             drafts_ended_by=drafts_ended_by,
             drafting_s=step.drafting_s,
@@ -133,7 +141,7 @@ class Dispatch:
         self._kv.begin_step()
         self._num_steps += 1
         self._ended.clear()
-        self._admitted, self._preempted = {}, []
+        self._admitted, self._short_hits, self._preempted = {}, {}, []
         return plan
 
     def land(self, result: StepResult, now_s: float) -> Flight:

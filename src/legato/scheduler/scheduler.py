@@ -16,18 +16,16 @@ from legato.core.request import AbortRequest, AddRequest, Event, Request
 from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
-from legato.scheduler.budget import MIN_CHUNK, StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.budget import MIN_CHUNK, step_budget
 from legato.scheduler.dispatch import Dispatch
 from legato.scheduler.drafting import Drafting
 from legato.scheduler.fetch_time import FetchTime
-from legato.scheduler.forecast import Forecast
+from legato.scheduler.forecast import Forecast, Outlook
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.margin import bearable
-from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.order import HIT_AWARE, ORDERS
-from legato.scheduler.outlook import Outlook
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
@@ -99,6 +97,7 @@ class Scheduler:
         self._num_steps_over_budget = 0
         self._num_prefix_cache_queries = 0
         self._num_prefix_cache_hits = 0
+        self._num_prefix_cache_short = 0
 
     @property
     def has_work(self) -> bool:
@@ -115,6 +114,7 @@ class Scheduler:
             broken_promise=self.broken_promise,
             num_prefix_cache_queries=self._num_prefix_cache_queries,
             num_prefix_cache_hits=self._num_prefix_cache_hits,
+            num_prefix_cache_short=self._num_prefix_cache_short,
             tenants=self._tenants.stats,
         )
 
@@ -177,7 +177,7 @@ class Scheduler:
         self._step_time.promise(config.shortest_step_s)
         self._turns.promise(config.classes.values())
         # Drops a memory limit: a prompt that must not be chunked would never fit into it.
-        self._budget = MemoryBudget(_budget(config, self._step_time))
+        self._budget = step_budget(config, self._step_time)
         self._fill = POLICIES[config.policy]
         self._drafting = self._make_drafting(config)
         assert config.max_num_batched_tokens is not None
@@ -236,10 +236,10 @@ class Scheduler:
             case AbortRequest():
                 outputs += self._abort(event.request_id)
             case BlocksArrived(request_id=request_id, num_tokens=num_tokens):
-                num_new = self._kv.note_arrived(request_id, num_tokens)
+                num_new = self._kv.holds.note_arrived(request_id, num_tokens)
                 self._fetch_time.observe(num_new, event.read_s)
                 if event.is_over:
-                    self._kv.end_arrival(request_id)
+                    self._kv.holds.end_arrival(request_id)
 
     def plan(self, now_s: float) -> StepPlan | None:
         """Pick the chunks of the next step.
@@ -262,6 +262,7 @@ class Scheduler:
             self._lengths,
             self._config,
             dispatch.first_blocks,
+            dispatch.plans,
             now_s=now_s,
             begins_s=begins_s,
             idle_limit_s=self._idle_limit_s,
@@ -274,6 +275,7 @@ class Scheduler:
         self._num_preemptions += len(step.preempted)
         self._note_budget(step)
         dispatch.note_changes(step)
+        self._num_prefix_cache_short += step.num_short_tokens
         if not step.chunks:
             return None
         assert self._config.max_num_batched_tokens is not None
@@ -489,13 +491,6 @@ class Scheduler:
         if request.num_output_tokens:
             self._lengths.observe(request.num_output_tokens)
         self._dispatch.end(request.request_id)
-
-
-def _budget(config: SchedulerConfig, step_time: StepTimeModel) -> StepBudget:
-    assert config.max_num_batched_tokens is not None
-    if config.promises_pace:
-        return TimeBudget(step_time, config.max_num_batched_tokens)
-    return TokenBudget(config.max_num_batched_tokens)
 
 
 def _ended(request_id: str, reason: FinishReason) -> RequestOutput:

@@ -1,12 +1,14 @@
 """A step under construction: the parts that all policies share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from legato.core.config import SchedulerConfig
-from legato.core.plan import ScheduledChunk
+from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import Request
-from legato.core.step_record import EndedBy, Obstacle
+from legato.core.step_record import EndedBy, Obstacle, ShortHit
 from legato.kv.manager import KVCacheManager
+from legato.kv.prefix_node import Way
 from legato.scheduler.admission import Admission
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget
 from legato.scheduler.output_lengths import OutputLengths
@@ -32,6 +34,7 @@ class StepBuilder:
 
     Args:
         in_flight_blocks: the `first_blocks` of all steps in flight.
+        in_flight: the plans of these steps.
         begins_s: when the step can begin: the end of the steps in flight.
         idle_limit_s: how long the step may take if no token is due.
 
@@ -43,7 +46,7 @@ class StepBuilder:
         limit_s: time from the step's beginning until the next token of a running stream is due; set
             by `add_decodes`.
         drafting_s: seconds spent on making drafts, already taken off `limit_s`.
-        admitted, held_by: as in `StepRecord`.
+        admitted, short_hits, held_by: as in `StepRecord`.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class StepBuilder:
         lengths: OutputLengths,
         config: SchedulerConfig,
         in_flight_blocks: Mapping[int, str],
+        in_flight: Sequence[StepPlan],
         *,
         now_s: float,
         begins_s: float,
@@ -72,6 +76,7 @@ class StepBuilder:
         self._idle_limit_s = idle_limit_s
         self._in_step: set[str] = set()  # request ids
         self._in_flight_blocks = in_flight_blocks
+        self._in_flight = in_flight
         self._streams: list[Request] = []  # each waits for its next token
         self._begun: list[Request] = []  # the other running requests
         self._yielding: list[Request] = []  # best-effort streams that get the rest of the step
@@ -80,6 +85,7 @@ class StepBuilder:
         self._serves_behind = False  # whether the step serves a tenant that is owed service
         self._gave_turn = False  # whether a best-effort prompt went before promised ones
         self.admitted: dict[str, int] = {}
+        self.short_hits: dict[str, ShortHit] = {}
         self.held_by: Obstacle | None = None
         self.limit_s = UNLIMITED
         self.drafting_s = 0.0
@@ -125,6 +131,11 @@ class StepBuilder:
     @property
     def is_over_budget(self) -> bool:
         return self._budget.is_exceeded(self.shape, self.limit_s)
+
+    @property
+    def num_short_tokens(self) -> int:
+        """Tokens in cached blocks that admitted requests compute again."""
+        return sum(hit.num_matched_tokens - hit.num_tokens for hit in self.short_hits.values())
 
     @property
     def leaves_prefill_out(self) -> bool:
@@ -264,19 +275,19 @@ class StepBuilder:
         return begun
 
     def _continue(self, request: Request) -> None:
-        start, end = request.num_scheduled_tokens, self._kv.arriving_from(request)
+        start, end = request.num_scheduled_tokens, self._chunk_end(request)
         if self._writer(self._kv.next_block(request)) not in (None, request.request_id) or (
             end <= start
         ):
             # The next step finds this block computed; other requests need not wait meanwhile.
             request.stalled_since_s = None
             return
-        if self._kv.windows is not None:
+        if self._kv.shares_computed_only:
             if self._follows(request, start):
                 request.stalled_since_s = None
                 return
             request.catch_up(self._kv.find_again(request))
-            start = request.num_scheduled_tokens
+            start, end = request.num_scheduled_tokens, self._chunk_end(request)
         num_tokens = self._chunk_size(request, start, end)
         if num_tokens >= min(MIN_CHUNK, end - start):
             request.stalled_since_s = None
@@ -295,11 +306,11 @@ class StepBuilder:
         found = self._kv.match(request)
         num_computed = found.num_computed_tokens
         request.num_hit_tokens = found.num_tokens
-        next_block, end = found.next_block, self._kv.arriving_from(request, found)
+        next_block, end = found.next_block, self._chunk_end(request, found)
         follows = (
             end <= num_computed
             or (next_block is not None and self._writer(next_block) is not None)
-            or (self._kv.windows is not None and self._follows(request, num_computed))
+            or (self._kv.shares_computed_only and self._follows(request, num_computed))
         )
         num_tokens = 0 if follows else self._chunk_size(request, num_computed, end)
         # Reserves the whole prompt's blocks: a begun prompt is never preempted for its own next
@@ -311,9 +322,12 @@ class StepBuilder:
             self.held_by = "memory"
             return False
         if request.message.kv_transfer is not None and request.scheduled_s is None:
-            self._kv.hold(request, found)
+            self._kv.holds.begin(request, found)
         self._queues.admit(request)
         self.admitted[request.request_id] = num_computed
+        short_hit = self._kv.short_hit(found)
+        if short_hit is not None:
+            self.short_hits[request.request_id] = short_hit
         if request.scheduled_s is None:
             request.scheduled_s = self._now_s
         self._admission.note_admitted(request)
@@ -326,13 +340,26 @@ class StepBuilder:
         """Whether no prefill token fits; cheaper to check than a prompt's cache hits."""
         return bool(self.chunks) and not self._budget.max_chunk(self.shape, 0, 1, self.limit_s)
 
+    def _chunk_end(self, request: Request, found: Way | None = None) -> int:
+        """Return where the next chunk of a prompt ends, at the latest.
+
+        Args:
+            found: what `KVCacheManager.match` has just found for a request without blocks.
+        """
+        end = self._kv.arriving_from(request, found)
+        if not self._config.enable_chunked_prefill:
+            return end
+        return self._kv.chunk_end(request, end, found)
+
     def _chunk_size(self, request: Request, start: int, end: int) -> int:
         """Return how many of the request's tokens [start, end) fit into the step."""
         wanted = end - start
         limit_s = self.limit_s
-        if limit_s < UNLIMITED and self._admission.leaves_room(request):
-            limit_s *= 1.0 - _KEPT_TIME
         room = self._budget.max_chunk(self.shape, start, wanted, limit_s)
+        if limit_s < UNLIMITED and self._admission.leaves_room(request):
+            # Decodes may leave nothing of a shorter limit; the chunk then is a small one.
+            short_s = limit_s * (1.0 - _KEPT_TIME)
+            room = min(room, self._budget.max_chunk(self.shape, start, wanted, short_s))
         if not room and not self.chunks:
             # No stream waits for this step: it may take longer, but must not be empty.
             room = min(wanted, MIN_CHUNK, self._most)
@@ -446,24 +473,16 @@ class StepBuilder:
         request.num_expected_tokens += chunk.num_samples
 
     def _follows(self, request: Request, start: int) -> bool:
-        """Whether a prompt in this step computes what the request needs from token `start` on.
+        """Whether a prompt in a step computes what the request needs from token `start` on.
 
-        With window groups, requests share no block before it is computed. The request finds the
-        blocks in a later step.
+        The request finds it in a later step; see `KVCacheManager.shares_computed_only`.
         """
-        block_size, most = self._kv.block_size, self._kv.num_shareable(request)
-        for chunk in self.chunks:
-            end = (chunk.start // block_size + 1) * block_size
-            if chunk.kind != "prefill" or chunk.start < start or end > most:
-                continue
-            other = self._queues.running[chunk.request_id]
-            if (
-                end <= self._kv.num_shareable(other)
-                and other.token_ids[:end] == request.token_ids[:end]
-                and other.message.service.cache_salt == request.message.service.cache_salt
-            ):
-                return True
-        return False
+        running = self._queues.running
+        return any(
+            self._kv.leads(chunk, running[chunk.request_id], request)
+            for chunk in chain(self.chunks, *(plan.chunks for plan in self._in_flight))
+            if chunk.kind == "prefill" and chunk.start >= start and chunk.request_id in running
+        )
 
     def _writer(self, block_id: int) -> str | None:
         """Return the id of the request that computes a block, in this step or one in flight."""
@@ -473,6 +492,9 @@ class StepBuilder:
         """Return why a prefill chunk that is about to be added is not longer."""
         if num_tokens == request.num_remaining_tokens:
             return "prompt_end"
+        end = request.num_scheduled_tokens + num_tokens
+        if end == self._kv.chunk_end(request, request.num_tokens):
+            return "checkpoint"
         bound = self._budget.bound(self.shape, num_tokens)
         gave_way = self._gave_turn and not request.is_best_effort
         return "turn" if gave_way and bound != "memory" else bound

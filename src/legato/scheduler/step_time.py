@@ -87,17 +87,21 @@ class StepTimeModel:
             return 0.0
         return max(0.0, self.seconds(shape) - self.seconds(shape.without_drafts()))
 
-    def longest_chunk(self, shape: StepShape, start: int, limit_s: float, cap: int) -> int:
-        """Return the longest chunk at `start` whose step, margin included, ends in time.
+    def longest_chunk(
+        self, shape: StepShape, start: int, limit_s: float, cap: int, *, has_margin: bool = True
+    ) -> int:
+        """Return the longest chunk at `start` whose step ends in time.
 
         If time bounds the chunk, it may be a little shorter to avoid padding.
 
         Args:
             limit_s: how long the step may take.
             cap: most tokens to return.
+            has_margin: whether the step may exceed its prediction by the margin, and still end in
+                time.
         """
         assert self._costs is not None
-        allowed_s = limit_s / self.caution(limit_s)
+        allowed_s = limit_s / self.caution(limit_s) if has_margin else limit_s
         longest = self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
         return longest if longest == cap else self._costs.unpadded_chunk(shape, start, longest)
 

@@ -24,20 +24,22 @@ from legato.server.anthropic.events import MessageAnswer
 from legato.server.config import ServerConfig
 from legato.server.context import Context, KVEventSource
 from legato.server.http.admins import Admins
-from legato.server.http.endpoints import AddVersion, allowed_methods, no_such_endpoint
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import ApiError
 from legato.server.http.middleware import (
     OPEN_PATHS,
+    AddVersion,
+    AnswerWarnings,
     CancelOnDisconnect,
     Lifecycle,
     ReadBody,
     RefuseWhileDraining,
     RequestIds,
     RequireApiKey,
+    allowed_methods,
+    no_such_endpoint,
 )
 from legato.server.http.origins import CheckHost, CheckOrigin, HostNames
-from legato.server.http.warnings import AnswerWarnings
 from legato.server.openai import (
     chat,
     completions,
@@ -60,13 +62,10 @@ from legato.server.openai.responses.output import ResponseAnswer
 from legato.server.openai.responses.store import ResponseStore
 from legato.server.openai.scores import RerankAnswer, ScoreAnswer
 from legato.server.openapi import DescribedApi
-from legato.server.operations import cache, probes, routers, settings, trace
+from legato.server.operations import cache, pages, probes, routers, settings, trace
 from legato.server.operations.cache import CacheReset
 from legato.server.operations.dashboard import events
-from legato.server.operations.dashboard import page as dashboard
-from legato.server.operations.pages import pages_router
 from legato.server.operations.probes import Health, Load
-from legato.server.operations.reference.page import load_reference
 from legato.server.operations.routers import ModelInfo, ServerInfo
 from legato.server.operations.settings import SettingsAnswer
 from legato.server.operations.trace import LiveTrace, TraceStarted
@@ -133,7 +132,7 @@ _CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
     *(chat, completions, embeddings, scores, responses, messages),
     *(models, tokenization, rendering, generate),
-    *(trace, settings, cache, probes, routers, events, dashboard),
+    *(trace, settings, cache, probes, routers, events, pages),
 )
 _ERRORS = (
     ApiError,
@@ -177,8 +176,8 @@ def create_app(
     names = HostNames(config)
     api.state.admins = Admins(config, names)
     api.state.live_trace = LiveTrace(engine, config.max_trace_bytes)
-    assets = dashboard.load_dashboard() | load_reference()
-    routers = [*(room.router for room in _ROOMS), pages_router(assets)]
+    assets = pages.load_dashboard() | pages.load_reference()
+    routers = [*(room.router for room in _ROOMS), pages.pages_router(assets)]
     if config.enable_tokenizer_info_endpoint:
         routers.append(tokenization.info_router)
     for router in routers:
@@ -190,7 +189,7 @@ def create_app(
     app = RefuseWhileDraining(app, lifecycle)
     app = ReadBody(app, config.max_body_bytes)  # uncounted: draining waits for no body
     # The API reference and the files of pages are not secret.
-    open_paths = {*OPEN_PATHS, *assets, dashboard.ROOT, _OPENAPI}
+    open_paths = {*OPEN_PATHS, *assets, pages.ROOT, _OPENAPI}
     app = RequireApiKey(app, _all_keys(config), open_paths)
     app = CheckOrigin(app, config.allowed_origins)
     app = CheckHost(app, names)

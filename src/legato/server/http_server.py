@@ -102,14 +102,9 @@ def _tell_of_cache(
     """
     if config.kv_events_endpoint is None:
         return None
-    if not engine.info.cache.enable_prefix_caching:
-        raise ConfigError(
-            "kv_events_endpoint tells of the prefix cache, which is off for models with recurrent "
-            "layers"
-        )
     assert isinstance(engine, EngineClient), "of several engines, none is told of"
     # Local import: ZeroMQ may not be installed.
-    from legato.observe.cache.publisher import CachePublisher
+    from legato.observe.cache_publisher import CachePublisher
 
     topic = config.kv_events_topic
     publisher = CachePublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint, topic)

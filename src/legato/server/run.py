@@ -15,7 +15,8 @@ import uvloop
 from legato.checkpoint.defaults import ModelDefaults
 from legato.checkpoint.source import configured_source
 from legato.core import signals
-from legato.core.config import CacheConfig, EngineConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.garbage import uncollected
 from legato.engine.errors import EngineDeadError

@@ -8,7 +8,8 @@ It runs in real time, so that routers can be tried without the machines.
 import sys
 from functools import partial
 
-from legato.core.config import CacheConfig, EngineConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig
 from legato.core.stats import CacheInfo
 from legato.engine.assembly.main import main
 from legato.engine.loop.engine_loop import EngineLoop

@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from legato.core.config import CacheConfig, SchedulerConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
 from legato.core.rows import RowCounts

@@ -6,8 +6,8 @@ Everything else of a transfer is real.
 import secrets
 import time
 
+from legato.core.cache_config import TransferConfig
 from legato.core.errors import ConfigError
-from legato.core.transfer_config import TransferConfig
 from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
 from legato.simulation.link import Link, Traffic

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from legato.core.addresses import is_loopback
+from legato.core.cache_config import TransferConfig
 from legato.core.errors import ConfigError
-from legato.core.transfer_config import TransferConfig
 
 _LEAST_KEY_BYTES = 16
 

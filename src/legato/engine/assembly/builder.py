@@ -25,6 +25,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.loop.grammars import Grammars
 from legato.engine.process.messages import EngineInfo, TransferAddress
 from legato.grammar.compiled import Grammar
+from legato.model.base import CacheGroup, CacheSpec
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.lookup import OwnTokens, RecentOutputs
@@ -181,7 +182,7 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             f"{cache_bytes / 2**30:.2f} GiB, {_name(runtime.cache.kept_dtype)}",
             **request_costs(runtime.blueprint, runtime.cache, kv),
             **_windows(runtime),
-            "prefix caching": _prefix_caching(runtime),
+            "prefix caching": "on" if config.cache.enable_prefix_caching else "off",
             "policy": config.scheduler.policy,
             "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
             "step budget": _step_budget(config.scheduler),
@@ -193,12 +194,6 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "pooling": runtime.blueprint.pooling,
         },
     )
-
-
-def _prefix_caching(runtime: ModelRuntime) -> str:
-    if runtime.config.cache.enable_prefix_caching:
-        return "on"
-    return "off, for the model's recurrent layers" if runtime.spec.states else "off"
 
 
 def _ranks(num_ranks: int) -> dict[str, str]:
@@ -213,9 +208,18 @@ def _windows(runtime: ModelRuntime) -> dict[str, str]:
     """Return the window groups of the cache; empty if all layers keep all tokens."""
     sizes = zip(runtime.groups[1:], runtime.kv.group_sizes[1:], strict=True)
     return {
-        f"window of {group.window:,} tokens": f"{len(group.layers)} layers, {count:,} blocks"
+        f"window of {group.window:,} tokens{_key_shape(runtime.cache, group)}": (
+            f"{len(group.layers)} layers, {count:,} blocks"
+        )
         for group, count in sizes
     }
+
+
+def _key_shape(cache: CacheSpec, group: CacheGroup) -> str:
+    """Describe the keys of a group's layers, if those of other groups have another shape."""
+    if cache.has_one_geometry:
+        return ""
+    return f", keys of {group.cache.num_kv_heads} x {group.cache.head_dim}"
 
 
 def _name(dtype: torch.dtype) -> str:

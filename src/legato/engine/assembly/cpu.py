@@ -1,6 +1,6 @@
 """Builds the runtime of a model on a CPU: native layers if they can run, else PyTorch's."""
 
-from legato.core.config import CacheConfig
+from legato.core.cache_config import CacheConfig
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.cpu_model import (
     check_steps_in_flight,
@@ -68,7 +68,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         blocks=attention.blocks[0],
         rows=cpu_rows(spec),
         kernels=_kernels(spec, kernels),
-        untaken=untaken_pages(config.cache, attention),
+        untaken=untaken_pages(config.cache, attention, states),
         draft_model=_draft_model(blueprint, draft, kv.num_blocks),
     )
 

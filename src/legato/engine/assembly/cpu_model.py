@@ -7,7 +7,8 @@ import msgspec
 import torch
 
 from legato.checkpoint.loader import load_model
-from legato.core.config import CacheConfig, EngineConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.engine.assembly.blueprint import Blueprint
@@ -21,6 +22,7 @@ from legato.executor.attention.native_backend import (
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.attention.torch_groups import TorchGroupsBackend
 from legato.executor.memory import raising_memory_error, take_memory
+from legato.executor.state_cache import StateCache
 from legato.executor.untaken_pages import UntakenPages
 from legato.model.base import CacheGroup, Model
 from legato.model.communicator import ALONE, Communicator
@@ -66,11 +68,13 @@ def load_cpu_model(
     return model
 
 
-def untaken_pages(config: CacheConfig, attention: AttentionBackend) -> UntakenPages | None:
+def untaken_pages(
+    config: CacheConfig, attention: AttentionBackend, states: StateCache | None = None
+) -> UntakenPages | None:
     """Return the cache's pages to allocate while the engine is idle; None if there are none."""
     if config.kv_cache_memory_bytes is not None or not config.take_memory_when_idle:
         return None
-    return UntakenPages(*attention.blocks)
+    return UntakenPages(*(() if states is None else states.tensors), *attention.blocks)
 
 
 def cpu_rows(spec: DecoderSpec | TransformersSpec) -> RowCounts:

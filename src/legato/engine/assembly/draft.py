@@ -42,6 +42,11 @@ def load_draft(blueprint: Blueprint, name: str, kernels: NativeKernels | None) -
         )
     if checkpoint.spec.states:
         raise ConfigError(f"{name} has recurrent layers, which a draft model cannot have")
+    if not checkpoint.spec.cache(blueprint.dtype).has_one_geometry:
+        raise ConfigError(
+            f"{name} has layers that keep keys and values of different sizes, which those of a "
+            "draft model cannot"
+        )
     _check_tokens(blueprint.config.model, config)
     own = replace(
         blueprint,
@@ -67,6 +72,7 @@ def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:
         block_size=config.block_size,
         vocab_size=blueprint.checkpoint.spec.vocab_size,
         max_len=blueprint.max_model_len,
+        num_layers=blueprint.checkpoint.spec.num_layers,
     )
     return DraftModel(
         draft.model,

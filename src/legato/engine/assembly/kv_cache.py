@@ -1,6 +1,7 @@
 """The KV cache of a model: what it keeps of each token, in which groups, and how many blocks."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from legato.core.plan import FIRST_STATE
 from legato.engine.assembly.blueprint import Blueprint
 from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.kv.manager import KVCacheManager
-from legato.kv.state_slots import StateSlots
+from legato.kv.state_slots import CHUNK_MULTIPLE, StateSlots
 from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups
 from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
@@ -19,22 +20,34 @@ from legato.model.base import SCALE_BYTES, CacheGroup, CacheSpec
 logger = logging.getLogger(__name__)
 
 _STATES_SHARE = 0.5
-"""Share of the cache that recurrent states may take; keys and values have the rest."""
+"""Share of the cache that states of running requests may take."""
+
+_CHECKPOINTS_SHARE = 0.2
+"""Share of the cache for kept states, unless their number is set. Keys and values have the rest."""
+
+_LEAST_SPACING = 512
+"""Fewest tokens between checkpoints within a prompt, since each ends a chunk."""
 
 
 def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
     """Return a model's cache with the configured dtype.
 
     Raises:
-        ConfigError: the scales at the end of a block would not be aligned to their size.
+        ConfigError: latents are to be quantized, or the scales at the end of a block would not be
+            aligned to their size.
     """
     config = blueprint.config.cache
     cache = replace(cache, is_quantized=config.kv_cache_dtype == "int8")
-    if cache.is_quantized and config.block_size * cache.head_dim % SCALE_BYTES:
+    if cache.is_quantized and not cache.has_values:
         raise ConfigError(
-            f"with --kv-cache-dtype int8, --block-size times the head size, {cache.head_dim}, must "
-            f"be a multiple of {SCALE_BYTES}"
+            "--kv-cache-dtype int8 is not supported for a model with latent attention"
         )
+    for head_dim in {layer.head_dim for layer in cache.layers}:
+        if cache.is_quantized and config.block_size * head_dim % SCALE_BYTES:
+            raise ConfigError(
+                f"with --kv-cache-dtype int8, --block-size times the head size, {head_dim}, must "
+                f"be a multiple of {SCALE_BYTES}"
+            )
     return cache
 
 
@@ -42,11 +55,19 @@ def cache_groups(blueprint: Blueprint, cache: CacheSpec) -> tuple[CacheGroup, ..
     """Return the groups of a model's layers; one group if the configuration allows no more.
 
     In one group, layers with a window keep all tokens of a request.
+
+    Raises:
+        ConfigError: the configuration allows one group, but layers have different geometries.
     """
     groups = cache.groups(blueprint.max_model_len)
     reason = _why_one_group(blueprint)
     if len(groups) == 1 or not reason:
         return groups
+    if not cache.has_one_geometry:
+        raise ConfigError(
+            "this model's layers keep keys and values of different sizes, in blocks of their own, "
+            f"but {reason}"
+        )
     logger.warning("layers with a sliding window keep the blocks of all tokens: %s", reason)
     return (cache.whole,)
 
@@ -72,10 +93,10 @@ def make_kv_manager(
         ConfigError: one request does not fit into it, or no block into the swap space.
     """
     config = blueprint.config.cache
-    states = _state_slots(blueprint, memory_bytes)
+    kept, *windowed = groups
+    states = _state_slots(blueprint, memory_bytes, kept.cache.token_bytes)
     if states is not None:
         memory_bytes -= states.num_slots * blueprint.state_bytes
-    kept, *windowed = groups
     bytes_per_block = config.block_size * kept.cache.token_bytes
     windows: WindowGroups | None = None
     if windowed:
@@ -133,8 +154,14 @@ def _windows(
     )
 
 
-def _state_slots(blueprint: Blueprint, memory_bytes: int) -> StateSlots | None:
-    """Divide the states' share of the memory among requests, at most as many as may run."""
+def _state_slots(blueprint: Blueprint, memory_bytes: int, token_bytes: int) -> StateSlots | None:
+    """Divide the states' share of the memory among requests, at most as many as may run.
+
+    Within a prompt, checkpoints take about as much memory as the keys and values between them.
+
+    Args:
+        token_bytes: size of a token's keys and values.
+    """
     if not blueprint.state_bytes:
         return None
     depth = blueprint.config.scheduler.num_steps_in_flight
@@ -148,7 +175,45 @@ def _state_slots(blueprint: Blueprint, memory_bytes: int) -> StateSlots | None:
             f"the recurrent states of one request need a cache of {needed:,} bytes, but it has "
             f"{memory_bytes:,}: raise --kv-cache-memory"
         )
-    return StateSlots(min(num_requests, blueprint.max_num_seqs), depth)
+    num_requests = min(num_requests, blueprint.max_num_seqs)
+    block_size = blueprint.config.cache.block_size
+    unit = math.lcm(CHUNK_MULTIPLE, block_size)
+    spacing = unit
+    while spacing < max(_LEAST_SPACING, blueprint.state_bytes / token_bytes):
+        spacing *= 2
+    needed = (FIRST_STATE + num_requests * one.slots_per_request) * blueprint.state_bytes
+    needed += blueprint.blocks_per_request * block_size * token_bytes
+    # At most one for each unit of tokens, and the longest request must fit beside them.
+    room = min(int(_CHECKPOINTS_SHARE * memory_bytes), memory_bytes - needed)
+    most = min(max(0, room) // blueprint.state_bytes, memory_bytes // (unit * token_bytes))
+    return StateSlots(
+        num_requests,
+        depth,
+        num_spare_slots=_num_checkpoints(blueprint, memory_bytes, most),
+        unit=unit,
+        spacing=spacing,
+    )
+
+
+def _num_checkpoints(blueprint: Blueprint, memory_bytes: int, usual: int) -> int:
+    """Return how many states are kept for later requests in any case: `usual`, unless configured.
+
+    Raises:
+        ConfigError: the configured number is too large for the memory.
+    """
+    config = blueprint.config.cache
+    if not config.enable_prefix_caching:
+        return 0
+    if config.state_checkpoints is None:
+        return usual
+    num_bytes = config.state_checkpoints * blueprint.state_bytes
+    if num_bytes > (1.0 - _STATES_SHARE) * memory_bytes:
+        raise ConfigError(
+            f"{config.state_checkpoints:,} state checkpoints need {num_bytes:,} bytes, more than "
+            f"half of a cache of {memory_bytes:,}: lower --state-checkpoints or raise "
+            "--kv-cache-memory"
+        )
+    return config.state_checkpoints
 
 
 def no_memory(num_bytes: int) -> ConfigError:

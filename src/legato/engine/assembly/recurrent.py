@@ -1,7 +1,6 @@
 """Models with recurrent layers: what an engine of them does not do, and the memory of their states.
 
-Keys and values of a prompt are not enough to go on from its end: the recurrent layers' states are
-needed, too.
+A state cannot be taken back, nor is it divided among ranks or moved to another engine.
 """
 
 import logging
@@ -16,6 +15,7 @@ from legato.engine.assembly.kv_cache import no_memory
 from legato.executor.memory import raising_memory_error, take_memory
 from legato.executor.state_cache import StateCache
 from legato.kv.manager import KVCacheManager
+from legato.kv.state_slots import StateSlots
 from legato.model.base import CacheSpec
 from legato.model.spec import DecoderSpec
 from legato.model.transformers_spec import TransformersSpec
@@ -26,12 +26,14 @@ logger = logging.getLogger(__name__)
 def fit_recurrent(
     config: EngineConfig, spec: DecoderSpec | TransformersSpec, device: torch.device
 ) -> EngineConfig:
-    """Turn off what recurrent layers do not allow; a model without them keeps its configuration.
+    """Turn off drafts for recurrent layers; a model without them keeps its configuration.
 
     Raises:
         ConfigError: something was asked for that such models cannot have.
     """
     if not spec.states:
+        if config.cache.state_checkpoints is not None:
+            raise ConfigError("--state-checkpoints: this model has no recurrent layers")
         return config
     refused = {
         "a GPU (take --device cpu)": device.type != "cpu",
@@ -44,15 +46,10 @@ def fit_recurrent(
     for name, is_asked_for in refused.items():
         if is_asked_for:
             raise ConfigError(f"this model has recurrent layers, which do not go with {name}")
-    if config.cache.enable_prefix_caching:
-        logger.info("the prefix cache is off: recurrent layers would need their states as well")
     if config.scheduler.speculative != "off":
         logger.info("no tokens are drafted: a recurrent state cannot take back a wrong draft")
-    return msgspec.structs.replace(
-        config,
-        cache=msgspec.structs.replace(config.cache, enable_prefix_caching=False),
-        scheduler=msgspec.structs.replace(config.scheduler, speculative="off"),
-    )
+    scheduler = msgspec.structs.replace(config.scheduler, speculative="off")
+    return msgspec.structs.replace(config, scheduler=scheduler)
 
 
 def make_state_cache(blueprint: Blueprint, kv: KVCacheManager) -> StateCache | None:
@@ -76,9 +73,8 @@ def make_state_cache(blueprint: Blueprint, kv: KVCacheManager) -> StateCache | N
     except MemoryError as error:
         raise no_memory(kv.states.num_slots * blueprint.state_bytes) from error
     if blueprint.config.cache.kv_cache_memory_bytes is not None:
-        for layer in states.layers:
-            for part in layer:
-                take_memory(part)
+        for part in states.tensors:
+            take_memory(part)
     return states
 
 
@@ -90,7 +86,14 @@ def request_costs(blueprint: Blueprint, cache: CacheSpec, kv: KVCacheManager) ->
     states = f"{kv.states.slots_per_request} x {blueprint.state_bytes:,} bytes"
     return {
         "recurrent states": f"{kv.states.num_requests:,} requests, "
+        f"{kv.states.num_spare_slots:,} checkpoints{_spacing(blueprint, kv.states)}, "
         f"{kv.states.num_slots * blueprint.state_bytes / 2**30:.2f} GiB",
         "a request costs": f"{request_bytes:,} bytes of states ({states}), and "
         f"{cache.token_bytes:,} bytes a token",
     }
+
+
+def _spacing(blueprint: Blueprint, states: StateSlots) -> str:
+    if not blueprint.config.cache.enable_prefix_caching:
+        return ""
+    return f" (of long prompts, every {states.spacing:,} tokens)"

@@ -32,8 +32,8 @@ class ModelRuntime:
         blueprint: what it was built from.
         cache: what the cache keeps of each token.
         groups: groups of its layers.
-        blocks: the first group's cache, or rank 0's part of it, [layers, 2, num_blocks, numbers of
-            a block].
+        blocks: the first group's cache, or rank 0's part of it, [layers, planes, num_blocks,
+            numbers of a block].
         rows: the numbers of rows to which batches are padded.
         kernels: the instruction set of the native kernels, "torch", or "triton" on a GPU.
         untaken: the cache's pages to allocate while the engine is idle; None if there are none.

@@ -9,7 +9,7 @@ import torch
 
 from legato.checkpoint.base import Checkpoint
 from legato.core.addresses import is_loopback
-from legato.core.transfer_config import TransferConfig
+from legato.core.cache_config import TransferConfig
 from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
@@ -50,7 +50,7 @@ def make_transfers(
     """Start to listen for other engines, unless this engine only fetches.
 
     Args:
-        blocks: the cache's, [layers, 2, num_blocks, numbers of a block].
+        blocks: the cache's, [layers, planes, num_blocks, numbers of a block].
         layout: layout of the blocks.
 
     Raises:
@@ -77,7 +77,7 @@ def make_transfers(
 
 
 def cache_memory(blocks: torch.Tensor) -> CacheMemory:
-    """Return the addresses of blocks [layers, 2, num_blocks, numbers of a block]."""
+    """Return the addresses of blocks [layers, planes, num_blocks, numbers of a block]."""
     is_on_gpu = blocks.device.type == "cuda"
     return CacheMemory(
         address=blocks.data_ptr(),

@@ -12,8 +12,7 @@ from legato.core.step_record import (
     StepRecord,
     received,
 )
-from legato.observe.traces.feed import RecordFeed
-from legato.observe.traces.recent_steps import RecentSteps
+from legato.observe.traces.feed import RecentSteps, RecordFeed
 
 
 class Activity:

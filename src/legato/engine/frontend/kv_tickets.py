@@ -12,9 +12,9 @@ import secrets
 import msgspec
 
 from legato.core.addresses import is_loopback
+from legato.core.cache_config import KVRole, TransferConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.kv_transfer import FetchBlocks, KVTransfer, SendBlocks
-from legato.core.transfer_config import KVRole, TransferConfig
 from legato.engine.process.messages import TransferAddress
 from legato.transfer.keys import read_key
 

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-from legato.engine.frontend.json_call import JsonCallReader
 from legato.engine.frontend.message_parts import MessageParts
-from legato.engine.frontend.named_call import NamedCallReader
 from legato.engine.frontend.output_text import overlap
-from legato.engine.frontend.tool_call import CallReader
+from legato.engine.frontend.tool_call import CallReader, JsonCallReader, NamedCallReader
 from legato.text.message_syntax import JsonCall, MessageSyntax, NamedCall, ToolCallSyntax
 
 _BETWEEN_CALLS = " \t\r\n,;]"

@@ -154,6 +154,7 @@ class EngineLoop:
             num_contained_errors=self._containment.num_errors,
             kv_usage=self._kv.usage,
             num_cached_blocks=self._kv.num_cached_blocks,
+            num_state_checkpoints=self._kv.num_checkpoints,
             window_usage=self._kv.window_usage,
             transfer=None if self.transfers is None else self.transfers.stats,
         )

@@ -83,6 +83,7 @@ class Recorder:
                 budget_tokens=plan.budget_tokens,
                 chunks=tuple(_recorded(c, result.chunks.get(c.request_id)) for c in plan.chunks),
                 admitted=plan.admitted,
+                short_hits=plan.short_hits,
                 preempted=plan.preempted,
                 held_by=plan.held_by,
                 drafts_ended_by=plan.drafts_ended_by,

@@ -169,18 +169,18 @@ class Transfers:
         """
         for one in [one for one in self._quarantined if one.is_over]:
             self._quarantined.remove(one)
-            self._kv.end_quarantine(one.end.request_id)
+            self._kv.quarantine.end(one.end.request_id)
         ended: list[BlocksArrived] = []
         for one in tuple(self._stuck):
             is_over = one.is_over
-            if is_over or self._kv.quarantine(one.end.request_id):
+            if is_over or self._kv.quarantine.begin(one.end.request_id):
                 self._stuck.remove(one)
                 self._quarantined += () if is_over else (one,)
                 ended.append(one.end)
         return ended
 
     def _is_replaceable(self, one: StuckFetch) -> bool:
-        return one.is_over or self._kv.can_quarantine(one.end.request_id)
+        return one.is_over or self._kv.quarantine.can_begin(one.end.request_id)
 
     def take_fetched(self) -> list[BlocksFetched]:
         """Return the records of fetches that ended since the last call."""

@@ -13,9 +13,9 @@ class AttentionBackend(Protocol):
 
     @property
     def blocks(self) -> tuple[torch.Tensor, ...]:
-        """The cache itself, not a copy: of each group [layers, 2, num_blocks, numbers of a block].
+        """The cache itself: of each group [layers, planes, num_blocks, numbers of a block].
 
-        `layers` are those of the group.
+        `layers` are those of the group, planes are `CacheSpec.num_planes`.
         """
         ...
 

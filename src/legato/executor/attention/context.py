@@ -13,7 +13,7 @@ MIN_RUN_IN_PLACE = 128
 """Tokens in a run from which an attention call of its own is cheaper than a copy."""
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values, of the same shape: [1, K, S, D] in a context."""
+"""Keys and values, of the same shape: [1, K, S, D] in a context. Values may be the keys."""
 Runs = list[tuple[int, int]]
 """Slots [start, end) of adjacent blocks, in token order."""
 
@@ -53,11 +53,13 @@ class CachedContext:
     than the attention itself.
 
     Args:
-        cache: [L, 2, N, K, D], keys and values of N slots in L layers.
+        cache: [L, P, N, K, D], keys and values of N slots in L layers; with one plane P, keys are
+            their own values.
         runs: slots of the tokens.
     """
 
     def __init__(self, cache: torch.Tensor, runs: Runs) -> None:
+        self._num_planes = cache.shape[1]
         views = [_views(cache, start, end) for start, end in runs]
         is_long = [len(runs) == 1 or end - start >= MIN_RUN_IN_PLACE for start, end in runs]
         self._runs = views
@@ -66,11 +68,24 @@ class CachedContext:
 
     def pieces(self, layer: int) -> list[KeysValues]:
         """Return long runs in place, and all short runs copied into one piece."""
-        pieces = [(views[2 * layer], views[2 * layer + 1]) for views in self._long]
-        return [*pieces, _join(self._short, layer)] if self._short else pieces
+        pieces = [self._pair(views, layer) for views in self._long]
+        return [*pieces, self._join(self._short, layer)] if self._short else pieces
 
     def in_order(self, layer: int) -> KeysValues:
-        return _join(self._runs, layer)
+        return self._join(self._runs, layer)
+
+    def _pair(self, views: tuple[torch.Tensor, ...], layer: int) -> KeysValues:
+        first = self._num_planes * layer
+        return views[first], views[first + self._num_planes - 1]
+
+    def _join(self, runs: list[tuple[torch.Tensor, ...]], layer: int) -> KeysValues:
+        pairs = [self._pair(views, layer) for views in runs]
+        if len(pairs) == 1:
+            return pairs[0]
+        keys = torch.cat([key for key, _ in pairs], dim=2)
+        if self._num_planes == 1:
+            return keys, keys
+        return keys, torch.cat([value for _, value in pairs], dim=2)
 
 
 class QuantizedContext:
@@ -108,12 +123,5 @@ class QuantizedContext:
 
 
 def _views(cache: torch.Tensor, start: int, end: int) -> tuple[torch.Tensor, ...]:
-    """Return views [1, K, S, D]: keys of layer 0, values of layer 0, keys of layer 1, and so on."""
+    """Return views [1, K, S, D]: all planes of layer 0, keys first, those of layer 1, and so on."""
     return cache[:, :, start:end].transpose(2, 3).flatten(0, 1).unsqueeze(1).unbind(0)
-
-
-def _join(runs: list[tuple[torch.Tensor, ...]], layer: int) -> KeysValues:
-    if len(runs) == 1:
-        return runs[0][2 * layer], runs[0][2 * layer + 1]
-    keys, values = zip(*((views[2 * layer], views[2 * layer + 1]) for views in runs), strict=True)
-    return torch.cat(keys, dim=2), torch.cat(values, dim=2)

@@ -70,18 +70,21 @@ class TorchStepAttention:
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         *,
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        num_padding = len(query) - len(self._slots)
-        if num_padding:
-            query, key, value = query[:-num_padding], key[:-num_padding], value[:-num_padding]
-        key, value = self._cache.write(layer, self._slots, key, value)
+        num_rows = len(self._slots)
+        num_padding = len(query) - num_rows
+        query = query[:num_rows]
+        if key is None or value is None:
+            key, value = self._cache.read(layer, self._slots)
+        else:
+            key, value = self._cache.write(layer, self._slots, key[:num_rows], value[:num_rows])
         # In a decode, the heads of a group are rows of one product, so each key is read once.
         grouped = query.view(len(query), key.shape[1], -1, key.shape[2]).split(self._sizes)  # type: ignore[no-untyped-call]
         attended: list[torch.Tensor] = []

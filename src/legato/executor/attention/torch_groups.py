@@ -20,7 +20,7 @@ class TorchGroupsBackend:
 
     def __init__(self, groups: Sequence[CacheGroup], backends: Sequence[AttentionBackend]) -> None:
         self._backends = tuple(backends)
-        # Key the decoder's layer, value its group and its index in the group.
+        # Key a layer of the whole cache, value its group and its index in the group.
         self._places = {
             layer: (group, index)
             for group, one in enumerate(groups)
@@ -49,8 +49,8 @@ class _Step:
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         **settings: Any,
     ) -> torch.Tensor:
         group, index = self._places[layer]

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from legato.cli.flags import add_flags, given_fields
 from legato.cli.values import count, duration_s, fraction
-from legato.core.config import CacheConfig, SchedulerConfig
+from legato.core.cache_config import CacheConfig
+from legato.core.config import SchedulerConfig
 from legato.core.config_fields import fields_of
 from legato.core.errors import ConfigError
 from legato.core.slo import INTERACTIVE

@@ -3,12 +3,12 @@
 Every step is observed, however rare scrapes are.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import get_args
 
 from legato.core.stats import CacheInfo, EngineStats, TransferStats
-from legato.core.step_record import EndedBy, StepRecord
-from legato.observe.metrics.draft_metrics import DraftMetrics
+from legato.core.step_record import ChunkRecord, DrafterName, DraftsEndedBy, EndedBy, StepRecord
 from legato.observe.metrics.registry import MetricRegistry
 
 # fmt: off
@@ -21,6 +21,9 @@ _STEP_TOKENS = (
     0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0,
     16384.0)
 # fmt: on
+
+_NUM_POSITIONS = 16
+"""Positions in a draft that are counted separately."""
 
 
 class StepMetrics:
@@ -46,7 +49,8 @@ class StepMetrics:
         chunks = steps.counter(
             "prefill_chunks",
             "Chunks of prompts, by why they were no longer: `prompt_end`, `token_budget`, "
-            "`time_budget` (an SLO), `memory`, `turn` (a best-effort prompt came first).",
+            "`time_budget` (an SLO), `memory`, `turn` (a best-effort prompt came first), "
+            "`checkpoint` (a state of recurrent layers is kept there).",
             "ended_by",
             own=True,
         )
@@ -175,6 +179,19 @@ def declare_engine_metrics(
         lambda: stats().num_prefix_cache_hits,
     )
     engine.read_counter(
+        "prefix_cache_short",
+        "Tokens in cached blocks that were computed again, because no state of recurrent layers, "
+        "or block of a sliding window, was kept at their end.",
+        lambda: stats().num_prefix_cache_short,
+        own=True,
+    )
+    engine.read_gauge(
+        "state_checkpoints",
+        "States of recurrent layers kept for later requests.",
+        lambda: stats().num_state_checkpoints,
+        own=True,
+    )
+    engine.read_counter(
         "num_preemptions",
         "Requests that lost their blocks; rising: the cache is too small for what runs.",
         lambda: stats().num_preemptions,
@@ -246,3 +263,72 @@ def _declare_transfers(registry: MetricRegistry, stats: Callable[[], TransferSta
         lambda: stats().num_expired,
         own=True,
     )
+
+
+class DraftMetrics:
+    """Counts the drafts that were verified, the right ones, and why there were no more.
+
+    As in vLLM, a draft is all draft tokens of one stream in one step.
+    """
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        section = registry.section("Drafts")
+        drafters = get_args(DrafterName)
+        drafts = section.counter(
+            "spec_decode_num_drafts",
+            "Streams of a step with draft tokens behind their next token, each time. Drafters: "
+            "`own` (a request's own tokens), `recent` (its tenant's recent outputs), `model`.",
+            "drafter",
+        )
+        draft_tokens = section.counter(
+            "spec_decode_num_draft_tokens", "Draft tokens that were verified.", "drafter"
+        )
+        accepted = section.counter(
+            "spec_decode_num_accepted_tokens", "Draft tokens that were right.", "drafter"
+        )
+        per_position = section.counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            f"The same by their place in the draft, from 0; the first {_NUM_POSITIONS} places.",
+            "position",
+        )
+        ended = section.counter(
+            "drafts_ended",
+            "Steps of streams, by why they held no more drafts: `proposals` (none were left), "
+            "`worth`, `time_budget` (an SLO), `token_budget`, `memory`.",
+            "ended_by",
+            own=True,
+        )
+        self._stream_steps = section.counter(
+            "stream_steps",
+            "Streams of a step, each time: 1 + accepted tokens over these is how many tokens a "
+            "step brings a stream.",
+            own=True,
+        ).of()
+        # Created at once, so that all appear from 0 on.
+        self._drafts = {name: drafts.of(name) for name in drafters}
+        self._draft_tokens = {name: draft_tokens.of(name) for name in drafters}
+        self._accepted = {name: accepted.of(name) for name in drafters}
+        self._per_position = [per_position.of(str(place)) for place in range(_NUM_POSITIONS)]
+        self._ended = {reason: ended.of(reason) for reason in get_args(DraftsEndedBy)}
+
+    def observe(self, step: StepRecord) -> None:
+        """Count the drafts of a step that has run."""
+        if step.drafts_ended_by is not None:
+            self._ended[step.drafts_ended_by].inc()
+        streams = [chunk for chunk in step.chunks if chunk.kind != "prefill"]
+        self._stream_steps.inc(len(streams))
+        drafted = [chunk for chunk in streams if chunk.num_drafts]
+        for name in {chunk.drafter for chunk in drafted if chunk.drafter is not None}:
+            self._count(name, [chunk for chunk in drafted if chunk.drafter == name])
+        lengths = Counter(chunk.num_accepted for chunk in drafted)
+        num_right = len(drafted)
+        for place, counter in enumerate(self._per_position):
+            num_right -= lengths[place]
+            if not num_right:
+                break
+            counter.inc(num_right)
+
+    def _count(self, name: DrafterName, drafted: list[ChunkRecord]) -> None:
+        self._drafts[name].inc(len(drafted))
+        self._draft_tokens[name].inc(sum(chunk.num_drafts for chunk in drafted))
+        self._accepted[name].inc(sum(chunk.num_accepted for chunk in drafted))

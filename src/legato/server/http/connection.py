@@ -15,9 +15,9 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from legato.server.config import MIN_BODY_BYTES_S, ServerConfig
@@ -29,7 +29,6 @@ from legato.server.http.errors import (
     too_slow,
 )
 from legato.server.http.half_closed import HalfClosedWatch
-from legato.server.http.http_1_0 import without_chunks
 from legato.server.http.outlet import ConnectionOutlet, NotifyingFlow
 from legato.server.http.parser import RequestParser, head_refusal
 from legato.server.http.turns import Turns
@@ -352,3 +351,26 @@ def _raw_response(error: ApiError) -> bytes:
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + error.body
+
+
+def without_chunks(cycle: RequestResponseCycle) -> Send:
+    """Wrap `cycle.send` for an HTTP/1.0 client, which knows neither chunks nor interim answers.
+
+    The end of the connection ends an answer without a length.
+    """
+    cycle.waiting_for_100_continue = False
+    is_open_ended = False
+
+    async def send(message: Message) -> None:
+        nonlocal is_open_ended
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message["headers"]}
+            is_open_ended = b"content-length" not in names
+            if is_open_ended:
+                cycle.chunked_encoding = False
+        elif is_open_ended:
+            # Pass uvicorn's length check with any length.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await cast("Send", cycle.send)(message)
+
+    return send

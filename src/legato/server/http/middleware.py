@@ -7,21 +7,25 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterator
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from legato.core.spelling import did_you_mean
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.http.anthropic_errors import is_anthropic
 from legato.server.http.api_keys import ApiKeys, sent_key
-from legato.server.http.compressed import decompressed, is_compressed
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import (
     ApiError,
     body_too_large,
     invalid_key,
+    invalid_request,
     shutting_down,
     too_many_bodies,
 )
@@ -41,6 +45,15 @@ _READ_ON = 8
 # than `_SMALL_BODY_BYTES` are refused.
 _MAX_BODIES = 16
 _SMALL_BODY_BYTES = 64 * 2**10
+
+_GZIP = zlib.MAX_WBITS | 16
+
+_MISCELLANEOUS = 299
+"""The warn-code of RFC 7234 for a lasting warning of any kind."""
+_MAX_WARNING_CHARS = 1000
+
+_VERSIONED = ("/chat/completions", "/completions", "/messages", "/models", "/responses")
+_VERSION = "/v1"
 
 
 class RequestIds:
@@ -252,3 +265,97 @@ async def _cancel_on_disconnect(receive: Receive, handling: "asyncio.Task[None]"
     while (await receive())["type"] != "http.disconnect":
         pass
     handling.cancel()
+
+
+def is_compressed(headers: Headers) -> bool:
+    """Whether a body is in gzip; raises `ApiError` if it is in another encoding."""
+    encoding = headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("gzip", "x-gzip", "identity"):
+        raise invalid_request(
+            "a body may be compressed with gzip only",
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            {"Accept-Encoding": "gzip"},
+        )
+    return encoding != "identity"
+
+
+def decompressed(body: bytearray, max_body_bytes: int) -> bytearray:
+    """Decompress a body.
+
+    Raises:
+        ApiError: it is not gzip, or larger than `max_body_bytes` after that.
+    """
+    reader = zlib.decompressobj(_GZIP)
+    try:
+        data = bytearray(reader.decompress(body, max_body_bytes + 1))
+    except zlib.error as error:
+        raise invalid_request(f"the body is not gzip: {error}") from error
+    if len(data) > max_body_bytes:
+        raise body_too_large(max_body_bytes)
+    if not reader.eof or reader.unused_data:
+        raise invalid_request("the body is not gzip: it ends too early or too late")
+    return data
+
+
+class AnswerWarnings:
+    """Puts the warnings about a request into its answer's header, and counts such answers.
+
+    Handlers add to the list `scope["state"]["warnings"]` before the answer begins.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        warnings: list[str] = []
+        scope.setdefault("state", {})["warnings"] = warnings
+
+        async def send_with_warnings(message: Message) -> None:
+            if warnings and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["Warning"] = warning_header(warnings)
+                self._metrics.requests.warnings.inc()
+            await send(message)
+
+        await self._app(scope, receive, send_with_warnings)
+
+
+def warning_header(warnings: Sequence[str]) -> str:
+    """Return the header's value. Warnings may quote the client: only visible ASCII is kept."""
+    text = "; ".join(warnings)[:_MAX_WARNING_CHARS]
+    visible = "".join(char if " " <= char <= "~" else "?" for char in text)
+    escaped = visible.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{_MISCELLANEOUS} legato "{escaped}"'
+
+
+class AddVersion:
+    """Takes paths without `/v1` for the same with it, as llama.cpp does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if any(path == one or path.startswith(f"{one}/") for one in _VERSIONED):
+            scope["path"] = _VERSION + path
+        await self._app(scope, receive, send)
+
+
+def allowed_methods(scope: Scope, routes: Iterable[BaseRoute]) -> list[str]:
+    """Return the methods that a request's path takes, in order; empty if it is no endpoint."""
+    taking = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    return sorted(
+        {one for route in taking if isinstance(route, Route) for one in route.methods or ()}
+    )
+
+
+def no_such_endpoint(scope: Scope, routes: Iterable[BaseRoute]) -> ApiError:
+    """Args: scope: of a request that no route takes."""
+    method, path = scope["method"], scope["path"]
+    known = [route for route in routes if isinstance(route, Route)]
+    if allowed := allowed_methods(scope, known):
+        told = ", ".join(allowed)
+        message = f"{path} does not take {method}, but {told}"
+        return invalid_request(message, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": told})
+    told = did_you_mean(path, (route.path for route in known if route.include_in_schema))
+    return invalid_request(f"no such endpoint: {method} {path}{told}", HTTPStatus.NOT_FOUND)

@@ -1,11 +1,12 @@
-"""Static files for browsers; they reveal nothing about the server."""
+"""The pages for browsers, the dashboard and the reference; they reveal nothing about the server."""
 
+from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import PurePath
 
 import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -22,6 +23,14 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+
+DASHBOARD, REFERENCE, ROOT = "/dashboard", "/docs", "/"
+"""Paths of the pages; the root redirects to the dashboard."""
+_INDEX = "index.html"
+_SHIPPED_BY = "fastapi_offline"
+_SHIPPED = ("swagger-ui-bundle.js", "swagger-ui.css")
+
+router = APIRouter(include_in_schema=False)
 
 
 class Asset(msgspec.Struct, frozen=True):
@@ -50,3 +59,33 @@ def pages_router(assets: dict[str, Asset]) -> APIRouter:
     for path in assets:
         router.add_api_route(path, serve, methods=["GET", "HEAD"])
     return router
+
+
+def load_dashboard() -> dict[str, Asset]:
+    """Load the dashboard and its files; key the path of the URL."""
+    assets = {}
+    for file in files(__package__).joinpath("dashboard", "static").iterdir():
+        path = DASHBOARD if file.name == _INDEX else f"{DASHBOARD}/{file.name}"
+        assets[path] = asset(file)
+    return assets
+
+
+def load_reference() -> dict[str, Asset]:
+    """Load the API's reference and its files; key the path of the URL.
+
+    Swagger UI is from a Python package, not from a CDN.
+    """
+    own = files(__package__).joinpath("reference", "static")
+    shipped = files(_SHIPPED_BY).joinpath("static")
+    scripts = [own.joinpath("reference.js"), *map(shipped.joinpath, _SHIPPED)]
+    return {
+        REFERENCE: asset(own.joinpath(_INDEX)),
+        **{f"{REFERENCE}/{file.name}": asset(file) for file in scripts},
+    }
+
+
+@router.head(ROOT)
+@router.get(ROOT)
+async def root() -> RedirectResponse:
+    # A relative URL, since a proxy may serve the server under a path of its own.
+    return RedirectResponse(DASHBOARD.removeprefix("/"))

@@ -1,14 +1,17 @@
-"""The body of POST /inference/v1/generate: tokens in, tokens out, as in vLLM."""
+"""The body of POST /inference/v1/generate, as in vLLM, and the terms of prompts rendered for it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import Field, model_validator
 
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_N, SamplingParams
 from legato.server.limits import MAX_METADATA, MAX_TEMPLATE_VARIABLES
+from legato.server.requests.chat import ChatRequest
+from legato.server.requests.completion import CompletionRequest
 from legato.server.requests.generation import (
     KVTransferRequest,
     NumLogprobs,
@@ -17,7 +20,7 @@ from legato.server.requests.generation import (
     StreamOptions,
     Strings,
 )
-from legato.server.requests.outcome import OutputMode
+from legato.server.requests.outcome import OutputMode, RenderTerms
 from legato.server.requests.output_form import Form
 from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
 from legato.server.requests.tools import ToolChoice, Tools
@@ -136,3 +139,36 @@ def in_sampling_params() -> Iterator[None]:
     except InvalidRequestError as error:
         error.param = error.param and f"sampling_params.{error.param}"
         raise
+
+
+def render_terms(request: ChatRequest | CompletionRequest) -> RenderTerms:
+    """Return the terms of a request that is rendered."""
+    options = request.stream_options if request.stream else None
+    return RenderTerms(
+        request_id=request.request_id,
+        stream_options=None if options is None else msgspec.json.encode(options.model_dump()),
+        parse_context=parse_context(request) if isinstance(request, ChatRequest) else None,
+    )
+
+
+def parse_context(request: ChatRequest) -> bytes:
+    """Return the JSON of a `ParseContext`."""
+    use = request.tool_use
+    calls = [len(message.tool_calls or ()) for message in request.messages]
+    context: dict[str, Any] = {
+        "tools": [tool.model_dump(exclude_none=True) for tool in use.shown] or None,
+        "tool_choice": _choice(request) if use.shown else "none",
+        "parallel_tool_calls": use.is_parallel,
+        "include_reasoning": True,
+        "chat_template_kwargs": request.template_variables,
+        "history_tool_call_cnt": sum(calls),
+    }
+    return msgspec.json.encode(context)
+
+
+def _choice(request: ChatRequest) -> Any:
+    choice = request.tool_choice or request.function_call
+    if choice is None:
+        return "auto"
+    named = choice.model_dump(exclude_none=True)
+    return choice.type if named.keys() == {"type"} else named

@@ -1,17 +1,94 @@
-"""MessageGrammar of a model's messages and tool calls, in llguidance's Lark."""
+"""The grammar of a chat's answer, in Lark: of its tool calls, of its content's form, or of both."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
+from legato.core.errors import InvalidRequestError
+from legato.core.structured_outputs import StructuredOutputs
+from legato.grammar.check import GrammarChecker
+from legato.grammar.source import rule_of
+from legato.server.http.errors import naming_fields
 from legato.server.requests.argument_grammar import ArgumentGrammar
-from legato.server.requests.channel_grammar import ChannelGrammar
+from legato.server.requests.chat import ChatRequest
 from legato.server.requests.lark_text import ANY_TEXT, LarkText
-from legato.server.requests.tools import ToolUse
-from legato.text.message_syntax import JsonCall, MessageSyntax, NamedCall, ToolCallSyntax
+from legato.server.requests.output_form import enforced
+from legato.server.requests.tools import Tool, ToolUse
+from legato.text.message_syntax import Channels, JsonCall, MessageSyntax, NamedCall, ToolCallSyntax
 
 MAX_PARALLEL_CALLS = 16
 """The most calls in a message that has only calls: small models do not stop on their own."""
+
+
+class MessageForm(msgspec.Struct, frozen=True):
+    """The grammar of an answer, and its syntax.
+
+    Attributes:
+        outputs: a grammar that compiles; None leaves the answer free.
+        syntax: of the answer.
+    """
+
+    outputs: StructuredOutputs | None
+    syntax: MessageSyntax
+
+
+def message_form(
+    request: ChatRequest,
+    syntax: MessageSyntax,
+    checker: GrammarChecker,
+    special_marks: Mapping[str, int],
+) -> MessageForm:
+    """Return the form that a request asks for, in its model's syntax.
+
+    Args:
+        syntax: with tool calls, if the model was shown tools.
+        special_marks: as of `Tokenizer.special_marks`.
+
+    Raises:
+        InvalidRequestError: the form cannot be enforced; `param` names its field.
+    """
+    use, form, content = request.tool_use, None, None
+    if request.output_form is not None and not use.is_required:
+        with naming_fields(**request.form_names):
+            content = rule_of(request.output_form)
+            form = checker.resolve(request.output_form)
+    _check_inputs(request.described_tools, use.callable, checker)
+    grammar = message_grammar(use, syntax, special_marks, content=content)
+    if grammar is None and form is not None:
+        # The form applies from the first token on, even if the prompt ends in open reasoning.
+        return MessageForm(form, msgspec.structs.replace(syntax, is_reasoning_open=False))
+    if grammar is None:
+        return MessageForm(None, syntax)
+    try:
+        return MessageForm(checker.resolve(StructuredOutputs(grammar=grammar)), syntax)
+    except InvalidRequestError as error:
+        _check_tools(request.described_tools, use.callable, checker)
+        raise InvalidRequestError(str(error), param="tools") from error
+
+
+def _check_inputs(
+    described: Sequence[tuple[str, Tool]], held: Sequence[Tool], checker: GrammarChecker
+) -> None:
+    """Raises InvalidRequestError: the grammar of a custom tool's input does not compile."""
+    for place, tool in described:
+        grammar = tool.function.input_grammar
+        if tool in held and grammar is not None:
+            with naming_fields(**{"structured_outputs.grammar": f"{place}.parameters"}):
+                checker.resolve(StructuredOutputs(grammar=grammar))
+
+
+def _check_tools(
+    described: Sequence[tuple[str, Tool]], held: Sequence[Tool], checker: GrammarChecker
+) -> None:
+    """Raises InvalidRequestError: a single tool's schema cannot be enforced."""
+    for place, tool in described:
+        if tool not in held or tool.function.parameters is None:
+            continue
+        schema = enforced(tool.function.parameters, is_strict=tool.function.strict)
+        with naming_fields(**{"structured_outputs.json": f"{place}.parameters"}):
+            checker.resolve(StructuredOutputs(json=schema))
 
 
 class MessageGrammar(Protocol):
@@ -161,3 +238,54 @@ def _around_arguments(call: JsonCall | NamedCall, name: str) -> tuple[list[str],
 
 def _lark(*rules: str) -> str:
     return "\n".join(rules)
+
+
+class ChannelGrammar:
+    """Makes grammars of the text after `<|start|>assistant`. A call ends its message."""
+
+    def __init__(self, use: ToolUse, marks: Channels, lark: LarkText) -> None:
+        self._tools = use.callable
+        self._marks = marks
+        self._lark = lark
+
+    def calls(self) -> str:
+        return self._grammar("call", *self._call_rules(is_lenient=True))
+
+    def calls_or(self, content: str) -> str:
+        calls = self._call_rules(is_lenient=True)
+        return self._grammar("(call | final content)", f"content: {content}", *calls)
+
+    def reasoned(self, content: str) -> str:
+        return self._grammar("final content", f"content: {content}")
+
+    def free(self) -> str:
+        end = f"(call | final {ANY_TEXT})"
+        return self._grammar(f"said* {end}", *self._call_rules(is_lenient=False))
+
+    def _grammar(self, last: str, *rules: str) -> str:
+        """Return a grammar of reasoning and of what is last."""
+        begin = self._lark.literal(f"{self._marks.start}assistant")
+        return "\n".join(
+            [
+                f"start: thought? {last}",
+                f"thought: {self._header('analysis')} rest {begin}",
+                f"said: {self._header('commentary')} rest {begin}",
+                f"final: {self._header('final')}",
+                *self._lark.until("rest", self._marks.end),
+                *rules,
+            ]
+        )
+
+    def _header(self, channel: str) -> str:
+        return self._lark.literal(f"{self._marks.channel}{channel}{self._marks.message}")
+
+    def _call_rules(self, *, is_lenient: bool) -> list[str]:
+        """Args: is_lenient: as of `ArgumentGrammar.of`."""
+        arguments = ArgumentGrammar(None, self._lark)
+        rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(self._tools)))]
+        for i, tool in enumerate(self._tools):
+            written = arguments.of(tool.function, is_lenient=is_lenient)
+            recipient = f"commentary to=functions.{tool.function.name} "
+            header = self._header(f"{recipient}{self._marks.constrain}json")
+            rules.append(f"call_{i}: {header} {written}")
+        return rules + arguments.rules

@@ -3,21 +3,18 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import ValidationError
 
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.frontend.embedding import check_dimensions
 from legato.engine.frontend.requests import check_token_ids, last_tokens, with_bad_words
 from legato.grammar.check import GrammarChecker
-from legato.server.http.errors import first_problem, naming_fields, unknown_model
-from legato.server.http.json_body import parse_json
+from legato.server.http.errors import naming_fields
 from legato.server.limits import MAX_ANSWER_BYTES
 from legato.server.requests.answer_size import AnswerForm, check_answer_size
 from legato.server.requests.anthropic import (
@@ -26,22 +23,21 @@ from legato.server.requests.anthropic import (
     TokenCount,
     TokensBeforeEdits,
 )
+from legato.server.requests.body_parser import BodyParser, validated
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
-from legato.server.requests.embeddings import EmbeddingRequest, PooledOptions
-from legato.server.requests.generate import GenerateRequest, in_sampling_params
+from legato.server.requests.generate import GenerateRequest, in_sampling_params, render_terms
 from legato.server.requests.generation import (
     GenerationOptions,
     GenerationRequest,
     StreamOptions,
     kv_transfer_of,
 )
-from legato.server.requests.message_form import message_form
+from legato.server.requests.message_grammar import message_form
 from legato.server.requests.outcome import (
     Answered,
-    EmbeddingTerms,
     End,
     GenerateTerms,
     Generation,
@@ -51,29 +47,21 @@ from legato.server.requests.outcome import (
     Piece,
     PromptTokens,
     ResponseTerms,
-    ScoreTerms,
     Warned,
 )
-from legato.server.requests.pooled_tokens import input_tokens, pair_tokens
-from legato.server.requests.rendering import render_terms
-from legato.server.requests.request_model import IgnoredFields, ModelRequest
-from legato.server.requests.response_items import Placed, shown_item
+from legato.server.requests.pooled import PooledPrompts
+from legato.server.requests.response_items import Placed, Stored, shown_item, truncated
 from legato.server.requests.responses import InputTokenCount, ResponsesRequest
-from legato.server.requests.scores import RerankRequest, ScoreRequest
 from legato.server.requests.serving import Kind, Serving
-from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
 )
-from legato.server.requests.truncation import truncated
 from legato.text.tokenizer import Tokenizer
 
 _PIECE_BYTES = 2**18
-
-_Model = TypeVar("_Model", bound=ModelRequest)
 
 
 class RequestReader:
@@ -86,21 +74,21 @@ class RequestReader:
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._serving = serving
-        self._ignored: IgnoredFields | None = None  # of the present body
-        self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
+        self._parser = BodyParser(serving, tokenizer.max_token_chars)
         self._prompts = ChatPrompts(
             tokenizer,
             trusts_templates=serving.trust_request_chat_template,
             special_tokens=serving.message_special_tokens,
-            check_fits=self._check_fits,
+            check_fits=self._parser.check_fits,
         )
+        pooled = PooledPrompts(tokenizer, self._parser)
         self._forms = GrammarChecker(lambda: tokenizer.vocabulary)
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
-            "embeddings": self._embeddings,
-            "score": self._score,
-            "rerank": self._rerank,
+            "embeddings": pooled.embeddings,
+            "score": pooled.score,
+            "rerank": pooled.rerank,
             "messages": self._messages,
             "count_tokens": self._count_tokens,
             "generate": self._generate,
@@ -126,11 +114,10 @@ class RequestReader:
             InvalidRequestError: the body cannot be served.
             MemoryError: parsing needs more memory than allowed.
         """
-        is_lenient = self._serving.unknown_fields == "ignore"
-        self._ignored = IgnoredFields() if is_lenient else None
+        self._parser.begin()
         for part in self._parts(kind, body, stored):
-            if isinstance(part, End) and self._ignored is not None and self._ignored.names:
-                yield Warned(f"ignored fields: {', '.join(self._ignored.names)}")
+            if isinstance(part, End) and (names := self._parser.ignored_names):
+                yield Warned(f"ignored fields: {', '.join(names)}")
             yield part
 
     def _parts(self, kind: Kind, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
@@ -141,13 +128,13 @@ class RequestReader:
         return self._by_kind[kind](body)
 
     def _chat(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
-        request = self._parse(ChatRequest, body)
+        request = self._parser.parse(ChatRequest, body)
         return self._answer(request, is_held=not request.stream, is_rendered=is_rendered)
 
     def _responses(
         self, body: bytes, stored: bytes | None, *, is_rendered: bool = False
     ) -> Iterator[Part | End]:
-        request = self._parse(ResponsesRequest, body)
+        request = self._parser.parse(ResponsesRequest, body)
         needs_turns = request.previous_response_id is not None or request.referred
         if stored is None and needs_turns:
             yield NeedsStored(request.previous_response_id, request.referred)
@@ -184,7 +171,7 @@ class RequestReader:
         chat = request.chat(items)
         try:
             with chat.naming_fields():
-                prompt = self._prompt(_validated(ChatRequest, chat.fields))
+                prompt = self._prompt(validated(ChatRequest, chat.fields))
         except InvalidRequestError as error:
             if error.code == "context_length_exceeded":
                 return False
@@ -193,7 +180,7 @@ class RequestReader:
         return len(prompt.token_ids) <= room
 
     def _messages(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
-        request = self._parse(MessagesRequest, body)
+        request = self._parser.parse(MessagesRequest, body)
         chat, edits = request.edited(self._num_tokens)
         if kinds := ", ".join(request.left_out_tools):
             yield Warned(f"left out tools that this server cannot run: {kinds}")
@@ -204,7 +191,7 @@ class RequestReader:
         yield from self._answer_as_chat(request, chat, bounds_output=True, is_rendered=is_rendered)
 
     def _count_tokens(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(CountTokensRequest, body)
+        request = self._parser.parse(CountTokensRequest, body)
         chat, edits = request.edited(self._num_tokens)
         count = self._num_tokens(chat)
         before: TokensBeforeEdits | UnsetType = UNSET
@@ -215,7 +202,7 @@ class RequestReader:
     def _num_tokens(self, chat: ChatBody) -> int:
         """Return the tokens of a chat's prompt, which may be longer than the context."""
         with chat.naming_fields():
-            return len(self._prompt(_validated(ChatRequest, chat.fields), is_cut=True).token_ids)
+            return len(self._prompt(validated(ChatRequest, chat.fields), is_cut=True).token_ids)
 
     def _answer_as_chat(
         self,
@@ -227,7 +214,7 @@ class RequestReader:
     ) -> Iterator[Part | End]:
         """Serve another API's request as a chat; errors name the fields of that API."""
         with chat.naming_fields():
-            asked = _validated(ChatRequest, {**request.shared_options(), **chat.fields})
+            asked = validated(ChatRequest, {**request.shared_options(), **chat.fields})
             for tool in asked.tools or ():
                 tool.function.input_grammar = chat.input_grammars.get(tool.function.name)
             yield from self._answer(
@@ -252,7 +239,7 @@ class RequestReader:
             bounds_output: whether `max_tokens` may be more than the context has room for.
             is_rendered: whether the prompt is the answer.
         """
-        self._check_completions(request.n)
+        self._parser.check_completions(request.n)
         if is_rendered:
             yield render_terms(request)
         has_offsets = is_rendered and request.return_token_offsets
@@ -305,10 +292,10 @@ class RequestReader:
         )
 
     def _completions(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
-        request = self._parse(CompletionRequest, body)
+        request = self._parser.parse(CompletionRequest, body)
         if is_rendered:
             yield render_terms(request)
-        self._check_completions(request.n, len(request.prompt))
+        self._parser.check_completions(request.n, len(request.prompt))
         decided: dict[str, int] = {}
         if request.is_echo_only:
             decided["max_tokens"] = 1  # the engine generates at least one token; it is dropped
@@ -319,7 +306,9 @@ class RequestReader:
                 request.sampling_params(self._defaults.sampling, **decided)
             )
         params = self._with_known_tokens(params)
-        self._check_prompts(request.prompt, is_cut=request.truncate_prompt_tokens is not None)
+        self._parser.check_prompts(
+            request.prompt, is_cut=request.truncate_prompt_tokens is not None
+        )
         max_len = self._serving.info.max_model_len
         echoed: list[str] = []
         prompt_lens: list[int] = []
@@ -350,13 +339,13 @@ class RequestReader:
         )
 
     def _generate(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(GenerateRequest, body)
+        request = self._parser.parse(GenerateRequest, body)
         yield GenerateTerms(request_id=request.request_id, output_mode=request.output_mode)
         is_message = request.output_mode == "derender"
         syntax = self._prompts.reply_syntax(request) if is_message else None
         marks = self._tokenizer.special_marks(syntax) if syntax else {}
         sent, prompt = request.sampling_params, request.token_ids
-        self._check_completions(sent.n)
+        self._parser.check_completions(sent.n)
         check_token_ids(prompt, self._serving.info.vocab_size, "token_ids")
         with in_sampling_params():
             params = sent.params(self._defaults.sampling, kept_special_tokens=tuple(marks.values()))
@@ -381,76 +370,18 @@ class RequestReader:
             message_syntax=None if syntax is None or syntax.is_plain else syntax,
         )
 
-    def _check_prompts(self, prompts: Sequence[Prompt], *, is_cut: bool) -> None:
-        """Check all prompts before tokenizing the first."""
-        for prompt in prompts:
-            if not isinstance(prompt, str):
-                check_token_ids(prompt, self._serving.info.vocab_size, "prompt")
-            elif not is_cut:
-                self._check_fits(len(prompt), "prompt")
-
-    def _embeddings(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(EmbeddingRequest, body)
-        max_len = self._serving.info.max_model_len
-        check_dimensions(request.dimensions, self._serving.info.hidden_size)
-        with naming_fields(prompt="input"):
-            self._check_completions(1, len(request.input))
-            self._check_prompts(request.input, is_cut=request.truncate_prompt_tokens is not None)
-            for prompt in request.input:
-                yield PromptTokens(
-                    token_array(input_tokens(prompt, request, self._tokenizer, max_len))
-                )
-        yield EmbeddingTerms(
-            service=request.service_params(),
-            encoding_format=request.encoding_format,
-            dimensions=request.dimensions,
-            normalizes=request.normalize,
-        )
-
-    def _score(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(ScoreRequest, body)
-        yield from self._pairs(request, request.pairs, "text_2")
-        yield ScoreTerms(
-            service=request.service_params(),
-            field_name="text_2",
-            is_activated=request.use_activation,
-        )
-
-    def _rerank(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(RerankRequest, body)
-        yield from self._pairs(request, request.pairs, "documents")
-        yield ScoreTerms(
-            service=request.service_params(),
-            field_name="documents",
-            is_activated=request.use_activation,
-            top_n=request.top_n,
-            documents=request.documents if request.return_documents else None,
-        )
-
-    def _pairs(
-        self, request: PooledOptions, pairs: Sequence[tuple[str, str]], field_name: str
-    ) -> Iterator[Part]:
-        max_len = self._serving.info.max_model_len
-        with naming_fields(prompt=field_name):
-            self._check_completions(1, len(pairs))
-            is_cut = request.truncate_prompt_tokens is not None
-            self._check_prompts([query + text for query, text in pairs], is_cut=is_cut)
-            for query, text in pairs:
-                kept = pair_tokens(query, text, request, self._tokenizer, max_len)
-                yield PromptTokens(token_array(kept))
-
     def _prompt_tokens(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, request.add_special_tokens)
         return prompt
 
     def _tokenize(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(TokenizeRequest, body)
+        request = self._parser.parse(TokenizeRequest, body)
         if request.messages is not None:
             token_ids = self._prompts.make(request.messages, request, request.tools or ()).token_ids
         else:
             assert request.prompt is not None, "checked by TokenizeRequest"
-            self._check_fits(len(request.prompt), "prompt")
+            self._parser.check_fits(len(request.prompt), "prompt")
             token_ids = self._tokenizer.encode(
                 request.prompt, request.add_special_tokens is not False
             )
@@ -466,40 +397,13 @@ class RequestReader:
         )
 
     def _detokenize(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(DetokenizeRequest, body)
+        request = self._parser.parse(DetokenizeRequest, body)
         check_token_ids(request.tokens, self._serving.info.vocab_size, "tokens")
         text = self._tokenizer.decode(request.tokens, skip_special_tokens=False)
         yield from _answered(DetokenizeAnswer(text))
 
     def _tokenizer_info(self, _body: bytes) -> Iterator[Part | End]:
         yield from _answered(self._tokenizer.info)
-
-    def _parse(self, model: type[_Model], body: bytes) -> _Model:
-        request = _validated(model, parse_json(body), self._ignored)
-        info = self._serving.info
-        if request.model is not None and not info.is_called(request.model):
-            raise unknown_model(request.model, info.served_model_names)
-        return request
-
-    def _check_completions(self, n: int, num_prompts: int = 1) -> None:
-        num_wanted, allowed = n * num_prompts, self._serving.max_completions
-        if num_wanted > allowed:
-            raise InvalidRequestError(
-                f"{num_prompts} prompts with n={n} are {num_wanted} completions; a request may ask "
-                f"for {allowed} (--max-completions)",
-                param="prompt" if num_prompts > allowed else "n",
-            )
-
-    def _check_fits(self, num_chars: int, param: str) -> None:
-        """Refuse a text that is too long for any tokenization, before tokenizing it."""
-        if num_chars > self._max_chars:
-            raise InvalidRequestError(
-                f"this model's maximum context length is {self._serving.info.max_model_len} "
-                f"tokens, which are at most {self._max_chars} characters, but the prompt has "
-                f"{num_chars}",
-                param=param,
-                code="context_length_exceeded",
-            )
 
     def _echo(self, prompt: Prompt, token_ids: Sequence[int], request: CompletionRequest) -> str:
         """Args: token_ids: of the prompt, after truncation."""
@@ -513,14 +417,6 @@ class RequestReader:
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             check_token_ids(getattr(params, name) or (), self._serving.info.vocab_size, name)
         return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
-
-
-def _validated(model: type[_Model], data: Any, ignored: IgnoredFields | None = None) -> _Model:
-    try:
-        return model.model_validate(data, context=ignored)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        raise first_problem(problems, known=model.model_fields) from None
 
 
 def _generation(request: GenerationRequest, **known: Any) -> Generation:

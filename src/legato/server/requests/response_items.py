@@ -1,7 +1,8 @@
-"""Input items of OpenAI's Responses API, and their conversion to chat messages."""
+"""Items of OpenAI's Responses API, sent and stored: as chat messages, and their truncation."""
 
 import json
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -167,7 +168,6 @@ Items = Annotated[list[AnyItem], Field(fail_fast=True), AtMost(MAX_MESSAGES)]
 
 read_items = TypeAdapter(Items).validate_python
 
-
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -236,3 +236,88 @@ def _add(turn: dict[str, Any], item: Item) -> None:
             function = {"name": name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
+
+
+def truncated(items: Sequence[Placed], fits: Callable[[Sequence[Placed]], bool]) -> list[Placed]:
+    """Drop as few of the first turns as needed; the last turn always stays.
+
+    A turn begins with a user's message, so that no tool's output remains without its call. System
+    messages stay.
+
+    Args:
+        fits: if true of some items, it is also true of fewer.
+    """
+    begins = [i for i, (_, item) in enumerate(items) if _is_of(item, "user")]
+    cuts = begins if begins[:1] == [0] else [0, *begins]
+    first = bisect_left(cuts[:-1], True, key=lambda cut: fits(_from(items, cut)))
+    return _from(items, cuts[first])
+
+
+def _from(items: Sequence[Placed], cut: int) -> list[Placed]:
+    told = [placed for placed in items[:cut] if _is_of(placed[1], "system", "developer")]
+    return [*told, *items[cut:]]
+
+
+def _is_of(item: Item, *roles: str) -> bool:
+    return isinstance(item, MessageItem) and item.role in roles
+
+
+class StoredOutput(msgspec.Struct, frozen=True):
+    """The parts of a stored answer that parsing needs."""
+
+    id: str
+    output: list[dict[str, object]]
+    previous_response_id: str | None = None
+
+
+class StoredTurn(msgspec.Struct, frozen=True):
+    """One stored response.
+
+    Attributes:
+        input: its items, each with its id.
+    """
+
+    input: list[dict[str, object]]
+    response: StoredOutput
+
+
+_decode = msgspec.json.Decoder(list[StoredTurn]).decode
+
+
+class Stored:
+    """The stored responses that a body refers to.
+
+    Args:
+        data: a JSON list of `StoredTurn`; empty if there are none.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        turns = _decode(data) if data else []
+        self._turns = {turn.response.id: turn for turn in turns}
+
+    def history(self, response_id: str | None) -> list[Item]:
+        """Return all items up to a response, the earliest first."""
+        turns: list[StoredTurn] = []
+        while response_id is not None:
+            turns.append(self._turns[response_id])
+            response_id = turns[-1].response.previous_response_id
+        return [
+            item
+            for turn in reversed(turns)
+            for item in self._items(turn.input + turn.response.output)
+        ]
+
+    def items(self) -> Mapping[str, Item]:
+        """Return all stored items; key the id."""
+        return {
+            str(raw["id"]): item
+            for turn in self._turns.values()
+            for raw in turn.input + turn.response.output
+            for item in self._items([raw])
+        }
+
+    @staticmethod
+    def _items(raw: list[dict[str, object]]) -> Iterator[Item]:
+        for item in read_items(raw):
+            assert not isinstance(item, ItemReference), "which is not stored"
+            yield item

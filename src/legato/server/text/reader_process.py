@@ -13,7 +13,7 @@ from legato.engine.process.channel import FrameDecoder, pack_frame
 from legato.engine.process.pulse import Pulse
 from legato.server.requests.outcome import End, Part, PromptTokens
 from legato.server.requests.serving import Kind
-from legato.server.text.messages import LOW_BY, BodyFollows, ReaderBegun
+from legato.server.text.messages import SLOW_NICENESS, BodyFollows, ReaderBegun
 
 _READ_BYTES = 1 << 18
 _MAX_SILENT = 5
@@ -97,7 +97,7 @@ class ReaderProcess:
         """Lower its priority from now on."""
         self.is_lowered = True
         with contextlib.suppress(ProcessLookupError):
-            nice = os.getpriority(os.PRIO_PROCESS, 0) + LOW_BY
+            nice = os.getpriority(os.PRIO_PROCESS, 0) + SLOW_NICENESS
             os.setpriority(os.PRIO_PROCESS, self._pid, nice)
 
     def kill(self) -> None:

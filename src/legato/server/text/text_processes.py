@@ -20,7 +20,7 @@ from legato.server.limits import LARGE_BODY_BYTES
 from legato.server.requests.outcome import Generation, Piece, Refused, Warned
 from legato.server.requests.serving import Kind, Serving
 from legato.server.text.lane import PATIENCE_S, Lane, Place
-from legato.server.text.messages import LoadText, Serve
+from legato.server.text.messages import QUICK_NICENESS, SLOW_NICENESS, LoadText, Serve
 from legato.server.text.reader_process import Outcome, ReaderLostError, ReaderProcess
 from legato.server.text.zygote_process import ZygoteProcess
 from legato.text.text_source import TextSource
@@ -67,8 +67,8 @@ class TextProcesses:
         self._timeout_s = timeout_s
         self._zygote = ZygoteProcess(self._asked)
         self._is_ready = asyncio.Event()
-        self._quick = Lane(partial(self._fork, is_low=False))
-        self._slow = Lane(partial(self._fork, is_low=True))
+        self._quick = Lane(partial(self._fork, QUICK_NICENESS))
+        self._slow = Lane(partial(self._fork, SLOW_NICENESS))
         self._running: asyncio.Task[None] | None = None
         self._num_suspects = 0  # readers that may be stuck
         self.num_stuck = Counter[str](reader=0, zygote=0)
@@ -235,12 +235,12 @@ class TextProcesses:
             return InvalidRequestError("this request is nested too deeply")
         return ReaderLostError(status_words(status))
 
-    async def _fork(self, *, is_low: bool) -> ReaderProcess:
+    async def _fork(self, niceness: int) -> ReaderProcess:
         try:
             async with asyncio.timeout(_RESTART_TIMEOUT_S):
                 while True:
                     await self._is_ready.wait()
-                    reader = await self._zygote.fork(is_low=is_low)
+                    reader = await self._zygote.fork(niceness)
                     if reader is not None:
                         return reader
                     await asyncio.sleep(_FORK_PAUSE_S)

@@ -20,7 +20,6 @@ from legato.engine.process.channel import ChannelClosedError, FrameDecoder, Ping
 from legato.server.requests.read import RequestReader
 from legato.server.text import reader
 from legato.server.text.messages import (
-    LOW_BY,
     Fork,
     FromZygote,
     LoadFailed,
@@ -109,20 +108,19 @@ class Zygote:
             match self._next():
                 case Serve(serving):
                     requests = RequestReader(tokenizer, defaults, serving)
-                case Fork(number, is_low):
+                case Fork(number, niceness):
                     assert requests is not None, "bodies come once it is known what is served"
-                    self._fork_reader(number, is_low, requests, timeout_s)
+                    self._fork_reader(number, niceness, requests, timeout_s)
                 case Ping():
                     self._send(Pong())
 
     def _fork_reader(
-        self, number: int, is_low: bool, requests: RequestReader, timeout_s: float
+        self, number: int, niceness: int, requests: RequestReader, timeout_s: float
     ) -> None:
         sock = socket.socket(fileno=self._fds.popleft())
 
         def work() -> None:
-            if is_low:
-                os.nice(LOW_BY)
+            os.nice(niceness)
             reader.serve(sock, requests, timeout_s)
 
         with sock:

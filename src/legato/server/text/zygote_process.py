@@ -84,14 +84,14 @@ class ZygoteProcess:
         if not is_sent:
             self._lose()
 
-    async def fork(self, *, is_low: bool) -> ReaderProcess | None:
+    async def fork(self, niceness: int) -> ReaderProcess | None:
         """Fork a reader; return None if that fails, for example because the zygote is gone."""
         number = next(_numbers)
         ours, theirs = socket.socketpair()
         with theirs:
             reader = ReaderProcess(number, *await asyncio.open_connection(sock=ours))
             self._statuses[number] = reader.status
-            self.send(Fork(number, is_low), [theirs.fileno()])
+            self.send(Fork(number, niceness), [theirs.fileno()])
         try:
             if await reader.begun():
                 return reader

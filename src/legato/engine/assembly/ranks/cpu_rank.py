@@ -21,8 +21,7 @@ from legato.executor.first_pass import check_forward
 from legato.executor.memory import cpu_cache_bytes
 from legato.executor.ranks.agreement import Agreement
 from legato.executor.ranks.divided import DividedModel
-from legato.executor.ranks.follower import HostFollower
-from legato.executor.ranks.lead import LeadAttention, LeadExecutor, LeadModel
+from legato.executor.ranks.lockstep import HostFollower, LeadAttention, LeadExecutor, LeadModel
 from legato.executor.ranks.rank_messages import Followers
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
@@ -82,6 +81,7 @@ class CpuRank:
             block_size=kv.block_size,
             vocab_size=blueprint.checkpoint.spec.vocab_size,
             max_len=blueprint.max_model_len,
+            num_layers=blueprint.checkpoint.spec.num_layers,
         )
         blueprint.timer.end("first pass")
         executor = LeadExecutor(

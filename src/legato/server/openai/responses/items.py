@@ -1,5 +1,7 @@
 """Turns the deltas of a message into a response's items and their events."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -8,7 +10,6 @@ from msgspec import UNSET
 from legato.engine.frontend.message import MessageDelta, ToolCallDelta
 from legato.server.http.bodies import TypedEvent
 from legato.server.openai.logprobs import TokenLogprob
-from legato.server.openai.responses.custom_input import CustomInput
 from legato.server.openai.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -34,9 +35,23 @@ from legato.server.openai.responses.output import (
     Status,
 )
 from legato.server.requests.outcome import CalledTool
+from legato.server.requests.tools import CUSTOM_INPUT
 
 _PART = 0
 """Index of an item's only part."""
+
+_BEGIN = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
+_WHOLE = re.compile(
+    r"""(?: [^"\\]                                                  # a character
+          | \\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}  # a pair of surrogates
+          | \\u(?![dD][89abAB])[0-9a-fA-F]{4}                       # any other code unit
+          | \\u[dD][89abAB][0-9a-fA-F]{2}                          # a surrogate without a partner
+            (?= [^\\] | \\[^u] | \\u(?![dD][c-fC-F])[0-9a-fA-F]{2} )
+          | \\[^u]                                                  # a short escape
+        )*""",
+    re.VERBOSE | re.DOTALL,
+)
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class OutputItems:
@@ -260,3 +275,29 @@ class _CustomToolCall:
     def end(self, item: OutputItem) -> list[TypedEvent]:
         assert isinstance(item, OutputCustomToolCall)
         return [InputDone(self._id, self._index, item.input), ItemDone(self._index, item)]
+
+
+class CustomInput:
+    """Reads `{"input": "..."}` piece by piece; the result does not depend on the pieces.
+
+    A grammar holds the arguments to that form (`CustomTool.described`).
+    """
+
+    def __init__(self) -> None:
+        self._unread = ""
+        self._has_begun = False
+
+    def feed(self, arguments: str) -> str:
+        """Return the input's next characters. Args: arguments: the next piece of the JSON text."""
+        self._unread += arguments
+        if not self._has_begun:
+            begin = _BEGIN.match(self._unread)
+            if begin is None:
+                return ""
+            self._has_begun = True
+            self._unread = self._unread[begin.end() :]
+        found = _WHOLE.match(self._unread)
+        assert found is not None, "it matches the empty text"
+        self._unread = self._unread[found.end() :]
+        text: str = json.loads(f'"{found[0]}"', strict=False)
+        return _LONE_SURROGATE.sub("\ufffd", text)

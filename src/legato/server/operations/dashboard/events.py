@@ -6,16 +6,25 @@ Records hold ids, lengths and times, never a prompt or an output.
 import asyncio
 import shlex
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from legato.core.config import SchedulerConfig
 from legato.core.serve_flags import part_flags
-from legato.core.step_record import AnswerRecord, LiveRecord, Record
+from legato.core.stats import EngineStats
+from legato.core.step_record import (
+    AnswerRecord,
+    EngineRecord,
+    LiveRecord,
+    Record,
+    RequestSent,
+    StepRecord,
+)
 from legato.core.version import __version__
 from legato.engine.errors import EngineDeadError
 from legato.observe.traces.feed import Subscription
@@ -23,14 +32,7 @@ from legato.server.context import Context, ContextDep
 from legato.server.http.admins import ADMINS_ONLY
 from legato.server.http.bodies import EventStream, event
 from legato.server.http.middleware import WATCH_PATH
-from legato.server.operations.dashboard.update import (
-    About,
-    History,
-    Shown,
-    Totals,
-    Update,
-)
-from legato.server.operations.settings import describe
+from legato.server.operations.settings import SettingsAnswer, describe
 
 router = APIRouter(include_in_schema=False)
 
@@ -44,6 +46,80 @@ _IDLE_S = 1.0
 """The longest time between two events, and the interval of totals."""
 
 _encode = msgspec.json.Encoder().encode
+
+Shown = EngineRecord | LiveRecord
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """Sent once to a page. Attributes: `started_s`: when the server began to serve."""
+
+    model: str
+    max_model_len: int
+    version: str
+    started_s: float
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened before the page connected, as far as it is still known.
+
+    Attributes:
+        unfinished: requests that have come and not ended.
+        steps: the latest; the other requests in them have ended.
+    """
+
+    unfinished: list[RequestSent]
+    steps: Sequence[StepRecord]
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of completions since the server started, as in its metrics.
+
+    Attributes:
+        refused: key the reason.
+        verdicts: outcomes of promises; key "attained", "missed", "refused" or "waived".
+    """
+
+    refused: dict[str, int]
+    verdicts: dict[str, int]
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """One event.
+
+    Attributes:
+        now_s: when it was sent, on the clock of the records.
+        stats: after the latest step.
+        records: since the last event.
+        num_dropped: records lost so far because this client reads too slowly.
+        num_restarts: of the engine; each ends all running requests.
+        num_unfinished: requests that have come and not ended, including requests that came during
+            the running step, which the engine has not seen.
+        num_in_flight: HTTP requests being answered that a draining server waits for.
+        is_draining: whether new requests are refused because the server is stopping.
+        trouble: why there is no engine at the moment; empty if there is one.
+        totals: sent at intervals.
+        settings: in the first event and whenever they have changed; with them `flags`, which start
+            a server with these settings.
+        about, history: in the first event.
+        replicas: their ids, in the first event and whenever they have changed; empty if the server
+            has an engine of its own.
+    """
+
+    now_s: float
+    stats: EngineStats
+    records: list[Shown]
+    num_dropped: int
+    num_restarts: int
+    num_unfinished: int
+    num_in_flight: int
+    is_draining: bool
+    trouble: str
+    totals: Totals | UnsetType = UNSET
+    settings: SettingsAnswer | UnsetType = UNSET
+    flags: str | UnsetType = UNSET
+    about: About | UnsetType = UNSET
+    history: History | UnsetType = UNSET
+    replicas: list[str] | UnsetType = UNSET
 
 
 @router.get(WATCH_PATH, dependencies=[ADMINS_ONLY])

@@ -1,0 +1,206 @@
+"""Lockstep on CPUs: rank 0, whose executor makes all ranks compute, and the ranks after it."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from legato.core.plan import BlockMove
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.batch import PackedBatch
+from legato.executor.host_cache import HostCache
+from legato.executor.memory import raising_memory_error
+from legato.executor.ranks.agreement import FailedElsewhereError
+from legato.executor.ranks.divided import DividedModel
+from legato.executor.ranks.rank_messages import (
+    Followers,
+    Forward,
+    Logits,
+    Moves,
+    RankReport,
+    ToRank,
+)
+from legato.executor.torch_executor import TorchExecutor
+from legato.model.base import CacheSpec, NamedWeights, StepAttention
+from legato.model.communicator import RankLostError
+from legato.model.states import StepStates
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LeadStep:
+    """A step's batch; its block tables are bound once all ranks have begun the step."""
+
+    batch: PackedBatch
+    own: AttentionBackend
+
+    def begin(self) -> StepAttention:
+        return self.own.begin_step(self.batch)
+
+    def attend(self, *_: object, **__: object) -> torch.Tensor:
+        raise TypeError("only a divided model runs on a divided cache")
+
+
+class LeadAttention:
+    """An `AttentionBackend` for a `LeadModel`.
+
+    Args:
+        own: rank 0's part of the cache.
+    """
+
+    def __init__(self, own: AttentionBackend) -> None:
+        self._own = own
+
+    @property
+    def blocks(self) -> tuple[torch.Tensor, ...]:
+        return self._own.blocks
+
+    def begin_step(self, batch: PackedBatch) -> LeadStep:
+        return LeadStep(batch, self._own)
+
+
+class LeadModel:
+    """A `Model` that makes the other ranks compute with it.
+
+    If rank 0 fails, its own error is raised; if others do, `MemoryError` or `RuntimeError`. If a
+    rank is lost, all ranks end, and every later call fails.
+
+    Args:
+        num_torch_threads: threads of rank 0.
+    """
+
+    def __init__(
+        self, divided: DividedModel, followers: Followers, *, num_torch_threads: int
+    ) -> None:
+        self._divided = divided
+        self._followers = followers
+        self.num_torch_threads = num_torch_threads
+
+    @property
+    def cache(self) -> CacheSpec:
+        """The cache of rank 0's part."""
+        return self._divided.own.cache
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._divided.own.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._divided.own.device
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of rank 0's part; each rank reads its own, at the same time."""
+        return self._divided.own.num_weight_bytes
+
+    def load_weights(self, weights: NamedWeights) -> None:
+        """Load rank 0's part."""
+        self._divided.own.load_weights(weights)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: StepAttention,
+        *,
+        states: StepStates | None = None,
+        num_layers: int | None = None,
+    ) -> torch.Tensor:
+        assert isinstance(attention, LeadStep)
+        assert states is None, "a divided model has no recurrent layers"
+        return self._on_all(
+            Forward.of(attention.batch, num_layers),
+            lambda: self._divided.forward(input_ids, positions, attention.begin, num_layers),
+        )
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._on_all(Logits(len(hidden)), lambda: self._divided.compute_logits(hidden))
+
+    def _on_all(self, message: ToRank, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        try:
+            self._followers.tell(message)
+            return compute()
+        except FailedElsewhereError:
+            raise _failure(self._followers.reports()) from None
+        except RankLostError:
+            self._followers.give_up()
+            raise
+        except Exception:
+            self._followers.reports()
+            raise
+        except BaseException:  # an interrupt leaves the other ranks in the middle of a step
+            self._followers.give_up()
+            raise
+
+
+def _failure(reports: Sequence[RankReport]) -> Exception:
+    """Return one error for all that the other ranks raised."""
+    failed = [report for report in reports if report.error is not None]
+    words = "; ".join(str(report.error) for report in failed)
+    is_out_of_memory = all(report.is_out_of_memory for report in failed)
+    return MemoryError(words) if is_out_of_memory else RuntimeError(words)
+
+
+class LeadExecutor(TorchExecutor):
+    """An executor of a `LeadModel`."""
+
+    def __init__(self, *parts: Any, followers: Followers, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self._followers = followers
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        self._followers.tell(Moves(tuple(moves)))
+        super().move(moves)
+
+
+class HostFollower:
+    """A `Follower` on a CPU: a rank's part of the model and of the cache.
+
+    Args:
+        num_host_slots: blocks of swap space in host memory.
+    """
+
+    def __init__(
+        self, divided: DividedModel, attention: AttentionBackend, *, num_host_slots: int
+    ) -> None:
+        self._divided = divided
+        self._attention = attention
+        self._host_cache = HostCache(attention.blocks[0], num_host_slots)
+
+    def do(self, message: ToRank) -> RankReport | None:
+        if isinstance(message, Moves):
+            self._host_cache.move(message.moves)
+            return None
+        try:
+            with torch.inference_mode(), raising_memory_error():
+                self._compute(message)
+        except RankLostError:
+            raise
+        except FailedElsewhereError:
+            return RankReport()
+        except Exception as error:
+            logger.error("rank failed: %r", error)
+            told = f"{type(error).__name__}: {error}"
+            return RankReport(told, is_out_of_memory=isinstance(error, MemoryError))
+        return None
+
+    def _compute(self, message: ToRank) -> None:
+        match message:
+            case Forward():
+                batch = message.batch
+                self._divided.forward(
+                    batch.input_ids,
+                    batch.positions,
+                    lambda: self._attention.begin_step(batch),
+                    message.num_layers,
+                )
+            case Logits(num_rows):
+                own = self._divided.own
+                rows = torch.zeros(num_rows, own.spec.hidden_size, dtype=own.dtype)
+                self._divided.compute_logits(rows)
+            case _:
+                raise TypeError(f"not for a rank on a CPU: {type(message).__name__}")

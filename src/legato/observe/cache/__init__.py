@@ -1,1 +1,0 @@
-"""Reports the cache's contents to routers."""

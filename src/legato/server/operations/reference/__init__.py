@@ -1,1 +1,0 @@
-"""The API's reference for browsers, /docs."""

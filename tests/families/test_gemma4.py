@@ -1,0 +1,192 @@
+"""Gemma 4: layers of different geometry have cache groups of their own, and read each other's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from legato import LLM, SamplingParams
+from legato.checkpoint.loader import open_checkpoint
+from legato.core.config import EngineConfig, ModelConfig
+from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.engine.assembly.builder import build_engine, load_runtime
+from legato.engine.model_report import report_model
+from legato.model.architectures import described
+from legato.model.base import CacheSpec, LayerCache
+from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
+from tests.families.layouts import without
+from tests.families.schedules import PROMPTS, greedy
+from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, random_model
+
+NUM_TOKENS = 6
+BYTES = 4  # of a number in float32
+SLIDING, FULL = LayerCache(1, 32, WINDOW), LayerCache(1, 64)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    """Six layers like those of E2B: the last three read keys and values of the first three."""
+    model = random_model(MODELS["gemma4-e2b"])
+    path = tmp_path_factory.mktemp("gemma4")
+    model.save_pretrained(path)
+    return path, model
+
+
+def settings(path: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "model": str(path),
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "block_size": 8,
+        "max_num_batched_tokens": 7,
+        "max_num_seqs": 4,
+        "max_model_len": 128,
+        "kv_cache_memory_bytes": 2**21,
+        **more,
+    }
+
+
+def generate(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    given = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return [result.outputs[0].token_ids for result in llm.generate(given, params, use_tqdm=False)]
+
+
+def test_layers_without_keys_and_values_of_their_own_have_no_cache(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    spec = open_checkpoint(ModelConfig(model=str(checkpoint[0]))).decoder_spec
+    assert [layer.attention.kv_from for layer in spec.layers] == [None, None, None, 1, 1, 2]
+    assert [spec.cache_layer(layer) for layer in range(6)] == [0, 1, 2, 1, 1, 2]
+    cache = spec.cache(torch.float32)
+    assert cache.layers == (SLIDING, SLIDING, FULL)
+    assert cache.token_bytes == 2 * (2 * 32 + 64) * BYTES
+    full, sliding = cache.groups(128)
+    assert (full.layers, full.window, full.cache.layers) == ((2,), None, (FULL,))
+    assert (sliding.layers, sliding.window) == ((0, 1), WINDOW)
+    assert sliding.cache.layers == (SLIDING, SLIDING)
+    report = report_model(ModelConfig(model=str(checkpoint[0])))
+    assert report.cache_token_bytes == cache.token_bytes
+    assert report.cache_bytes == 2 * (2 * 32 * WINDOW + 64 * spec.max_model_len) * BYTES
+
+
+def test_groups_have_one_geometry_and_one_window() -> None:
+    wide, other = LayerCache(1, 32, 48), LayerCache(2, 32)
+    layers = (SLIDING, FULL, other, wide, SLIDING, FULL)
+    groups = CacheSpec(layers=layers, dtype=torch.float32).groups(40)
+    assert [(group.layers, group.window) for group in groups] == [
+        ((1, 5), None),
+        ((2,), 40),
+        ((3,), 40),
+        ((0, 4), WINDOW),
+    ]
+    assert [group.cache.layers[0] for group in groups] == [FULL, other, wide, SLIDING]
+
+
+def test_the_start_tells_the_shape_of_each_groups_keys(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    given = without(settings(checkpoint[0]), "skip_tokenizer_init")
+    _, info = build_engine(EngineConfig.of(**given))
+    told = info.settings["window of 24 tokens, keys of 1 x 32"]
+    assert told.startswith("2 layers, ")
+    assert info.settings["kernels"] == "torch"
+
+
+def test_requests_shorter_than_the_window_have_groups_by_geometry(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    """No layer's window is shorter than the longest request, but blocks have two sizes."""
+    path, model = checkpoint
+    llm = LLM(**settings(path, max_model_len=WINDOW))
+    prompts = [PROMPTS[0][:17], PROMPTS[1][:16], PROMPTS[0][:17]]
+    expected = [greedy(model, prompt)[0] for prompt in prompts]
+    assert generate(llm, prompts) == expected
+    assert generate(llm, prompts) == expected
+    [group] = llm._engine._kv.windows.groups  # type: ignore[attr-defined]
+    assert group.window == WINDOW
+    assert llm.stats.num_prefix_cache_hits >= 16 + 8
+
+
+def test_a_quantized_cache_is_read_as_it_was_written(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    """Layers that read others' keys see the same 8-bit numbers in one step as in later ones."""
+    llm = LLM(**settings(checkpoint[0], kv_cache_dtype="int8", enable_prefix_caching=False))
+    found = generate(llm, PROMPTS)
+    engine = llm._engine
+    config = engine._scheduler._config  # type: ignore[attr-defined]
+    engine.reconfigure(msgspec.structs.replace(config, max_num_batched_tokens=5))
+    assert generate(llm, PROMPTS) == found
+
+
+@pytest.mark.usefixtures("ranks_are_threads")
+def test_ranks_divide_experts_beside_an_mlp(tmp_path: Path) -> None:
+    model = random_model(MODELS["gemma4-26b-a4b"])
+    model.save_pretrained(tmp_path)
+    llm = LLM(**settings(tmp_path, tensor_parallel_size=2, max_num_batched_tokens=64))
+    assert generate(llm, PROMPTS) == [greedy(model, prompt)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.usefixtures("ranks_are_threads")
+def test_ranks_divide_embeddings_for_each_layer(tmp_path: Path) -> None:
+    """The rows of the table do not divide evenly."""
+    tiny = MODELS["gemma4-e2b"]
+    more = {"num_key_value_heads": 2, "vocab_size_per_layer_input": VOCAB_SIZE + 1}
+    model = random_model(tiny._replace(settings={**tiny.settings, **more}))
+    model.save_pretrained(tmp_path)
+    spec = open_checkpoint(ModelConfig(model=str(tmp_path))).decoder_spec
+    assert [layer.mlp.size for layer in spec.part(2).layers] == [48] * 3 + [96] * 3
+    assert spec.part(2).cache(torch.float32).layers[-1] == LayerCache(1, 64)
+    llm = LLM(**settings(tmp_path, tensor_parallel_size=2, max_num_batched_tokens=64))
+    assert generate(llm, PROMPTS) == [greedy(model, prompt)[0] for prompt in PROMPTS]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "swap": ({"swap_space_bytes": 2**24}, "of different sizes, .* --swap-space moves whole blocks"),
+    "transfers": ({"kv_role": "both"}, "of different sizes, .* --kv-role transfers whole blocks"),
+    "ranks": ({"tensor_parallel_size": 2}, "an MLP of 96 or 192 cannot be divided among 2 ranks"),
+}
+"""Key what is asked for, value settings and the refusal."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_one_geometry_is_refused(
+    name: str, checkpoint: tuple[Path, PreTrainedModel]
+) -> None:
+    asked, message = REFUSED[name]
+    given = without(settings(checkpoint[0], **asked), "skip_tokenizer_init")
+    with pytest.raises(ConfigError, match=message):
+        load_runtime(EngineConfig.of(**given))
+
+
+def test_a_draft_model_has_one_geometry(checkpoint: tuple[Path, PreTrainedModel]) -> None:
+    path = str(checkpoint[0])
+    with pytest.raises(ConfigError, match="which those of a draft model cannot"):
+        LLM(**settings(checkpoint[0], speculative_model=path))
+
+
+def test_dummy_weights_of_a_description(
+    checkpoint: tuple[Path, PreTrainedModel], tmp_path: Path
+) -> None:
+    contents = json.loads((checkpoint[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(contents))
+    llm = LLM(**settings(tmp_path, load_format="dummy", dtype="bfloat16"))
+    assert all(len(tokens) == NUM_TOKENS for tokens in generate(llm, PROMPTS))
+
+
+def test_a_layer_reads_only_what_an_earlier_one_keeps() -> None:
+    contents = {**MODELS["gemma4-e2b"].config().to_dict(), "architectures": ["Gemma4ForCausalLM"]}
+    _, spec = described(contents)
+    replace = msgspec.structs.replace
+    for source in (0, 3, 5):
+        layers = list(spec.layers)
+        attention = replace(layers[5].attention, kv_from=source)
+        layers[5] = replace(layers[5], attention=attention)
+        message = f"layer 5 cannot read the keys and values of layer {source}"
+        with pytest.raises(UnsupportedModelError, match=message):
+            replace(spec, layers=tuple(layers))

@@ -1,0 +1,371 @@
+"""Kept states: where requests begin, which slots are theirs, and what is evicted."""
+
+from collections import deque
+from typing import NamedTuple
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from legato.core.plan import ZERO_STATE, ChunkResult, ScheduledChunk
+from legato.core.request import Request
+from legato.core.step_record import ShortHit
+from legato.kv.checkpoints import Checkpoint, Checkpoints
+from legato.kv.manager import KVCacheManager
+from legato.kv.prefix_node import Node, Way
+from legato.kv.state_slots import CheckpointEnds, StateSlots
+from tests.kv.conservation import check_blocks
+from tests.kv.requests import request_for
+from tests.profiles import examples
+
+BLOCK_SIZE = 2
+DEPTH = 3
+
+
+def manager(
+    num_blocks: int = 24, *, num_requests: int = 3, num_spare_slots: int = 8, spacing: int = 8
+) -> KVCacheManager:
+    states = StateSlots(
+        num_requests,
+        DEPTH,
+        num_spare_slots=num_spare_slots,
+        unit=min(4, spacing),
+        spacing=spacing,
+    )
+    return KVCacheManager(num_blocks, BLOCK_SIZE, states=states)
+
+
+def planned(kv: KVCacheManager, request: Request, end: int) -> ScheduledChunk:
+    start = request.num_scheduled_tokens
+    chunk = ScheduledChunk(
+        request.request_id, start, end - start, kv.block_ids(request), 0, "prefill"
+    )
+    request.num_scheduled_tokens = end
+    [assigned] = kv.assigned([chunk])
+    kv.begin_step()
+    return assigned
+
+
+def landed(kv: KVCacheManager, request: Request, chunk: ScheduledChunk) -> None:
+    kv.end_step()
+    assert kv.landed(chunk, ChunkResult(chunk.num_tokens)) is not None
+    request.num_computed_tokens = chunk.end
+    kv.commit(request)
+
+
+def compute(kv: KVCacheManager, request: Request, *ends: int) -> None:
+    for end in ends:
+        landed(kv, request, planned(kv, request, end))
+
+
+def begun(
+    kv: KVCacheManager, name: str, prompt: list[int], cache_salt: str | None = None
+) -> Request:
+    request = request_for(name, prompt, cache_salt=cache_salt)
+    assert kv.reserve(request)
+    request.catch_up(kv.num_computed_tokens(request))
+    return request
+
+
+def num_hit(kv: KVCacheManager, prompt: list[int], cache_salt: str | None = None) -> int:
+    return kv.match(request_for("?", [*prompt, -1], cache_salt=cache_salt)).num_tokens
+
+
+def test_ends_are_multiples_the_end_of_a_cached_path_and_before_the_last_token() -> None:
+    ends = CheckpointEnds(Way([], 128, 300), 900, unit=64, spacing=256)
+    found, at = [], 0
+    while at < 900:
+        at = ends.after(at)
+        found.append(at)
+    assert found == [256, 512, 768, 896, 1024]
+    ends.add(640)
+    assert ends.after(512) == 640
+    assert 640 in ends
+    assert 704 not in ends
+    near = CheckpointEnds(Way([], 240), 270, unit=64, spacing=256)
+    assert near.after(240) == 512, "256 is too near for a chunk of its own"
+    assert 256 in near
+
+
+def test_a_hit_ends_at_a_checkpoint() -> None:
+    kv = manager()
+    prompt = list(range(15))
+    request = begun(kv, "a", prompt)
+    compute(kv, request, 3, 6, 8, 10, 12, 15)
+    # 8 is a multiple of the spacing, and 12 the last end; 6 and 10 were given up again.
+    assert [num_hit(kv, prompt[:end]) for end in (14, 12, 10, 8, 6)] == [12, 12, 8, 8, 0]
+    short = kv.short_hit(kv.match(request_for("b", [*prompt[:10], 99])))
+    assert short == ShortHit(8, 10, "checkpoint")
+    kv.release(request)
+    check_blocks(kv)
+
+
+def test_a_stream_keeps_its_state_at_the_end_of_its_last_block() -> None:
+    kv = manager()
+    prompt = list(range(5))
+    request = begun(kv, "a", prompt)
+    compute(kv, request, 4, 5)
+    for token_id in range(50, 57):
+        request.append(token_id, 0.0)
+        assert kv.reserve(request)
+        compute(kv, request, request.num_tokens)
+    kv.release(request)
+    tokens = list(request.token_ids)
+    assert [num_hit(kv, tokens[:end]) for end in (12, 11, 8, 7)] == [12, 8, 8, 4]
+
+
+def test_checkpoints_leave_with_their_blocks() -> None:
+    kv = manager(num_blocks=9)
+    request = begun(kv, "a", list(range(15)))
+    compute(kv, request, 8, 12, 15)
+    kv.release(request)
+    assert kv.num_checkpoints == 2
+    other = begun(kv, "b", list(range(100, 107)))
+    assert num_hit(kv, list(range(15))) == 8
+    kv.release(other)
+    kv.forget()
+    assert not kv.num_checkpoints
+    check_blocks(kv)
+
+
+def test_salts_keep_states_apart() -> None:
+    kv = manager()
+    prompt = list(range(9))
+    request = begun(kv, "a", prompt, cache_salt="a")
+    compute(kv, request, 8, 9)
+    assert num_hit(kv, prompt, "a") == 8
+    assert num_hit(kv, prompt, "b") == num_hit(kv, prompt) == 0
+    other = begun(kv, "b", prompt)
+    assert not kv.leads(planned(kv, request, 9), request, other)
+
+
+def test_a_step_that_does_not_count_leaves_source_and_checkpoint() -> None:
+    kv = manager()
+    prompt = list(range(13))
+    request = begun(kv, "a", prompt)
+    compute(kv, request, 8)
+    chunk = planned(kv, request, 12)
+    assert kv.landed(chunk, None) is None
+    kv.end_step()
+    request.settle()
+    again = planned(kv, request, 12)
+    assert again.state == chunk.state
+    assert kv.landed(again, ChunkResult(3)) == ChunkResult(0)
+    kv.end_step()
+    request.settle()
+    kv.commit(request)
+    assert num_hit(kv, prompt) == 8
+    check_blocks(kv)
+
+
+def test_a_request_in_flight_does_not_jump() -> None:
+    kv = manager()
+    prompt = list(range(13))
+    first, second = begun(kv, "a", prompt), begun(kv, "b", prompt)
+    chunk = planned(kv, second, 4)
+    compute(kv, first, 8)
+    assert kv.find_again(second) == 0
+    landed(kv, second, chunk)
+    assert kv.find_again(second) == 8
+    second.catch_up(8)
+    assert kv.block_ids(second)[:4] == kv.block_ids(first)[:4]
+    check_blocks(kv)
+    compute(kv, second, 12, 13)
+    check_blocks(kv)
+
+
+@pytest.mark.parametrize("used", [None, 1])
+def test_what_saves_least_goes_first_unless_it_was_used_lately(used: int | None) -> None:
+    kept = Checkpoints()
+    for key, num_saved in ((1, 100), (2, 300), (3, 200)):
+        checkpoint = Checkpoint(key, slot=10 * key, num_saved_tokens=num_saved)
+        kept.add(checkpoint)
+        kept.let_go(checkpoint)
+    in_use = kept.use(2)
+    if used is None:
+        assert [kept.evict(), kept.evict()] == [10, 30]
+    else:
+        assert kept.evict() == 10
+        kept.let_go(in_use)  # its value is now above that of the one that went
+        new = Checkpoint(4, slot=40, num_saved_tokens=250)
+        kept.add(new)
+        kept.let_go(new)
+        assert [kept.evict(), kept.evict(), kept.evict()] == [30, 40, 20]
+    assert len(kept) == (used is None)
+
+
+def test_stale_entries_do_not_pile_up() -> None:
+    kept = Checkpoints()
+    checkpoint = Checkpoint(1, slot=5, num_saved_tokens=1)
+    kept.add(checkpoint)
+    kept.let_go(checkpoint)
+    for _ in range(1000):
+        kept.let_go(kept.use(1))
+    assert len(kept._least) < 100
+    assert kept.drop(checkpoint) is None, "others have begun there"
+    assert kept.evict() == 5
+
+
+def prompts() -> st.SearchStrategy[list[int]]:
+    """Prompts that begin alike, up to any token."""
+    return st.builds(
+        lambda length, fork, tail: [0 if i < fork else tail for i in range(length)],
+        st.integers(5, 20) | st.integers(1, 20),
+        st.integers(0, 20),
+        st.integers(1, 3),
+    )
+
+
+class Flight(NamedTuple):
+    request: Request
+    chunk: ScheduledChunk
+
+
+class CheckpointsMachine(RuleBasedStateMachine):
+    """Requests over few tokens in a small cache, with up to three steps in flight.
+
+    The contents of each slot are kept as all tokens up to its state.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[Request] = []
+        self.flights: deque[Flight] = deque()
+        self.num_added = 0
+        self.contents: dict[int, tuple[int, ...] | None] = {ZERO_STATE: ()}
+
+    @initialize(num_requests=st.sampled_from([1, 2]), spacing=st.sampled_from([BLOCK_SIZE, 8]))
+    def start(self, num_requests: int, spacing: int) -> None:
+        self.kv = manager(num_requests=num_requests, num_spare_slots=0, spacing=spacing)
+        assert self.kv.states is not None
+        self.states = self.kv.states
+
+    @rule(
+        prompt=prompts(),
+        salt=st.sampled_from([None, None, None, "a"]),
+    )
+    def begin(self, prompt: list[int], salt: str | None) -> None:
+        self.num_added += 1
+        request = request_for(str(self.num_added), prompt, cache_salt=salt)
+        found, fits = self.kv.match(request), self.kv.fits(request)
+        assert found.num_computed_tokens == found.num_tokens < request.num_tokens
+        assert self.kv.reserve(request, found) is fits
+        if fits:
+            self.held.append(request)
+            request.catch_up(self.kv.num_computed_tokens(request))
+            assert request.num_computed_tokens == found.num_tokens
+
+    @precondition(lambda self: self.held and len(self.flights) < DEPTH)
+    @rule(data=st.data(), num_tokens=st.integers(1, 8), heeds_ends=st.booleans())
+    def plan(self, data: st.DataObject, num_tokens: int, heeds_ends: bool) -> None:
+        request = data.draw(st.sampled_from(self.held))
+        end = min(request.num_tokens, request.num_scheduled_tokens + num_tokens)
+        if heeds_ends:
+            end = self.kv.chunk_end(request, end)
+        if end > request.num_scheduled_tokens:
+            kept = set(self.states.checkpoints.slots.values())
+            chunk = planned(self.kv, request, end)
+            assert chunk.state is not None
+            assert chunk.state.destination not in kept & set(
+                self.states.checkpoints.slots.values()
+            ), "a checkpoint is written to"
+            self.flights.append(Flight(request, chunk))
+
+    @precondition(lambda self: self.flights)
+    @rule()
+    def land(self) -> None:
+        request, chunk = self.flights.popleft()
+        assert chunk.state is not None
+        tokens = tuple(request.token_ids)
+        if request not in self.held:
+            self.contents[chunk.state.destination] = None
+            self.kv.end_step()
+            return
+        assert self.contents[chunk.state.source] == tokens[: chunk.start]
+        self.contents[chunk.state.destination] = tokens[: chunk.end]
+        landed(self.kv, request, chunk)
+
+    @precondition(lambda self: self.flights)
+    @rule(counts=st.booleans())
+    def fail(self, counts: bool) -> None:
+        """The oldest step fails, or does not count; those after it are withdrawn."""
+        while len(self.flights) > 1:
+            request, chunk = self.flights.pop()
+            request.num_scheduled_tokens -= chunk.num_tokens
+            self.spoil(chunk)
+            self.kv.withdraw([chunk])
+        request, chunk = self.flights.pop()
+        self.spoil(chunk)
+        self.kv.end_step()
+        if request in self.held:
+            self.kv.landed(chunk, ChunkResult(chunk.num_tokens - 1) if counts else None)
+            request.settle()
+            if counts:
+                self.kv.commit(request)
+
+    def spoil(self, chunk: ScheduledChunk) -> None:
+        assert chunk.state is not None
+        self.contents[chunk.state.destination] = None
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def find_again(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.held))
+        before = request.num_scheduled_tokens
+        request.catch_up(self.kv.find_again(request))
+        assert request.num_scheduled_tokens >= before
+
+    @precondition(lambda self: self.held and self.flights)
+    @rule(data=st.data())
+    def follow(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.held))
+        writer, chunk = data.draw(st.sampled_from(list(self.flights)))
+        if writer in self.held and self.kv.leads(chunk, writer, request):
+            assert writer.token_ids[: chunk.end] == request.token_ids[: chunk.end]
+            assert writer.message.service == request.message.service
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), token_id=st.integers(0, 1))
+    def decode(self, data: st.DataObject, token_id: int) -> None:
+        request = data.draw(st.sampled_from(self.held))
+        if request.num_computed_tokens == request.num_tokens:
+            request.append(token_id, 0.0)
+            if not self.kv.reserve(request):
+                self.drop(request)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.drop(data.draw(st.sampled_from(self.held)))
+
+    def drop(self, request: Request) -> None:
+        self.held.remove(request)
+        self.kv.release(request)
+
+    @rule()
+    def forget(self) -> None:
+        self.kv.forget()
+
+    @invariant()
+    def slots_are_conserved(self) -> None:
+        if hasattr(self, "kv"):
+            check_blocks(self.kv)
+
+    @invariant()
+    def checkpoints_are_the_states_of_their_blocks(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        slots = self.states.checkpoints.slots
+        nodes: list[tuple[Node, tuple[int, ...]]] = [(self.kv._tree.root, ())]
+        while nodes:
+            node, before = nodes.pop()
+            tokens = before + tuple(node.tokens)
+            for i, place in enumerate(node.places, 1):
+                if place in slots:
+                    seen = tokens[: node.start + i * BLOCK_SIZE]
+                    assert self.contents[slots[place]] == seen
+            nodes += [(child, tokens) for child in node.children.values()]
+
+
+TestCheckpoints = CheckpointsMachine.TestCase
+TestCheckpoints.settings = examples(100, stateful_step_count=50)
