@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from scripts.api_reference.markdown import code, table
@@ -53,6 +54,7 @@ def text() -> str:
     return f"{_INTRODUCTION}\n{table(('protocol', 'where', '', 'implemented by'), rows)}\n"
 
 
+@cache
 def seams() -> list[Seam]:
     """All protocols, sorted by file."""
     classes = list(_classes())

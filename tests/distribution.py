@@ -1,4 +1,4 @@
-"""Which files pytest-xdist gives to one worker: those that share servers or checkpoints."""
+"""Which files pytest-xdist gives to one worker: those that share servers or models."""
 
 from xdist.scheduler import LoadFileScheduling
 
@@ -8,6 +8,10 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "tests/browser/test_fleet.py",
         "tests/browser/test_origins.py",
         "tests/browser/test_reference.py",
+    ),
+    "default model": (
+        "tests/exactness/test_formats.py",
+        "tests/exactness/test_smollm2.py",
     ),
     "drafting and lab": (
         "tests/server/test_drafts.py",

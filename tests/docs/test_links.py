@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -132,11 +133,11 @@ def test_what_is_lost_is_found() -> None:
     assert not any(path.match("kv/scheduler.py") for path in PATHS)
 
 
-def tokens(page: Path) -> Iterator[Token]:
+@cache
+def tokens(page: Path) -> list[Token]:
     parser = MarkdownIt("commonmark").enable("table")
-    for token in parser.parse(page.read_text(encoding="utf-8")):
-        yield token
-        yield from token.children or ()
+    parsed = parser.parse(page.read_text(encoding="utf-8"))
+    return [one for token in parsed for one in (token, *(token.children or ()))]
 
 
 def links(page: Path) -> list[str]:
@@ -157,6 +158,7 @@ def is_there(page: Path, link: str) -> bool:
     return file.exists() and (not heading or heading in slugs(file))
 
 
+@cache
 def slugs(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     found, is_heading = set(), False

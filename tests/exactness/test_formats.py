@@ -15,7 +15,7 @@ from legato import LLM, SamplingParams
 from legato.checkpoint.gguf import _transformers_name, _undo_interleaving
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
-from tests.exactness.logits import natural_tokens, transformers_model
+from tests.exactness.logits import natural_tokens
 
 LENGTHS = (3, 33, 100, 150)
 NUM_TOKENS = 6
@@ -45,15 +45,10 @@ def save_act_order(model: PreTrainedModel, folder: Path) -> tuple[Path, dict[str
     return folder, save_quantized(model, folder, FORMATS["GPTQ act-order"])
 
 
-@pytest.fixture(scope="module")
-def unquantized() -> PreTrainedModel:
-    return transformers_model(torch.float32)
-
-
 @pytest.mark.parametrize("save", [save_medium_mix, save_act_order], ids=["Q4_K_M", "GPTQ"])
-def test_greedy_tokens(save: Save, unquantized: PreTrainedModel, tmp_path: Path) -> None:
+def test_greedy_tokens(save: Save, transformers_fp32: PreTrainedModel, tmp_path: Path) -> None:
     """In chunks of 7 beside other requests' decodes, then again with the prompts cached."""
-    model = copy.deepcopy(unquantized)
+    model = copy.deepcopy(transformers_fp32)
     path, values = save(model, tmp_path)
     model.load_state_dict(values, strict=False)
     prompts = [natural_tokens(length, skip=37 * i) for i, length in enumerate(LENGTHS)]

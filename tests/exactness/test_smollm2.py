@@ -15,7 +15,6 @@ from tests.exactness.logits import (
     legato_model,
     natural_tokens,
     transformers_logits,
-    transformers_model,
 )
 from tests.exactness.test_embeddings import POOLINGS, embedded, pooled
 
@@ -36,11 +35,6 @@ class Reference:
     prompt: list[int]
     tokens: list[int]
     gaps: list[float]
-
-
-@pytest.fixture(scope="module")
-def transformers_fp32() -> PreTrainedModel:
-    return transformers_model(torch.float32)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from legato import LLM, SamplingParams
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
-from legato.engine.assembly.builder import load_runtime
+from legato.engine.assembly.builder import build_engine, load_runtime
 from legato.engine.model_report import report_model
 from legato.model.architectures import described
 from legato.model.base import CacheSpec, LayerCache
@@ -85,6 +85,16 @@ def test_groups_have_one_geometry_and_one_window() -> None:
         ((0, 4), WINDOW),
     ]
     assert [group.cache.layers[0] for group in groups] == [FULL, other, wide, SLIDING]
+
+
+def test_the_start_tells_the_shape_of_each_groups_keys(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    given = without(settings(checkpoint[0]), "skip_tokenizer_init")
+    _, info = build_engine(EngineConfig.of(**given))
+    told = info.settings["window of 24 tokens, keys of 1 x 32"]
+    assert told.startswith("2 layers, ")
+    assert info.settings["kernels"] == "torch"
 
 
 def test_requests_shorter_than_the_window_have_groups_by_geometry(

@@ -31,6 +31,8 @@ FAMILIES = {
     # The sixth layer is the first without a window.
     "gemma3": Tiny("gemma3_text", {**MODELS["gemma3"].settings, "num_hidden_layers": 6}),
     "gemma4": MODELS["gemma4-e2b"],
+    "gemma4-31b": MODELS["gemma4-31b"],
+    "gemma4-26b-a4b": MODELS["gemma4-26b-a4b"],
 }
 LENGTHS = (61, 90, 34, 75)
 
@@ -39,7 +41,7 @@ def prompt(length: int, salt: int) -> list[int]:
     return [(7 * i + 3 * i * i + salt) % VOCAB_SIZE for i in range(length)]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=("gemma2", "gemma3", "gemma4"))
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, PreTrainedModel]:
@@ -118,6 +120,7 @@ def test_chunked_mixed_and_with_prefix_hits(checkpoint: tuple[Path, PreTrainedMo
         check_blocks(kv)
 
 
+@pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True)
 def test_preempted_in_a_full_cache(checkpoint: tuple[Path, PreTrainedModel]) -> None:
     path, model = checkpoint
     llm = LLM(**settings(path, max_num_batched_tokens=16, admission_optimism=1.0))
@@ -172,7 +175,7 @@ def test_several_groups_compute_what_one_computes(
     assert generate(whole, prompts) == outputs
 
 
-@pytest.mark.parametrize("checkpoint", ["gemma3"], indirect=True)
+@pytest.mark.parametrize("checkpoint", ["gemma3", "gemma4"], indirect=True)
 def test_drafts_a_failed_step_and_measured_steps(
     checkpoint: tuple[Path, PreTrainedModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from legato.core.block_ids import BlockIds
+from legato.core.block_ids import BlockIds, block_array
 from legato.core.errors import ConfigError
 from legato.core.request import Request
 from legato.kv.manager import KVCacheManager
@@ -62,6 +62,14 @@ def test_a_request_keeps_the_blocks_that_its_next_query_reads() -> None:
     assert [group.num_cached_blocks for group in kv.windows.groups] == [0, 0]
     kv.release(request)
     assert all(group.num_free_blocks == group.num_blocks for group in kv.windows.groups)
+
+
+def test_the_fullest_of_groups_with_one_window_tells_the_usage() -> None:
+    groups = [WindowGroup(4, num_blocks, BLOCK_SIZE) for num_blocks in (8, 4, 8)]
+    windows = WindowGroups(groups, block_size=BLOCK_SIZE, max_requests=1)
+    windows.begin("a", block_array(), [])
+    assert windows.grow("a", 2)
+    assert windows.usage == {4: 0.5}
 
 
 def test_a_hit_is_as_long_as_all_windows_find_their_blocks() -> None:

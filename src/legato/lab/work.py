@@ -113,7 +113,8 @@ def _projections(attention: AttentionSpec, hidden_size: int) -> tuple[float, int
     """Return rows of the hidden size: of queries, keys and values, and of the output."""
     latent = attention.latent
     if latent is None:
-        return attention.query_size + 2 * attention.kv_size, attention.query_size
+        rows = attention.query_size + attention.key_size + attention.value_size
+        return rows, attention.query_size
     num_weights = latent.num_weights(hidden_size, attention.num_heads)
     return num_weights / hidden_size, attention.num_heads * latent.value_dim
 

@@ -7,11 +7,9 @@ runs on latents alone, as one key/value head whose values are its keys, and the 
 else ("absorbed" attention).
 """
 
-from typing import Annotated
-
 import msgspec
 
-from legato.model.ranges import Size
+from legato.model.ranges import Eps, Size
 
 
 class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +32,7 @@ class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     nope_dim: Size
     rope_dim: Size
     value_dim: Size
-    norm_eps: Annotated[float, msgspec.Meta(ge=1e-12, le=0.1)] = 1e-6
+    norm_eps: Eps = 1e-6
     has_bias: bool = False
 
     @property

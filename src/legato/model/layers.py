@@ -171,7 +171,7 @@ class Attention(nn.Module):
         return output
 
     def _values(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the values [T, K, D] of projected rows [T, H + 2K, D]; those of keys may do."""
+        """Return the values [T, K, D] of projected rows; the keys' rows if values are keys."""
         first = self.num_heads + (0 if self.value_is_key else self.num_kv_heads)
         values = rows[:, first : first + self.num_kv_heads]
         if self.value_eps is None:
@@ -270,7 +270,7 @@ def make_mlp(spec: MlpSpec | MoeSpec, hidden_size: int, empty: MakeEmpty) -> nn.
 
 
 class LayerInput(nn.Module):
-    """Adds a layer's own embedding of each token, gated by the residual stream."""
+    """A projection of a layer's own embedding of each token, gated by the residual stream."""
 
     def __init__(
         self, size: int, activation: Activation, spec: DecoderSpec, empty: MakeEmpty

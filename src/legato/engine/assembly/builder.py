@@ -208,18 +208,18 @@ def _windows(runtime: ModelRuntime) -> dict[str, str]:
     """Return the window groups of the cache; empty if all layers keep all tokens."""
     sizes = zip(runtime.groups[1:], runtime.kv.group_sizes[1:], strict=True)
     return {
-        f"window of {group.window:,} tokens{_heads(runtime.cache, group)}": (
+        f"window of {group.window:,} tokens{_key_shape(runtime.cache, group)}": (
             f"{len(group.layers)} layers, {count:,} blocks"
         )
         for group, count in sizes
     }
 
 
-def _heads(cache: CacheSpec, group: CacheGroup) -> str:
-    """Describe the heads of a group's layers, if those of other groups have other heads."""
+def _key_shape(cache: CacheSpec, group: CacheGroup) -> str:
+    """Describe the keys of a group's layers, if those of other groups have another shape."""
     if cache.has_one_geometry:
         return ""
-    return f", {group.cache.num_kv_heads} heads of {group.cache.head_dim}"
+    return f", keys of {group.cache.num_kv_heads} x {group.cache.head_dim}"
 
 
 def _name(dtype: torch.dtype) -> str:

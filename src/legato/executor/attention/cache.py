@@ -64,15 +64,20 @@ class _PlainCache:
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> KeysValues:
-        first = self._num_planes * layer
-        self._written[first].index_copy_(0, slots, key)
-        if self._num_planes == 2:
-            self._written[first + 1].index_copy_(0, slots, value)
+        keys, *values = self._planes(layer)
+        keys.index_copy_(0, slots, key)
+        for plane in values:
+            plane.index_copy_(0, slots, value)
         return key, value
 
     def read(self, layer: int, slots: torch.Tensor) -> KeysValues:
-        keys, values = self._written[2 * layer : 2 * layer + 2]
-        return keys.index_select(0, slots), values.index_select(0, slots)
+        planes = [plane.index_select(0, slots) for plane in self._planes(layer)]
+        return planes[0], planes[-1]
+
+    def _planes(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Return the keys of a layer, and its values if there are any."""
+        first = self._num_planes * layer
+        return self._written[first : first + self._num_planes]
 
     def context(self, runs: Runs) -> Context:
         return CachedContext(self._slots, runs)
