@@ -190,7 +190,7 @@ LAYOUTS = {
     "lfm2": Layout("lfm2", hub_lfm2),
     "granite-4-h": Layout(
         "granite-4-h",
-        lambda config: config | {"layer_types": ["mamba", "attention", "mamba", "mamba"]},
+        lambda config: config | {"layer_types": ["mamba", "attention", "mamba"]},
     ),
     "smollm3": Layout(
         "smollm3",

@@ -27,6 +27,17 @@ RECURRENCES: dict[str, RecurrenceSpec] = {
     "short convolution": ShortConvSpec(kernel_size=3, has_bias=True),
     "delta net": DeltaNetSpec(num_heads=4, num_key_heads=2, key_dim=16, value_dim=24),
     "mamba 2": Mamba2Spec(num_heads=4, num_groups=2, head_dim=24, state_size=16),
+    "mamba 2 with factors": Mamba2Spec(
+        num_heads=4,
+        num_groups=2,
+        head_dim=24,
+        state_size=16,
+        norm="before_gate",
+        scales=(1.5, 0.5, 0.75, 1.25, 0.8),
+    ),
+    "mamba 2 without a norm": Mamba2Spec(
+        num_heads=4, num_groups=2, head_dim=24, state_size=16, norm=None
+    ),
 }
 
 

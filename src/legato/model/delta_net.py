@@ -14,7 +14,7 @@ from torch import nn
 
 from legato.model.layers import FusedLinear, Linear, MakeEmpty, RMSNorm
 from legato.model.mixer_spec import DeltaNetSpec
-from legato.model.recurrence import Convolution, decays, scan
+from legato.model.recurrence import Convolution, decays, in_float64, scan
 from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 
@@ -60,8 +60,8 @@ class DeltaNet(nn.Module):
         projected = self.in_proj(hidden)[: states.num_rows]
         inputs, z, b, a = projected.split(self._sizes, dim=-1)
         query, key, value = self._convolved(inputs, states)
-        gate = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)  # [T, H]
-        beta = b.float().sigmoid()
+        gate = -self.A_log.exp() * in_float64(F.softplus, a.float() + self.dt_bias)  # [T, H]
+        beta = in_float64(torch.sigmoid, b)
         rows = value, query, key, gate, beta
         output = scan(rows, states, self.layer, token_form, chunk_form)
         normed = self.norm(output).float()

@@ -16,7 +16,7 @@ from torch import nn
 
 from legato.model.layers import Linear, MakeEmpty, RMSNorm
 from legato.model.mixer_spec import Mamba2Spec
-from legato.model.recurrence import Convolution, decays, scan
+from legato.model.recurrence import Convolution, decays, in_float64, scan
 from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 
@@ -59,7 +59,7 @@ class Mamba2(nn.Module):
         x = mixed[:, :size].view(len(mixed), self.num_heads, self.head_dim)
         both = mixed[:, size:].view(len(mixed), 2, self.num_groups, -1)
         both = both.repeat_interleave(self.num_heads // self.num_groups, dim=2)  # [T, 2, H, N]
-        dt = F.softplus(steps.float() + self.dt_bias).clamp(*self.limits)  # [T, H]
+        dt = in_float64(F.softplus, steps.float() + self.dt_bias).clamp(*self.limits)  # [T, H]
         rows = dt[..., None] * x, both[:, 0], both[:, 1], -self.A_log.exp() * dt
         output = scan(rows, states, self.layer, token_form, chunk_form)
         gated = self._gated((output + self.D[:, None] * x).flatten(1), F.silu(z.float()))

@@ -97,6 +97,17 @@ def scan(
     return output
 
 
+def in_float64(
+    function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor
+) -> torch.Tensor:
+    """Return a function of each number [T, H], rounded to float32.
+
+    In float32, PyTorch's vectors and what is left of a tensor after the last whole vector round
+    differently, so that a row's values would depend on its place in the step.
+    """
+    return function(rows.double()).float()
+
+
 def decays(gate: torch.Tensor) -> torch.Tensor:
     """Return exp of the sum of gates after token j up to token i, 0 for j > i: [H, C, C].
 
