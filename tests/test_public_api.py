@@ -89,6 +89,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "gpu_memory_utilization",
         "take_memory_when_idle",
         "enable_prefix_caching",
+        "state_checkpoints",
         "swap_space_bytes",
         "itl_slo_s",
         "itl_slo_quantile",

@@ -86,7 +86,7 @@ class Mix(NamedTuple):
             part = name.split(".")[-2]
             if part in heads:
                 weight = _undo_interleaving(weight, heads[part])
-            state[_transformers_name(name, "llama")] = weight
+            state[_transformers_name(name)] = weight
         model.load_state_dict(state)
         return model
 
