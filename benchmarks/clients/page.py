@@ -28,6 +28,9 @@ of context: their own prompts have up to 20,000 tokens. A proxy between the two 
 `tool_choice` and a schema to their requests, so that such a model calls the shell with a harmless
 command, or says one sentence. Aider has no tools: it writes a file, and runs a command to test it.
 
+Times to the first token are of the machine that wrote this page, busy or not: compare the two of a
+row.
+
 n8n and LibreChat are tried by the packages with which they call models.
 [Open WebUI](chat-programs.md) and [Zed](zed.md) are not run: a test sends the requests that they
 build.

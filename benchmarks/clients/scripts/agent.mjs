@@ -66,7 +66,8 @@ export async function tryAgent({
     const output = await tell(args);
     check(proxy.numCalls === 0, "it offered no tool");
     const found = proxy.speaking.map((turn) => turn.numResults);
-    check(found.includes(numResults), `prompts have the output ${found} times, and none ${numResults} times`);
+    const heard = proxy.speaking.at(-1)?.heard;
+    check(found.includes(numResults), `prompts have the output ${found} times, not ${numResults}: ${heard}`);
     check(output.includes(SAID), "it does not show the answer to the output");
   }
 
@@ -102,6 +103,7 @@ class Proxy {
     if (request.method === "POST" && /\/(responses|completions|messages)(\?|$)/.test(request.url)) {
       const asked = JSON.parse(body);
       turn = { numResults: count(body, PRINTED), numAnswers: count(body, SAID) };
+      turn.heard = JSON.stringify((asked.messages ?? asked.input ?? []).at(-1) ?? "").slice(0, OUTPUT_CHARS);
       this.#hold(asked, turn);
       body = JSON.stringify(asked);
     }
