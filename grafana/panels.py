@@ -342,12 +342,20 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Prefix cache hits",
-            "Share of prompt tokens that did not have to be computed.",
+            "Share of prompt tokens that did not have to be computed; short: in cached blocks, but "
+            "without a state, or a window's blocks, to go on from.",
             "percentunit",
             {
-                "hits": f"{rate('legato:prefix_cache_hits_total')} / "
+                name: f"{rate(f'legato:prefix_cache_{name}_total')} / "
                 f"{rate('legato:prefix_cache_queries_total')}"
+                for name in ("hits", "short")
             },
+        ),
+        Panel(
+            "Kept states of recurrent layers",
+            "From which later requests may go on; none for models without such layers.",
+            "short",
+            {"states": select("legato:state_checkpoints")},
         ),
         Panel(
             "Preemptions and faults",
