@@ -26,6 +26,7 @@ from benchmarks.clients.long_context import LONG_CONTEXT
 from benchmarks.clients.page import Row, page
 from benchmarks.clients.tokenizer import save_tokenizer
 from benchmarks.clients.trial import Outcome, Target, outcomes
+from benchmarks.runner.machine import Machine
 from benchmarks.runner.main import main
 from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE, running_server
@@ -50,7 +51,7 @@ def measure(run: Run) -> int:
     others = [client for client in clients if client.kind != "agent"]
     rows = [*_rows(run, others, SERVE), *_rows(run, agents, LONG_CONTEXT)]
     if not run.flags.client:
-        _PAGE.write_text(page(rows, datetime.now(UTC).date()), encoding="utf-8")
+        _PAGE.write_text(page(rows, datetime.now(UTC).date(), Machine.here()), encoding="utf-8")
         run.tell(f"written to {_PAGE}")
     run.write({row.client.name: {"version": row.version, "outcomes": row.outcomes} for row in rows})
     return int(any(outcome.status == "failed" for row in rows for outcome in row.outcomes))

@@ -9,6 +9,7 @@ import msgspec
 from benchmarks.clients.capabilities import AGENT, BENCHMARK, LIBRARY
 from benchmarks.clients.catalog import Client, Kind
 from benchmarks.clients.trial import Outcome
+from benchmarks.runner.machine import Machine
 from legato.core.version import __version__
 
 _NOT_TRIED = "–"
@@ -52,10 +53,10 @@ class Row(msgspec.Struct, frozen=True):
     outcomes: Sequence[Outcome]
 
 
-def page(rows: Sequence[Row], day: date) -> str:
+def page(rows: Sequence[Row], day: date, machine: Machine) -> str:
     """The whole of it."""
     footnotes: list[str] = []
-    parts = [_INTRODUCTION, f"Legato {__version__}, {day.isoformat()}."]
+    parts = [_INTRODUCTION, f"Legato {__version__}, {day.isoformat()}, on {machine}."]
     for kind, title, columns in _TABLES:
         of_kind = [row for row in rows if row.client.kind == kind]
         parts += [f"## {title}", _legend(columns), table(of_kind, columns, footnotes)]

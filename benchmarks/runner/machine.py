@@ -51,6 +51,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             system=platform.platform(),
         )
 
+    def __str__(self) -> str:
+        kernels = ", ".join(self.kernels) or "no native kernels"
+        return f"{self.num_cores} cores of {self.processor} ({kernels})"
+
 
 def _cpu_info() -> dict[str, str]:
     """Of the first processor, where Linux tells."""

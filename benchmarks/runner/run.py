@@ -123,9 +123,7 @@ class Run:
         self.path(".json").write_bytes(
             text if len(text) > _MOST_INDENTED_BYTES else msgspec.json.format(text)
         )
-        machine = record.machine
-        kernels = ", ".join(machine.kernels) or "no native kernels"
-        self.console.print(f"{machine.num_cores} cores of {machine.processor} ({kernels})")
+        self.console.print(str(record.machine))
         self.console.print(f"Others kept busy, before: {record.before}; during: {record.during}")
 
 

@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -39,6 +40,20 @@ LLAMA3 = {
 }
 
 
+def gguf_writer(path: Path, architecture: str, config: PreTrainedConfig) -> GGUFWriter:
+    """Begin a file with the metadata that all decoders have."""
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    return writer
+
+
 def write_gguf(
     path: Path,
     architecture: str,
@@ -54,15 +69,7 @@ def write_gguf(
         quantization: of the matrices.
     """
     config = model.config
-    writer = GGUFWriter(path, architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer = gguf_writer(path, architecture, config)
     if add_tokenizer is not None:
         add_tokenizer(writer)
     if getattr(config, "head_dim", None):

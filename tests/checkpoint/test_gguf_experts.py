@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.formats.gguf_writers import quantize
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
+from gguf import GGMLQuantizationType, RopeScalingType
 from gguf.quants import dequantize
 from transformers import PreTrainedModel
 
-from legato.checkpoint.loader import load_model, open_checkpoint
+from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
 from legato.engine.model_report import report_model
-from legato.model.native import NativeKernels, NativeModel, native_instructions
+from legato.model.native import native_instructions
 from tests.exactness.logits import chunked_logits
 from tests.families.tiny import VOCAB_SIZE, WINDOW, Tiny, _yarn, random_model
-from tests.model.conftest import assert_same_logits, load, reference_logits
+from tests.model.conftest import assert_same_logits, load, load_native, reference_logits
+
+from .test_gguf import gguf_writer
 
 PROMPT = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(60)]
 NUM_EXPERTS = 6
@@ -113,15 +115,7 @@ def twin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def write(path: Path, architecture: str, family: Family, model: PreTrainedModel) -> None:
     """Write a model as llama.cpp's converter does, and give it the weights that it is read as."""
     config = model.config
-    writer = GGUFWriter(path, architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer = gguf_writer(path, architecture, config)
     writer.add_expert_count(NUM_EXPERTS)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if architecture != "llama":
@@ -200,15 +194,7 @@ def test_logits_are_those_of_the_dequantized_weights(twin: Twin) -> None:
 
 @pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
 def test_experts_stay_quantized_in_native_layers(twin: Twin) -> None:
-    checkpoint = open_checkpoint(ModelConfig(model=str(twin.path), quantization="gguf"))
-    model = load_model(
-        checkpoint,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-        kernels=NativeKernels(1, native_instructions()[0]),
-        quantization="gguf",
-    )
-    assert isinstance(model, NativeModel)
+    model = load_native(twin.path, "gguf")
     num_weights = sum(parameter.numel() for parameter in twin.model.parameters())
     assert 8 * model.num_weight_bytes / num_weights < 8.5
     logits = chunked_logits(model, PROMPT, 33, len(PROMPT))

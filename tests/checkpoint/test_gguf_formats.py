@@ -16,9 +16,9 @@ from legato.checkpoint.gguf import _transformers_name, _undo_interleaving
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import UnsupportedModelError
-from legato.model.native import NativeKernels, NativeModel, native_instructions
+from legato.model.native import native_instructions
 from tests.exactness.logits import chunked_logits
-from tests.model.conftest import assert_same_logits, load, reference_logits
+from tests.model.conftest import assert_same_logits, load, load_native, reference_logits
 
 from .test_gguf import write_gguf
 
@@ -98,16 +98,7 @@ def test_logits_are_those_of_the_dequantized_weights(mix: Mix) -> None:
 
 @pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
 def test_matrices_stay_quantized_in_native_layers(mix: Mix) -> None:
-    config = ModelConfig(model=str(mix.path), quantization="gguf")
-    checkpoint = open_checkpoint(config)
-    model = load_model(
-        checkpoint,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-        kernels=NativeKernels(1, native_instructions()[0]),
-        quantization="gguf",
-    )
-    assert isinstance(model, NativeModel)
+    model = load_native(mix.path, "gguf")
     num_weights = sum(w.size for n, w in mix.weights.items() if "token_embd" not in n)
     bits = 8 * model.num_weight_bytes / num_weights
     assert bits < MOST_BITS.get(mix.name, 5.1), bits

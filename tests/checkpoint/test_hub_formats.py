@@ -15,10 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
-from legato.model.native import NativeKernels, NativeModel, native_instructions
+from legato.model.native import native_instructions
 from legato.model.quantization import QuantizedWeight
 from tests.exactness.logits import chunked_logits
-from tests.model.conftest import assert_same_logits, load, reference_logits
+from tests.model.conftest import assert_same_logits, load, load_native, reference_logits
 
 SHAPE = {
     "vocab_size": 320,
@@ -96,15 +96,8 @@ def test_logits_are_those_of_the_dequantized_weights(saved: Saved) -> None:
 
 @pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
 def test_matrices_stay_quantized_in_native_layers(saved: Saved) -> None:
-    checkpoint = open_checkpoint(ModelConfig(model=str(saved.folder)))
-    assert checkpoint.dtype == torch.bfloat16
-    model = load_model(
-        checkpoint,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-        kernels=NativeKernels(1, native_instructions()[0]),
-    )
-    assert isinstance(model, NativeModel)
+    assert open_checkpoint(ModelConfig(model=str(saved.folder))).dtype == torch.bfloat16
+    model = load_native(saved.folder)
     head_bytes = 2 * saved.values["lm_head.weight"].numel()
     matrices = [values.numel() for name, values in saved.values.items() if "proj" in name]
     bits = 8 * (model.num_weight_bytes - head_bytes) / sum(matrices)

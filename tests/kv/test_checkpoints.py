@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from legato.core.plan import ZERO_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import Request
@@ -15,6 +15,7 @@ from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node, Way
 from legato.kv.state_slots import CheckpointEnds, StateSlots
 from tests.kv.conservation import check_blocks
+from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
 from tests.profiles import examples
 
@@ -221,7 +222,7 @@ class Flight(NamedTuple):
     chunk: ScheduledChunk
 
 
-class CheckpointsMachine(RuleBasedStateMachine):
+class CheckpointsMachine(HoldingMachine):
     """Requests over few tokens in a small cache, with up to three steps in flight.
 
     The contents of each slot are kept as all tokens up to its state.
@@ -229,7 +230,6 @@ class CheckpointsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: list[Request] = []
         self.flights: deque[Flight] = deque()
         self.num_added = 0
         self.contents: dict[int, tuple[int, ...] | None] = {ZERO_STATE: ()}
@@ -323,24 +323,6 @@ class CheckpointsMachine(RuleBasedStateMachine):
         if writer in self.held and self.kv.leads(chunk, writer, request):
             assert writer.token_ids[: chunk.end] == request.token_ids[: chunk.end]
             assert writer.message.service == request.message.service
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), token_id=st.integers(0, 1))
-    def decode(self, data: st.DataObject, token_id: int) -> None:
-        request = data.draw(st.sampled_from(self.held))
-        if request.num_computed_tokens == request.num_tokens:
-            request.append(token_id, 0.0)
-            if not self.kv.reserve(request):
-                self.drop(request)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        self.drop(data.draw(st.sampled_from(self.held)))
-
-    def drop(self, request: Request) -> None:
-        self.held.remove(request)
-        self.kv.release(request)
 
     @rule()
     def forget(self) -> None:

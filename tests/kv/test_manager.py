@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from legato.core.request import Request
 from legato.kv import cache_events
@@ -12,6 +12,7 @@ from legato.kv.block_pool import runs_of
 from legato.kv.manager import KVCacheManager
 from tests.kv.cache_watcher import CacheWatcher, cached_prompts
 from tests.kv.conservation import check_blocks
+from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
 from tests.profiles import examples
 
@@ -224,13 +225,12 @@ def test_cached_blocks_in_use_need_no_room() -> None:
 _MOST_CAUGHT_UP = cache_events._MOST_CAUGHT_UP
 
 
-class ManagerMachine(RuleBasedStateMachine):
+class ManagerMachine(HoldingMachine):
     """Requests over few tokens, so that they begin alike, in a cache that is too small."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kv = KVCacheManager(num_blocks=12, block_size=2, num_host_slots=4)
-        self.held: list[Request] = []
         self.num_added = 0
         self.watcher = CacheWatcher()
 
@@ -259,24 +259,6 @@ class ManagerMachine(RuleBasedStateMachine):
         end = min(request.num_tokens, request.num_computed_tokens + num_tokens)
         request.num_computed_tokens = end
         self.kv.commit(request)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), token_id=st.integers(0, 1))
-    def decode(self, data: st.DataObject, token_id: int) -> None:
-        request = data.draw(st.sampled_from(self.held))
-        if request.num_computed_tokens == request.num_tokens:
-            request.append(token_id, 0.0)
-            if not self.kv.reserve(request):
-                self.drop(request)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        self.drop(data.draw(st.sampled_from(self.held)))
-
-    def drop(self, request: Request) -> None:
-        self.held.remove(request)
-        self.kv.release(request)
 
     @initialize(most=st.sampled_from([1, 3, 1000]))
     def catch_up_slowly(self, most: int) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.errors import ConfigError
@@ -15,6 +15,7 @@ from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups
 from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
 from tests.kv.conservation import check_blocks
+from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
 from tests.profiles import examples
 
@@ -188,7 +189,7 @@ class Flight(NamedTuple):
     tables: tuple[BlockIds, ...]
 
 
-class WindowsMachine(RuleBasedStateMachine):
+class WindowsMachine(HoldingMachine):
     """Requests over few tokens in a small cache, with up to three steps in flight.
 
     The contents of each slot of each group are kept as all tokens up to its own, and forgotten when
@@ -200,7 +201,6 @@ class WindowsMachine(RuleBasedStateMachine):
         self.kv = manager()
         assert self.kv.windows is not None
         self.windows = (None, *WINDOWS)
-        self.held: list[Request] = []
         self.flights: deque[Flight] = deque()
         self.num_added = 0
         # Of each group; key (block, offset), value all tokens up to this one's.
@@ -278,24 +278,6 @@ class WindowsMachine(RuleBasedStateMachine):
             for position in range(first, flight.end):
                 place = table[position // BLOCK_SIZE], position % BLOCK_SIZE
                 assert contents.get(place) == tokens[: position + 1]
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), token_id=st.integers(0, 1))
-    def decode(self, data: st.DataObject, token_id: int) -> None:
-        request = data.draw(st.sampled_from(self.held))
-        if request.num_computed_tokens == request.num_tokens:
-            request.append(token_id, 0.0)
-            if not self.kv.reserve(request):
-                self.drop(request)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        self.drop(data.draw(st.sampled_from(self.held)))
-
-    def drop(self, request: Request) -> None:
-        self.held.remove(request)
-        self.kv.release(request)
 
     @rule()
     def forget(self) -> None:

@@ -11,6 +11,7 @@ from benchmarks.clients.environment import SCRIPTS
 from benchmarks.clients.page import Row, page
 from benchmarks.clients.tokenizer import save_tokenizer
 from benchmarks.clients.trial import Outcome, Target, outcomes
+from benchmarks.runner.machine import Machine
 from transformers import AutoTokenizer
 
 from tests.server.launch import MODEL, ServerProcess
@@ -97,7 +98,7 @@ def test_the_page_numbers_what_does_not_work() -> None:
     )
     benchmark = Row(CLIENTS["aiperf"], "3", [Outcome("lengths", "client", "miscounts")])
     agent = Row(CLIENTS["codex"], "4", [Outcome("second turn", "ok", "0.1 s")])
-    text = page([library, benchmark, agent], date(2026, 1, 2))
+    text = page([library, benchmark, agent], date(2026, 1, 2), Machine.here())
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     first, second = [row for row in rows if "✓" in row or "✗" in row]
     [third] = [row for row in rows if "Codex" in row]

@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from legato.checkpoint.loader import load_model, open_checkpoint, resolve_dtype
 from legato.checkpoint.source import resolve_source
-from legato.core.config import DEFAULT_MODEL, ModelConfig
+from legato.core.config import DEFAULT_MODEL, ModelConfig, Quantization
 from legato.model.decoder import Decoder
+from legato.model.native import NativeKernels, NativeModel, native_instructions
 
 TINY = {
     "vocab_size": 320,
@@ -41,6 +42,20 @@ def load(path: Path | str, dtype: str = "auto") -> Decoder:
     dtype = resolve_dtype(config, checkpoint)
     model = load_model(checkpoint, dtype=dtype, device=torch.device("cpu"))
     assert isinstance(model, Decoder)
+    return model
+
+
+def load_native(path: Path, quantization: Quantization | None = None) -> NativeModel:
+    """Load a model into native layers, on one thread of the fastest kernels that run here."""
+    config = ModelConfig(model=str(path), quantization=quantization)
+    model = load_model(
+        open_checkpoint(config),
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        kernels=NativeKernels(1, native_instructions()[0]),
+        quantization=quantization,
+    )
+    assert isinstance(model, NativeModel)
     return model
 
 

@@ -10,7 +10,12 @@ from legato.core.errors import UnsupportedModelError
 from legato.core.validation import MAX_LAYERS
 from legato.model import families
 from legato.model.description import FULL, Description
-from legato.model.expert_families import sparse_steps, with_experts
+from legato.model.expert_families import (
+    deepseek_v3_router,
+    sparse_steps,
+    with_deepseek_experts,
+    with_experts,
+)
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.rope import no_rope
 from legato.model.spec import DecoderSpec
@@ -83,7 +88,7 @@ def nemotron_h(d: Description) -> DecoderSpec:
     """Describe Nemotron-H and Nemotron 3: a layer is Mamba-2, attention, an MLP or experts alone.
 
     NVIDIA, 2025, arXiv:2504.03624 and arXiv:2512.20848. There are no positions. The experts have
-    no gates; their router is that of DeepSeek-V3 (arXiv:2412.19437). Steps of Mamba-2 have the
+    no gates; their router is that of DeepSeek-V3. Steps of Mamba-2 have the
     limits of `time_step_limit`. transformers also limits the steps of prompts, but not those of
     single tokens, by `time_step_min`, from which training only draws the first weights.
     """
@@ -114,19 +119,14 @@ def nemotron_h(d: Description) -> DecoderSpec:
         mlp={"has_bias": d.mlp_bias, "is_gated": False},
         norm_eps=d.layer_norm_epsilon,
     )
-    spec = with_experts(
+    spec = with_deepseek_experts(
         d,
         spec,
         sparse=[kind == "moe" for kind in kinds],
         is_gated=False,
-        score="sigmoid",
-        has_selection_bias=True,
-        num_groups=d.n_group,
-        num_active_groups=d.topk_group,
-        is_normalized=d.norm_topk_prob,
-        factor=d.routed_scaling_factor,
         shared_size=d.moe_shared_expert_intermediate_size,
         latent_size=d.moe_latent_size,
+        **deepseek_v3_router(d),
     )
     networks: dict[str, dict[str, Any]] = {
         _LINEAR: {"attention": None, "recurrence": mamba, "mlp": None},
