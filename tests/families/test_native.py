@@ -1,4 +1,7 @@
-"""Native layers in bfloat16 are as close to transformers in float32 as PyTorch's layers are."""
+"""Native layers in bfloat16 are as close to transformers in float32 as PyTorch's layers are.
+
+So are partly native ones, which models with recurrent layers have.
+"""
 
 from pathlib import Path
 
@@ -28,18 +31,6 @@ NOT_NATIVE = {
     "gpt-neox": "activation is 'gelu', not silu or gelu_tanh",
     "gpt-neox-sequential": "activation is 'gelu', not silu or gelu_tanh",
     "apertus": "activation is 'xielu', not silu or gelu_tanh",
-    "qwen3.5": "recurrence is DeltaNet, not none",
-    "qwen3-next": "recurrence is DeltaNet, not none",
-    "granite-4-h": "recurrence is Mamba2, not none",
-    "lfm2": "recurrence is ShortConv, not none",
-    "lfm2-moe": "recurrence is ShortConv, not none",
-    "qwen3.5-moe": "recurrence is DeltaNet, not none",
-    "granite-4-h-moe": "recurrence is Mamba2, not none",
-    "falcon-h1": "gate_scale is 1.4, not 1.0",
-    "falcon-h1-normed": "gate_scale is 1.4, not 1.0",
-    "nemotron-h": "mlp is None, not an MLP",
-    "nemotron-3": "mlp is None, not an MLP",
-    "nemotron-3-latent": "mlp is None, not an MLP",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
     **dict.fromkeys(
         (
