@@ -56,7 +56,7 @@ def _longrope(num_pairs: int) -> dict[str, Any]:
 _DELTA_NET = {
     "head_dim": 64,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32,
+    "linear_value_head_dim": 48,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "rope_parameters": {
