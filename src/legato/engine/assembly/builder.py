@@ -48,7 +48,9 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     runtime = load_runtime(config, grammars.__getitem__, timer)
     step_times = runtime.step_times
     known = step_times.known()
-    step_time = StepTimeModel(known.steps, runtime.rows, known.tails)
+    step_time = StepTimeModel(
+        known.steps, runtime.rows, known.tails, drops_rows=runtime.executor.drops_rows
+    )
     scheduler = Scheduler(
         runtime.config.scheduler,
         max_model_len=runtime.max_model_len,

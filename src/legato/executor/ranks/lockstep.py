@@ -23,7 +23,7 @@ from legato.executor.ranks.rank_messages import (
     ToRank,
 )
 from legato.executor.torch_executor import TorchExecutor
-from legato.model.base import CacheSpec, NamedWeights, StepAttention
+from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import RankLostError
 from legato.model.states import StepStates
 
@@ -72,6 +72,9 @@ class LeadModel:
         num_torch_threads: threads of rank 0.
     """
 
+    drops_rows = False
+    """The ranks would have to agree on the time, after each look at the clock."""
+
     def __init__(
         self, divided: DividedModel, followers: Followers, *, num_torch_threads: int
     ) -> None:
@@ -109,7 +112,9 @@ class LeadModel:
         *,
         states: StepStates | None = None,
         num_layers: int | None = None,
+        watch: LayerWatch | None = None,
     ) -> torch.Tensor:
+        assert watch is None, "ranks drop no rows"
         assert isinstance(attention, LeadStep)
         assert states is None, "a divided model has no recurrent layers"
         return self._on_all(
