@@ -14,6 +14,8 @@ from legato.kv.checkpoints import Checkpoint, Checkpoints
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node, Way
 from legato.kv.state_slots import CheckpointEnds, StateSlots
+from legato.observe.cache_mirror import CacheMirror
+from tests.kv.cache_watcher import CacheWatcher, cached_ends, cached_prompts
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
@@ -129,6 +131,32 @@ def test_checkpoints_leave_with_their_blocks() -> None:
     check_blocks(kv)
 
 
+def test_a_router_is_told_of_no_block_after_the_last_checkpoint() -> None:
+    kv, mirror, router = manager(), CacheMirror(), CacheWatcher()
+    kv.watch()
+    prompt = list(range(15))
+    request = begun(kv, "a", prompt)
+
+    def told() -> list[int]:
+        for event in kv.take_events():
+            router.take(mirror.note(event))
+        return sorted(len(tokens) for _, tokens in router.prompts())
+
+    compute(kv, request, 7)
+    assert told() == [], "six of its tokens are cached, and no prompt can begin after them"
+    compute(kv, request, 8)
+    assert told() == [2, 4, 6, 8]
+    compute(kv, request, 10)
+    assert told() == [2, 4, 6, 8, 10], "the state rolls"
+    compute(kv, request, 12, 15)
+    kv.release(request)
+    assert told() == [2, 4, 6, 8, 10, 12]
+    [node] = kv.match(request_for("b", prompt)).nodes
+    assert kv.states is not None
+    kv.states.forget([node.places[5]])
+    assert told() == [2, 4, 6, 8], "its blocks are cached, but the one checkpoint is gone"
+
+
 def test_salts_keep_states_apart() -> None:
     kv = manager()
     prompt = list(range(9))
@@ -233,6 +261,7 @@ class CheckpointsMachine(HoldingMachine):
         self.flights: deque[Flight] = deque()
         self.num_added = 0
         self.contents: dict[int, tuple[int, ...] | None] = {ZERO_STATE: ()}
+        self.watcher, self.router, self.mirror = CacheWatcher(), CacheWatcher(), CacheMirror()
 
     @initialize(num_requests=st.sampled_from([1, 2]), spacing=st.sampled_from([BLOCK_SIZE, 8]))
     def start(self, num_requests: int, spacing: int) -> None:
@@ -327,6 +356,32 @@ class CheckpointsMachine(HoldingMachine):
     @rule()
     def forget(self) -> None:
         self.kv.forget()
+
+    @rule()
+    def watch(self) -> None:
+        self.kv.watch()
+
+    @invariant()
+    def who_watches_knows_where_hits_end(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        for event in self.kv.take_events():
+            self.watcher.take([event])
+            self.router.take(self.mirror.note(event))
+        if not self.watcher.is_watching:
+            return
+        assert self.watcher.has_ends
+        assert not self.router.has_ends, "a router of another project does not know of them"
+        ends, prompts = cached_ends(self.kv), cached_prompts(self.kv)
+        assert (self.watcher.ends(), self.watcher.prompts()) == (ends, prompts)
+        assert self.router.prompts() == {
+            (medium, tokens)
+            for medium, tokens in prompts
+            if any(end[: len(tokens)] == tokens for end in ends)
+        }
+        anew = CacheWatcher()
+        anew.take(self.mirror.told_anew())
+        assert anew.prompts() == self.router.prompts()
 
     @invariant()
     def slots_are_conserved(self) -> None:

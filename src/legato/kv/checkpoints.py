@@ -7,6 +7,7 @@ request that begins there only reads it, so any number of requests may.
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
+from legato.kv.cache_events import CacheEvents
 from legato.kv.prefix_node import Way
 
 _MOST_STALE = 64
@@ -51,11 +52,16 @@ class Checkpoints:
         # Heap of (value, entry, checkpoint) of each checkpoint without users, and of stale entries.
         self._least: list[tuple[int, int, Checkpoint]] = []
         self._num_entries = 0
+        self._events = CacheEvents()
+
+    def report_to(self, events: CacheEvents) -> None:
+        """Report the checkpoints that come and go to a journal, as ends of hits."""
+        self._events = events
 
     def __len__(self) -> int:
         return len(self._checkpoints)
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._checkpoints
 
     @property
@@ -77,6 +83,7 @@ class Checkpoints:
         """Keep a state, whose request is its first user; its block must have no other."""
         assert checkpoint.key not in self._checkpoints, "a block has two checkpoints"
         self._checkpoints[checkpoint.key] = checkpoint
+        self._events.end_added(checkpoint.key)
 
     def use(self, key: int) -> Checkpoint:
         """Return a block's checkpoint for a request that begins there, and keep it meanwhile."""
@@ -126,5 +133,6 @@ class Checkpoints:
 
     def _remove(self, checkpoint: Checkpoint) -> int:
         del self._checkpoints[checkpoint.key]
+        self._events.end_removed(checkpoint.key)
         checkpoint.entry = None
         return checkpoint.slot

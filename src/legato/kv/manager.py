@@ -12,6 +12,7 @@ from legato.core.token_ids import num_common_tokens
 from legato.kv.block_pool import BlockPool
 from legato.kv.block_tables import BlockTable, BlockTables
 from legato.kv.cache_events import CacheEvents
+from legato.kv.dependents import Dependents
 from legato.kv.holds import Holds
 from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import SoughtTokens, Way
@@ -74,10 +75,12 @@ class KVCacheManager:
         self.windows = windows
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._events = CacheEvents()
+        self._events = CacheEvents(None if states is None else states.checkpoints)
+        if states is not None:
+            states.checkpoints.report_to(self._events)
         self._host = HostCacheSlots(num_host_slots, self._events)
-        self._tree = PrefixTree(self._host, self._events)
-        self._tables = BlockTables(self._pool, self._tree, self._host, self._note_gone)
+        self._tree = PrefixTree(self._host, self._events, Dependents(windows, states))
+        self._tables = BlockTables(self._pool, self._tree, self._host)
         self.holds = Holds(self._tree, self._tables, block_size)
         self.quarantine = Quarantine(self._pool, self._tables, self.holds)
 
@@ -392,9 +395,7 @@ class KVCacheManager:
 
     def forget(self) -> None:
         """Forget all cached blocks that no request uses."""
-        forgotten = self._tree.forget()
-        self._pool.free(forgotten)
-        self._note_gone(forgotten)
+        self._pool.free(self._tree.forget())
 
     def watch(self) -> None:
         """Make `take_events` report the shared blocks, first those that are cached now."""
@@ -411,13 +412,6 @@ class KVCacheManager:
         Blocks that were cached when the watch began come a bounded number at a time.
         """
         return self._events.take()
-
-    def _note_gone(self, block_ids: Sequence[int]) -> None:
-        """Forget what belongs to blocks that have left the tree."""
-        if self.windows is not None:
-            self.windows.forget(block_ids)
-        if self.states is not None:
-            self.states.forget(block_ids)
 
     def _begin(self, request: Request, found: Way) -> bool:
         if self.states is not None and not self.states.num_free:

@@ -192,19 +192,20 @@ class StateSlots:
         line = self._lines[request_id]
         if line.checkpoint is not None:
             return  # it began here, or none of its last chunk counts
-        if line.rolling is not None:
-            slot = self.checkpoints.drop(line.rolling)
-            if slot is not None:
-                self._free.append(slot)
-            line.rolling = None
+        rolling, line.rolling = line.rolling, None
         if key not in self.checkpoints:
             num_saved = num_tokens - line.num_kept_tokens
             line.checkpoint = Checkpoint(key, line.current, num_saved)
             self.checkpoints.add(line.checkpoint)
             if num_tokens not in line.ends:
                 line.rolling = line.checkpoint
-                return
-        line.num_kept_tokens = num_tokens
+        if line.rolling is None:
+            line.num_kept_tokens = num_tokens
+        if rolling is not None:
+            # After the new one is there: routers are told at no time that nothing is cached.
+            slot = self.checkpoints.drop(rolling)
+            if slot is not None:
+                self._free.append(slot)
 
     def forget(self, keys: Iterable[int]) -> None:
         """Free the checkpoints of blocks that leave the tree."""
