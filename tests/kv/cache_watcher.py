@@ -102,7 +102,7 @@ def _blocks_from(
     node: Node, before: tuple[int, ...], size: int
 ) -> Iterator[tuple[Medium, tuple[int, ...], int]]:
     medium = HOST if node.is_spilled else DEVICE
-    for i, key in enumerate(node.keys(0, node.num_computed_blocks), 1):
+    for i, key in enumerate(node.block_keys(0, node.num_computed_blocks), 1):
         yield medium, before + tuple(node.tokens[: i * size]), key
     for child in node.children.values():
         yield from _blocks_from(child, before + tuple(node.tokens), size)

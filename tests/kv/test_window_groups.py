@@ -1,11 +1,12 @@
 """Blocks of layers with sliding windows: who has them, what is in them, and when they come free."""
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.errors import ConfigError
@@ -14,6 +15,7 @@ from legato.kv.manager import KVCacheManager
 from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups
 from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
+from tests.kv.cache_watcher import CacheWatcher, cached_prompts
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
@@ -26,14 +28,27 @@ MOST_ROWS = 6
 MAX_REQUESTS = 3
 
 
-def manager(num_blocks: int = 16, *, is_caching: bool = True) -> KVCacheManager:
+def manager(
+    num_blocks: int = 16, *, is_caching: bool = True, num_host_slots: int = 0
+) -> KVCacheManager:
     needs = [
         WindowNeed.of(w, block_bytes=1, block_size=BLOCK_SIZE, rows_in_flight=MOST_ROWS, longest=99)
         for w in WINDOWS
     ]
-    groups = [WindowGroup(n.window, n.num_blocks(MAX_REQUESTS), BLOCK_SIZE) for n in needs]
+    groups = [
+        WindowGroup(
+            n.window, n.num_blocks(MAX_REQUESTS), BLOCK_SIZE, num_host_slots=num_host_slots // 2
+        )
+        for n in needs
+    ]
     windows = WindowGroups(groups, block_size=BLOCK_SIZE, max_requests=MAX_REQUESTS)
-    return KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=is_caching, windows=windows)
+    return KVCacheManager(
+        num_blocks,
+        BLOCK_SIZE,
+        enable_prefix_caching=is_caching,
+        num_host_slots=num_host_slots,
+        windows=windows,
+    )
 
 
 def compute(kv: KVCacheManager, request: Request, num_tokens: int) -> None:
@@ -116,6 +131,28 @@ def test_what_leaves_the_tree_leaves_the_windows() -> None:
     check_blocks(kv)
 
 
+def test_windows_blocks_go_to_the_host_and_come_back() -> None:
+    kv = manager(num_blocks=7, num_host_slots=60)
+    prompts = [range(100 * i, 100 * i + 13) for i in range(8)]
+    for prompt in prompts:
+        request = admitted(kv, str(prompt.start), prompt)
+        for _ in range(6):
+            compute(kv, request, 2)
+        kv.release(request)
+        check_blocks(kv)
+    moves = kv.take_moves()
+    assert {move.group for move in moves if move.to_host} == {0, 1, 2}
+    assert all(move.to_host for move in moves)
+    again = request_for("again", prompts[0])
+    assert kv.match(again).num_tokens == 12
+    assert kv.reserve(again)
+    check_blocks(kv)
+    num_back = [0, 0, 0]
+    for move in kv.take_moves():
+        num_back[move.group] += not move.to_host
+    assert num_back == [6, 2, 3], "all blocks, and those that query 12 reads"
+
+
 def test_blocks_passed_under_a_step_come_free_when_it_lands() -> None:
     kv = manager(is_caching=False)
     request = admitted(kv, "a", range(14))
@@ -196,11 +233,13 @@ class WindowsMachine(HoldingMachine):
     its block comes free. A step that reads other contents, or none, fails.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kv = manager()
+    @initialize(num_host_slots=st.sampled_from([0, 4, 40]))
+    def start(self, num_host_slots: int) -> None:
+        self.kv = manager(num_host_slots=num_host_slots)
         assert self.kv.windows is not None
+        self.watcher = CacheWatcher()
         self.windows = (None, *WINDOWS)
+        self.host: dict[int, list[tuple[int, ...] | None]] = {}  # of the first group; key slot
         self.flights: deque[Flight] = deque()
         self.num_added = 0
         # Of each group; key (block, offset), value all tokens up to this one's.
@@ -219,6 +258,35 @@ class WindowsMachine(HoldingMachine):
                 free(block_ids)  # type: ignore[operator]
 
             group._pool.free = poisoning  # type: ignore[method-assign]
+            self.copy_at_once(group, contents)
+
+    def copy_at_once(
+        self, group: WindowGroup, contents: dict[tuple[int, int], tuple[int, ...]]
+    ) -> None:
+        """Make a group's copies when they are planned: afterwards a block's contents are gone."""
+        host: dict[int, list[tuple[int, ...] | None]] = {}  # key slot
+        spill, restore = group.spilled.spill, group.spilled.restore
+
+        def spilling(key: int, place: int) -> int | None:
+            dropped = spill(key, place)
+            if key in group.spilled:
+                host[group.spilled._slots[key]] = read(contents, place)
+            return dropped
+
+        def restoring(slot: int, place: int) -> None:
+            restore(slot, place)
+            fill(contents, place, host[slot])
+
+        group.spilled.spill = spilling  # type: ignore[method-assign]
+        group.spilled.restore = restoring  # type: ignore[method-assign]
+
+    def move(self) -> None:
+        """Make the copies of the first group, before the next step."""
+        for move in self.kv.take_moves():
+            if move.group == 0 and move.to_host:
+                self.host[move.slot] = read(self.contents[0], move.block_id)
+            elif move.group == 0:
+                fill(self.contents[0], move.block_id, self.host[move.slot])
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=16))
     def begin(self, prompt: list[int]) -> None:
@@ -245,6 +313,7 @@ class WindowsMachine(HoldingMachine):
             assert self.flights, "there are blocks for every request once all steps have landed"
             return
         request.num_scheduled_tokens += num_tokens
+        self.move()
         tables = self.kv.block_ids(request), *self.kv.window_tables([request])[0]
         self.flights.append(Flight(request, start, start + num_tokens, tables))
         self.kv.begin_step()
@@ -283,9 +352,38 @@ class WindowsMachine(HoldingMachine):
     def forget(self) -> None:
         self.kv.forget()
 
+    @rule()
+    def watch(self) -> None:
+        self.kv.watch()
+
+    @invariant()
+    def routers_hear_of_the_blocks_of_all_tokens_alone(self) -> None:
+        if hasattr(self, "kv"):
+            self.watcher.take(self.kv.take_events())
+            if self.watcher.is_watching:
+                assert not self.watcher.has_ends
+                assert self.watcher.prompts() == cached_prompts(self.kv)
+
     @invariant()
     def blocks_are_conserved(self) -> None:
-        check_blocks(self.kv)
+        if hasattr(self, "kv"):
+            check_blocks(self.kv)
+
+
+def read(
+    contents: Mapping[tuple[int, int], tuple[int, ...]], block_id: int
+) -> list[tuple[int, ...] | None]:
+    return [contents.get((block_id, offset)) for offset in range(BLOCK_SIZE)]
+
+
+def fill(
+    contents: dict[tuple[int, int], tuple[int, ...]],
+    block_id: int,
+    read: Iterable[tuple[int, ...] | None],
+) -> None:
+    for offset, there in enumerate(read):
+        if there is not None:
+            contents[block_id, offset] = there
 
 
 TestWindows = WindowsMachine.TestCase

@@ -123,7 +123,7 @@ class BlockTables:
         twins = self._tree.match(sought, end, below=table.last)
         if twins.nodes:
             num_tokens = twins.num_computed_tokens // sought.block_size * sought.block_size
-            self.take_over(table, twins.up_to(num_tokens))
+            self.take_over(table, twins.up_to(num_tokens), is_computed=True)
             if num_tokens < twins.num_tokens:
                 return
         added = table.block_ids[table.num_shared : num_full]
@@ -131,18 +131,19 @@ class BlockTables:
             table.last = self._tree.extend(table.last, sought, added, num_missing=0)
             table.num_shared = num_full
 
-    def take_over(self, table: BlockTable, twins: Way) -> None:
+    def take_over(self, table: BlockTable, twins: Way, *, is_computed: bool) -> None:
         """Replace a table's own blocks by computed blocks of the tree with the same tokens.
 
         Args:
             twins: the blocks of the tree, from the end of the table's shared blocks on.
+            is_computed: whether the own blocks are computed, too.
         """
         for node in self._tree.use(twins):
             taken = node.blocks
             own = table.block_ids[taken]
             table.last, table.num_shared = node, taken.stop
             if node.is_spilled:
-                self._host.replace(node, own)
+                (self._host.replace if is_computed else self._host.restore)(node, own)
                 continue
             before, after = table.block_ids[: taken.start], table.block_ids[taken.stop :]
             table.block_ids = before + node.places + after

@@ -92,7 +92,7 @@ class CacheEvents:
             )
         )
         if self._ends is not None:
-            keys = zip(node.keys(start, end), hashes, strict=True)
+            keys = zip(node.block_keys(start, end), hashes, strict=True)
             self._tell_ends({k: h for k, h in keys if k in self._ends and k not in self._told_ends})
 
     def end_added(self, key: int) -> None:

@@ -15,6 +15,13 @@ class Dependents:
         self._windows = windows
         self._states = states
 
+    def moved(self, keys: Sequence[int], new_keys: Sequence[int]) -> None:
+        """Record that blocks have other keys, in other places."""
+        if self._windows is not None:
+            self._windows.rename(keys, new_keys)
+        if self._states is not None:
+            self._states.checkpoints.rename(keys, new_keys)
+
     def gone(self, keys: Sequence[int]) -> None:
         """Forget what belongs to blocks that are about to leave the tree."""
         if self._windows is not None:

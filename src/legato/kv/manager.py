@@ -44,7 +44,7 @@ class KVCacheManager:
 
     Args:
         enable_prefix_caching: False shares no block and keeps none.
-        num_host_slots: evicted blocks that host memory can keep; 0 with windows or states.
+        num_host_slots: evicted blocks that host memory can keep.
         states: slots for the states of recurrent layers; None if the model has no such layers.
         windows: blocks of layers that keep only the last tokens; None without such layers. The
             manager's own blocks are then those of the other layers.
@@ -67,7 +67,6 @@ class KVCacheManager:
         windows: WindowGroups | None = None,
     ) -> None:
         has_more = windows is not None or states is not None
-        assert not (has_more and num_host_slots)
         assert states is None or not states.unit % block_size or not enable_prefix_caching
         self.shares_computed_only = enable_prefix_caching and has_more
         self.block_size = block_size
@@ -78,8 +77,9 @@ class KVCacheManager:
         self._events = CacheEvents(None if states is None else states.checkpoints)
         if states is not None:
             states.checkpoints.report_to(self._events)
-        self._host = HostCacheSlots(num_host_slots, self._events)
-        self._tree = PrefixTree(self._host, self._events, Dependents(windows, states))
+        dependents = Dependents(windows, states)
+        self._host = HostCacheSlots(num_host_slots, self._events, dependents)
+        self._tree = PrefixTree(self._host, self._events, dependents)
         self._tables = BlockTables(self._pool, self._tree, self._host)
         self.holds = Holds(self._tree, self._tables, block_size)
         self.quarantine = Quarantine(self._pool, self._tables, self.holds)
@@ -93,6 +93,12 @@ class KVCacheManager:
         """Blocks of each cache group; the first has `num_blocks`."""
         windows = () if self.windows is None else self.windows.groups
         return self.num_blocks, *(group.num_blocks for group in windows)
+
+    @property
+    def host_sizes(self) -> tuple[int, ...]:
+        """Blocks of each cache group that host memory can keep."""
+        windows = () if self.windows is None else self.windows.groups
+        return self.num_host_slots, *(group.spilled.num_slots for group in windows)
 
     @property
     def num_host_slots(self) -> int:
@@ -247,7 +253,7 @@ class KVCacheManager:
         if not request.is_in_flight:
             found = self.match(request)
             if found.num_tokens > request.num_scheduled_tokens:
-                self._tables.take_over(table, found.below(table.last))
+                self._tables.take_over(table, found.below(table.last), is_computed=False)
                 table.num_full = table.num_shared
                 if self.windows is not None:
                     self.windows.release(request.request_id, self._tables.last_step)
@@ -390,8 +396,13 @@ class KVCacheManager:
             self.windows.end_steps(self._tables.num_ended)
 
     def take_moves(self) -> tuple[BlockMove, ...]:
-        """Return the copies between blocks and host memory to make, in order, before the step."""
-        return self._host.take_moves()
+        """Return the copies to and from host memory to make, in order, before the step."""
+        moves = self._host.take_moves()
+        if self.windows is not None:
+            moves += (*self.windows.take_moves(),)
+        if self.states is not None:
+            moves += (*self.states.take_moves(),)
+        return moves
 
     def forget(self) -> None:
         """Forget all cached blocks that no request uses."""

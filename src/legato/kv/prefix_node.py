@@ -109,7 +109,7 @@ class Node:
         size = self.block_size
         return slice(self.start // size, self.end // size)
 
-    def keys(self, start: int = 0, end: int | None = None) -> BlockIds:
+    def block_keys(self, start: int = 0, end: int | None = None) -> BlockIds:
         """Return the keys of its blocks [start, end).
 
         A block's key is its id; that of a spilled block is made of its slot, and is negative.

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from legato.core.block_ids import BlockIds, block_array
+from legato.core.plan import BlockMove
 from legato.kv.prefix_node import Way
 from legato.kv.window_group import WindowGroup
 
@@ -50,7 +51,7 @@ class WindowGroups:
         """Cut a path of the tree to the tokens after which all windows find their blocks."""
         keys = block_array()
         for node in way.nodes:
-            keys += node.places
+            keys += node.block_keys()
         before, end = -1, way.num_tokens // self._block_size
         while end != before:
             before = end
@@ -129,6 +130,17 @@ class WindowGroups:
         """Undo `borrow`."""
         for group, block_ids in zip(self.groups, borrowed, strict=True):
             group.give_back(block_ids)
+
+    def take_moves(self) -> list[BlockMove]:
+        """Return the copies to and from the host's memory to make, in order, before the step."""
+        return [
+            move for i, group in enumerate(self.groups, 1) for move in group.spilled.take_moves(i)
+        ]
+
+    def rename(self, keys: Sequence[int], new_keys: Sequence[int]) -> None:
+        """Record other keys of blocks of the tree."""
+        for group in self.groups:
+            group.rename(keys, new_keys)
 
     def forget(self, keys: Iterable[int]) -> None:
         """Free the copies of blocks that leave the tree."""
