@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from legato import LLM, SamplingParams
-from legato.core.cache_config import CacheConfig, TransferConfig
+from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
@@ -230,7 +230,6 @@ REFUSED: dict[str, Callable[[EngineConfig], EngineConfig]] = {
     "--speculative with a number": lambda c: msgspec.structs.replace(
         c, scheduler=SchedulerConfig(speculative=2)
     ),
-    "--kv-role": lambda c: msgspec.structs.replace(c, transfer=TransferConfig(kv_role="both")),
     "--speculative-model": lambda c: msgspec.structs.replace(
         c, model=msgspec.structs.replace(c.model, speculative_model=c.model.model)
     ),

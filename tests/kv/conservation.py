@@ -49,6 +49,8 @@ def _check_states(kv: KVCacheManager, in_tree: set[int]) -> None:
     own = [line.current for line in lines.values() if line.checkpoint is None]
     own = [slot for slot in own if slot != ZERO_STATE]
     own += [slot for line in lines.values() for slot in line.written]
+    received = [one for one in kv.handovers if one.checkpoint is None]
+    own += [one.slot for one in received if one.slot is not None]
     here = [checkpoint for checkpoint in kept.values() if checkpoint.slot is not None]
     taken = own + states._free + [checkpoint.slot for checkpoint in here]
     assert sorted(taken) == list(range(FIRST_STATE, states.num_slots)), "slots are conserved"
@@ -59,6 +61,7 @@ def _check_states(kv: KVCacheManager, in_tree: set[int]) -> None:
             assert kept[line.checkpoint.key] is line.checkpoint
     assert kept.keys() <= in_tree, "a checkpoint of a block that has left the tree"
     users = Counter(line.checkpoint for line in lines.values())
+    users.update(handover.checkpoint for handover in kv.handovers)
     entries = {entry: one for _, entry, one in states.checkpoints._least if one.entry == entry}
     for key, checkpoint in kept.items():
         assert checkpoint.key == key
@@ -74,8 +77,8 @@ def _check_states(kv: KVCacheManager, in_tree: set[int]) -> None:
 
 
 def tables(kv: KVCacheManager) -> list[BlockTable]:
-    """Of all requests, and of what was let go of under a step in flight."""
-    return [*kv._tables]
+    """Of all requests and transfers, and of what was let go of under a step in flight."""
+    return [*kv._tables, *(handover.table for handover in kv.handovers)]
 
 
 def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:
@@ -126,6 +129,7 @@ def _check_windows(kv: KVCacheManager, in_tree: set[int]) -> None:
         leaving = [b for _, blocks in kv.windows._leaving for b in blocks[i]]
         used = Counter(b for t in group._tables.values() for b in t.block_ids[t.first :])
         used.update(leaving)
+        used.update(b for handover in kv.handovers for b in handover.windows[i])
         cached = set(group._cached.values())
         own = [b for b in used if b not in cached]
         assert all(used[b] == 1 for b in own), "a block that is not cached has two users"

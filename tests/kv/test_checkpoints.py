@@ -11,6 +11,7 @@ from legato.core.plan import STATES, ZERO_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import Request
 from legato.core.step_record import ShortHit
 from legato.kv.checkpoints import Checkpoint, Checkpoints
+from legato.kv.handovers import Handover
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node, Way
 from legato.kv.state_slots import CheckpointEnds, StateSlots
@@ -321,6 +322,7 @@ class CheckpointsMachine(HoldingMachine):
         num_host_states=st.sampled_from([0, 0, 1, 12]),
         num_host_slots=st.sampled_from([0, 5, 40]),
         num_blocks=st.sampled_from([12, 24]),
+        num_spare_slots=st.sampled_from([0, 1, 3]),
     )
     def start(
         self,
@@ -329,12 +331,14 @@ class CheckpointsMachine(HoldingMachine):
         num_host_states: int,
         num_host_slots: int,
         num_blocks: int,
+        num_spare_slots: int,
     ) -> None:
+        self.transferred: list[tuple[Handover, tuple[int, ...], bool]] = []
         self.depth = 1 if num_host_states else DEPTH
         self.kv = manager(
             num_blocks,
             num_requests=num_requests,
-            num_spare_slots=0,
+            num_spare_slots=num_spare_slots,
             spacing=spacing,
             depth=self.depth,
             num_host_states=num_host_states,
@@ -435,6 +439,34 @@ class CheckpointsMachine(HoldingMachine):
         if writer in self.held and self.kv.leads(chunk, writer, request):
             assert writer.token_ids[: chunk.end] == request.token_ids[: chunk.end]
             assert writer.message.service == request.message.service
+
+    @precondition(lambda self: not self.flights)
+    @rule(prompt=prompts(), sends=st.booleans())
+    def begin_transfer(self, prompt: list[int], sends: bool) -> None:
+        """Without a step in flight, as in an engine with transfers of states."""
+        request = request_for("transferred", prompt)
+        handover = (self.kv.send if sends else self.kv.receive)(request)
+        self.move()
+        if handover is None:
+            return
+        tokens = tuple(prompt[: handover.num_blocks * BLOCK_SIZE])
+        assert handover.slot is not None
+        if not sends:
+            self.contents[handover.slot] = tokens
+        self.transferred.append((handover, tokens, sends))
+
+    @precondition(lambda self: self.transferred)
+    @rule(data=st.data(), is_whole=st.booleans())
+    def end_transfer(self, data: st.DataObject, is_whole: bool) -> None:
+        one = data.draw(st.sampled_from(self.transferred))
+        self.transferred.remove(one)
+        handover, tokens, sends = one
+        assert self.contents[handover.slot] == tokens
+        if is_whole and not sends:
+            self.kv.handovers.keep(handover)
+        self.kv.handovers.let_go(handover)
+        if is_whole and not sends:
+            assert num_hit(self.kv, list(tokens)) == len(tokens)
 
     @rule()
     def forget(self) -> None:

@@ -1,7 +1,7 @@
 """Blocks of layers with sliding windows: who has them, what is in them, and when they come free."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.errors import ConfigError
 from legato.core.request import Request
+from legato.kv.handovers import Handover
 from legato.kv.manager import KVCacheManager
 from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups
@@ -29,15 +30,20 @@ MAX_REQUESTS = 3
 
 
 def manager(
-    num_blocks: int = 16, *, is_caching: bool = True, num_host_slots: int = 0
+    num_blocks: int = 16, *, is_caching: bool = True, num_host_slots: int = 0, num_lent: int = 0
 ) -> KVCacheManager:
+    """Args: num_lent: for how many requests transfers may have blocks of windows."""
     needs = [
         WindowNeed.of(w, block_bytes=1, block_size=BLOCK_SIZE, rows_in_flight=MOST_ROWS, longest=99)
         for w in WINDOWS
     ]
     groups = [
         WindowGroup(
-            n.window, n.num_blocks(MAX_REQUESTS), BLOCK_SIZE, num_host_slots=num_host_slots // 2
+            n.window,
+            n.num_blocks(MAX_REQUESTS + num_lent),
+            BLOCK_SIZE,
+            num_host_slots=num_host_slots // 2,
+            num_spare=n.num_blocks(MAX_REQUESTS + num_lent) - n.num_blocks(MAX_REQUESTS),
         )
         for n in needs
     ]
@@ -226,6 +232,9 @@ class Flight(NamedTuple):
     tables: tuple[BlockIds, ...]
 
 
+Place = tuple[dict[tuple[int, int], tuple[int, ...]], tuple[int, int]]
+
+
 class WindowsMachine(HoldingMachine):
     """Requests over few tokens in a small cache, with up to three steps in flight.
 
@@ -233,9 +242,12 @@ class WindowsMachine(HoldingMachine):
     its block comes free. A step that reads other contents, or none, fails.
     """
 
-    @initialize(num_host_slots=st.sampled_from([0, 4, 40]))
-    def start(self, num_host_slots: int) -> None:
-        self.kv = manager(num_host_slots=num_host_slots)
+    @initialize(num_host_slots=st.sampled_from([0, 4, 40]), num_lent=st.sampled_from([0, 1, 3]))
+    def start(self, num_host_slots: int, num_lent: int) -> None:
+        self.kv = manager(num_host_slots=num_host_slots, num_lent=num_lent)
+        # What transfers fill, with the prompt, and what they read.
+        self.received: list[tuple[Handover, tuple[int, ...]]] = []
+        self.sent: list[tuple[Handover, tuple[int, ...]]] = []
         assert self.kv.windows is not None
         self.watcher = CacheWatcher()
         self.windows = (None, *WINDOWS)
@@ -347,6 +359,53 @@ class WindowsMachine(HoldingMachine):
             for position in range(first, flight.end):
                 place = table[position // BLOCK_SIZE], position % BLOCK_SIZE
                 assert contents.get(place) == tokens[: position + 1]
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=16), sends=st.booleans())
+    def begin_transfer(self, prompt: list[int], sends: bool) -> None:
+        request = request_for("transferred", prompt)
+        handover = (self.kv.send if sends else self.kv.receive)(request)
+        if handover is not None:
+            (self.sent if sends else self.received).append((handover, tuple(prompt)))
+
+    @precondition(lambda self: self.received)
+    @rule(data=st.data(), is_whole=st.booleans())
+    def end_receipt(self, data: st.DataObject, is_whole: bool) -> None:
+        one = data.draw(st.sampled_from(self.received))
+        self.received.remove(one)
+        handover, prompt = one
+        if is_whole:
+            self.move()
+            for _, place, tokens in self.places(handover, prompt, handover.num_found):
+                place[0][place[1]] = tokens
+            self.kv.handovers.keep(handover)
+        self.kv.handovers.let_go(handover)
+        if is_whole:
+            assert self.kv.match(request_for("?", prompt)).num_tokens == len(prompt[:-1]) // 2 * 2
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def end_sending(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.sent))
+        self.sent.remove(one)
+        self.kv.handovers.let_go(one[0])
+
+    @invariant()
+    def what_is_sent_stays(self) -> None:
+        for handover, prompt in getattr(self, "sent", ()):
+            for _, place, tokens in self.places(handover, prompt, 0):
+                assert place[0].get(place[1]) == tokens
+
+    def places(
+        self, handover: Handover, prompt: tuple[int, ...], num_found: int
+    ) -> Iterator[tuple[int, "Place", tuple[int, ...]]]:
+        """Of each group, where a transfer reads or writes, and what is there."""
+        parts = [(handover.table.block_ids[num_found:], num_found)]
+        parts += [(ids, handover.num_blocks - len(ids)) for ids in handover.windows]
+        for group, (block_ids, first) in enumerate(parts):
+            for i, block_id in enumerate(block_ids, first):
+                for offset in range(BLOCK_SIZE):
+                    tokens = prompt[: i * BLOCK_SIZE + offset + 1]
+                    yield group, (self.contents[group], (block_id, offset)), tokens
 
     @rule()
     def forget(self) -> None:

@@ -13,6 +13,7 @@ from legato.kv.block_pool import BlockPool
 from legato.kv.block_tables import BlockTable, BlockTables
 from legato.kv.cache_events import CacheEvents
 from legato.kv.dependents import Dependents
+from legato.kv.handovers import Handover, Handovers
 from legato.kv.holds import Holds
 from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import SoughtTokens, Way
@@ -54,6 +55,7 @@ class KVCacheManager:
         shares_computed_only: whether blocks join the tree when they are computed.
         holds: of prompts whose blocks are transferred between engines.
         quarantine: of blocks that a transfer may still write to.
+        handovers: prompts that are transferred whole, with windows or states.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class KVCacheManager:
         self._tables = BlockTables(self._pool, self._tree, self._host)
         self.holds = Holds(self._tree, self._tables, block_size)
         self.quarantine = Quarantine(self._pool, self._tables, self.holds)
+        self.handovers = Handovers(self._tree, self._tables, windows, states, self._cut)
 
     @property
     def num_blocks(self) -> int:
@@ -139,7 +142,9 @@ class KVCacheManager:
 
         The path is cut to where all windows find their blocks and the states have a checkpoint.
         """
-        way = self._tree.match(self._sought(request), self.num_shareable(request))
+        return self._cut(self._tree.match(self._sought(request), self.num_shareable(request)))
+
+    def _cut(self, way: Way) -> Way:
         num_tokens = -1
         while way.num_tokens != num_tokens:
             num_tokens = way.num_tokens
@@ -259,6 +264,29 @@ class KVCacheManager:
                     self.windows.release(request.request_id, self._tables.last_step)
                 self._go_on(request, table, found)
         return self.num_computed_tokens(request)
+
+    def send(self, request: Request) -> Handover | None:
+        """Keep what a hit on a computed prompt needs; None if it is not all in the cache."""
+        return self.handovers.send(self._sought(request), self._handover_end(request))
+
+    def receive(self, request: Request) -> Handover | None:
+        """Take places for what a hit on a prompt needs; None if there are too few, or no need."""
+        return self.handovers.receive(self._sought(request), self._handover_end(request))
+
+    def handover_places(self, handover: Handover) -> list[int]:
+        """Return what a handover keeps: blocks, blocks of each window group, and a state slot.
+
+        Each number is that of a place in its group, plus the places of the groups before it.
+        """
+        first, places = self.num_blocks, handover.table.block_ids.tolist()
+        for size, block_ids in zip(self.group_sizes[1:], handover.windows, strict=False):
+            places += [first + block_id for block_id in block_ids]
+            first += size
+        return places if handover.slot is None else [*places, first + handover.slot]
+
+    def _handover_end(self, request: Request) -> int:
+        unit = self.block_size if self.states is None else self.states.unit
+        return self.num_shareable(request) // unit * unit
 
     def num_hit_tokens(self, request: Request) -> int:
         """Return the tokens that a request without blocks need not compute."""

@@ -125,6 +125,7 @@ class StateSlots:
         self.spacing = spacing
         self.num_host_slots = num_host_slots
         self.checkpoints = Checkpoints(num_host_slots)
+        self._num_held = 0
         self._free = list(range(self.num_slots - 1, FIRST_STATE - 1, -1))
         self._lines: dict[str, _Line] = {}  # key request id
 
@@ -220,6 +221,36 @@ class StateSlots:
             slot = self.checkpoints.drop(rolling)
             if slot is not None:
                 self._free.append(slot)
+
+    def hold(self, key: int) -> Checkpoint | None:
+        """Keep a block's checkpoint for a transfer; None if it is spilled or no slot is spare."""
+        if self._num_held == self.num_spare_slots or key not in self.checkpoints.slots:
+            return None
+        self._num_held += 1
+        return self.checkpoints.use(key, self._take_slot)
+
+    def receive(self) -> int | None:
+        """Take a slot for a state from another engine; None if no slot is spare."""
+        if self._num_held == self.num_spare_slots:
+            return None
+        self._num_held += 1
+        return self._take_slot()
+
+    def keep_received(self, key: int, slot: int, num_tokens: int) -> Checkpoint | None:
+        """Keep a received state after `num_tokens` tokens, unless its block has a checkpoint."""
+        if key in self.checkpoints:
+            return None
+        checkpoint = Checkpoint(key, slot, num_tokens)
+        self.checkpoints.add(checkpoint)
+        return checkpoint
+
+    def end_hold(self, checkpoint: Checkpoint | None, slot: int | None) -> None:
+        """Undo `hold` or `receive`, whose checkpoint and slot these are."""
+        self._num_held -= 1
+        if checkpoint is not None:
+            self.checkpoints.let_go(checkpoint)
+        elif slot is not None:
+            self._free.append(slot)
 
     def forget(self, keys: Iterable[int]) -> None:
         """Free the checkpoints of blocks that leave the tree."""

@@ -46,16 +46,25 @@ class WindowGroup:
         window: keys visible to a query, also an attribute.
         num_blocks: size of the pool, also an attribute.
         num_host_slots: evicted blocks that host memory can keep.
+        num_spare: blocks that running requests never need, also an attribute.
 
     Attributes:
         spilled: evicted blocks in host memory.
     """
 
     def __init__(
-        self, window: int, num_blocks: int, block_size: int, *, num_host_slots: int = 0
+        self,
+        window: int,
+        num_blocks: int,
+        block_size: int,
+        *,
+        num_host_slots: int = 0,
+        num_spare: int = 0,
     ) -> None:
         self.window = window
         self.num_blocks = num_blocks
+        self.num_spare = num_spare
+        self._num_held = 0
         self.spilled = SpilledCopies(num_host_slots)
         self._block_size = block_size
         self._pool = BlockPool(num_blocks)
@@ -123,9 +132,7 @@ class WindowGroup:
         first = max(0, len(keys) - num_visible)
         visible = keys[first:]
         for block_id in [self._cached[key] for key in visible if key in self._cached]:
-            self._num_users[block_id] += 1
-            self._passed.pop(block_id, None)
-            self._unused.pop(block_id, None)
+            self._use(block_id)
         self._restore([key for key in visible if key not in self._cached])
         found = block_array(self._cached[key] for key in visible)
         worth_keeping = [range(end - num_visible, end) for end in ends]
@@ -195,6 +202,39 @@ class WindowGroup:
         """Undo `borrow`."""
         self._pool.free(block_ids)
 
+    def hold(self, keys: BlockIds) -> BlockIds | None:
+        """Keep the blocks that a hit after the tree's blocks `keys` needs; None if it cannot."""
+        first = max(0, len(keys) - self.num_visible_blocks)
+        held = block_array(self._cached[key] for key in keys[first:] if key in self._cached)
+        if len(held) < len(keys) - first or self._num_held + len(held) > self.num_spare:
+            return None
+        for block_id in held:
+            self._use(block_id)
+        self._num_held += len(held)
+        return held
+
+    def receive(self, num_blocks: int) -> BlockIds | None:
+        """Take blocks for what a hit after so many blocks needs; None if there are too few."""
+        count = min(self.num_visible_blocks, num_blocks)
+        if self._num_held + count > self.num_spare or count > self.num_free_blocks:
+            return None
+        self._num_held += count
+        return block_array(self._take(count))
+
+    def keep(self, keys: BlockIds, received: BlockIds) -> None:
+        """Cache received blocks under the last blocks of the tree's `keys`, if these have none."""
+        first = len(keys) - len(received)
+        for key, block_id in zip(keys[first:], received, strict=True):
+            if key not in self._cached:
+                self.spilled.forget(key)
+                self._cache(key, block_id)
+                self._worth_keeping.add(block_id)
+
+    def end_hold(self, block_ids: BlockIds) -> None:
+        """Undo `hold` or `receive`."""
+        self._num_held -= len(block_ids)
+        self.let_go(block_ids)
+
     def rename(self, keys: Iterable[int], new_keys: Iterable[int]) -> None:
         """Record other keys of blocks of the tree."""
         for key, new_key in zip(keys, new_keys, strict=True):
@@ -230,6 +270,12 @@ class WindowGroup:
             self.spilled.restore(slot, block_id)
             self._cache(key, block_id)
             self._worth_keeping.add(block_id)
+
+    def _use(self, block_id: int) -> None:
+        """Add a user to a cached block."""
+        self._num_users[block_id] += 1
+        self._passed.pop(block_id, None)
+        self._unused.pop(block_id, None)
 
     def _cache(self, key: int, block_id: int) -> None:
         """Cache a request's block, which is its user."""

@@ -74,11 +74,8 @@ def cache_groups(blueprint: Blueprint, cache: CacheSpec) -> tuple[CacheGroup, ..
 
 def _why_one_group(blueprint: Blueprint) -> str:
     """Return why the cache must be one group; empty if it need not."""
-    config = blueprint.config
     if blueprint.device.type != "cpu":
         return "a GPU's steps have one block table a request"
-    if config.transfer.kv_role is not None:
-        return "--kv-role transfers whole blocks of all layers"
     return ""
 
 
@@ -162,14 +159,25 @@ def _windows(
         most=2 * blueprint.max_num_seqs,
     )
     sizes = [need.num_blocks(num_requests) for need in needs]
+    most_running = min(num_requests, blueprint.max_num_seqs)
     made = [
-        WindowGroup(need.window, count, block_size, num_host_slots=int(swap_share * count))
+        WindowGroup(
+            need.window,
+            count,
+            block_size,
+            num_host_slots=int(swap_share * count),
+            num_spare=count - need.num_blocks(most_running),
+        )
         for need, count in zip(needs, sizes, strict=True)
     ]
+    if blueprint.config.transfer.kv_role is not None and not all(g.num_spare for g in made):
+        raise ConfigError(
+            "--kv-role keeps blocks of sliding windows for other engines, besides those of "
+            f"{most_running:,} running requests, and there is no memory for them: raise "
+            "--kv-cache-memory or lower --max-num-seqs"
+        )
     return (
-        WindowGroups(
-            made, block_size=block_size, max_requests=min(num_requests, blueprint.max_num_seqs)
-        ),
+        WindowGroups(made, block_size=block_size, max_requests=most_running),
         window_bytes(needs, num_requests),
     )
 
@@ -210,6 +218,11 @@ def _state_slots(
     room = min(int(_CHECKPOINTS_SHARE * memory_bytes), memory_bytes - needed)
     most = min(max(0, room) // blueprint.state_bytes, memory_bytes // (unit * token_bytes))
     num_spare_slots = _num_checkpoints(blueprint, memory_bytes, most)
+    if blueprint.config.transfer.kv_role is not None and not num_spare_slots:
+        raise ConfigError(
+            "--kv-role keeps states for other engines, besides those of running requests, and "
+            "there are none: raise --state-checkpoints or --kv-cache-memory"
+        )
     num_slots = num_requests * one.slots_per_request + num_spare_slots
     return StateSlots(
         num_requests,

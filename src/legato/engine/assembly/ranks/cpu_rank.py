@@ -101,7 +101,7 @@ class CpuRank:
             groups=cache_groups(blueprint, cache),
             kv=kv,
             executor=executor,
-            blocks=attention.blocks[0],
+            blocks=attention.blocks,
             rows=cpu_rows(blueprint.checkpoint.spec),
             kernels=self._kernels,
             untaken=self.untaken,
