@@ -14,6 +14,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkKind
 from legato.core.token_ids import token_array
 from legato.executor.base import Executor
+from legato.executor.host_cache import HostCache
 from legato.executor.torch_executor import TorchExecutor
 from legato.grammar.compiled import Grammar, compile_grammar
 from legato.grammar.source import grammar_source
@@ -258,7 +259,7 @@ def run_by_hand(backend: Backend, seed: int = 0) -> tuple[ByHand, FailingModel]:
         failing,
         attention,
         BLOCK_SIZE,
-        num_host_slots=NUM_BLOCKS,
+        host_cache=HostCache(attention.blocks, (NUM_BLOCKS,)),
         grammar=lambda request_id: hand.grammar(request_id),
     )
     generator = torch.Generator().manual_seed(seed)

@@ -129,13 +129,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drafter = RandomDrafter(coming, seed, vocab_size=VOCAB_SIZE)
         states: StateSlots | None = None
         if num_state_requests is not None:
-            scheduler["speculative"], num_host_slots = "off", 0
+            scheduler["speculative"] = "off"
             states = StateSlots(
                 num_state_requests,
                 depth,
                 num_spare_slots=num_checkpoints,
                 unit=unit,
                 spacing=2 * unit,
+                num_host_slots=num_host_slots if depth == 1 else 0,
             )
         self.has_states = states is not None
         self.harness = Harness(

@@ -155,12 +155,22 @@ class RowCut(NamedTuple):
     num_rows: int
 
 
+STATES = -1
+"""The `BlockMove.group` of states."""
+
+
 class BlockMove(msgspec.Struct, frozen=True, gc=False):
-    """A copy of a block to or from a slot of host memory."""
+    """A copy of a block to or from a slot of host memory.
+
+    Attributes:
+        block_id: the block, or a state slot.
+        group: index of the cache group that block and slot belong to; `STATES` for states.
+    """
 
     block_id: int
     slot: int
     to_host: bool
+    group: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ class TorchExecutor:
     """Runs one packed forward pass a step and samples its rows, all in `submit`.
 
     Args:
-        num_host_slots: blocks of swap space in host memory; 0 for a cache of several groups.
+        host_cache: swap space in host memory; None if there is none.
         grammar: returns the grammar of a request's output, by its id, before the first token.
         states: of the recurrent layers; None if the model has none.
         score_head: as of `Sequences`.
@@ -51,7 +51,7 @@ class TorchExecutor:
         attention: AttentionBackend,
         block_size: int,
         *,
-        num_host_slots: int = 0,
+        host_cache: HostCache | None = None,
         grammar: Callable[[str], Grammar] | None = None,
         states: StateCache | None = None,
         score_head: torch.Tensor | None = None,
@@ -65,7 +65,7 @@ class TorchExecutor:
         self._block_size = block_size
         self._sequences = Sequences(grammar, score_head)
         self._result: StepResult | None = None
-        self._host_cache = HostCache(attention.blocks[0], num_host_slots)
+        self._host_cache = host_cache or HostCache()
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         self._host_cache.move(moves)

@@ -166,15 +166,15 @@ class HostFollower:
     """A `Follower` on a CPU: a rank's part of the model and of the cache.
 
     Args:
-        num_host_slots: blocks of swap space in host memory.
+        host_sizes: blocks of swap space in host memory, of each cache group.
     """
 
     def __init__(
-        self, divided: DividedModel, attention: AttentionBackend, *, num_host_slots: int
+        self, divided: DividedModel, attention: AttentionBackend, *, host_sizes: Sequence[int]
     ) -> None:
         self._divided = divided
         self._attention = attention
-        self._host_cache = HostCache(attention.blocks[0], num_host_slots)
+        self._host_cache = HostCache(attention.blocks, host_sizes)
 
     def do(self, message: ToRank) -> RankReport | None:
         if isinstance(message, Moves):
