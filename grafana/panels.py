@@ -183,6 +183,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             stacked=True,
         ),
         Panel(
+            "Rows dropped",
+            "Prompt tokens a second that steps dropped to keep a stream's deadline, and that later "
+            "steps compute again.",
+            "short",
+            {"dropped": rate("legato:dropped_prefill_tokens_total")},
+        ),
+        Panel(
             "Tokens a second",
             "Prompt tokens count at the first token; cached ones did not have to be computed.",
             "short",

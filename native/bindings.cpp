@@ -226,13 +226,15 @@ NB_MODULE(LEGATO_MODULE, m) {
             "forward",
             [](Layers &self, ThreadPool &pool, const std::vector<Step *> &steps,
                const std::vector<PlainCache> &caches, uintptr_t hidden, int num_rows,
-               const std::vector<PlainTurns> &turns) {
+               const std::vector<PlainTurns> &turns, int first, int end) {
                 const nb::gil_scoped_release release;
                 self.forward(
                     pool, steps, caches_of(caches),
-                    Rows{at<float>(hidden), num_rows, turns_of(turns), at<float>(hidden)});
+                    Rows{at<float>(hidden), num_rows, turns_of(turns), at<float>(hidden)}, first,
+                    end);
             },
-            "pool"_a, "steps"_a, "caches"_a, "hidden"_a, "num_rows"_a, "turns"_a)
+            "pool"_a, "steps"_a, "caches"_a, "hidden"_a, "num_rows"_a, "turns"_a, "first"_a,
+            "end"_a)
         .def(
             "add_attention",
             [](Layers &self, ThreadPool &pool, Step &step, int layer, const PlainCache &cache,

@@ -310,14 +310,14 @@ Layers::Layers(std::vector<Layer *> layers)
 }
 
 void Layers::forward(ThreadPool &pool, const std::vector<Step *> &steps,
-                     const std::vector<LayerCache> &caches, const Rows &rows) {
+                     const std::vector<LayerCache> &caches, const Rows &rows, int first, int end) {
     std::vector<const AttentionPlan *> plans;
     for (const auto &cache : caches)
         plans.push_back(&steps[cache.group]->plan(cache.window));
     for (const auto *plan : plans) space_.reserve(largest_, rows.count, plan->num_parts);
-    for (auto *layer : layers_) layer->reset();
+    for (int i = first; i < end; ++i) layers_[i]->reset();
     pool.run([&] {
-        for (size_t i = 0; i < layers_.size(); ++i) {
+        for (int i = first; i < end; ++i) {
             const Step &step = *steps[caches[i].group];
             layers_[i]->add_attention(space_, step, *plans[i], caches[i], rows);
             layers_[i]->add_mlp(space_, step, rows);

@@ -155,15 +155,14 @@ private:
     std::unique_ptr<Experts> experts_;
 };
 
-// The layers of a decoder. They run in one call; or, if other ranks have other parts of the layers,
-// one half of a layer at a time, so that the parts can be added up in between.
+// The layers of a decoder. Layers [first, end) run in one call; or, if other ranks have other parts of
+// the layers, one half of a layer at a time, so that the parts can be added up in between.
 class Layers {
 public:
     explicit Layers(std::vector<Layer *> layers);
 
     void forward(ThreadPool &pool, const std::vector<Step *> &steps,
-                 const std::vector<LayerCache> &caches,
-                 const Rows &rows);
+                 const std::vector<LayerCache> &caches, const Rows &rows, int first, int end);
     void add_attention(ThreadPool &pool, Step &step, int layer, const LayerCache &cache,
                        const Rows &rows);
     void add_mlp(ThreadPool &pool, Step &step, int layer, const Rows &rows);

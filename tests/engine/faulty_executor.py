@@ -40,6 +40,10 @@ class FaultyExecutor:
     def depth(self) -> int:
         return self._executor.depth
 
+    @property
+    def drops_rows(self) -> bool:
+        return self._executor.drops_rows
+
     def move(self, moves: Sequence[BlockMove]) -> None:
         if self.failures_of_moves:
             raise self.failures_of_moves.pop(0)

@@ -16,7 +16,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.stats import TransferStats
 from legato.core.token_ids import token_array
 from legato.engine.assembly.builder import load_runtime
-from legato.engine.assembly.transfers import cache_layout, local_mover, make_transfers
+from legato.engine.assembly.transfers import cache_layout, cache_memory, local_mover, make_transfers
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
@@ -49,6 +49,7 @@ class Engine(EngineLoop):
         **settings: Any,
     ) -> None:
         fields = {
+            "load_format": "dummy",
             "kv_transfer_port": 0,
             "kv_lease_s": LEASE_S,
             "kv_cache_memory_bytes": 2**22,
@@ -57,7 +58,7 @@ class Engine(EngineLoop):
             "max_num_batched_tokens": 32,
             **settings,
         }
-        config = EngineConfig.of(model=str(model), load_format="dummy", dtype="float32", **fields)
+        config = EngineConfig.of(model=str(model), dtype="float32", **fields)
         runtime = load_runtime(config)
         assert isinstance(runtime.kv, KVCacheManager)
         self.kv = runtime.kv
@@ -67,12 +68,12 @@ class Engine(EngineLoop):
         self.layout = cache_layout(
             runtime.checkpoint,
             runtime.cache,
+            runtime.groups,
             block_size=runtime.kv.block_size,
             kernels=runtime.kernels,
         )
-        transfers = make_transfers(
-            config.transfer, runtime.kv, runtime.blocks, self.layout, make_mover
-        )
+        memory = cache_memory(runtime.blocks, runtime.states)
+        transfers = make_transfers(config.transfer, runtime.kv, memory, self.layout, make_mover)
         super().__init__(scheduler, runtime.kv, runtime.executor, transfers=transfers)
         self.port = transfers.port
         self.token_bytes = runtime.cache.token_bytes

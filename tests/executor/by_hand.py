@@ -7,18 +7,19 @@ from typing import Any
 import torch
 
 from legato.core.outputs import TokenLogprobs
-from legato.core.plan import BlockMove, ScheduledChunk, StepPlan
+from legato.core.plan import BlockMove, Deadline, ScheduledChunk, StepPlan, StepResult
 from legato.core.pooling import PromptPooling
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkKind
 from legato.core.token_ids import token_array
 from legato.executor.base import Executor
+from legato.executor.host_cache import HostCache
 from legato.executor.torch_executor import TorchExecutor
 from legato.grammar.compiled import Grammar, compile_grammar
 from legato.grammar.source import grammar_source
 from legato.grammar.tokens import grammar_tokenizer
-from legato.model.base import Model, StepAttention
+from legato.model.base import LayerWatch, Model, StepAttention
 from legato.model.states import StepStates
 from legato.text.vocabulary import Vocabulary
 from tests.executor.backends import BLOCK_SIZE, Backend
@@ -49,6 +50,7 @@ class Stream:
         is_complete: whether its grammar lets nothing follow.
         pooled: its vector, once its prompt is pooled.
         error: why it ended, if it did so for a fault.
+        num_dropped: rows of its chunks that were dropped.
     """
 
     message: AddRequest
@@ -61,6 +63,7 @@ class Stream:
     is_complete: bool = False
     pooled: bytes | None = None
     error: str = ""
+    num_dropped: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -90,6 +93,7 @@ class ByHand:
         self._new: list[AddRequest] = []
         self._ended: list[str] = []
         self._step_id = 0
+        self.results: list[StepResult] = []
 
     def add(
         self,
@@ -115,7 +119,13 @@ class ByHand:
         self._free += self.streams.pop(request_id).block_ids
         self._ended.append(request_id)
 
-    def step(self, drafts: Mapping[str, Sequence[int]] | None = None, /, **num_tokens: int) -> None:
+    def step(
+        self,
+        drafts: Mapping[str, Sequence[int]] | None = None,
+        deadline: Deadline | None = None,
+        /,
+        **num_tokens: int,
+    ) -> None:
         """Compute so many of each stream's known tokens, and verify its drafts behind them."""
         chunks = [
             self._chunk(request_id, count, tuple((drafts or {}).get(request_id, ())))
@@ -126,12 +136,14 @@ class ByHand:
             chunks=tuple(chunks),
             new_requests=tuple(m for m in self._new if m.request_id in num_tokens),
             ended_requests=tuple(self._ended),
+            deadline=deadline,
         )
         self._step_id += 1
         self.executor.submit(plan)
         self._new = [m for m in self._new if m.request_id not in num_tokens]
         self._ended = []
         results = self.executor.collect()
+        self.results.append(results)
         for request_id, fault in results.faults.items():
             self.streams[request_id].error = fault.error
         for request_id, result in results.chunks.items():
@@ -142,6 +154,7 @@ class ByHand:
             stream.prompt_logprobs += result.prompt_logprobs or ()
             stream.is_complete = result.is_complete
             stream.pooled = stream.pooled or result.pooled
+            stream.num_dropped += result.num_dropped
 
     def finish(self) -> None:
         """Steps with all that is left of everybody, until nobody may get more."""
@@ -215,7 +228,7 @@ class FailingModel:
         self.fails = False
         self.cache, self.dtype, self.device = model.cache, model.dtype, model.device
         self.num_weight_bytes, self.load_weights = model.num_weight_bytes, model.load_weights
-        self.num_torch_threads = model.num_torch_threads
+        self.num_torch_threads, self.drops_rows = model.num_torch_threads, model.drops_rows
         self._model = model
 
     def forward(
@@ -226,9 +239,10 @@ class FailingModel:
         *,
         states: StepStates | None = None,
         num_layers: int | None = None,
+        watch: LayerWatch | None = None,
     ) -> torch.Tensor:
         hidden = self._model.forward(
-            input_ids, positions, attention, states=states, num_layers=num_layers
+            input_ids, positions, attention, states=states, num_layers=num_layers, watch=watch
         )
         if self.fails:
             raise RuntimeError("boom")
@@ -245,7 +259,7 @@ def run_by_hand(backend: Backend, seed: int = 0) -> tuple[ByHand, FailingModel]:
         failing,
         attention,
         BLOCK_SIZE,
-        num_host_slots=NUM_BLOCKS,
+        host_cache=HostCache(attention.blocks, (NUM_BLOCKS,)),
         grammar=lambda request_id: hand.grammar(request_id),
     )
     generator = torch.Generator().manual_seed(seed)

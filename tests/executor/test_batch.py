@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.plan import ScheduledChunk
+from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
 from legato.core.rows import CPU_ROWS
 from legato.core.sampling_params import SamplingParams
@@ -125,3 +125,29 @@ def test_a_table_that_grew_is_packed_anew() -> None:
         chunk = ScheduledChunk("a", 2, 1, block_ids, 1, "decode")
         tables.append(pack([chunk], [sequence], block_size=4, device=CPU).block_table.tolist())
     assert tables == [[[3]], [[3, 8]], [[3, 8]], [[4, 9]]]
+
+
+@given(step=steps(), data=st.data())
+def test_the_first_rows_are_packed_as_if_there_were_no_others(
+    step: Step, data: st.DataObject
+) -> None:
+    """Sampled rows stay as many, so that matrix kernels for them are compiled."""
+    whole = step.pack()
+    plan = StepPlan(step_id=0, chunks=tuple(step.chunks))
+    num_rows = data.draw(st.integers(1, plan.num_tokens))
+    chunks = plan.first_rows(num_rows).chunks
+    alone = Step(step.block_size, list(chunks), step.tokens[: len(chunks)]).pack()
+    first = whole.first_rows(num_rows)
+    assert first.input_ids.tolist() == alone.input_ids[:num_rows].tolist()
+    assert first.positions.tolist() == alone.positions[:num_rows].tolist()
+    num_samples = sum(chunk.num_samples for chunk in chunks)
+    assert first.sample_rows[:num_samples].tolist() == alone.sample_rows[:num_samples].tolist()
+    assert len(first.sample_rows) == len(whole.sample_rows)
+    assert all(row < num_rows for row in first.sample_rows.tolist())
+    assert first.slot_mapping.tolist() == alone.slot_mapping.tolist()
+    assert first.query_start.tolist() == alone.query_start.tolist()
+    assert first.context_len.tolist() == alone.context_len.tolist()
+    assert slot_runs(first, step.block_size) == slot_runs(alone, step.block_size)
+    assert {a.dtype for a in (first.query_start, first.context_len, first.block_table)} == {
+        np.dtype(np.int32)
+    }

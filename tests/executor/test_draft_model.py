@@ -16,7 +16,7 @@ from legato.core.slo import SloClass
 from legato.core.token_ids import token_array
 from legato.executor.draft_model import DraftModel
 from legato.executor.simulated import VirtualClock
-from legato.model.base import Model, StepAttention
+from legato.model.base import LayerWatch, Model, StepAttention
 from legato.model.states import StepStates
 from legato.speculation.drafter import Draft
 from tests.executor.backends import BLOCK_SIZE, EXACT, NATIVE, Backend, params
@@ -49,11 +49,12 @@ class TimedModel(FailingModel):
         *,
         states: StepStates | None = None,
         num_layers: int | None = None,
+        watch: LayerWatch | None = None,
     ) -> torch.Tensor:
         self.num_rows.append(len(input_ids))
         self._clock.advance_to(self._clock.now_s + PASS_S + ROW_S * len(input_ids))
         return super().forward(
-            input_ids, positions, attention, states=states, num_layers=num_layers
+            input_ids, positions, attention, states=states, num_layers=num_layers, watch=watch
         )
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

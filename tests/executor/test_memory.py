@@ -2,7 +2,6 @@ import psutil
 import pytest
 import torch
 
-from legato.core.cache_config import CacheConfig
 from legato.executor import memory
 from legato.executor.memory import free_memory_bytes, num_swap_blocks, raising_memory_error
 
@@ -31,7 +30,6 @@ def test_memory_beyond_the_limit_is_not_free(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("device", "word"), [("cpu", "makes more"), ("cuda", "experimental")])
 def test_swap_space_is_warned_of(device: str, word: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = CacheConfig(swap_space_bytes=2**20)
-    count = num_swap_blocks(config, bytes_per_block=2**18, device=torch.device(device))
+    count = num_swap_blocks(2**20, bytes_per_block=2**18, device=torch.device(device))
     assert count == 4
     assert word in caplog.text

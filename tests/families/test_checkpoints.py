@@ -136,6 +136,22 @@ def test_a_state_is_the_same_however_it_was_reached(model: tuple[Path, PreTraine
             assert bool(((state - first).abs() <= 1e-4 * first.abs().max()).all())
 
 
+def test_states_come_back_from_the_host(model: tuple[Path, PreTrainedModel]) -> None:
+    """There are slots for one request, and blocks for little more."""
+    folder, reference = model
+    room = {"max_num_seqs": 1, "state_checkpoints": 0, "swap_space_bytes": 2**27}
+    engine, _ = build_engine(config(folder, **room))
+    client, kv = Client(engine, reference), engine._kv
+    assert kv.states is not None
+    prompts = [[salt, *BASE] for salt in range(4)]
+    for prompt in prompts:
+        client.ask(prompt)
+    assert len(kv.states.checkpoints.slots) <= 2
+    for prompt in prompts:
+        client.ask(prompt)
+        assert client.num_cached == 128
+
+
 @pytest.mark.parametrize("model", ["lfm2"], indirect=True)
 def test_checkpoints_have_a_budget(model: tuple[Path, PreTrainedModel]) -> None:
     folder, reference = model

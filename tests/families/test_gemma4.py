@@ -147,8 +147,6 @@ def test_ranks_divide_embeddings_for_each_layer(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "swap": ({"swap_space_bytes": 2**24}, "of different sizes, .* --swap-space moves whole blocks"),
-    "transfers": ({"kv_role": "both"}, "of different sizes, .* --kv-role transfers whole blocks"),
     "ranks": ({"tensor_parallel_size": 2}, "an MLP of 96 or 192 cannot be divided among 2 ranks"),
 }
 """Key what is asked for, value settings and the refusal."""

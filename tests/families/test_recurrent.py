@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from legato import LLM, SamplingParams
-from legato.core.cache_config import CacheConfig, TransferConfig
+from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
@@ -192,11 +192,14 @@ def test_tokens_that_are_computed_again_start_from_the_same_state(
     check_free(engine)
 
 
+@pytest.mark.parametrize("swap_space_bytes", [0, 2**22])
 def test_preempted_requests_get_the_same_tokens(
-    model: tuple[Path, dict[str, list[int]]],
+    model: tuple[Path, dict[str, list[int]]], swap_space_bytes: int
 ) -> None:
     """Blocks are too few for all streams, so some give up theirs and their states."""
-    engine, _ = build_engine(config(model[0]))
+    asked = config(model[0])
+    cache = msgspec.structs.replace(asked.cache, swap_space_bytes=swap_space_bytes)
+    engine, _ = build_engine(msgspec.structs.replace(asked, cache=cache))
     long = msgspec.structs.replace(PARAMS, max_tokens=24, seed=0)
     prompts = {str(i): PROMPTS[0][i : i + 5] for i in range(5)}
     requests = [
@@ -249,8 +252,6 @@ REFUSED: dict[str, Callable[[EngineConfig], EngineConfig]] = {
     "--speculative with a number": lambda c: msgspec.structs.replace(
         c, scheduler=SchedulerConfig(speculative=2)
     ),
-    "--swap-space": lambda c: msgspec.structs.replace(c, cache=CacheConfig(swap_space_bytes=2**24)),
-    "--kv-role": lambda c: msgspec.structs.replace(c, transfer=TransferConfig(kv_role="both")),
     "--speculative-model": lambda c: msgspec.structs.replace(
         c, model=msgspec.structs.replace(c.model, speculative_model=c.model.model)
     ),

@@ -57,9 +57,10 @@ def assert_greedy(model: PreTrainedModel, given: list[int], output: list[int]) -
 
 
 def poisoned(llm: LLM) -> EngineLoop:
-    """Fill all blocks that are free, or come free, with NaN."""
+    """Fill all blocks that are free, or come free, with NaN, once their copies have been made."""
     engine = llm._engine
     assert isinstance(engine, EngineLoop)
+    kv, executor = engine._kv, engine._executor
     caches = engine._executor._attention.blocks  # type: ignore[attr-defined]
     windows = engine._kv.windows
     assert windows is not None
@@ -69,6 +70,7 @@ def poisoned(llm: LLM) -> EngineLoop:
 
         def free(block_ids: Any, own: Any = group._pool.free, cache: Any = cache) -> None:
             block_ids = list(block_ids)
+            executor.move(kv.take_moves())
             cache[:, :, block_ids] = _poison(cache)
             own(block_ids)
 
@@ -121,9 +123,13 @@ def test_chunked_mixed_and_with_prefix_hits(checkpoint: tuple[Path, PreTrainedMo
 
 
 @pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True)
-def test_preempted_in_a_full_cache(checkpoint: tuple[Path, PreTrainedModel]) -> None:
+@pytest.mark.parametrize("swap_space_bytes", [0, 2**21])
+def test_preempted_in_a_full_cache(
+    checkpoint: tuple[Path, PreTrainedModel], swap_space_bytes: int
+) -> None:
     path, model = checkpoint
-    llm = LLM(**settings(path, max_num_batched_tokens=16, admission_optimism=1.0))
+    swap = {"swap_space_bytes": swap_space_bytes}
+    llm = LLM(**settings(path, max_num_batched_tokens=16, admission_optimism=1.0, **swap))
     kv = poisoned(llm)._kv
     taken = kv.borrow(fewest=1, most=kv.num_blocks - 24)
     assert taken is not None
@@ -136,6 +142,29 @@ def test_preempted_in_a_full_cache(checkpoint: tuple[Path, PreTrainedModel]) -> 
     check_blocks(kv)
     for group in kv.windows.groups:
         assert group.num_free_blocks == group.num_blocks
+
+
+@pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_blocks_of_all_groups_come_back_from_the_host(
+    checkpoint: tuple[Path, PreTrainedModel], kv_cache_dtype: str
+) -> None:
+    """The cache holds one request, and the host what all prompts need to go on."""
+    path, model = checkpoint
+    swap = {"max_num_seqs": 1, "swap_space_bytes": 2**24, "kv_cache_dtype": kv_cache_dtype}
+    llm = LLM(**settings(path, max_num_batched_tokens=32, **swap))
+    kv = poisoned(llm)._kv
+    prompts = [prompt(length, i) for i, length in enumerate(LENGTHS)]
+    cold = generate(llm, prompts)
+    assert not llm.stats.num_prefix_cache_hits
+    assert generate(llm, prompts) == cold
+    shareable = [(length - 1) // BLOCK_SIZE * BLOCK_SIZE for length in LENGTHS]
+    assert llm.stats.num_prefix_cache_hits == sum(shareable)
+    if kv_cache_dtype == "auto":
+        for one, output in zip(prompts, cold, strict=True):
+            assert_greedy(model, one, output)
+    check_blocks(kv)
+    assert all(group.spilled.num_slots for group in kv.windows.groups)
 
 
 @pytest.mark.parametrize("checkpoint", ["gemma3"], indirect=True)
@@ -214,11 +243,14 @@ def test_drafts_a_failed_step_and_measured_steps(
 @pytest.mark.usefixtures("ranks_are_threads")
 def test_ranks_have_the_tables_of_all_groups(checkpoint: tuple[Path, PreTrainedModel]) -> None:
     path, model = checkpoint
-    llm = LLM(**settings(path, max_num_batched_tokens=32, tensor_parallel_size=2))
+    more = {"tensor_parallel_size": 2, "max_num_seqs": 1, "swap_space_bytes": 2**24}
+    llm = LLM(**settings(path, max_num_batched_tokens=32, **more))
     assert llm._engine._kv.windows is not None  # type: ignore[attr-defined]
     prompts = [prompt(length, i) for i, length in enumerate(LENGTHS[:2])]
-    for one, output in zip(prompts, generate(llm, prompts), strict=True):
-        assert_greedy(model, one, output)
+    for _ in range(2):
+        for one, output in zip(prompts, generate(llm, prompts), strict=True):
+            assert_greedy(model, one, output)
+    assert llm.stats.num_prefix_cache_hits == 56 + 88, "from the host of every rank"
 
 
 def test_too_little_memory_for_one_request(checkpoint: tuple[Path, PreTrainedModel]) -> None:

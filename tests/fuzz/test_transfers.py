@@ -14,7 +14,7 @@ from legato.core.kv_transfer import FetchBlocks
 from legato.transfer.exports import Exports
 from legato.transfer.fetch import Fetcher, Wanted
 from legato.transfer.local_mover import LocalMover
-from legato.transfer.memory import CacheMemory
+from legato.transfer.memory import CacheMemory, Region
 from legato.transfer.mover import TransferError
 from legato.transfer.protocol import Ask, Challenge, Hello, new_nonce, proof
 from legato.transfer.service import ExportService
@@ -36,12 +36,13 @@ class Side:
 
     def __init__(self, name: str) -> None:
         self.bytes = bytearray(_NUM_BLOCKS * _BLOCK_BYTES)
-        self.memory = CacheMemory(
+        region = Region(
             address=ctypes.addressof(ctypes.c_char.from_buffer(self.bytes)),
             num_planes=1,
             num_blocks=_NUM_BLOCKS,
             block_bytes=_BLOCK_BYTES,
         )
+        self.memory = CacheMemory(groups=((region,),))
         self.mover = LocalMover(name, self.memory)
 
 

@@ -13,7 +13,7 @@ from legato.core.errors import ConfigError
 from legato.engine.assembly.transfers import cache_memory
 from legato.transfer import nixl_mover
 from legato.transfer.local_mover import LocalMover
-from legato.transfer.memory import CacheMemory
+from legato.transfer.memory import CacheMemory, Region
 from legato.transfer.nixl_mover import NixlMover
 from tests.engine.peers import Engine, fetched, run, sent, transferred
 from tests.gpu.host_twin import on_the_twin
@@ -98,11 +98,12 @@ def nixl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nixl_is_told_on_which_gpu_memory_lies(
     here: int | None, there: int | None, kinds: tuple[str, str]
 ) -> None:
-    memory = CacheMemory(address=4096, num_planes=2, num_blocks=8, block_bytes=64, gpu=here)
+    region = Region(address=4096, num_planes=2, num_blocks=8, block_bytes=64)
+    memory = CacheMemory(groups=((region,),), gpu=here)
     mover = NixlMover("a", memory, is_local=False)
     mover.read("b", memory.spans([1, 2], memory, [5, 6]), there)
     registered, ours, theirs = mover._agent.asked
-    assert registered == (kinds[0], [(4096, memory.num_bytes, here or 0, "")])
+    assert registered == (kinds[0], [(4096, region.num_bytes, here or 0, "")])
     first = [4096 + 64, 128, here or 0]
     assert (ours[0], ours[1][0]) == (kinds[0], first)
     assert (theirs[0], theirs[1][0]) == (kinds[1], [4096 + 5 * 64, 128, there or 0])
@@ -110,12 +111,14 @@ def test_nixl_is_told_on_which_gpu_memory_lies(
 
 def test_a_gpus_memory_is_not_read_as_the_hosts() -> None:
     """Copying from its addresses would end the process."""
-    memory = CacheMemory(address=4096, num_planes=2, num_blocks=8, block_bytes=64, gpu=0)
+    region = Region(address=4096, num_planes=2, num_blocks=8, block_bytes=64)
+    memory = CacheMemory(groups=((region,),), gpu=0)
     with pytest.raises(ConfigError, match="NIXL"):
         LocalMover("a", memory)
 
 
 def test_a_cache_says_where_it_lies(device: torch.device) -> None:
-    memory = cache_memory(torch.empty(2, 2, 8, 16, device=device))
-    assert (memory.num_planes, memory.num_blocks, memory.block_bytes) == (4, 8, 64)
+    memory = cache_memory([torch.empty(2, 2, 8, 16, device=device)])
+    [region] = memory.regions
+    assert (region.num_planes, region.num_blocks, region.block_bytes) == (4, 8, 64)
     assert memory.gpu == (0 if device.type == "cuda" else None)

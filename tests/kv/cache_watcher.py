@@ -9,6 +9,7 @@ from legato.core.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    HitEnds,
     KVEvent,
     Medium,
 )
@@ -20,10 +21,14 @@ Prompts = set[tuple[Medium, tuple[int, ...]]]
 
 
 class CacheWatcher:
-    """Attributes: `is_watching`: whether it has been told how the cache was to begin with."""
+    """Attributes:
+    is_watching: whether it has been told how the cache was to begin with.
+    has_ends: whether it has been told that hits end at certain blocks alone.
+    """
 
     def __init__(self) -> None:
-        self.is_watching = False
+        self.is_watching = self.has_ends = False
+        self._ends: set[BlockHash] = set()
         self._tokens: dict[BlockHash, tuple[int, ...]] = {}  # up to the end of the block
         self._stored: set[tuple[Medium, BlockHash]] = set()
 
@@ -32,7 +37,16 @@ class CacheWatcher:
             match event:
                 case AllBlocksCleared():
                     self.is_watching = True
+                    self.has_ends = False
                     self._stored.clear()
+                    self._ends.clear()
+                case HitEnds(added=added, removed=removed):
+                    self.has_ends = True
+                    assert self._ends.isdisjoint(added), "told of twice"
+                    assert self.hashes.issuperset([*added, *removed]), "an end of no block"
+                    self._ends.update(added)
+                    for name in removed:
+                        self._ends.remove(name)
                 case BlockStored():
                     self._take_stored(event)
                 case BlockRemoved(block_hashes=hashes, medium=medium):
@@ -43,6 +57,10 @@ class CacheWatcher:
     def hashes(self) -> set[BlockHash]:
         """Of all blocks, wherever they lie."""
         return {name for _, name in self._stored}
+
+    def ends(self) -> set[tuple[int, ...]]:
+        """All tokens up to each end of a hit."""
+        return {self._tokens[name] for name in self._ends}
 
     def prompts(self) -> Prompts:
         return {(medium, self._tokens[name]) for medium, name in self._stored}
@@ -63,16 +81,28 @@ class CacheWatcher:
 
 def cached_prompts(kv: KVCacheManager) -> Prompts:
     """What the tree has, but for what is salted."""
-    first = kv._tree.root.children.values()
-    unsalted = [node for node in first if len(node.key) == 4 * kv.block_size]
-    return {prompt for node in unsalted for prompt in _prompts(node, (), kv.block_size)}
+    return {(medium, tokens) for medium, tokens, _ in _blocks(kv)}
 
 
-def _prompts(
+def cached_ends(kv: KVCacheManager) -> set[tuple[int, ...]]:
+    """All tokens up to each checkpoint, but for what is salted."""
+    assert kv.states is not None
+    kept = kv.states.checkpoints
+    return {tokens for _, tokens, key in _blocks(kv) if key in kept}
+
+
+def _blocks(kv: KVCacheManager) -> Iterator[tuple[Medium, tuple[int, ...], int]]:
+    """Of each block that is not salted: where it lies, all tokens up to its end, and its key."""
+    for node in kv._tree.root.children.values():
+        if len(node.key) == 4 * kv.block_size:
+            yield from _blocks_from(node, (), kv.block_size)
+
+
+def _blocks_from(
     node: Node, before: tuple[int, ...], size: int
-) -> Iterator[tuple[Medium, tuple[int, ...]]]:
-    num_computed = len(node.tokens) - node.num_missing
-    for end in range(size, num_computed + 1, size):
-        yield (HOST if node.is_spilled else DEVICE), before + tuple(node.tokens[:end])
+) -> Iterator[tuple[Medium, tuple[int, ...], int]]:
+    medium = HOST if node.is_spilled else DEVICE
+    for i, key in enumerate(node.block_keys(0, node.num_computed_blocks), 1):
+        yield medium, before + tuple(node.tokens[: i * size]), key
     for child in node.children.values():
-        yield from _prompts(child, before + tuple(node.tokens), size)
+        yield from _blocks_from(child, before + tuple(node.tokens), size)

@@ -7,6 +7,7 @@ from legato.core.plan import FIRST_STATE, ZERO_STATE
 from legato.kv.block_tables import BlockTable
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node
+from legato.kv.spilled_copies import SpilledCopies
 
 
 def check_blocks(kv: KVCacheManager) -> None:
@@ -21,8 +22,9 @@ def check_blocks(kv: KVCacheManager) -> None:
     _check_users(kv, nodes)
     _check_arriving(kv)
     _check_host(kv, nodes)
-    _check_windows(kv, set(cached))
-    _check_states(kv, set(cached))
+    keys = {key for node in nodes for key in node.block_keys()}
+    _check_windows(kv, keys)
+    _check_states(kv, keys)
     _check_eviction_order(kv._tree._unused)
     _check_eviction_order(kv._host._spilled)
     for node in nodes:
@@ -47,7 +49,10 @@ def _check_states(kv: KVCacheManager, in_tree: set[int]) -> None:
     own = [line.current for line in lines.values() if line.checkpoint is None]
     own = [slot for slot in own if slot != ZERO_STATE]
     own += [slot for line in lines.values() for slot in line.written]
-    taken = own + states._free + [checkpoint.slot for checkpoint in kept.values()]
+    received = [one for one in kv.handovers if one.checkpoint is None]
+    own += [one.slot for one in received if one.slot is not None]
+    here = [checkpoint for checkpoint in kept.values() if checkpoint.slot is not None]
+    taken = own + states._free + [checkpoint.slot for checkpoint in here]
     assert sorted(taken) == list(range(FIRST_STATE, states.num_slots)), "slots are conserved"
     for line in lines.values():
         assert len(line.written) < states.slots_per_request
@@ -56,18 +61,24 @@ def _check_states(kv: KVCacheManager, in_tree: set[int]) -> None:
             assert kept[line.checkpoint.key] is line.checkpoint
     assert kept.keys() <= in_tree, "a checkpoint of a block that has left the tree"
     users = Counter(line.checkpoint for line in lines.values())
+    users.update(handover.checkpoint for handover in kv.handovers)
     entries = {entry: one for _, entry, one in states.checkpoints._least if one.entry == entry}
     for key, checkpoint in kept.items():
         assert checkpoint.key == key
         assert checkpoint.num_users == users[checkpoint]
-        assert (checkpoint.entry is None) == bool(checkpoint.num_users)
-    unused = {one.entry: one for one in kept.values() if not one.num_users}
+        can_be_evicted = checkpoint.slot is not None and not checkpoint.num_users
+        assert (checkpoint.entry is not None) is can_be_evicted
+    spilled = {key for key, one in kept.items() if one.slot is None}
+    assert spilled == set(states.checkpoints.spilled._slots)
+    assert not any(kept[key].num_users for key in spilled), "a step reads it"
+    _check_spilled(states.checkpoints.spilled)
+    unused = {one.entry: one for one in here if not one.num_users}
     assert entries == unused, "what nobody uses can be evicted, and nothing else"
 
 
 def tables(kv: KVCacheManager) -> list[BlockTable]:
-    """Of all requests, and of what was let go of under a step in flight."""
-    return [*kv._tables]
+    """Of all requests and transfers, and of what was let go of under a step in flight."""
+    return [*kv._tables, *(handover.table for handover in kv.handovers)]
 
 
 def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:
@@ -118,6 +129,7 @@ def _check_windows(kv: KVCacheManager, in_tree: set[int]) -> None:
         leaving = [b for _, blocks in kv.windows._leaving for b in blocks[i]]
         used = Counter(b for t in group._tables.values() for b in t.block_ids[t.first :])
         used.update(leaving)
+        used.update(b for handover in kv.handovers for b in handover.windows[i])
         cached = set(group._cached.values())
         own = [b for b in used if b not in cached]
         assert all(used[b] == 1 for b in own), "a block that is not cached has two users"
@@ -127,8 +139,16 @@ def _check_windows(kv: KVCacheManager, in_tree: set[int]) -> None:
         assert not set(group._unused) & set(group._passed)
         assert group._worth_keeping <= cached
         assert {key: b for b, key in group._key_of.items()} == group._cached
-        assert set(group._cached) <= in_tree, "a copy of a block that has left the tree"
+        spilled = set(group.spilled._slots)
+        assert set(group._cached) | spilled <= in_tree, "a copy of a block that has left the tree"
+        assert spilled.isdisjoint(group._cached), "a block has two copies"
+        _check_spilled(group.spilled)
         assert group.num_free_blocks == group._pool.num_free + group.num_cached_blocks
+
+
+def _check_spilled(spilled: SpilledCopies) -> None:
+    slots = [*spilled._slots.values(), *spilled._free]
+    assert sorted(slots) == list(range(spilled.num_slots)), "slots of host memory are conserved"
 
 
 def _check_eviction_order(order: Iterable[Node]) -> None:

@@ -7,13 +7,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from legato.core.plan import ZERO_STATE, ChunkResult, ScheduledChunk
+from legato.core.plan import STATES, ZERO_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import Request
 from legato.core.step_record import ShortHit
 from legato.kv.checkpoints import Checkpoint, Checkpoints
+from legato.kv.handovers import Handover
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node, Way
 from legato.kv.state_slots import CheckpointEnds, StateSlots
+from legato.observe.cache_mirror import CacheMirror
+from tests.kv.cache_watcher import CacheWatcher, cached_ends, cached_prompts
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
@@ -24,16 +27,24 @@ DEPTH = 3
 
 
 def manager(
-    num_blocks: int = 24, *, num_requests: int = 3, num_spare_slots: int = 8, spacing: int = 8
+    num_blocks: int = 24,
+    *,
+    num_requests: int = 3,
+    num_spare_slots: int = 8,
+    spacing: int = 8,
+    depth: int = DEPTH,
+    num_host_states: int = 0,
+    num_host_slots: int = 0,
 ) -> KVCacheManager:
     states = StateSlots(
         num_requests,
-        DEPTH,
+        depth,
         num_spare_slots=num_spare_slots,
         unit=min(4, spacing),
         spacing=spacing,
+        num_host_slots=num_host_states,
     )
-    return KVCacheManager(num_blocks, BLOCK_SIZE, states=states)
+    return KVCacheManager(num_blocks, BLOCK_SIZE, num_host_slots=num_host_slots, states=states)
 
 
 def planned(kv: KVCacheManager, request: Request, end: int) -> ScheduledChunk:
@@ -129,6 +140,69 @@ def test_checkpoints_leave_with_their_blocks() -> None:
     check_blocks(kv)
 
 
+def test_a_router_is_told_of_no_block_after_the_last_checkpoint() -> None:
+    kv, mirror, router = manager(), CacheMirror(), CacheWatcher()
+    kv.watch()
+    prompt = list(range(15))
+    request = begun(kv, "a", prompt)
+
+    def told() -> list[int]:
+        for event in kv.take_events():
+            router.take(mirror.note(event))
+        return sorted(len(tokens) for _, tokens in router.prompts())
+
+    compute(kv, request, 7)
+    assert told() == [], "six of its tokens are cached, and no prompt can begin after them"
+    compute(kv, request, 8)
+    assert told() == [2, 4, 6, 8]
+    compute(kv, request, 10)
+    assert told() == [2, 4, 6, 8, 10], "the state rolls"
+    compute(kv, request, 12, 15)
+    kv.release(request)
+    assert told() == [2, 4, 6, 8, 10, 12]
+    [node] = kv.match(request_for("b", prompt)).nodes
+    assert kv.states is not None
+    kv.states.forget([node.places[5]])
+    assert told() == [2, 4, 6, 8], "its blocks are cached, but the one checkpoint is gone"
+
+
+def test_states_go_to_the_host_and_come_back() -> None:
+    kv = manager(num_requests=1, depth=1, num_spare_slots=0, num_host_states=2)
+    prompt = list(range(9))
+    request = begun(kv, "a", prompt)
+    compute(kv, request, 8)
+    [kept] = kv.states.checkpoints.slots.values()
+    compute(kv, request, 9)
+    kv.release(request)
+    other = begun(kv, "b", list(range(100, 109)))
+    compute(kv, other, 8, 9)
+    kv.release(other)
+    [out] = kv.take_moves()
+    assert (out.block_id, out.to_host, out.group) == (kept, True, STATES)
+    assert num_hit(kv, prompt) == 8
+    assert kv.num_checkpoints == 2
+    again = begun(kv, "c", prompt)
+    assert again.num_computed_tokens == 8
+    *_, back = kv.take_moves()
+    assert (back.slot, back.to_host, back.group) == (out.slot, False, STATES)
+    assert planned(kv, again, 9).state.source == back.block_id
+    check_blocks(kv)
+
+
+def test_states_follow_their_blocks_to_the_host() -> None:
+    kv = manager(num_blocks=5, num_host_slots=8)
+    prompt = list(range(9))
+    request = begun(kv, "a", prompt)
+    compute(kv, request, 8, 9)
+    kv.release(request)
+    other = begun(kv, "b", list(range(100, 109)))  # takes all blocks
+    check_blocks(kv)
+    kv.release(other)
+    assert num_hit(kv, prompt) == 8
+    assert begun(kv, "c", prompt).num_computed_tokens == 8
+    check_blocks(kv)
+
+
 def test_salts_keep_states_apart() -> None:
     kv = manager()
     prompt = list(range(9))
@@ -175,6 +249,10 @@ def test_a_request_in_flight_does_not_jump() -> None:
     check_blocks(kv)
 
 
+def no_slot() -> int:
+    raise AssertionError("nothing is in host memory")
+
+
 @pytest.mark.parametrize("used", [None, 1])
 def test_what_saves_least_goes_first_unless_it_was_used_lately(used: int | None) -> None:
     kept = Checkpoints()
@@ -182,7 +260,7 @@ def test_what_saves_least_goes_first_unless_it_was_used_lately(used: int | None)
         checkpoint = Checkpoint(key, slot=10 * key, num_saved_tokens=num_saved)
         kept.add(checkpoint)
         kept.let_go(checkpoint)
-    in_use = kept.use(2)
+    in_use = kept.use(2, no_slot)
     if used is None:
         assert [kept.evict(), kept.evict()] == [10, 30]
     else:
@@ -201,7 +279,7 @@ def test_stale_entries_do_not_pile_up() -> None:
     kept.add(checkpoint)
     kept.let_go(checkpoint)
     for _ in range(1000):
-        kept.let_go(kept.use(1))
+        kept.let_go(kept.use(1, no_slot))
     assert len(kept._least) < 100
     assert kept.drop(checkpoint) is None, "others have begun there"
     assert kept.evict() == 5
@@ -225,18 +303,47 @@ class Flight(NamedTuple):
 class CheckpointsMachine(HoldingMachine):
     """Requests over few tokens in a small cache, with up to three steps in flight.
 
-    The contents of each slot are kept as all tokens up to its state.
+    The contents of each slot are kept as all tokens up to its state. With swap space, one step is
+    in flight at a time.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.depth = DEPTH
+        self.host: dict[int, tuple[int, ...] | None] = {}
         self.flights: deque[Flight] = deque()
         self.num_added = 0
         self.contents: dict[int, tuple[int, ...] | None] = {ZERO_STATE: ()}
+        self.watcher, self.router, self.mirror = CacheWatcher(), CacheWatcher(), CacheMirror()
 
-    @initialize(num_requests=st.sampled_from([1, 2]), spacing=st.sampled_from([BLOCK_SIZE, 8]))
-    def start(self, num_requests: int, spacing: int) -> None:
-        self.kv = manager(num_requests=num_requests, num_spare_slots=0, spacing=spacing)
+    @initialize(
+        num_requests=st.sampled_from([1, 2]),
+        spacing=st.sampled_from([BLOCK_SIZE, 8]),
+        num_host_states=st.sampled_from([0, 0, 1, 12]),
+        num_host_slots=st.sampled_from([0, 5, 40]),
+        num_blocks=st.sampled_from([12, 24]),
+        num_spare_slots=st.sampled_from([0, 1, 3]),
+    )
+    def start(
+        self,
+        num_requests: int,
+        spacing: int,
+        num_host_states: int,
+        num_host_slots: int,
+        num_blocks: int,
+        num_spare_slots: int,
+    ) -> None:
+        self.transferred: list[tuple[Handover, tuple[int, ...], bool]] = []
+        self.depth = 1 if num_host_states else DEPTH
+        self.kv = manager(
+            num_blocks,
+            num_requests=num_requests,
+            num_spare_slots=num_spare_slots,
+            spacing=spacing,
+            depth=self.depth,
+            num_host_states=num_host_states,
+            num_host_slots=num_host_slots,
+        )
         assert self.kv.states is not None
         self.states = self.kv.states
 
@@ -255,7 +362,7 @@ class CheckpointsMachine(HoldingMachine):
             request.catch_up(self.kv.num_computed_tokens(request))
             assert request.num_computed_tokens == found.num_tokens
 
-    @precondition(lambda self: self.held and len(self.flights) < DEPTH)
+    @precondition(lambda self: self.held and len(self.flights) < self.depth)
     @rule(data=st.data(), num_tokens=st.integers(1, 8), heeds_ends=st.booleans())
     def plan(self, data: st.DataObject, num_tokens: int, heeds_ends: bool) -> None:
         request = data.draw(st.sampled_from(self.held))
@@ -270,6 +377,15 @@ class CheckpointsMachine(HoldingMachine):
                 self.states.checkpoints.slots.values()
             ), "a checkpoint is written to"
             self.flights.append(Flight(request, chunk))
+            self.move()
+
+    def move(self) -> None:
+        """Make the copies of states; where there are any, no other step is in flight."""
+        for move in self.kv.take_moves():
+            if move.group == STATES and move.to_host:
+                self.host[move.slot] = self.contents[move.block_id]
+            elif move.group == STATES:
+                self.contents[move.block_id] = self.host[move.slot]
 
     @precondition(lambda self: self.flights)
     @rule()
@@ -324,9 +440,63 @@ class CheckpointsMachine(HoldingMachine):
             assert writer.token_ids[: chunk.end] == request.token_ids[: chunk.end]
             assert writer.message.service == request.message.service
 
+    @precondition(lambda self: not self.flights)
+    @rule(prompt=prompts(), sends=st.booleans())
+    def begin_transfer(self, prompt: list[int], sends: bool) -> None:
+        """Without a step in flight, as in an engine with transfers of states."""
+        request = request_for("transferred", prompt)
+        handover = (self.kv.send if sends else self.kv.receive)(request)
+        self.move()
+        if handover is None:
+            return
+        tokens = tuple(prompt[: handover.num_blocks * BLOCK_SIZE])
+        assert handover.slot is not None
+        if not sends:
+            self.contents[handover.slot] = tokens
+        self.transferred.append((handover, tokens, sends))
+
+    @precondition(lambda self: self.transferred)
+    @rule(data=st.data(), is_whole=st.booleans())
+    def end_transfer(self, data: st.DataObject, is_whole: bool) -> None:
+        one = data.draw(st.sampled_from(self.transferred))
+        self.transferred.remove(one)
+        handover, tokens, sends = one
+        assert self.contents[handover.slot] == tokens
+        if is_whole and not sends:
+            self.kv.handovers.keep(handover)
+        self.kv.handovers.let_go(handover)
+        if is_whole and not sends:
+            assert num_hit(self.kv, list(tokens)) == len(tokens)
+
     @rule()
     def forget(self) -> None:
         self.kv.forget()
+
+    @rule()
+    def watch(self) -> None:
+        self.kv.watch()
+
+    @invariant()
+    def who_watches_knows_where_hits_end(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        for event in self.kv.take_events():
+            self.watcher.take([event])
+            self.router.take(self.mirror.note(event))
+        if not self.watcher.is_watching:
+            return
+        assert self.watcher.has_ends
+        assert not self.router.has_ends, "a router of another project does not know of them"
+        ends, prompts = cached_ends(self.kv), cached_prompts(self.kv)
+        assert (self.watcher.ends(), self.watcher.prompts()) == (ends, prompts)
+        assert self.router.prompts() == {
+            (medium, tokens)
+            for medium, tokens in prompts
+            if any(end[: len(tokens)] == tokens for end in ends)
+        }
+        anew = CacheWatcher()
+        anew.take(self.mirror.told_anew())
+        assert anew.prompts() == self.router.prompts()
 
     @invariant()
     def slots_are_conserved(self) -> None:
@@ -337,15 +507,21 @@ class CheckpointsMachine(HoldingMachine):
     def checkpoints_are_the_states_of_their_blocks(self) -> None:
         if not hasattr(self, "kv"):
             return
-        slots = self.states.checkpoints.slots
+        kept = self.states.checkpoints
+        here = {key: self.contents.get(slot) for key, slot in kept.slots.items()}
+        spilled = {key: self.host.get(slot) for key, slot in kept.spilled._slots.items()}
+        awaited = {move.slot for move in kept.spilled._moves if move.to_host}
+        coming = {move.block_id for move in kept.spilled._moves if not move.to_host}
         nodes: list[tuple[Node, tuple[int, ...]]] = [(self.kv._tree.root, ())]
         while nodes:
             node, before = nodes.pop()
             tokens = before + tuple(node.tokens)
-            for i, place in enumerate(node.places, 1):
-                if place in slots:
-                    seen = tokens[: node.start + i * BLOCK_SIZE]
-                    assert self.contents[slots[place]] == seen
+            for i, key in enumerate(node.block_keys(), 1):
+                seen = tokens[: node.start + i * BLOCK_SIZE]
+                if key in here and kept.slots[key] not in coming:
+                    assert here[key] == seen
+                if key in spilled and kept.spilled._slots[key] not in awaited:
+                    assert spilled[key] == seen
             nodes += [(child, tokens) for child in node.children.values()]
 
 

@@ -1,19 +1,22 @@
 """Blocks of layers with sliding windows: who has them, what is in them, and when they come free."""
 
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.errors import ConfigError
 from legato.core.request import Request
+from legato.kv.handovers import Handover
 from legato.kv.manager import KVCacheManager
 from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups
 from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
+from tests.kv.cache_watcher import CacheWatcher, cached_prompts
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
@@ -26,14 +29,32 @@ MOST_ROWS = 6
 MAX_REQUESTS = 3
 
 
-def manager(num_blocks: int = 16, *, is_caching: bool = True) -> KVCacheManager:
+def manager(
+    num_blocks: int = 16, *, is_caching: bool = True, num_host_slots: int = 0, num_lent: int = 0
+) -> KVCacheManager:
+    """Args: num_lent: for how many requests transfers may have blocks of windows."""
     needs = [
         WindowNeed.of(w, block_bytes=1, block_size=BLOCK_SIZE, rows_in_flight=MOST_ROWS, longest=99)
         for w in WINDOWS
     ]
-    groups = [WindowGroup(n.window, n.num_blocks(MAX_REQUESTS), BLOCK_SIZE) for n in needs]
+    groups = [
+        WindowGroup(
+            n.window,
+            n.num_blocks(MAX_REQUESTS + num_lent),
+            BLOCK_SIZE,
+            num_host_slots=num_host_slots // 2,
+            num_spare=n.num_blocks(MAX_REQUESTS + num_lent) - n.num_blocks(MAX_REQUESTS),
+        )
+        for n in needs
+    ]
     windows = WindowGroups(groups, block_size=BLOCK_SIZE, max_requests=MAX_REQUESTS)
-    return KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=is_caching, windows=windows)
+    return KVCacheManager(
+        num_blocks,
+        BLOCK_SIZE,
+        enable_prefix_caching=is_caching,
+        num_host_slots=num_host_slots,
+        windows=windows,
+    )
 
 
 def compute(kv: KVCacheManager, request: Request, num_tokens: int) -> None:
@@ -116,6 +137,28 @@ def test_what_leaves_the_tree_leaves_the_windows() -> None:
     check_blocks(kv)
 
 
+def test_windows_blocks_go_to_the_host_and_come_back() -> None:
+    kv = manager(num_blocks=7, num_host_slots=60)
+    prompts = [range(100 * i, 100 * i + 13) for i in range(8)]
+    for prompt in prompts:
+        request = admitted(kv, str(prompt.start), prompt)
+        for _ in range(6):
+            compute(kv, request, 2)
+        kv.release(request)
+        check_blocks(kv)
+    moves = kv.take_moves()
+    assert {move.group for move in moves if move.to_host} == {0, 1, 2}
+    assert all(move.to_host for move in moves)
+    again = request_for("again", prompts[0])
+    assert kv.match(again).num_tokens == 12
+    assert kv.reserve(again)
+    check_blocks(kv)
+    num_back = [0, 0, 0]
+    for move in kv.take_moves():
+        num_back[move.group] += not move.to_host
+    assert num_back == [6, 2, 3], "all blocks, and those that query 12 reads"
+
+
 def test_blocks_passed_under_a_step_come_free_when_it_lands() -> None:
     kv = manager(is_caching=False)
     request = admitted(kv, "a", range(14))
@@ -189,6 +232,9 @@ class Flight(NamedTuple):
     tables: tuple[BlockIds, ...]
 
 
+Place = tuple[dict[tuple[int, int], tuple[int, ...]], tuple[int, int]]
+
+
 class WindowsMachine(HoldingMachine):
     """Requests over few tokens in a small cache, with up to three steps in flight.
 
@@ -196,11 +242,16 @@ class WindowsMachine(HoldingMachine):
     its block comes free. A step that reads other contents, or none, fails.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kv = manager()
+    @initialize(num_host_slots=st.sampled_from([0, 4, 40]), num_lent=st.sampled_from([0, 1, 3]))
+    def start(self, num_host_slots: int, num_lent: int) -> None:
+        self.kv = manager(num_host_slots=num_host_slots, num_lent=num_lent)
+        # What transfers fill, with the prompt, and what they read.
+        self.received: list[tuple[Handover, tuple[int, ...]]] = []
+        self.sent: list[tuple[Handover, tuple[int, ...]]] = []
         assert self.kv.windows is not None
+        self.watcher = CacheWatcher()
         self.windows = (None, *WINDOWS)
+        self.host: dict[int, list[tuple[int, ...] | None]] = {}  # of the first group; key slot
         self.flights: deque[Flight] = deque()
         self.num_added = 0
         # Of each group; key (block, offset), value all tokens up to this one's.
@@ -219,6 +270,35 @@ class WindowsMachine(HoldingMachine):
                 free(block_ids)  # type: ignore[operator]
 
             group._pool.free = poisoning  # type: ignore[method-assign]
+            self.copy_at_once(group, contents)
+
+    def copy_at_once(
+        self, group: WindowGroup, contents: dict[tuple[int, int], tuple[int, ...]]
+    ) -> None:
+        """Make a group's copies when they are planned: afterwards a block's contents are gone."""
+        host: dict[int, list[tuple[int, ...] | None]] = {}  # key slot
+        spill, restore = group.spilled.spill, group.spilled.restore
+
+        def spilling(key: int, place: int) -> int | None:
+            dropped = spill(key, place)
+            if key in group.spilled:
+                host[group.spilled._slots[key]] = read(contents, place)
+            return dropped
+
+        def restoring(slot: int, place: int) -> None:
+            restore(slot, place)
+            fill(contents, place, host[slot])
+
+        group.spilled.spill = spilling  # type: ignore[method-assign]
+        group.spilled.restore = restoring  # type: ignore[method-assign]
+
+    def move(self) -> None:
+        """Make the copies of the first group, before the next step."""
+        for move in self.kv.take_moves():
+            if move.group == 0 and move.to_host:
+                self.host[move.slot] = read(self.contents[0], move.block_id)
+            elif move.group == 0:
+                fill(self.contents[0], move.block_id, self.host[move.slot])
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=16))
     def begin(self, prompt: list[int]) -> None:
@@ -245,6 +325,7 @@ class WindowsMachine(HoldingMachine):
             assert self.flights, "there are blocks for every request once all steps have landed"
             return
         request.num_scheduled_tokens += num_tokens
+        self.move()
         tables = self.kv.block_ids(request), *self.kv.window_tables([request])[0]
         self.flights.append(Flight(request, start, start + num_tokens, tables))
         self.kv.begin_step()
@@ -279,13 +360,89 @@ class WindowsMachine(HoldingMachine):
                 place = table[position // BLOCK_SIZE], position % BLOCK_SIZE
                 assert contents.get(place) == tokens[: position + 1]
 
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=16), sends=st.booleans())
+    def begin_transfer(self, prompt: list[int], sends: bool) -> None:
+        request = request_for("transferred", prompt)
+        handover = (self.kv.send if sends else self.kv.receive)(request)
+        if handover is not None:
+            (self.sent if sends else self.received).append((handover, tuple(prompt)))
+
+    @precondition(lambda self: self.received)
+    @rule(data=st.data(), is_whole=st.booleans())
+    def end_receipt(self, data: st.DataObject, is_whole: bool) -> None:
+        one = data.draw(st.sampled_from(self.received))
+        self.received.remove(one)
+        handover, prompt = one
+        if is_whole:
+            self.move()
+            for _, place, tokens in self.places(handover, prompt, handover.num_found):
+                place[0][place[1]] = tokens
+            self.kv.handovers.keep(handover)
+        self.kv.handovers.let_go(handover)
+        if is_whole:
+            assert self.kv.match(request_for("?", prompt)).num_tokens == len(prompt[:-1]) // 2 * 2
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def end_sending(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.sent))
+        self.sent.remove(one)
+        self.kv.handovers.let_go(one[0])
+
+    @invariant()
+    def what_is_sent_stays(self) -> None:
+        for handover, prompt in getattr(self, "sent", ()):
+            for _, place, tokens in self.places(handover, prompt, 0):
+                assert place[0].get(place[1]) == tokens
+
+    def places(
+        self, handover: Handover, prompt: tuple[int, ...], num_found: int
+    ) -> Iterator[tuple[int, "Place", tuple[int, ...]]]:
+        """Of each group, where a transfer reads or writes, and what is there."""
+        parts = [(handover.table.block_ids[num_found:], num_found)]
+        parts += [(ids, handover.num_blocks - len(ids)) for ids in handover.windows]
+        for group, (block_ids, first) in enumerate(parts):
+            for i, block_id in enumerate(block_ids, first):
+                for offset in range(BLOCK_SIZE):
+                    tokens = prompt[: i * BLOCK_SIZE + offset + 1]
+                    yield group, (self.contents[group], (block_id, offset)), tokens
+
     @rule()
     def forget(self) -> None:
         self.kv.forget()
 
+    @rule()
+    def watch(self) -> None:
+        self.kv.watch()
+
+    @invariant()
+    def routers_hear_of_the_blocks_of_all_tokens_alone(self) -> None:
+        if hasattr(self, "kv"):
+            self.watcher.take(self.kv.take_events())
+            if self.watcher.is_watching:
+                assert not self.watcher.has_ends
+                assert self.watcher.prompts() == cached_prompts(self.kv)
+
     @invariant()
     def blocks_are_conserved(self) -> None:
-        check_blocks(self.kv)
+        if hasattr(self, "kv"):
+            check_blocks(self.kv)
+
+
+def read(
+    contents: Mapping[tuple[int, int], tuple[int, ...]], block_id: int
+) -> list[tuple[int, ...] | None]:
+    return [contents.get((block_id, offset)) for offset in range(BLOCK_SIZE)]
+
+
+def fill(
+    contents: dict[tuple[int, int], tuple[int, ...]],
+    block_id: int,
+    read: Iterable[tuple[int, ...] | None],
+) -> None:
+    for offset, there in enumerate(read):
+        if there is not None:
+            contents[block_id, offset] = there
 
 
 TestWindows = WindowsMachine.TestCase

@@ -382,7 +382,7 @@ def test_a_trace_from_before_there_were_drafts_is_read(tmp_path: Path) -> None:
     trace.close()
     text = path.read_text()
     for written in (
-        ',"drafter":null,"num_accepted":0',
+        ',"drafter":null,"num_accepted":0,"num_dropped":0',
         ',"drafts_ended_by":null,"drafting_s":0.0,"drafts_s":null',
     ):
         assert written in text

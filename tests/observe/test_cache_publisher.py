@@ -8,12 +8,18 @@ import pytest
 
 from legato.core.block_hash import block_hashes
 from legato.core.errors import ConfigError
-from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
+from legato.core.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    HitEnds,
+    KVEvent,
+    KVEventBatch,
+)
 from tests.kv.cache_watcher import CacheWatcher
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 from legato.observe.cache_publisher import (  # noqa: E402 (it needs zmq)
-    CacheMirror,
     CachePublisher,
     ReplayBuffer,
     batches,
@@ -185,13 +191,10 @@ def test_batches_are_small_enough_for_a_router() -> None:
     assert list(batches([])) == []
 
 
-def test_a_mirror_tells_each_block_behind_the_one_before_it() -> None:
-    mirror = CacheMirror()
-    host = [msgspec.structs.replace(stored(i, i + 1), medium="CPU") for i in range(3)]
-    on_device = BlockRemoved(block_hashes=NAMES)
-    # From the last on, as blocks are evicted.
-    for event in (stored(0, 1), stored(1, 3), host[2], host[1], host[0], on_device):
-        mirror.note(event)
-    assert list(mirror.told_anew()) == [AllBlocksCleared(), *host]
-    mirror.note(AllBlocksCleared())
-    assert list(mirror.told_anew()) == [AllBlocksCleared()]
+def test_what_routers_of_other_projects_cannot_read_is_not_sent(publisher: CachePublisher) -> None:
+    subscriber = Subscriber(publisher.endpoint)
+    assert subscriber.events() == [AllBlocksCleared()]
+    ends = [HitEnds(), HitEnds(added=[NAMES[1]]), HitEnds(removed=[NAMES[1]])]
+    publisher.publish([AllBlocksCleared(), ends[0], stored(), *ends[1:]])
+    gone = BlockRemoved(block_hashes=NAMES[1::-1])
+    assert subscriber.events() == [AllBlocksCleared(), stored(0, 2), gone]

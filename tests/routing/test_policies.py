@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from legato.core.block_hash import block_hashes
 from legato.core.errors import ConfigError
-from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, HitEnds
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 from legato.core.token_ids import token_array
@@ -84,6 +84,19 @@ def test_a_prompt_goes_where_it_is_cached_until_it_is_not(policy: str) -> None:
     made.note_end("b", 10, 0.2)
     made.note_kv_events("2", [AllBlocksCleared()])
     assert made.route(request("c"), 0.2).decode == "0"
+
+
+@pytest.mark.parametrize("policy", ["prefix-affinity", "kept-promise"])
+def test_a_prompt_goes_where_its_states_are_kept(policy: str) -> None:
+    """All have its blocks. The first has no state after any of them, the last one after most."""
+    made = router(policy, *[state()] * 3)
+    hashes = stored().block_hashes
+    for replica, ends in (("0", []), ("1", [hashes[len(hashes) // 4]]), ("2", [hashes[-1]])):
+        made.note_kv_events(replica, [HitEnds(), stored(), HitEnds(added=ends)])
+    assert made.route(request("a"), 0.0).decode == "2"
+    made.note_end("a", 10, 0.1)
+    made.note_kv_events("2", [HitEnds(removed=[hashes[-1]])])
+    assert made.route(request("b"), 0.1).decode == ("1" if policy == "kept-promise" else "0")
 
 
 def test_equal_prompts_that_come_together_meet() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from legato.core.block_hash import block_hashes
 from legato.core.token_ids import token_array
@@ -24,12 +24,17 @@ def prefixes(prompt: Sequence[int]) -> set[tuple[int, ...]]:
 
 
 class Index(RuleBasedStateMachine):
-    """Replicas keep whole prompts or ends of them less, as caches do."""
+    """Replicas keep whole prompts or ends of them less, as caches do.
+
+    Replica "c" uses a prompt up to certain blocks alone, unless it is about to compute it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.index = PrefixIndex()
         self.held: dict[str, set[tuple[int, ...]]] = {one: set() for one in "abc"}
+        self.ends: set[tuple[int, ...]] = set()
+        self.index.change_ends("c", [], [])
         self.sent: list[tuple[str, list[int]]] = []
 
     @rule(replica=_replica, prompt=_prompt)
@@ -41,6 +46,8 @@ class Index(RuleBasedStateMachine):
     def remove_all_that_begin_so(self, replica: str, prompt: list[int]) -> None:
         start = tuple(prompt[: len(prompt) // BLOCK * BLOCK])
         gone = {one for one in self.held[replica] if one[: len(start)] == start} if start else set()
+        if replica == "c":
+            self.change_ends([], sorted(gone & self.ends))
         self.index.remove(replica, [hashes(one)[-1] for one in gone])
         self.held[replica] -= gone
 
@@ -48,6 +55,9 @@ class Index(RuleBasedStateMachine):
     def clear(self, replica: str) -> None:
         self.index.clear(replica)
         self.held[replica].clear()
+        if replica == "c":
+            self.ends.clear()
+            self.index.change_ends("c", [], [])
         self.sent = [(one, prompt) for one, prompt in self.sent if one != replica]
 
     @rule(replica=_replica, prompt=_prompt)
@@ -56,6 +66,18 @@ class Index(RuleBasedStateMachine):
         if prefixes(prompt).isdisjoint(set().union(*here)):
             self.index.expect(replica, hashes(prompt))
             self.sent.append((replica, prompt))
+
+    @precondition(lambda self: self.held["c"])
+    @rule(data=st.data(), removes=st.booleans())
+    def change_an_end(self, data: st.DataObject, removes: bool) -> None:
+        prompt = data.draw(st.sampled_from(sorted(self.held["c"])))
+        if removes is (prompt in self.ends):
+            self.change_ends([] if removes else [prompt], [prompt] if removes else [])
+
+    def change_ends(self, added: list[tuple[int, ...]], removed: list[tuple[int, ...]]) -> None:
+        self.ends = (self.ends | {*added}) - {*removed}
+        names = [[hashes(one)[-1] for one in part] for part in (added, removed)]
+        self.index.change_ends("c", *names)
 
     @rule()
     def end(self) -> None:
@@ -79,12 +101,16 @@ class Index(RuleBasedStateMachine):
         assert len(self.index) == len(known)
 
     def _num_blocks(self, replica: str, prompt: list[int]) -> int:
-        here = [prefixes(sent) for one, sent in self.sent if one == replica]
-        known = self.held[replica].union(*here)
-        length = 0
-        while tuple(prompt[: (length + 1) * BLOCK]) in known and (length + 1) * BLOCK <= 12:
+        here = set().union(*(prefixes(sent) for one, sent in self.sent if one == replica))
+        length = usable = 0
+        while length * BLOCK < 12:
             length += 1
-        return length
+            block = tuple(prompt[: length * BLOCK])
+            if block not in self.held[replica] | here:
+                break
+            if replica != "c" or block in self.ends | here:
+                usable = length
+        return usable
 
 
 TestIndex = Index.TestCase

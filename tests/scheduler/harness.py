@@ -14,6 +14,7 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import (
     ChunkResult,
     Fault,
+    RowCut,
     ScheduledChunk,
     StepPlan,
     StepResult,
@@ -233,6 +234,8 @@ class Harness:
                 assert writers.setdefault(block_id, chunk.request_id) == chunk.request_id, (
                     "a block has two writers"
                 )
+        if plan.deadline is not None:
+            self.check_deadline(plan, decoding)
         if self.kv.states is not None:
             kept = set(self.kv.states.checkpoints.slots.values())
             written = [chunk.state.destination for chunk in plan.chunks if chunk.state is not None]
@@ -242,6 +245,17 @@ class Harness:
             for block_id in chunk.block_ids[: -(-chunk.end // self.kv.block_size)]:
                 writer = writers.get(block_id, chunk.request_id)
                 assert writer == chunk.request_id, "reads what another writes in this step"
+
+    def check_deadline(self, plan: StepPlan, decoding: dict[Request, float]) -> None:
+        """A promised token is due, and the last rows are prompts'."""
+        deadline, kinds = plan.deadline, [chunk.kind for chunk in plan.chunks]
+        assert deadline is not None
+        assert plan.limit_s == deadline.late_s >= deadline.layers_s
+        assert 0.0 <= deadline.prefill_share <= 1.0
+        ids = {chunk.request_id for chunk in plan.chunks}
+        assert any(s < UNLIMITED for r, s in decoding.items() if r.request_id in ids)
+        assert kinds == sorted(kinds, key=lambda kind: kind == "prefill")
+        assert kinds[-1] == "prefill"
 
     def check_drafts(self, chunk: ScheduledChunk) -> None:
         """Drafts stand behind a stream's next token, and nothing is planned behind them."""
@@ -284,6 +298,8 @@ class Harness:
         *,
         out_of_memory: bool = False,
         counted: Mapping[str, int] | None = None,
+        cuts: tuple[RowCut, ...] = (),
+        foreseen_s: float | None = None,
     ) -> None:
         """Compute the oldest step in flight; of the requests in `failing` nothing, though it spoils
         their blocks. Where some fail, the steps behind it are withdrawn.
@@ -291,6 +307,8 @@ class Harness:
         Args:
             counted: how many tokens count of a chunk where that is another number than it has; key
                 request id.
+            cuts: how rows were dropped; `counted` then says of which chunks.
+            foreseen_s: as in `StepResult`.
         """
         assert plan is self.in_flight.popleft()
         if failing or out_of_memory:
@@ -314,8 +332,21 @@ class Harness:
             chunks={**unread, **results} if not failing else results,
             faults=dict.fromkeys(failing, Fault("boom", out_of_memory)),
             ran_out_of_memory=out_of_memory,
+            cuts=cuts,
+            foreseen_s=foreseen_s,
         )
         self.take(self.scheduler.commit(result, self.clock()))
+
+    def run_first_rows(
+        self, num_rows: int, cuts: tuple[RowCut, ...], foreseen_s: float | None = None
+    ) -> None:
+        """Compute the oldest step in flight, and of the rows behind the first ones nothing that
+        counts.
+        """
+        plan = self.in_flight[0]
+        kept = {chunk.request_id: chunk.num_tokens for chunk in plan.first_rows(num_rows).chunks}
+        counted = {chunk.request_id: kept.get(chunk.request_id, 0) for chunk in plan.chunks}
+        self.run(plan, counted=counted, cuts=cuts, foreseen_s=foreseen_s)
 
     def withdraw(self) -> None:
         """What an engine does with the steps behind one that failed."""

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from legato.core.plan import FIRST_STATE, ZERO_STATE, BlockMove, ScheduledChunk
+from legato.core.plan import FIRST_STATE, STATES, ZERO_STATE, BlockMove, ScheduledChunk
 from legato.kv.prefix_node import Node
 
 _SPOILED = -1
@@ -27,6 +27,7 @@ class ShadowCache:
         """Key slot, value the same of the tokens of the block that was copied there."""
         self._states: dict[int, int | None] = {}
         """Key slot, value a checksum of the tokens that its state has seen."""
+        self._host_states: dict[int, int | None] = {}
 
     def read(self, chunk: ScheduledChunk, token_ids: Sequence[int], salt: str | None) -> None:
         """What a model would read: all tokens before the chunk, each after those before it."""
@@ -79,8 +80,14 @@ class ShadowCache:
             self._blocks[block_id, offset] = _SPOILED
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        """Copy blocks to and from the host."""
+        """Copy blocks and states to and from the host."""
         for move in moves:
+            if move.group == STATES:
+                if move.to_host:
+                    self._host_states[move.slot] = self._states[move.block_id]
+                else:
+                    self._states[move.block_id] = self._host_states[move.slot]
+                continue
             slots = [(move.block_id, offset) for offset in range(self._block_size)]
             if move.to_host:
                 self._host[move.slot] = [self._blocks.get(slot) for slot in slots]
@@ -91,7 +98,7 @@ class ShadowCache:
         """All that the prefix tree has for computed is, with the tokens that it has there.
 
         Args:
-            kept: slots of states that are kept; key the block at whose end they are.
+            kept: slots of states that are kept; key that of the block at whose end they are.
         """
         for node in root.children.values():
             num_bytes = len(node.tokens[: self._block_size].tobytes())
@@ -111,10 +118,10 @@ class ShadowCache:
             else:
                 there = self._blocks.get((place, offset))
             assert there == fingerprint or i >= len(node.tokens) - node.num_missing
-        for i, place in enumerate(node.places, 1):
-            if place in kept:
+        for i, key in enumerate(node.block_keys(), 1):
+            if key in kept:
                 seen = _checksum(tokens[: node.start + i * size])
-                assert self._states[kept[place]] == seen, "the state of another beginning"
+                assert self._states[kept[key]] == seen, "the state of another beginning"
         for child in node.children.values():
             self._check_node(child, fingerprint, tokens, kept)
 

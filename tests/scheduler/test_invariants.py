@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason
+from legato.core.plan import RowCut
 from legato.core.pooling import Pooling
 from legato.core.slo import SloClass
 from legato.kv.hold import Hold
@@ -128,13 +129,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drafter = RandomDrafter(coming, seed, vocab_size=VOCAB_SIZE)
         states: StateSlots | None = None
         if num_state_requests is not None:
-            scheduler["speculative"], num_host_slots = "off", 0
+            scheduler["speculative"] = "off"
             states = StateSlots(
                 num_state_requests,
                 depth,
                 num_spare_slots=num_checkpoints,
                 unit=unit,
                 spacing=2 * unit,
+                num_host_slots=num_host_slots if depth == 1 else 0,
             )
         self.has_states = states is not None
         self.harness = Harness(
@@ -147,7 +149,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             block_size=4,
             max_model_len=MAX_MODEL_LEN,
             max_waiting=12,
-            step_time=StepTimeModel(calibrate(costs, MAX_MODEL_LEN) if is_calibrated else ()),
+            step_time=StepTimeModel(
+                calibrate(costs, MAX_MODEL_LEN) if is_calibrated else (),
+                drops_rows=depth == 1 and states is None,
+            ),
             step_time_s=truth(costs, noise_of(seed)),
             **scheduler,
         )
@@ -232,6 +237,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         if chunk.request_id not in {c.request_id for behind in later for c in behind.chunks}:
             counted = {chunk.request_id: data.draw(st.integers(0, most))}
             self.harness.run(plan, counted=counted)
+
+    @precondition(lambda self: any(plan.deadline for plan in self.harness.in_flight))
+    @rule(data=st.data(), done=st.floats(0.1, 0.9), foreseen_s=st.none() | st.floats(0.0, 0.1))
+    def drop_rows(self, data: st.DataObject, done: float, foreseen_s: float | None) -> None:
+        """The step would end late; some of its last rows, of one prompt or more, are dropped."""
+        plan = self.harness.in_flight[0]
+        num_certain = sum(chunk.num_tokens for chunk in plan.chunks if chunk.kind != "prefill")
+        num_rows = data.draw(st.integers(num_certain + 1, plan.num_tokens))
+        cuts = (RowCut(done, num_rows),) if num_rows < plan.num_tokens else ()
+        self.harness.run_first_rows(num_rows, cuts, foreseen_s)
 
     @precondition(lambda self: self.harness.holds)
     @rule(data=st.data())

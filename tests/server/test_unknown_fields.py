@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
 
 from legato.server.http.middleware import warning_header
@@ -170,3 +171,15 @@ def test_messages_take_variables_and_notes(http: httpx.Client) -> None:
     assert http.post("/v1/messages", json=body).status_code == 200
     body = {**CHAT, "chat_template_kwargs": {"messages": []}}
     assert http.post("/v1/messages", json=body).status_code == 400
+
+
+def test_null_is_the_same_as_not_sent_and_described_so(servers: Servers) -> None:
+    server = servers.get()
+    document = server.http.get("/openapi.json").json()
+    described = jsonschema_rs.validator_for(
+        {"$ref": "#/components/schemas/CompletionRequest", "components": document["components"]}
+    )
+    for unknown in (None, 1):
+        body = {**PLAIN, "frobnicate": unknown, "stream_options": {"frobnicate": unknown}}
+        is_taken = server.http.post("/v1/completions", json=body).status_code == 200
+        assert is_taken == described.is_valid(body) == (unknown is None)

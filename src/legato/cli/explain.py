@@ -38,6 +38,7 @@ _ENDS = {
     "memory": "kept short after memory ran out",
     "turn": "shorter for a best-effort request's turn",
     "checkpoint": "ended where a recurrent state is kept",
+    "deadline": "lost rows for a token's deadline",
 }
 _LACKS: "dict[Lack, str]" = {
     "checkpoint": "no state of the recurrent layers was kept",
@@ -228,7 +229,9 @@ def _chunks(story: "RequestStory") -> list[str]:
     num_preemptions = sum(story.request_id in step.record.preempted for step in story.steps)
     again = f"; preempted {num_preemptions} times" if num_preemptions else ""
     num_tokens = sum(chunk.num_tokens for chunk in prefill)
-    return [f"{num_tokens} tokens computed in {len(prefill)} chunks: {told}{again}"]
+    num_dropped = sum(chunk.num_dropped for chunk in prefill)
+    dropped = f"; {num_dropped} rows dropped and computed again" if num_dropped else ""
+    return [f"{num_tokens} tokens computed in {len(prefill)} chunks: {told}{again}{dropped}"]
 
 
 def _drafts(story: "RequestStory") -> list[str]:

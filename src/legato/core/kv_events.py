@@ -1,8 +1,10 @@
 """Events about cached blocks, from which a router learns the blocks of each server.
 
 The fields and their names are vLLM's, which routers read: each event is a map of MessagePack with
-its "type". A chain of hashes (`core/block_hash.py`) stands for a prompt. Blocks of requests with a
-`cache_salt` are not reported: their contents are private.
+its "type". vLLM's fields for one of several cache groups (`group_idx`) are not used: a router that
+knows no groups takes such an event for one of the whole block. A chain of hashes
+(`core/block_hash.py`) stands for a prompt. Blocks of requests with a `cache_salt` are not reported:
+their contents are private.
 """
 
 from collections.abc import Sequence
@@ -49,7 +51,22 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Nothing is cached but the blocks of later events."""
 
 
-KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+class HitEnds(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
+    """A hit may end after other blocks than before, in a cache of states of recurrent layers.
+
+    The first one, which comes right after `AllBlocksCleared`, says that hits end nowhere else: a
+    cache without this event lets them end after any block. It is Legato's own, for its own routers;
+    others are sent what follows from it (`observe/cache_mirror.py`).
+
+    Attributes:
+        added, removed: hashes of stored blocks; the removed ones are still stored.
+    """
+
+    added: list[BlockHash] = []
+    removed: list[BlockHash] = []
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared | HitEnds
 
 
 class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -106,6 +106,15 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             window_block_ids=self.window_block_ids,
         )
 
+    def first_rows(self, num_rows: int) -> "ScheduledChunk":
+        """Return a prefill chunk without the rows after the first ones, which sample nothing."""
+        if num_rows == self.num_tokens:
+            return self
+        assert self.kind == "prefill", "a stream's next token is never dropped"
+        return msgspec.structs.replace(
+            self, num_tokens=num_rows, num_samples=0, ended_by="deadline"
+        )
+
     def unsampled(
         self, prompt_logprobs: TokenScores | None = None, *, is_complete: bool = False
     ) -> "ChunkResult":
@@ -117,12 +126,51 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+class Deadline(msgspec.Struct, frozen=True, gc=False):
+    """Until when a step must be computed for its streams' tokens to be in time.
+
+    To keep it, the executor drops the last rows of the step's last chunks, which must be prefill,
+    from some layer on. By causality no other row depends on them.
+
+    Attributes:
+        layers_s: seconds from the step's submission to the end of its layers.
+        late_s: the same to the end after which a token is late.
+        prefill_share: share of the step's time that its prefill rows are expected to take.
+    """
+
+    layers_s: float
+    late_s: float
+    prefill_share: float
+
+
+class RowCut(NamedTuple):
+    """A drop of a step's last rows.
+
+    Attributes:
+        done: share of the layers that had been computed, in (0, 1).
+        num_rows: rows that the other layers computed.
+    """
+
+    done: float
+    num_rows: int
+
+
+STATES = -1
+"""The `BlockMove.group` of states."""
+
+
 class BlockMove(msgspec.Struct, frozen=True, gc=False):
-    """A copy of a block to or from a slot of host memory."""
+    """A copy of a block to or from a slot of host memory.
+
+    Attributes:
+        block_id: the block, or a state slot.
+        group: index of the cache group that block and slot belong to; `STATES` for states.
+    """
 
     block_id: int
     slot: int
     to_host: bool
+    group: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +185,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         drafting_s, drafts_s: likewise; how long drafts took to make, and are expected to take.
         predicted_s, limit_s, budget_tokens: likewise; expected duration and limits of the step.
             With steps in flight, the step begins at the predicted end of the last one.
+        deadline: None if all rows must be computed.
     """
 
     step_id: int
@@ -154,6 +203,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     predicted_s: float | None = None
     limit_s: float | None = None
     budget_tokens: int = 0
+    deadline: Deadline | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -162,11 +212,23 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     def part(self, chunks: Sequence[ScheduledChunk]) -> "StepPlan":
         """Return the step with only some of its chunks, and their new requests.
 
-        It has no moves: these copies have been made.
+        It has no moves: these copies have been made. It has no deadline: time has passed.
         """
         ids = {chunk.request_id for chunk in chunks}
         new = tuple(request for request in self.new_requests if request.request_id in ids)
-        return msgspec.structs.replace(self, chunks=tuple(chunks), new_requests=new, moves=())
+        return msgspec.structs.replace(
+            self, chunks=tuple(chunks), new_requests=new, moves=(), deadline=None
+        )
+
+    def first_rows(self, num_rows: int) -> "StepPlan":
+        """Return the step with only the first rows of its chunks; the rest is prefill."""
+        chunks: list[ScheduledChunk] = []
+        for chunk in self.chunks:
+            if num_rows <= 0:
+                break
+            chunks.append(chunk.first_rows(min(num_rows, chunk.num_tokens)))
+            num_rows -= chunk.num_tokens
+        return msgspec.structs.replace(self, chunks=tuple(chunks))
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -190,7 +252,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         num_tokens: how many of the chunk's tokens count, from its start on: all of them except
-            wrong drafts.
+            wrong drafts and dropped rows.
         token_ids: tokens sampled after those that count: none inside a prompt, one at a request's
             last token, and one more for each right draft. There is none, either, if the step could
             not wait to learn which tokens are allowed: then the last token does not count, and is
@@ -200,6 +262,8 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
             none of them twice; None if not asked for.
         is_complete: whether the output's grammar allows no further token.
         pooled: float32 [E], the vector of a pooled request that the chunk completes.
+        num_dropped: its last rows that were dropped to keep the step's deadline. What they wrote
+            to the cache is written again.
     """
 
     num_tokens: int
@@ -208,6 +272,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: TokenScores | None = None
     is_complete: bool = False
     pooled: bytes | None = None
+    num_dropped: int = 0
 
     def cut(self, num_samples: int, *, is_complete: bool) -> "ChunkResult":
         """Return the result with at most `num_samples` tokens; the last may end the output."""
@@ -230,6 +295,10 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
         faults: key request id, for chunks that could not be computed even alone, and for chunks of
             requests whose settings forbid every possible next token.
         ran_out_of_memory: whether the planned step was too large.
+        cuts: in order, how rows were dropped to keep the plan's deadline.
+        foreseen_s: when the layers were expected to end, as of the executor's last look at the
+            clock, in seconds from the step's submission; None if it looked too early to tell, or
+            not at all.
     """
 
     step_id: int
@@ -237,3 +306,5 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     chunks: dict[str, ChunkResult] = msgspec.field(default_factory=dict)
     faults: dict[str, Fault] = msgspec.field(default_factory=dict)
     ran_out_of_memory: bool = False
+    cuts: tuple[RowCut, ...] = ()
+    foreseen_s: float | None = None

@@ -73,7 +73,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_steps_over_budget: steps whose decodes alone exceeded the budget.
-        step_time_margin: relative error that the step-time model allows for.
+        step_time_margin: relative error that the step-time model allows for. If the executor drops
+            rows to keep deadlines, interruptions are not in it.
         broken_promise: why the latest step could not keep an SLO even without prefill; empty if it
             could.
         num_prefix_cache_queries: prompt tokens of requests that had their first token.

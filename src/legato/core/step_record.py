@@ -15,10 +15,13 @@ ChunkKind = Literal["decode", "prefill", "verify"]
 """What a chunk is: the next token of a running stream; part of the tokens that must be computed
 before a request is a stream; or a stream's next token followed by drafts."""
 
-EndedBy = Literal["prompt_end", "token_budget", "time_budget", "memory", "turn", "checkpoint"]
+EndedBy = Literal[
+    "prompt_end", "token_budget", "time_budget", "memory", "turn", "checkpoint", "deadline"
+]
 """Why a prefill chunk has no more tokens: it reaches the request's last token; the step may hold no
 more tokens, or may not take longer; memory ran out in longer chunks; a best-effort request had its
-turn in the step; the state of recurrent layers is kept at its end."""
+turn in the step; the state of recurrent layers is kept at its end; its last rows were dropped to
+keep the step's deadline."""
 
 Lack = Literal["checkpoint", "window"]
 """What a hit lacks at the end of the cached blocks: a kept state of recurrent layers; blocks of a
@@ -58,6 +61,8 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         num_accepted: number of its drafts that were right.
+        num_dropped: number of tokens after these whose rows were dropped to keep the step's
+            deadline; a later step computes them again. A chunk may have lost all its tokens.
     """
 
     request_id: str
@@ -68,6 +73,7 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     ended_by: EndedBy | None
     drafter: DrafterName | None = None
     num_accepted: int = 0
+    num_dropped: int = 0
 
     @property
     def num_drafts(self) -> int:
@@ -152,6 +158,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
         return sum(chunk.num_accepted for chunk in self.chunks)
 
     @property
+    def num_dropped_tokens(self) -> int:
+        """Tokens of prompts whose rows were dropped to keep the step's deadline."""
+        return sum(chunk.num_dropped for chunk in self.chunks)
+
+    @property
     def drafts_share(self) -> float | None:
         """Share of the step's time that its drafts are expected to take; None if unknown."""
         if self.predicted_s is None or self.drafts_s is None:
@@ -160,8 +171,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
 
     @property
     def went_as_planned(self) -> bool:
-        """Whether all chunks were computed; only then is `seconds` comparable to `predicted_s`."""
-        return not (self.failed or self.ran_out_of_memory)
+        """Whether all rows were computed; only then is `seconds` comparable to `predicted_s`."""
+        return not (self.failed or self.ran_out_of_memory or self.num_dropped_tokens)
 
 
 class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived", tag_field="kind"):

@@ -20,10 +20,14 @@ class Executor(Protocol):
 
     Attributes:
         depth: most steps that may be in flight (submitted, not yet collected); at least 1.
+        drops_rows: whether it keeps deadlines; if not, no plan has one.
     """
 
     @property
     def depth(self) -> int: ...
+
+    @property
+    def drops_rows(self) -> bool: ...
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         """Copy blocks to and from host memory, in this order, before the next step.

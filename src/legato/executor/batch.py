@@ -133,6 +133,29 @@ class PackedBatch:
         own = self.windows[index - 1]
         return replace(self, slot_mapping=own.slot_mapping, block_table=own.block_table, windows=())
 
+    def first_rows(self, num_rows: int) -> "PackedBatch":
+        """Return the batch with only its first rows, none of them padding.
+
+        `sample_rows` are as many as before: dropped rows among them become row 0.
+        """
+        num_chunks = int(self.query_start.searchsorted(num_rows))
+        query_start = self.query_start[: num_chunks + 1].clip(max=num_rows)
+        context_len = self.context_len[:num_chunks].copy()
+        context_len[-1] -= self.query_start[num_chunks] - num_rows
+        return PackedBatch(
+            input_ids=self.input_ids[:num_rows],
+            positions=self.positions[:num_rows],
+            sample_rows=self.sample_rows.where(self.sample_rows < num_rows, 0),
+            slot_mapping=self.slot_mapping[:num_rows],
+            query_start=query_start,
+            context_len=context_len,
+            block_table=self.block_table[:num_chunks],
+            windows=tuple(
+                BlockTable(own.slot_mapping[:num_rows], own.block_table[:num_chunks])
+                for own in self.windows
+            ),
+        )
+
     @property
     def chunks(self) -> list[PackedChunk]:
         """The R chunks, for backends that go through them one by one."""

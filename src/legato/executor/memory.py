@@ -53,17 +53,20 @@ def num_cache_blocks(
     return num_blocks
 
 
-def num_swap_blocks(config: CacheConfig, *, bytes_per_block: int, device: torch.device) -> int:
-    """Return how many blocks fit into the configured swap space.
+def num_swap_blocks(swap_bytes: int, *, bytes_per_block: int, device: torch.device) -> int:
+    """Return how many blocks fit into the swap space.
+
+    Args:
+        swap_bytes: the swap space that is for blocks.
 
     Raises:
         ConfigError: not even one block fits.
     """
-    num_blocks = config.swap_space_bytes // bytes_per_block
-    if config.swap_space_bytes and not num_blocks:
+    num_blocks = swap_bytes // bytes_per_block
+    if swap_bytes and not num_blocks:
         raise ConfigError(
             f"one block needs {bytes_per_block:,} bytes, but the swap space has "
-            f"{config.swap_space_bytes:,}: raise --swap-space"
+            f"{swap_bytes:,} for blocks: raise --swap-space"
         )
     if num_blocks and device.type == "cpu":
         logger.warning("on a CPU, --kv-cache-memory makes more of the memory than --swap-space")

@@ -45,6 +45,11 @@ class BegunStep:
     def num_samples(self) -> int:
         return sum(chunk.num_samples for chunk in self.plan.chunks)
 
+    def first_rows(self, num_rows: int) -> "BegunStep":
+        """Return the step with only the first rows of its chunks."""
+        plan = self.plan.first_rows(num_rows)
+        return BegunStep(plan, self.sequences[: len(plan.chunks)])
+
 
 @dataclass(frozen=True)
 class SampledRows:

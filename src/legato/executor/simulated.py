@@ -51,6 +51,9 @@ class SimulatedExecutor:
         depth: steps that may be in flight; each begins when the one before it ends.
     """
 
+    drops_rows = False
+    """Whole steps have a duration, not layers."""
+
     def __init__(
         self,
         clock: VirtualClock,

@@ -10,6 +10,7 @@ from legato.core.outputs import TokenLogprobs, TokenScores
 from legato.core.plan import BlockMove, StepPlan, StepResult
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
+from legato.executor.deadline import MIN_LAYERS, DeadlineWatch, with_dropped
 from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import Scores, compute_logprobs, score
 from legato.executor.memory import raising_memory_error
@@ -35,10 +36,11 @@ class TorchExecutor:
     """Runs one packed forward pass a step and samples its rows, all in `submit`.
 
     Args:
-        num_host_slots: blocks of swap space in host memory; 0 for a cache of several groups.
+        host_cache: swap space in host memory; None if there is none.
         grammar: returns the grammar of a request's output, by its id, before the first token.
         states: of the recurrent layers; None if the model has none.
         score_head: as of `Sequences`.
+        clock: returns seconds; steps are measured by it, and keep their deadlines by it.
     """
 
     depth = 1
@@ -49,45 +51,62 @@ class TorchExecutor:
         attention: AttentionBackend,
         block_size: int,
         *,
-        num_host_slots: int = 0,
+        host_cache: HostCache | None = None,
         grammar: Callable[[str], Grammar] | None = None,
         states: StateCache | None = None,
         score_head: torch.Tensor | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.drops_rows = model.drops_rows and model.cache.num_layers >= MIN_LAYERS
+        self._clock = clock
         self._model = model
         self._states = states
         self._attention = attention
         self._block_size = block_size
         self._sequences = Sequences(grammar, score_head)
         self._result: StepResult | None = None
-        self._host_cache = HostCache(attention.blocks[0], num_host_slots)
+        self._host_cache = host_cache or HostCache()
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         self._host_cache.move(moves)
 
     def submit(self, plan: StepPlan) -> None:
-        started_s = time.perf_counter()
+        started_s = self._clock()
         with (
             raising_memory_error(),
             torch.inference_mode(),
             torch_threads(self._model.num_torch_threads),
         ):
             step = self._sequences.begin(plan)
-            outcome = self._run(step)
-        self._result = self._sequences.end(step, outcome, time.perf_counter() - started_s)
+            batch = pack(
+                plan.chunks, step.sequences, block_size=self._block_size, device=self._model.device
+            )
+            watch: DeadlineWatch | None = None
+            if plan.deadline is not None:
+                watch = DeadlineWatch(plan, batch, self._attention, self._clock, started_s)
+            hidden = self._forward(plan, batch, watch)
+            if watch is not None and watch.cuts:
+                step, batch = step.first_rows(watch.num_rows), watch.batch
+            outcome = self._end(step, batch, hidden)
+        result = self._sequences.end(step, outcome, self._clock() - started_s)
+        self._result = result if watch is None else with_dropped(result, plan, watch)
 
     def collect(self) -> StepResult:
         result, self._result = self._result, None
         assert result is not None, "nothing was submitted"
         return result
 
-    def _run(self, step: BegunStep) -> StepOutcome:
-        batch = pack(
-            step.plan.chunks, step.sequences, block_size=self._block_size, device=self._model.device
-        )
+    def _forward(
+        self, plan: StepPlan, batch: PackedBatch, watch: DeadlineWatch | None
+    ) -> torch.Tensor:
+        """Run the layers; the hidden states are of fewer rows if the watch dropped any."""
         attention = self._attention.begin_step(batch)
-        states = None if self._states is None else self._states.begin_step(batch, step.plan.chunks)
-        hidden = self._model.forward(batch.input_ids, batch.positions, attention, states=states)
+        states = None if self._states is None else self._states.begin_step(batch, plan.chunks)
+        return self._model.forward(
+            batch.input_ids, batch.positions, attention, states=states, watch=watch
+        )
+
+    def _end(self, step: BegunStep, batch: PackedBatch, hidden: torch.Tensor) -> StepOutcome:
         prompt_logprobs = self._score_prompts(step, batch, hidden)
         pooled_sums = _pool(step, batch, hidden)
         known = self._sequences.num_known_rows(step)

@@ -80,6 +80,9 @@ class GpuExecutor:
         score_head: as of `Sequences`.
     """
 
+    drops_rows = False
+    """A step's kernels are all launched before the first has run."""
+
     def __init__(
         self,
         program: StepProgram,

@@ -1,7 +1,7 @@
 """The block tables of requests, over one pool and one prefix tree."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.kv.block_pool import BlockPool
@@ -35,24 +35,14 @@ class BlockTables:
     Blocks let go while steps are in flight become free when the last step that may name them has
     landed (`begin_step`, `end_step`).
 
-    Args:
-        note_evicted: called with the blocks that leave the tree to make room.
-
     Attributes:
         num_ended: steps that have landed, or will not be computed.
     """
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        tree: PrefixTree,
-        host: HostCacheSlots,
-        note_evicted: Callable[[Sequence[int]], object],
-    ) -> None:
+    def __init__(self, pool: BlockPool, tree: PrefixTree, host: HostCacheSlots) -> None:
         self._pool = pool
         self._tree = tree
         self._host = host
-        self._note_evicted = note_evicted
         self._tables: dict[str, BlockTable] = {}  # key request id
         self._num_begun = self.num_ended = 0  # steps
         # (last step that names them, blocks)
@@ -117,7 +107,6 @@ class BlockTables:
         if count > num_fresh:
             # The blocks of one request are adjacent, though the last one is evicted first.
             evicted = sorted(self._tree.evict(count - num_fresh))
-            self._note_evicted(evicted)
             table.block_ids = table.block_ids + block_array(evicted)
         return True
 
@@ -134,7 +123,7 @@ class BlockTables:
         twins = self._tree.match(sought, end, below=table.last)
         if twins.nodes:
             num_tokens = twins.num_computed_tokens // sought.block_size * sought.block_size
-            self.take_over(table, twins.up_to(num_tokens))
+            self.take_over(table, twins.up_to(num_tokens), is_computed=True)
             if num_tokens < twins.num_tokens:
                 return
         added = table.block_ids[table.num_shared : num_full]
@@ -142,18 +131,19 @@ class BlockTables:
             table.last = self._tree.extend(table.last, sought, added, num_missing=0)
             table.num_shared = num_full
 
-    def take_over(self, table: BlockTable, twins: Way) -> None:
+    def take_over(self, table: BlockTable, twins: Way, *, is_computed: bool) -> None:
         """Replace a table's own blocks by computed blocks of the tree with the same tokens.
 
         Args:
             twins: the blocks of the tree, from the end of the table's shared blocks on.
+            is_computed: whether the own blocks are computed, too.
         """
         for node in self._tree.use(twins):
             taken = node.blocks
             own = table.block_ids[taken]
             table.last, table.num_shared = node, taken.stop
             if node.is_spilled:
-                self._host.replace(node, own)
+                (self._host.replace if is_computed else self._host.restore)(node, own)
                 continue
             before, after = table.block_ids[: taken.start], table.block_ids[taken.stop :]
             table.block_ids = before + node.places + after

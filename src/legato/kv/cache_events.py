@@ -1,7 +1,7 @@
 """Reports changes of the tree's blocks as events, by hashes that routers know."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from legato.core.block_hash import ROOT, BlockHash, block_hash
 from legato.core.kv_events import (
@@ -10,10 +10,11 @@ from legato.core.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    HitEnds,
     KVEvent,
     Medium,
 )
-from legato.kv.prefix_node import Node
+from legato.kv.prefix_node import Node, is_host_key, place_of
 
 _MOST_CAUGHT_UP = 128
 """Most blocks cached before the watch that one `take` reports: each takes ten microseconds."""
@@ -25,15 +26,21 @@ class CacheEvents:
     Blocks are known by their places. A block whose parent has no known hash has none either, which
     leaves out all blocks below a salt. Blocks cached before the watch are reported in pieces, from
     the root on. Until then, new blocks below them are left out, and are reported with them.
+
+    Args:
+        ends: keys of the blocks after which a hit may end; None if it may after any block.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends: Container[int] | None = None) -> None:
+        self._ends = ends
         self._is_watched = False
         self._events: list[KVEvent] = []
         # Key the block's place in the medium.
         self._hashes: dict[Medium, dict[int, BlockHash]] = {DEVICE: {}, HOST: {}}
         # Nodes whose blocks, and those below them, are still to be reported; the last goes first.
         self._untold: dict[Node, None] = {}
+        # Reported ends; key the block's key, which another block may have once it is gone.
+        self._told_ends: dict[int, BlockHash] = {}
 
     @property
     def has_untold(self) -> bool:
@@ -44,6 +51,9 @@ class CacheEvents:
         """Begin the watch, or begin it anew, with all cached blocks."""
         self._is_watched = True
         self._events = [AllBlocksCleared()]
+        if self._ends is not None:
+            self._events.append(HitEnds())
+        self._told_ends.clear()
         for hashes in self._hashes.values():
             hashes.clear()
         self._untold = dict.fromkeys(root.children.values())
@@ -81,6 +91,31 @@ class CacheEvents:
                 medium=medium,
             )
         )
+        if self._ends is not None:
+            keys = zip(node.block_keys(start, end), hashes, strict=True)
+            self._tell_ends({k: h for k, h in keys if k in self._ends and k not in self._told_ends})
+
+    def end_added(self, key: int) -> None:
+        """Report that a hit may end after a block; skip blocks that were never reported."""
+        if self._is_watched:
+            block_hash = self._hashes[HOST if is_host_key(key) else DEVICE].get(place_of(key))
+            self._tell_ends({} if block_hash is None else {key: block_hash})
+
+    def end_removed(self, key: int) -> None:
+        """Report that no hit can end after a block any more, before the block itself is removed."""
+        block_hash = self._told_ends.pop(key, None)
+        if block_hash is not None:
+            self._events.append(HitEnds(removed=[block_hash]))
+
+    def end_moved(self, key: int, new_key: int) -> None:
+        """Record another key of a block."""
+        if key in self._told_ends:
+            self._told_ends[new_key] = self._told_ends.pop(key)
+
+    def _tell_ends(self, ends: dict[int, BlockHash]) -> None:
+        if ends:
+            self._told_ends |= ends
+            self._events.append(HitEnds(added=list(ends.values())))
 
     def removed(self, places: Iterable[int], *, from_host: bool) -> None:
         """Report blocks as removed from their places; skip blocks that were never reported."""

@@ -5,7 +5,8 @@ from collections import OrderedDict
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.plan import BlockMove
 from legato.kv.cache_events import CacheEvents
-from legato.kv.prefix_node import Node
+from legato.kv.dependents import Dependents
+from legato.kv.prefix_node import Node, host_key
 
 
 class HostCacheSlots:
@@ -14,11 +15,18 @@ class HostCacheSlots:
     Args:
         num_slots: number of slots, also an attribute; with 0, evicted blocks are lost.
         events: journal of the blocks that come and go.
+        dependents: what is kept beside the blocks.
     """
 
-    def __init__(self, num_slots: int, events: CacheEvents | None = None) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        events: CacheEvents | None = None,
+        dependents: Dependents | None = None,
+    ) -> None:
         self.num_slots = num_slots
         self._events = events or CacheEvents()
+        self._dependents = dependents or Dependents()
         self._free = list(range(num_slots))
         # Least recently spilled first. Blocks are evicted, and let go, from the deepest up, so the
         # first node has none below it.
@@ -38,15 +46,19 @@ class HostCacheSlots:
         while len(self._free) < node.num_blocks and self._spilled:
             oldest = next(iter(self._spilled))
             self._cut(oldest, min(node.num_blocks - len(self._free), oldest.num_blocks))
-        self._events.removed(node.places[::-1], from_host=False)
         if len(self._free) < node.num_blocks:
-            node.cut(node.num_blocks - len(self._free))
+            lost = node.cut(node.num_blocks - len(self._free))
+            self._dependents.gone(lost)
+            self._events.removed(lost, from_host=False)
         if not node.places:
             node.leave()
             return
-        slots = block_array(self._free.pop() for _ in node.places)
-        self._moves += map(BlockMove, node.places, slots, [True] * len(slots))
+        block_ids = node.places
+        self._events.removed(block_ids[::-1], from_host=False)
+        slots = block_array(self._free.pop() for _ in block_ids)
+        self._moves += map(BlockMove, block_ids, slots, [True] * len(slots))
         node.places, node.is_spilled = slots, True
+        self._dependents.moved(block_ids, node.block_keys())
         self._spilled[node] = None
         self._events.stored(node)
 
@@ -71,17 +83,21 @@ class HostCacheSlots:
 
     def replace(self, node: Node, block_ids: BlockIds) -> None:
         """Replace a held node's slots by blocks with the same contents."""
-        self._forget(node.places)
+        keys = node.block_keys()
+        self._free_slots(node.places)
         node.places, node.is_spilled = block_ids, False
+        self._dependents.moved(keys, block_ids)
         self._events.stored(node)
 
     def _cut(self, node: Node, num_blocks: int) -> None:
         """Remove the last blocks of the least recently spilled node."""
-        self._forget(node.cut(num_blocks))
+        slots = node.cut(num_blocks)
+        self._dependents.gone(block_array(map(host_key, slots)))
+        self._free_slots(slots)
         if not node.places:
             del self._spilled[node]
             node.leave()
 
-    def _forget(self, slots: BlockIds) -> None:
+    def _free_slots(self, slots: BlockIds) -> None:
         self._events.removed(slots, from_host=True)
         self._free += slots

@@ -12,6 +12,8 @@ from legato.core.token_ids import num_common_tokens
 from legato.kv.block_pool import BlockPool
 from legato.kv.block_tables import BlockTable, BlockTables
 from legato.kv.cache_events import CacheEvents
+from legato.kv.dependents import Dependents
+from legato.kv.handovers import Handover, Handovers
 from legato.kv.holds import Holds
 from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import SoughtTokens, Way
@@ -43,7 +45,7 @@ class KVCacheManager:
 
     Args:
         enable_prefix_caching: False shares no block and keeps none.
-        num_host_slots: evicted blocks that host memory can keep; 0 with windows or states.
+        num_host_slots: evicted blocks that host memory can keep.
         states: slots for the states of recurrent layers; None if the model has no such layers.
         windows: blocks of layers that keep only the last tokens; None without such layers. The
             manager's own blocks are then those of the other layers.
@@ -53,6 +55,7 @@ class KVCacheManager:
         shares_computed_only: whether blocks join the tree when they are computed.
         holds: of prompts whose blocks are transferred between engines.
         quarantine: of blocks that a transfer may still write to.
+        handovers: prompts that are transferred whole, with windows or states.
     """
 
     def __init__(
@@ -66,7 +69,6 @@ class KVCacheManager:
         windows: WindowGroups | None = None,
     ) -> None:
         has_more = windows is not None or states is not None
-        assert not (has_more and num_host_slots)
         assert states is None or not states.unit % block_size or not enable_prefix_caching
         self.shares_computed_only = enable_prefix_caching and has_more
         self.block_size = block_size
@@ -74,12 +76,16 @@ class KVCacheManager:
         self.windows = windows
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._events = CacheEvents()
-        self._host = HostCacheSlots(num_host_slots, self._events)
-        self._tree = PrefixTree(self._host, self._events)
-        self._tables = BlockTables(self._pool, self._tree, self._host, self._note_gone)
+        self._events = CacheEvents(None if states is None else states.checkpoints)
+        if states is not None:
+            states.checkpoints.report_to(self._events)
+        dependents = Dependents(windows, states)
+        self._host = HostCacheSlots(num_host_slots, self._events, dependents)
+        self._tree = PrefixTree(self._host, self._events, dependents)
+        self._tables = BlockTables(self._pool, self._tree, self._host)
         self.holds = Holds(self._tree, self._tables, block_size)
         self.quarantine = Quarantine(self._pool, self._tables, self.holds)
+        self.handovers = Handovers(self._tree, self._tables, windows, states, self._cut)
 
     @property
     def num_blocks(self) -> int:
@@ -90,6 +96,12 @@ class KVCacheManager:
         """Blocks of each cache group; the first has `num_blocks`."""
         windows = () if self.windows is None else self.windows.groups
         return self.num_blocks, *(group.num_blocks for group in windows)
+
+    @property
+    def host_sizes(self) -> tuple[int, ...]:
+        """Blocks of each cache group that host memory can keep."""
+        windows = () if self.windows is None else self.windows.groups
+        return self.num_host_slots, *(group.spilled.num_slots for group in windows)
 
     @property
     def num_host_slots(self) -> int:
@@ -130,7 +142,9 @@ class KVCacheManager:
 
         The path is cut to where all windows find their blocks and the states have a checkpoint.
         """
-        way = self._tree.match(self._sought(request), self.num_shareable(request))
+        return self._cut(self._tree.match(self._sought(request), self.num_shareable(request)))
+
+    def _cut(self, way: Way) -> Way:
         num_tokens = -1
         while way.num_tokens != num_tokens:
             num_tokens = way.num_tokens
@@ -244,12 +258,35 @@ class KVCacheManager:
         if not request.is_in_flight:
             found = self.match(request)
             if found.num_tokens > request.num_scheduled_tokens:
-                self._tables.take_over(table, found.below(table.last))
+                self._tables.take_over(table, found.below(table.last), is_computed=False)
                 table.num_full = table.num_shared
                 if self.windows is not None:
                     self.windows.release(request.request_id, self._tables.last_step)
                 self._go_on(request, table, found)
         return self.num_computed_tokens(request)
+
+    def send(self, request: Request) -> Handover | None:
+        """Keep what a hit on a computed prompt needs; None if it is not all in the cache."""
+        return self.handovers.send(self._sought(request), self._handover_end(request))
+
+    def receive(self, request: Request) -> Handover | None:
+        """Take places for what a hit on a prompt needs; None if there are too few, or no need."""
+        return self.handovers.receive(self._sought(request), self._handover_end(request))
+
+    def handover_places(self, handover: Handover) -> list[int]:
+        """Return what a handover keeps: blocks, blocks of each window group, and a state slot.
+
+        Each number is that of a place in its group, plus the places of the groups before it.
+        """
+        first, places = self.num_blocks, handover.table.block_ids.tolist()
+        for size, block_ids in zip(self.group_sizes[1:], handover.windows, strict=False):
+            places += [first + block_id for block_id in block_ids]
+            first += size
+        return places if handover.slot is None else [*places, first + handover.slot]
+
+    def _handover_end(self, request: Request) -> int:
+        unit = self.block_size if self.states is None else self.states.unit
+        return self.num_shareable(request) // unit * unit
 
     def num_hit_tokens(self, request: Request) -> int:
         """Return the tokens that a request without blocks need not compute."""
@@ -387,14 +424,17 @@ class KVCacheManager:
             self.windows.end_steps(self._tables.num_ended)
 
     def take_moves(self) -> tuple[BlockMove, ...]:
-        """Return the copies between blocks and host memory to make, in order, before the step."""
-        return self._host.take_moves()
+        """Return the copies to and from host memory to make, in order, before the step."""
+        moves = self._host.take_moves()
+        if self.windows is not None:
+            moves += (*self.windows.take_moves(),)
+        if self.states is not None:
+            moves += (*self.states.take_moves(),)
+        return moves
 
     def forget(self) -> None:
         """Forget all cached blocks that no request uses."""
-        forgotten = self._tree.forget()
-        self._pool.free(forgotten)
-        self._note_gone(forgotten)
+        self._pool.free(self._tree.forget())
 
     def watch(self) -> None:
         """Make `take_events` report the shared blocks, first those that are cached now."""
@@ -411,13 +451,6 @@ class KVCacheManager:
         Blocks that were cached when the watch began come a bounded number at a time.
         """
         return self._events.take()
-
-    def _note_gone(self, block_ids: Sequence[int]) -> None:
-        """Forget what belongs to blocks that have left the tree."""
-        if self.windows is not None:
-            self.windows.forget(block_ids)
-        if self.states is not None:
-            self.states.forget(block_ids)
 
     def _begin(self, request: Request, found: Way) -> bool:
         if self.states is not None and not self.states.num_free:

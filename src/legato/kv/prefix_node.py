@@ -2,11 +2,26 @@
 
 from typing import NamedTuple
 
-from legato.core.block_ids import BlockIds
+from legato.core.block_ids import BlockIds, block_array
 from legato.core.token_ids import TokenIds
 
 Key = bytes
 """Tokens of one block; a request's first block has the request's salt, if any, before them."""
+
+
+def host_key(slot: int) -> int:
+    """Return the key of a spilled block in a slot of host memory."""
+    return ~slot
+
+
+def is_host_key(key: int) -> bool:
+    """Whether a block with this key is spilled."""
+    return key < 0
+
+
+def place_of(key: int) -> int:
+    """Return the id of a block, or its slot of host memory, from its key."""
+    return ~key if is_host_key(key) else key
 
 
 class SoughtTokens(NamedTuple):
@@ -93,6 +108,14 @@ class Node:
         """Part of its users' block tables that is in it; it must have a block."""
         size = self.block_size
         return slice(self.start // size, self.end // size)
+
+    def block_keys(self, start: int = 0, end: int | None = None) -> BlockIds:
+        """Return the keys of its blocks [start, end).
+
+        A block's key is its id; that of a spilled block is made of its slot, and is negative.
+        """
+        places = self.places[start:end]
+        return block_array(map(host_key, places)) if self.is_spilled else places
 
     @property
     def num_computed_blocks(self) -> int:

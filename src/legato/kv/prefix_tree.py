@@ -12,6 +12,7 @@ from collections import OrderedDict
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.token_ids import token_array
 from legato.kv.cache_events import CacheEvents
+from legato.kv.dependents import Dependents
 from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import Node, SoughtTokens, Way
 
@@ -24,15 +25,22 @@ class PrefixTree:
     Args:
         host: pool that evicted blocks go to.
         events: journal of the blocks that come and go.
+        dependents: what is kept beside the blocks.
 
     Attributes:
         root: a node without blocks, and without users.
         num_unused: blocks that could be evicted.
     """
 
-    def __init__(self, host: HostCacheSlots, events: CacheEvents | None = None) -> None:
+    def __init__(
+        self,
+        host: HostCacheSlots,
+        events: CacheEvents | None = None,
+        dependents: Dependents | None = None,
+    ) -> None:
         self._host = host
         self._events = events or CacheEvents()
+        self._dependents = dependents or Dependents()
         self.root = Node(None, b"", 0, token_array(()), block_array())
         self.num_unused = 0
         # Least recently used first. A request uses the whole path down to its last block and lets
@@ -172,6 +180,7 @@ class PrefixTree:
     def _forget(self, node: Node, num_blocks: int) -> BlockIds:
         """Remove the last blocks of the least recently used node."""
         forgotten = node.cut(num_blocks)
+        self._dependents.gone(forgotten)
         self._events.removed(forgotten, from_host=False)
         if not node.places:
             del self._unused[node]

@@ -5,7 +5,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from legato.core.plan import FIRST_STATE, ZERO_STATE, ChunkResult, ScheduledChunk, StateChange
+from legato.core.plan import (
+    FIRST_STATE,
+    STATES,
+    ZERO_STATE,
+    BlockMove,
+    ChunkResult,
+    ScheduledChunk,
+    StateChange,
+)
 from legato.kv.checkpoints import Checkpoint, Checkpoints
 from legato.kv.prefix_node import Way
 
@@ -91,6 +99,8 @@ class StateSlots:
         num_spare_slots: slots that requests never need.
         unit: tokens at whose multiples checkpoints of prompts are kept; a multiple of a block.
         spacing: tokens between checkpoints within a prompt; a multiple of `unit`.
+        num_host_slots: evicted checkpoints that host memory can keep, also an attribute. None with
+            several steps in flight: a checkpoint could come back to a slot that one of them writes.
 
     Attributes:
         checkpoints: states that are kept for later requests.
@@ -104,14 +114,18 @@ class StateSlots:
         num_spare_slots: int = 0,
         unit: int = CHUNK_MULTIPLE,
         spacing: int = CHUNK_MULTIPLE,
+        num_host_slots: int = 0,
     ) -> None:
         assert spacing % unit == 0
+        assert depth == 1 or not num_host_slots
         self.num_requests = num_requests
         self.slots_per_request = depth + 1
         self.num_spare_slots = num_spare_slots
         self.unit = unit
         self.spacing = spacing
-        self.checkpoints = Checkpoints()
+        self.num_host_slots = num_host_slots
+        self.checkpoints = Checkpoints(num_host_slots)
+        self._num_held = 0
         self._free = list(range(self.num_slots - 1, FIRST_STATE - 1, -1))
         self._lines: dict[str, _Line] = {}  # key request id
 
@@ -148,7 +162,8 @@ class StateSlots:
         line = self._lines[request_id]
         assert not line.written, "a step in flight would go on from another state"
         self._leave(line)
-        line.checkpoint = self.checkpoints.use(key)
+        line.checkpoint = self.checkpoints.use(key, self._take_slot)
+        assert line.checkpoint.slot is not None
         line.current, line.num_kept_tokens = line.checkpoint.slot, num_tokens
 
     def release(self, request_id: str) -> None:
@@ -192,23 +207,58 @@ class StateSlots:
         line = self._lines[request_id]
         if line.checkpoint is not None:
             return  # it began here, or none of its last chunk counts
-        if line.rolling is not None:
-            slot = self.checkpoints.drop(line.rolling)
-            if slot is not None:
-                self._free.append(slot)
-            line.rolling = None
+        rolling, line.rolling = line.rolling, None
         if key not in self.checkpoints:
             num_saved = num_tokens - line.num_kept_tokens
             line.checkpoint = Checkpoint(key, line.current, num_saved)
             self.checkpoints.add(line.checkpoint)
             if num_tokens not in line.ends:
                 line.rolling = line.checkpoint
-                return
-        line.num_kept_tokens = num_tokens
+        if line.rolling is None:
+            line.num_kept_tokens = num_tokens
+        if rolling is not None:
+            # After the new one is there: routers are told at no time that nothing is cached.
+            slot = self.checkpoints.drop(rolling)
+            if slot is not None:
+                self._free.append(slot)
+
+    def hold(self, key: int) -> Checkpoint | None:
+        """Keep a block's checkpoint for a transfer; None if it is spilled or no slot is spare."""
+        if self._num_held == self.num_spare_slots or key not in self.checkpoints.slots:
+            return None
+        self._num_held += 1
+        return self.checkpoints.use(key, self._take_slot)
+
+    def receive(self) -> int | None:
+        """Take a slot for a state from another engine; None if no slot is spare."""
+        if self._num_held == self.num_spare_slots:
+            return None
+        self._num_held += 1
+        return self._take_slot()
+
+    def keep_received(self, key: int, slot: int, num_tokens: int) -> Checkpoint | None:
+        """Keep a received state after `num_tokens` tokens, unless its block has a checkpoint."""
+        if key in self.checkpoints:
+            return None
+        checkpoint = Checkpoint(key, slot, num_tokens)
+        self.checkpoints.add(checkpoint)
+        return checkpoint
+
+    def end_hold(self, checkpoint: Checkpoint | None, slot: int | None) -> None:
+        """Undo `hold` or `receive`, whose checkpoint and slot these are."""
+        self._num_held -= 1
+        if checkpoint is not None:
+            self.checkpoints.let_go(checkpoint)
+        elif slot is not None:
+            self._free.append(slot)
 
     def forget(self, keys: Iterable[int]) -> None:
         """Free the checkpoints of blocks that leave the tree."""
         self._free += self.checkpoints.forget(keys)
+
+    def take_moves(self) -> list[BlockMove]:
+        """Return the copies to and from the host's memory to make, in order, before the step."""
+        return self.checkpoints.spilled.take_moves(STATES)
 
     def borrow(self, count: int) -> list[StateChange]:
         """Return free slots for steps of a calibration, which ends before a request comes.
@@ -222,8 +272,11 @@ class StateSlots:
     def _advance(self, line: _Line) -> StateChange:
         assert len(line.written) + 1 < self.slots_per_request, "more steps in flight than slots"
         source = line.written[-1] if line.written else line.current
-        line.written.append(self._free.pop() if self._free else self.checkpoints.evict())
+        line.written.append(self._take_slot())
         return StateChange(source, line.written[-1])
+
+    def _take_slot(self) -> int:
+        return self._free.pop() if self._free else self.checkpoints.evict()
 
     def _leave(self, line: _Line) -> None:
         """Give up a request's current slot."""

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from legato.core.block_ids import BlockIds, block_array
+from legato.core.plan import BlockMove
 from legato.kv.prefix_node import Way
 from legato.kv.window_group import WindowGroup
 
@@ -50,7 +51,7 @@ class WindowGroups:
         """Cut a path of the tree to the tokens after which all windows find their blocks."""
         keys = block_array()
         for node in way.nodes:
-            keys += node.places
+            keys += node.block_keys()
         before, end = -1, way.num_tokens // self._block_size
         while end != before:
             before = end
@@ -129,6 +130,47 @@ class WindowGroups:
         """Undo `borrow`."""
         for group, block_ids in zip(self.groups, borrowed, strict=True):
             group.give_back(block_ids)
+
+    def hold(self, keys: BlockIds) -> tuple[BlockIds, ...] | None:
+        """Keep what a hit after the tree's blocks `keys` needs, for a transfer; None if it cannot.
+
+        Only blocks that running requests never need are kept from them.
+        """
+        return self._in_all([group.hold(keys) for group in self.groups])
+
+    def receive(self, num_blocks: int) -> tuple[BlockIds, ...] | None:
+        """Take blocks for what a hit after so many blocks needs; None if there are too few."""
+        return self._in_all([group.receive(num_blocks) for group in self.groups])
+
+    def keep(self, keys: BlockIds, received: Iterable[BlockIds]) -> None:
+        """Cache received blocks, as copies of the last of the tree's blocks `keys`."""
+        for group, block_ids in zip(self.groups, received, strict=True):
+            group.keep(keys, block_ids)
+
+    def end_hold(self, held: Iterable[BlockIds]) -> None:
+        """Undo `hold` or `receive`."""
+        for group, block_ids in zip(self.groups, held, strict=True):
+            group.end_hold(block_ids)
+
+    def _in_all(self, held: list[BlockIds | None]) -> tuple[BlockIds, ...] | None:
+        taken = tuple(block_ids for block_ids in held if block_ids is not None)
+        if len(taken) == len(held):
+            return taken
+        for group, block_ids in zip(self.groups, held, strict=True):
+            if block_ids is not None:
+                group.end_hold(block_ids)
+        return None
+
+    def take_moves(self) -> list[BlockMove]:
+        """Return the copies to and from the host's memory to make, in order, before the step."""
+        return [
+            move for i, group in enumerate(self.groups, 1) for move in group.spilled.take_moves(i)
+        ]
+
+    def rename(self, keys: Sequence[int], new_keys: Sequence[int]) -> None:
+        """Record other keys of blocks of the tree."""
+        for group in self.groups:
+            group.rename(keys, new_keys)
 
     def forget(self, keys: Iterable[int]) -> None:
         """Free the copies of blocks that leave the tree."""

@@ -4,7 +4,7 @@ Shapes here and in the layers use one legend: T packed tokens of the step (all r
 padding), H query heads, K key/value heads, D head size, E hidden size, V vocabulary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -54,6 +54,32 @@ class StepAttention(Protocol):
         Returns:
             [T, H, D] in the query's dtype.
         """
+        ...
+
+
+class FirstRows(NamedTuple):
+    """The rows [0, num_rows) of a batch, none of them padding, and the step's attention for them.
+
+    Rows after them are dropped: they are no earlier position of any row that is kept.
+    """
+
+    num_rows: int
+    attention: StepAttention
+
+
+class LayerWatch(Protocol):
+    """Looks at the clock between layers, and may drop the last rows of a batch from there on."""
+
+    def looks(self, num_layers: int) -> Sequence[int]:
+        """Begin to watch; return the numbers of layers after which to call `look`, ascending.
+
+        Args:
+            num_layers: of the whole step; the numbers are in (0, num_layers).
+        """
+        ...
+
+    def look(self, num_done: int) -> FirstRows | None:
+        """Return the rows that the layers after the first `num_done` compute; None drops none."""
         ...
 
 
@@ -203,10 +229,14 @@ class Model(Protocol):
         device: of all its inputs and outputs.
         num_weight_bytes: weights read in a step; known once they are loaded.
         num_torch_threads: of PyTorch's operations during a step; None leaves PyTorch's setting.
+        drops_rows: whether `forward` takes a watch.
     """
 
     @property
     def num_torch_threads(self) -> int | None: ...
+
+    @property
+    def drops_rows(self) -> bool: ...
 
     @property
     def cache(self) -> CacheSpec: ...
@@ -232,6 +262,7 @@ class Model(Protocol):
         *,
         states: StepStates | None = None,
         num_layers: int | None = None,
+        watch: LayerWatch | None = None,
     ) -> torch.Tensor:
         """Run the layers. Call it under `torch.inference_mode`.
 
@@ -241,9 +272,10 @@ class Model(Protocol):
             attention: of this step; called once in each layer that has one.
             states: of the recurrent layers; None if the model has none.
             num_layers: run only the first so many, at least one; None runs all.
+            watch: may drop the last rows between layers; None drops none.
 
         Returns:
-            [T, E] in the model's dtype, after the final norm.
+            [T, E] in the model's dtype, after the final norm; of fewer rows if some were dropped.
         """
         ...
 

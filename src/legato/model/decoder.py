@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from legato.model.base import CacheSpec, NamedWeights, StepAttention
+from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator, part_size
 from legato.model.experts import Experts
 from legato.model.layers import (
@@ -151,6 +151,11 @@ class Decoder(nn.Module):
         return len(self.embed_tokens.weight)
 
     @property
+    def drops_rows(self) -> bool:
+        """Not beside other ranks, which would have to agree; and a state cannot lose its rows."""
+        return self._communicator.size == 1 and not self.spec.states
+
+    @property
     def sum_dtype(self) -> torch.dtype:
         """Dtype in which the ranks' parts of a layer are summed."""
         return self.dtype
@@ -171,13 +176,20 @@ class Decoder(nn.Module):
         *,
         states: StepStates | None = None,
         num_layers: int | None = None,
+        watch: LayerWatch | None = None,
     ) -> torch.Tensor:
+        assert watch is None or self.drops_rows
         # The residual stream is float32 for weights of any dtype: every layer adds to it, so
         # rounding it costs far more accuracy than rounding the values added.
         hidden = scaled_embeddings(self.embed_tokens(input_ids), self.spec)
         ropes = [rotary(positions, self.dtype) for rotary in self.rotary]
         inputs = None if self.layer_inputs is None else self.layer_inputs(input_ids, hidden)
+        looks = () if watch is None else watch.looks(len(self.layers))
         for index, layer in enumerate(islice(self.layers, num_layers)):
+            if watch is not None and index in looks and (kept := watch.look(index)) is not None:
+                count, attention = kept
+                hidden, ropes = hidden[:count], [turns.first(count) for turns in ropes]
+                inputs = None if inputs is None else inputs[:count]
             own = None if inputs is None else inputs[:, index]
             hidden = layer(hidden, ropes, attention, states, own)
         output: torch.Tensor = self.norm(hidden)

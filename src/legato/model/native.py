@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.base import CacheSpec, NamedWeights, StepAttention
+from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, finished_logits, scaled_embeddings
 from legato.model.layers import RMSNorm
@@ -196,6 +196,11 @@ class NativeModel(ReadsNativeCache):
         return self.spec.num_heads
 
     @property
+    def drops_rows(self) -> bool:
+        """As in `Decoder`."""
+        return self._communicator.size == 1
+
+    @property
     def num_part_tokens(self) -> int:
         """As in `Decoder`."""
         return len(self._embed_tokens.weight)
@@ -231,7 +236,7 @@ class NativeModel(ReadsNativeCache):
             self._lm_head = packed_head.result()
             # Kept alive for `_native`, which only points to them.
             self._layers = [layers[index].result() for index in range(self.spec.num_layers)]
-        self._native = self._join(self._layers)
+        self._native = self.kernels.extension.Layers(self._layers)
         self.num_weight_bytes = num_bytes
 
     def forward(
@@ -242,15 +247,17 @@ class NativeModel(ReadsNativeCache):
         *,
         states: StepStates | None = None,
         num_layers: int | None = None,
+        watch: LayerWatch | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, NativeStep)
         assert states is None, "native layers keep no states"
+        assert watch is None or self.drops_rows
         hidden = scaled_embeddings(self._embed_tokens(input_ids), self.spec)
         turns = [rotary(positions, torch.float32) for rotary in self._rotaries]
         if self._communicator.size > 1:
             self._add_parts(attention, hidden, turns, num_layers)
         else:
-            self._add_layers(attention, hidden, turns, num_layers)
+            hidden = self._add_layers(attention, hidden, turns, num_layers, watch)
         output: torch.Tensor = self._norm(hidden)
         return output
 
@@ -263,17 +270,32 @@ class NativeModel(ReadsNativeCache):
         hidden: torch.Tensor,
         turns: Sequence[Turns],
         num_layers: int | None,
-    ) -> None:
-        """Add the layers' output to `hidden` [T, E]."""
-        layers = self._native if num_layers is None else self._join(self._layers[:num_layers])
-        layers.forward(
-            self.kernels.pool,
-            attention.steps,
-            attention.caches,
-            hidden.data_ptr(),
-            len(hidden),
-            _turn_addresses(turns),
-        )
+        watch: LayerWatch | None,
+    ) -> torch.Tensor:
+        """Add the layers' output to `hidden` [T, E]; return the rows that were not dropped.
+
+        All layers are one call, unless the watch looks at the clock in between.
+        """
+        most = self.spec.num_layers
+        looks = () if watch is None else watch.looks(most)
+        addresses, first = _turn_addresses(turns), 0
+        for end in (*looks, num_layers or most):
+            self._native.forward(
+                self.kernels.pool,
+                attention.steps,
+                attention.caches,
+                hidden.data_ptr(),
+                len(hidden),
+                addresses,
+                first,
+                end,
+            )
+            kept = watch.look(end) if watch is not None and end in looks else None
+            if kept is not None:
+                assert isinstance(kept.attention, NativeStep)
+                hidden, attention = hidden[: kept.num_rows], kept.attention
+            first = end
+        return hidden
 
     def _add_parts(
         self,
@@ -304,9 +326,6 @@ class NativeModel(ReadsNativeCache):
         if norm is not None:
             output = F.rms_norm(output, norm.shape, norm, self.spec.norm_eps)
         hidden.add_(output, alpha=self.spec.layers[layer].residual_scale)
-
-    def _join(self, layers: list[object]) -> Any:
-        return self.kernels.extension.Layers(layers)
 
     def _make_layer(self, layer: int, own: dict[str, Weight]) -> object:
         """Build a layer; the extension copies the weights, so none must outlive the call."""

@@ -295,6 +295,11 @@ class Turns(NamedTuple):
     sin: torch.Tensor
     query_scale: torch.Tensor | None
 
+    def first(self, num_rows: int) -> "Turns":
+        """Return the turns of the first rows."""
+        scale = None if self.query_scale is None else self.query_scale[:num_rows]
+        return Turns(self.cos[:num_rows], self.sin[:num_rows], scale)
+
 
 class RotaryEmbedding(nn.Module):
     """Cosines and sines for the rows of one step.

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.utils import ModelOutput
 
-from legato.model.base import CacheSpec, NamedWeights, StepAttention
+from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.native import NativeKernels, ReadsNativeCache
 from legato.model.native_operators import NativeProduct
 from legato.model.native_support import LARGEST_HEAD, TILE_DEPTH
@@ -38,6 +38,8 @@ class TransformersModel:
     """
 
     device = torch.device("cpu")
+    drops_rows = False
+    """Its layers are one call of transformers."""
 
     def __init__(
         self, spec: TransformersSpec, *, dtype: torch.dtype, kernels: NativeKernels | None = None
@@ -97,7 +99,10 @@ class TransformersModel:
         *,
         states: StepStates | None = None,  # noqa: ARG002
         num_layers: int | None = None,
+        watch: LayerWatch | None = None,
     ) -> torch.Tensor:
+        assert watch is None, "rows are not dropped between transformers' layers"
+
         def attended(call: AttentionCall) -> torch.Tensor:
             return attention.attend(
                 call.layer,

@@ -15,21 +15,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import NamedTuple, get_args
 
 import msgspec
 import zmq
 
-from legato.core.block_hash import BlockHash
 from legato.core.errors import ConfigError
-from legato.core.kv_events import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    KVEvent,
-    KVEventBatch,
-    Medium,
-)
+from legato.core.kv_events import BlockStored, KVEvent, KVEventBatch
+from legato.observe.cache_mirror import CacheMirror
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +36,6 @@ _MAX_EVENTS = 1024
 """Most events of a batch: vllm-router rejects four times as many, and forgets all it knew."""
 _MAX_TOKENS = 2**20
 """A batch ends here: as MessagePack, at most 7 MB with the blocks' hashes; the router takes 16."""
-
-_MEDIA: tuple[Medium, ...] = get_args(Medium)
 
 MAX_BATCHES = 4096
 _MAX_BYTES = 64 * 2**20
@@ -161,9 +151,7 @@ class CachePublisher:
             events = self._waiting.get()
             if events is None:
                 return False
-            for event in events:
-                self._mirror.note(event)
-            self._send(events)
+            self._send([told for event in events for told in self._mirror.note(event)])
         return True
 
     def _tell_anew(self) -> None:
@@ -213,56 +201,6 @@ def batches(events: Iterable[KVEvent]) -> Iterator[list[KVEvent]]:
             batch, num_tokens = [], 0
     if batch:
         yield batch
-
-
-class _Block(NamedTuple):
-    """Attributes: `depth`: number of blocks before it in its prompt."""
-
-    depth: int
-    parent: BlockHash | None
-    token_ids: list[int]
-
-
-class CacheMirror:
-    """The blocks of one cache by its events, so that reading them delays no step."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[Medium, BlockHash], _Block] = {}
-
-    def note(self, event: KVEvent) -> None:
-        """Apply the next event."""
-        match event:
-            case BlockStored():
-                self._store(event)
-            case BlockRemoved(block_hashes=hashes, medium=medium):
-                for name in hashes:
-                    self._blocks.pop((medium, name), None)
-            case AllBlocksCleared():
-                self._blocks.clear()
-
-    def told_anew(self) -> Iterator[KVEvent]:
-        """Yield events that describe the whole cache, each block after its parent."""
-        yield AllBlocksCleared()
-        for (medium, name), block in sorted(self._blocks.items(), key=lambda item: item[1].depth):
-            yield BlockStored(
-                block_hashes=[name],
-                parent_block_hash=block.parent,
-                token_ids=block.token_ids,
-                block_size=len(block.token_ids),
-                medium=medium,
-            )
-
-    def _store(self, event: BlockStored) -> None:
-        parent, size = event.parent_block_hash, event.block_size
-        depth = 0 if parent is None else self._depth(parent) + 1
-        for i, name in enumerate(event.block_hashes):
-            tokens = event.token_ids[i * size : (i + 1) * size]
-            self._blocks[event.medium, name] = _Block(depth + i, parent, tokens)
-            parent = name
-
-    def _depth(self, name: BlockHash) -> int:
-        found = (self._blocks.get((medium, name)) for medium in _MEDIA)
-        return next(block.depth for block in found if block is not None)
 
 
 class ReplayBuffer:

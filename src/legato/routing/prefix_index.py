@@ -9,7 +9,9 @@ class PrefixIndex:
     """Follows the replicas' cache events, and the prompts sent to them in the meantime.
 
     A hash stands for a block and all blocks before it, so no tree is needed: a replica with a block
-    has the blocks before it, or will not use it.
+    has the blocks before it, or will not use it. A replica whose model has recurrent layers uses
+    them up to an end (`HitEnds`). A prompt sent there may end anywhere: the replica keeps a state
+    where the next prompt leaves it.
     """
 
     def __init__(self) -> None:
@@ -17,6 +19,9 @@ class PrefixIndex:
         # Key a block, values the bits of replicas that have it, and of those that will.
         self._holders: dict[BlockHash, int] = {}
         self._expected: dict[BlockHash, int] = {}
+        self._with_ends = 0  # bits of replicas with ends
+        # Key a block, values the bits of these replicas that have an end there.
+        self._ends: dict[BlockHash, int] = {}
 
     def __len__(self) -> int:
         """Number of different blocks known."""
@@ -38,14 +43,24 @@ class PrefixIndex:
         """Record that a replica has dropped these blocks; blocks it never had are ignored."""
         _drop(self._holders, hashes, self._bits.get(replica_id, 0))
 
+    def change_ends(
+        self, replica_id: str, added: Iterable[BlockHash], removed: Iterable[BlockHash]
+    ) -> None:
+        """Record after which blocks hits of a replica end; from now on, they end nowhere else."""
+        bit = self._bit(replica_id)
+        self._with_ends |= bit
+        _add(self._ends, added, bit)
+        _drop(self._ends, removed, bit)
+
     def clear(self, replica_id: str) -> None:
         """Forget all blocks of a replica, cached and expected."""
         bit = self._bits.pop(replica_id, 0)
-        for known in (self._holders, self._expected):
+        self._with_ends &= ~bit
+        for known in (self._holders, self._expected, self._ends):
             _drop(known, [one for one, bits in known.items() if bits & bit], bit)
 
     def num_cached_blocks(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
-        """Return how many first blocks of a prompt each replica has, without replicas with none.
+        """Return how many first blocks of a prompt each replica can use, if it can use any.
 
         Args:
             hashes: of the prompt's blocks, from the first one on.
@@ -60,21 +75,27 @@ class PrefixIndex:
         }
 
     def _lengths(self, hashes: Sequence[BlockHash]) -> list[tuple[int, int]]:
-        """Return (number of blocks, bits of the replicas that have so many), the longest first.
+        """Return (number of blocks, bits of the replicas that can use so many), the longest first.
 
-        There is an entry for each number at which replicas drop out.
+        There is an entry for each number at which replicas drop out, or have an end.
         """
         found: list[tuple[int, int]] = []
-        have, expect = self._holders, self._expected
-        holders = -1  # all bits
+        have, expect, ends = self._holders, self._expected, self._ends
+        holders, usable = -1, 0  # bits
         for length, block_hash in enumerate(hashes):
-            still = holders & (have.get(block_hash, 0) | expect.get(block_hash, 0))
-            if still != holders and length:
-                found.append((length, holders))
+            expected = expect.get(block_hash, 0)
+            still = holders & (have.get(block_hash, 0) | expected)
+            if still != holders and usable:
+                found.append((length, usable))
             holders = still
             if not holders:
                 return found[::-1]
-        return [(len(hashes), holders), *found[::-1]] if hashes else []
+            usable = holders
+            if self._with_ends & holders:
+                usable &= ~self._with_ends | expected | ends.get(block_hash, 0)
+                if usable & self._with_ends:
+                    found.append((length + 1, usable))
+        return [(len(hashes), usable), *found[::-1]] if hashes else []
 
     def _bit(self, replica_id: str) -> int:
         bit = self._bits.get(replica_id)

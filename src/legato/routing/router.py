@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from legato.core.errors import ConfigError
-from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, HitEnds, KVEvent
 from legato.core.replica_state import ReplicaState
 from legato.routing.policy import (
     KeptPromisePolicy,
@@ -137,6 +137,8 @@ class Router:
                     self._index.store(replica_id, event.block_hashes)
                 case BlockRemoved():
                     self._index.remove(replica_id, event.block_hashes)
+                case HitEnds():
+                    self._index.change_ends(replica_id, event.added, event.removed)
                 case AllBlocksCleared():
                     self._index.clear(replica_id)
 

@@ -113,6 +113,9 @@ class Dispatch:
         """
         model = self._step_time
         predicted_s = model.seconds(step.shape) if model.is_known else None
+        deadline = model.deadline(step.shape, step.limit_s) if step.is_due else None
+        if deadline is not None:
+            step.chunks.sort(key=lambda chunk: chunk.kind == "prefill")  # the last rows are dropped
         new = [c.request_id for c in step.chunks if c.request_id not in self._known_to_executor]
         self._known_to_executor.update(new)
         plan = StepPlan(
@@ -131,6 +134,7 @@ class Dispatch:
             predicted_s=predicted_s,
             limit_s=None if step.limit_s == UNLIMITED else step.limit_s,
             budget_tokens=budget_tokens,
+            deadline=deadline,
         )
         ends_s = begins_s + step.drafting_s + (predicted_s or 0.0) * model.caution(step.limit_s)
         for request in step.becoming_streams:
@@ -153,7 +157,15 @@ class Dispatch:
         self._landed_s = now_s
         if not (result.ran_out_of_memory or result.faults):
             delivered_s = now_s - begun_s - flight.drafting_s + self._later_s
-            self._step_time.observe(flight.shape, result.seconds, delivered_s, flight.plan.limit_s)
+            shape = flight.shape
+            if result.cuts:
+                shape = StepShape.computed(flight.plan, result.cuts)
+            self._step_time.observe(shape, result.seconds, delivered_s, flight.plan.limit_s)
+            deadline = flight.plan.deadline
+            if deadline is not None:
+                num_rows = result.cuts[-1].num_rows if result.cuts else flight.plan.num_tokens
+                dropped = (flight.plan.num_tokens - num_rows) / flight.shape.num_prefill_tokens
+                self._step_time.observe_deadline(deadline, delivered_s, result.foreseen_s, dropped)
             self._later_s = 0.0
         return flight
 

@@ -225,7 +225,7 @@ class Forecast:
         """Return the prompts' tokens per step, and the number of such steps."""
         most_steps, middle = streams.num_steps, prompts.middle
         limit_s = streams.limit_s
-        caution = self._model.caution(limit_s)
+        caution = self._model.prefill_caution(streams.shape, limit_s)
         settled_s = streams.settled_limit_s(caution)
         chunk = self._chunk(middle, streams, limit_s)
         if not chunk:

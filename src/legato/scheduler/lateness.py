@@ -103,7 +103,8 @@ class Lateness:
             streams_s = self._model.seconds(self._streams)
             room_s = UNLIMITED
             if self._limit_s < UNLIMITED:
-                room_s = self._limit_s / self._model.caution(self._limit_s) - streams_s
+                caution = self._model.prefill_caution(self._streams, self._limit_s)
+                room_s = self._limit_s / caution - streams_s
                 room_s = max(room_s, _LEAST_ROOM * self._limit_s)
             self._beside_s = streams_s, room_s
         return self._beside_s

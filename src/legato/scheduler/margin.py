@@ -118,7 +118,7 @@ class Margin:
     def factor(self, limit_s: float) -> float:
         """Return the factor on the prediction of a step that must end in `limit_s`, at least 1."""
         if not 0.0 < limit_s < math.inf:
-            return self._body_factor
+            return self.body_factor
         if self._known is None or self._known[0] != limit_s:
             self._known = limit_s, limit_s / self._longest_s(limit_s)
         return self._known[1]
@@ -152,7 +152,8 @@ class Margin:
         self._known = None
 
     @property
-    def _body_factor(self) -> float:
+    def body_factor(self) -> float:
+        """Factor on the prediction of a step whose interruptions need no room, at least 1."""
         return 1.0 + max(_LEAST_BODY, self._body.value if len(self._body) else 0.0)
 
     def _longest_s(self, limit_s: float) -> float:
@@ -174,7 +175,7 @@ class Margin:
             else:
                 index = num_known - num_late - (num_late < num_larger)
                 size_s = _SPARE * self._sizes_s[index] if index >= 0 else 0.0
-            return (limit_s - size_s) / self._body_factor
+            return (limit_s - size_s) / self.body_factor
 
         most = bisect_left(range(1, num_known + 2), True, key=lambda n: aimed_s / n <= by_size_s(n))
         # Of `most` interruptions the size bounds the step, of one more the rate.

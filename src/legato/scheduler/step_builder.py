@@ -45,6 +45,7 @@ class StepBuilder:
         becoming_streams: requests whose prompts end in this step.
         limit_s: time from the step's beginning until the next token of a running stream is due; set
             by `add_decodes`.
+        is_due: whether `limit_s` is until such a token, and not that of a step without one.
         drafting_s: seconds spent on making drafts, already taken off `limit_s`.
         admitted, short_hits, held_by: as in `StepRecord`.
     """
@@ -88,6 +89,7 @@ class StepBuilder:
         self.short_hits: dict[str, ShortHit] = {}
         self.held_by: Obstacle | None = None
         self.limit_s = UNLIMITED
+        self.is_due = False
         self.drafting_s = 0.0
         self.shape = StepShape()
         self.chunks: list[ScheduledChunk] = []
@@ -159,7 +161,8 @@ class StepBuilder:
         running = self._queues.running
         best_effort = [r for r in self._streams if r.is_best_effort and r.request_id in running]
         self.limit_s = due_s - self._begins_s
-        if due_s == UNLIMITED:
+        self.is_due = due_s < UNLIMITED
+        if not self.is_due:
             self.limit_s = self._idle_limit_s
             self._add_decodes(best_effort)
             return

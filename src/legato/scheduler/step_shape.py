@@ -1,8 +1,9 @@
 """The shape of a step: the counts that its duration depends on."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from legato.core.plan import ScheduledChunk, StepPlan
+from legato.core.plan import RowCut, ScheduledChunk, StepPlan
 from legato.core.step_record import ChunkRecord
 
 
@@ -56,9 +57,24 @@ class StepShape:
         shape = cls()
         shape.add_decodes([chunk.start + 1 for chunk in chunks if chunk.kind == "decode"])
         for chunk in chunks:
-            if chunk.kind != "decode":
+            if chunk.kind != "decode" and chunk.num_tokens:  # it may have lost all its rows
                 shape.add(chunk)
         return shape
+
+    @classmethod
+    def computed(cls, plan: StepPlan, cuts: Sequence[RowCut]) -> "StepShape":
+        """Return the mean shape over the layers of a step that dropped rows: the work it did."""
+        ends = [*(cut.done for cut in cuts), 1.0]
+        shares = [end - begin for begin, end in pairwise((0.0, *ends))]
+        counts = (plan.num_tokens, *(cut.num_rows for cut in cuts))
+        shapes = [cls.of(plan.first_rows(count)) for count in counts]
+        mean = cls()
+        for name in cls.__slots__:
+            values = [getattr(shape, name) for shape in shapes]
+            value = sum(share * value for share, value in zip(shares, values, strict=True))
+            setattr(mean, name, round(value) if isinstance(values[0], int) else value)
+        mean.num_samples = shapes[-1].num_samples
+        return mean
 
     def add_prefill(self, start: int, num_tokens: int, *, samples: int) -> None:
         """Add a prefill chunk. Args: samples: rows whose logits are computed."""
@@ -116,6 +132,14 @@ class StepShape:
         self.num_draft_rows += count
         self.draft_context += count * (context + 0.5 * (count + 1))
         self.num_samples += count
+
+    def without_prefill(self) -> "StepShape":
+        """Return the shape of the streams' tokens alone."""
+        shape = self.copy()
+        shape.num_samples = shape.num_decode_rows + shape.num_draft_rows
+        shape.num_prefill_chunks = shape.num_prefill_tokens = shape.prefill_context = 0
+        shape.prefill_area = 0.0
+        return shape
 
     def remove_decode(self, context: float) -> None:
         """Undo `add_decode`."""

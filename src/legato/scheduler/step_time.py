@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from legato.core.plan import Deadline
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
+from legato.scheduler.deadlines import Deadlines
 from legato.scheduler.margin import Margin, Tails
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
@@ -37,6 +39,7 @@ class StepTimeModel:
         prior: steps measured by a calibration.
         rows: row counts that batches are padded to.
         tails: what earlier runs on this machine remember; None learns from `prior`.
+        drops_rows: whether the executor drops rows to keep deadlines.
     """
 
     def __init__(
@@ -44,8 +47,11 @@ class StepTimeModel:
         prior: Sequence[MeasuredStep] = (),
         rows: RowCounts = CPU_ROWS,
         tails: Tails | None = None,
+        *,
+        drops_rows: bool = False,
     ) -> None:
         self._rows = rows
+        self._deadlines = Deadlines() if drops_rows else None
         self._num_steps = 0
         self._margin = Margin(tails)
         self._gap_s = math.inf
@@ -101,7 +107,7 @@ class StepTimeModel:
                 time.
         """
         assert self._costs is not None
-        allowed_s = limit_s / self.caution(limit_s) if has_margin else limit_s
+        allowed_s = limit_s / self.prefill_caution(shape, limit_s) if has_margin else limit_s
         longest = self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
         return longest if longest == cap else self._costs.unpadded_chunk(shape, start, longest)
 
@@ -115,8 +121,12 @@ class StepTimeModel:
 
     @property
     def margin(self) -> float:
-        """Share by which a step may exceed its prediction under the strictest promise."""
-        return self.margin_at(self._gap_s)
+        """Share by which a step may exceed its prediction under the strictest promise.
+
+        If the executor drops rows, it is that of steps that may drop some.
+        """
+        own = self._prefill_factor
+        return self.margin_at(self._gap_s) if own is None else own - 1.0
 
     @property
     def tails(self) -> Tails:
@@ -134,14 +144,55 @@ class StepTimeModel:
     def bear(self, late: float) -> None:
         """Set the chance of a late step that the streams of the next step bear."""
         self._margin.aim_at(late)
+        if self._deadlines is not None:
+            self._deadlines.aim_at(late)
 
     def expire_margin(self) -> None:
         """Shrink the margin a little after a step without room for prefill."""
         self._margin.expire()
+        if self._deadlines is not None:
+            self._deadlines.expire()
 
     def caution(self, limit_s: float) -> float:
         """Return the factor on the prediction of a step that must end in `limit_s`."""
         return max(self._margin.factor(limit_s), self._present.factor)
+
+    def prefill_caution(self, streams: StepShape, limit_s: float) -> float:
+        """Return the factor on the prediction of a step that is filled with prefill.
+
+        Beside streams, rows can be dropped if the executor does so; the step then needs no room for
+        interruptions.
+        """
+        own = self._prefill_factor if streams.num_decode_rows else None
+        return self.caution(limit_s) if own is None else max(own, self._present.factor)
+
+    @property
+    def _prefill_factor(self) -> float | None:
+        if self._deadlines is None:
+            return None
+        return self._margin.body_factor + self._deadlines.haste
+
+    def deadline(self, shape: StepShape, limit_s: float) -> Deadline | None:
+        """Return the deadline of a step whose streams' tokens are due at `limit_s`.
+
+        None if the executor keeps none, or if the step has no rows to drop.
+        """
+        is_mixed = shape.num_decode_rows > 0 and shape.num_prefill_tokens > 0
+        if self._deadlines is None or not (self.is_known and is_mixed and limit_s > 0.0):
+            return None
+        streams_s = self.seconds(shape.without_prefill())
+        return Deadline(
+            layers_s=limit_s - self._deadlines.guard_s(limit_s),
+            late_s=limit_s,
+            prefill_share=1.0 - min(1.0, streams_s / self.seconds(shape)),
+        )
+
+    def observe_deadline(
+        self, deadline: Deadline, delivered_s: float, foreseen_s: float | None, dropped: float
+    ) -> None:
+        """Learn from a step that had a deadline; arguments are as in `Deadlines.observe`."""
+        if self._deadlines is not None:
+            self._deadlines.observe(delivered_s, deadline.late_s, foreseen_s, dropped)
 
     @property
     def slowness(self) -> float:

@@ -12,7 +12,7 @@ from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
 from legato.simulation.link import Link, Traffic
 from legato.transfer.keys import read_key
-from legato.transfer.memory import CacheMemory, Spans
+from legato.transfer.memory import CacheMemory, Region, Spans
 from legato.transfer.mover import ReadState
 from legato.transfer.transport import Transport
 
@@ -72,7 +72,7 @@ def timed_transfers(
         raise ConfigError(
             f"{profile} tells no kv_token_bytes, which a token's keys and values take"
         )
-    memory = CacheMemory(
+    region = Region(
         address=0,
         num_planes=1,
         num_blocks=kv.num_blocks,
@@ -80,7 +80,7 @@ def timed_transfers(
     )
     transport = Transport(
         TimedMover(link),
-        memory,
+        CacheMemory(groups=((region,),)),
         block_size=kv.block_size,
         layout={"the profile": profile},
         host=config.kv_transfer_host,

@@ -98,13 +98,7 @@ class Fetcher:
                 await self._leave(connection, source)
                 return
             peer = self._connect(welcome.metadata)
-            there = CacheMemory(
-                address=welcome.address,
-                num_planes=self._memory.num_planes,
-                num_blocks=welcome.num_blocks,
-                block_bytes=self._memory.block_bytes,
-                gpu=welcome.gpu,
-            )
+            there = self._memory_there(welcome)
             try:
                 await self._follow(connection, peer, there, wanted)
             except TransferError:
@@ -134,6 +128,19 @@ class Fetcher:
             self._peers[metadata] = self._mover.connect(metadata)
         return self._peers[metadata]
 
+    def _memory_there(self, welcome: Welcome) -> CacheMemory:
+        """Return the other engine's memory, whose blocks are as large as here."""
+        ours, theirs = self._memory.groups, welcome.groups
+        if list(map(len, ours)) != list(map(len, theirs)) or not all(
+            len({region.num_blocks for region in group}) == 1 for group in theirs
+        ):
+            raise TransferError("its cache has other groups")
+        groups = tuple(
+            tuple(r.at(at.address, at.num_blocks) for r, at in zip(*pair, strict=True))
+            for pair in zip(ours, theirs, strict=True)
+        )
+        return CacheMemory(groups=groups, gpu=welcome.gpu)
+
     def _forget(self, metadata: bytes) -> None:
         peer = self._peers.pop(metadata, None)
         if peer is not None:
@@ -161,7 +168,10 @@ class Fetcher:
             if end > num_read:
                 if max(theirs[num_read:end]) >= there.num_blocks:
                     raise TransferError("it offers blocks that it does not have")
-                spans = self._memory.spans(ours[num_read:end], there, theirs[num_read:end])
+                try:
+                    spans = self._memory.spans(ours[num_read:end], there, theirs[num_read:end])
+                except ValueError as error:
+                    raise TransferError(f"it offers {error}") from None
                 await self._read(connection, peer, spans, there.gpu)
                 num_read = end
             elif told.is_complete:
@@ -192,7 +202,7 @@ class Fetcher:
 
     @property
     def _most_blocks(self) -> int:
-        return max(1, _MOST_BYTES // (self._memory.num_planes * self._memory.block_bytes))
+        return max(1, _MOST_BYTES // self._memory.largest_bytes)
 
     async def _read(self, connection: Connection, peer: str, spans: Spans, gpu: int | None) -> None:
         """Copy blocks; return once nothing writes any more."""

@@ -40,7 +40,10 @@ class LocalMover:
         if memory is None:
             raise TransferError("the other engine is gone")
         for here, there, num_bytes in spans.tolist():
-            if not 0 <= there - memory.address <= memory.num_bytes - num_bytes:
+            if not any(
+                0 <= there - region.address <= region.num_bytes - num_bytes
+                for region in memory.regions
+            ):
                 raise TransferError("outside of the other engine's memory")
             ctypes.memmove(here, there, num_bytes)
         return LocalRead()

@@ -24,7 +24,7 @@ def nixl_package() -> str | None:
 
 
 class NixlMover:
-    """A NIXL agent with one region of memory.
+    """A NIXL agent with the memory of one cache.
 
     Args:
         name: unique among agents.
@@ -47,8 +47,9 @@ class NixlMover:
             settings = api.nixl_agent_config(enable_prog_thread=False)
             self._agent: Any = api.nixl_agent(name, settings)
             self._gpu = memory.gpu
-            self._region = self._agent.register_memory(
-                [(memory.address, memory.num_bytes, memory.gpu or 0, "")], _kind(memory.gpu)
+            self._regions = self._agent.register_memory(
+                [(r.address, r.num_bytes, memory.gpu or 0, "") for r in memory.regions],
+                _kind(memory.gpu),
             )
             self.metadata: bytes = self._agent.get_agent_metadata()
         except Exception as error:
@@ -76,7 +77,7 @@ class NixlMover:
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # peers may be gone, and the agent ends anyway
-            self._agent.deregister_memory(self._region)
+            self._agent.deregister_memory(self._regions)
 
     def _descriptors(self, addresses: Spans, num_bytes: Spans, gpu: int | None) -> Any:
         devices = np.full_like(addresses, gpu or 0)

@@ -49,19 +49,25 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     layout: Layout
 
 
+class RegionAt(msgspec.Struct, frozen=True):
+    """Attributes: as in `Region`."""
+
+    address: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+    num_blocks: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The memory of the exporting engine's blocks.
 
     Attributes:
         proof: of `Hello.nonce`.
         metadata: of its mover.
-        address, num_blocks, gpu: as in `CacheMemory`.
+        groups, gpu: as in `CacheMemory`.
     """
 
     proof: bytes
     metadata: bytes
-    address: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-    num_blocks: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    groups: list[list[RegionAt]]
     gpu: Annotated[int, msgspec.Meta(ge=0, lt=2**16)] | None = None
 
 

@@ -16,6 +16,7 @@ from legato.transfer.protocol import (
     Hello,
     Layout,
     Refusal,
+    RegionAt,
     Released,
     Welcome,
     is_proof,
@@ -97,12 +98,12 @@ class ExportService:
             ]
             await connection.send(Refusal("; ".join(words)[:1000]))
             return False
+        groups = self._memory.groups
         await connection.send(
             Welcome(
                 proof(self._key, "export", hello.nonce),
                 self._mover.metadata,
-                self._memory.address,
-                self._memory.num_blocks,
+                [[RegionAt(r.address, r.num_blocks) for r in group] for group in groups],
                 self._memory.gpu,
             )
         )

@@ -20,7 +20,7 @@ from legato.engine.assembly.cpu import cpu_runtime
 from legato.engine.assembly.recurrent import fit_recurrent, request_costs
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.engine.assembly.start_timer import StartTimer
-from legato.engine.assembly.transfers import cache_layout, make_transfers
+from legato.engine.assembly.transfers import cache_layout, cache_memory, make_transfers
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.loop.grammars import Grammars
 from legato.engine.process.messages import EngineInfo, TransferAddress
@@ -48,7 +48,9 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     runtime = load_runtime(config, grammars.__getitem__, timer)
     step_times = runtime.step_times
     known = step_times.known()
-    step_time = StepTimeModel(known.steps, runtime.rows, known.tails)
+    step_time = StepTimeModel(
+        known.steps, runtime.rows, known.tails, drops_rows=runtime.executor.drops_rows
+    )
     scheduler = Scheduler(
         runtime.config.scheduler,
         max_model_len=runtime.max_model_len,
@@ -66,10 +68,12 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         layout = cache_layout(
             runtime.checkpoint,
             runtime.cache,
+            runtime.groups,
             block_size=runtime.kv.block_size,
             kernels=runtime.kernels,
         )
-        transfers = make_transfers(config.transfer, runtime.kv, runtime.blocks, layout)
+        memory = cache_memory(runtime.blocks, runtime.states)
+        transfers = make_transfers(config.transfer, runtime.kv, memory, layout)
         address = TransferAddress(config.transfer.kv_transfer_host, transfers.port)
         info = msgspec.structs.replace(info, transfer=address)
     engine = EngineLoop(

@@ -14,10 +14,14 @@ from legato.engine.assembly.draft import LoadedDraft, load_draft, make_draft_mod
 from legato.engine.assembly.kv_cache import cache_groups, configured_cache, make_kv_manager
 from legato.engine.assembly.recurrent import make_state_cache
 from legato.engine.assembly.runtime import ModelRuntime
+from legato.executor.attention.base import AttentionBackend
 from legato.executor.draft_model import DraftModel
 from legato.executor.first_pass import check_forward
+from legato.executor.host_cache import HostCache
 from legato.executor.memory import cpu_cache_bytes
+from legato.executor.state_cache import StateCache
 from legato.executor.torch_executor import TorchExecutor
+from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
 from legato.model.native import NativeKernels
 from legato.model.spec import DecoderSpec
@@ -53,7 +57,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         model,
         attention,
         kv.block_size,
-        num_host_slots=kv.num_host_slots,
+        host_cache=_host_cache(attention, kv, states),
         grammar=blueprint.grammar,
         states=states,
         score_head=blueprint.score_head,
@@ -65,7 +69,8 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         kv=kv,
         executor=executor,
         groups=groups,
-        blocks=attention.blocks[0],
+        blocks=attention.blocks,
+        states=() if states is None else states.tensors,
         rows=cpu_rows(spec),
         kernels=_kernels(spec, kernels),
         untaken=untaken_pages(config.cache, attention, states),
@@ -79,6 +84,13 @@ def _kernels(spec: DecoderSpec | TransformersSpec, kernels: NativeKernels | None
     if isinstance(spec, TransformersSpec):
         return f"{instructions}, on transformers' layers"
     return instructions
+
+
+def _host_cache(
+    attention: AttentionBackend, kv: KVCacheManager, states: StateCache | None
+) -> HostCache:
+    num_states = 0 if kv.states is None else kv.states.num_host_slots
+    return HostCache(attention.blocks, kv.host_sizes, states=states, num_states=num_states)
 
 
 def _load_draft(blueprint: Blueprint, kernels: NativeKernels | None) -> LoadedDraft | None:

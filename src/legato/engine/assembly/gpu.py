@@ -168,7 +168,7 @@ class GpuShard:
             groups=(cache.whole,),
             kv=kv,
             executor=executor,
-            blocks=self.program.blocks,
+            blocks=(self.program.blocks,),
             rows=GPU_ROWS,
             kernels="triton",
         )

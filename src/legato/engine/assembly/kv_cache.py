@@ -74,13 +74,8 @@ def cache_groups(blueprint: Blueprint, cache: CacheSpec) -> tuple[CacheGroup, ..
 
 def _why_one_group(blueprint: Blueprint) -> str:
     """Return why the cache must be one group; empty if it need not."""
-    config = blueprint.config
     if blueprint.device.type != "cpu":
         return "a GPU's steps have one block table a request"
-    if config.cache.swap_space_bytes:
-        return "--swap-space moves whole blocks of all layers"
-    if config.transfer.kv_role is not None:
-        return "--kv-role transfers whole blocks of all layers"
     return ""
 
 
@@ -89,19 +84,29 @@ def make_kv_manager(
 ) -> KVCacheManager:
     """Divide so much memory into blocks, and slots for states if the model has recurrent layers.
 
+    Of the swap space, windows and states have the share that they have of the memory.
+
     Raises:
         ConfigError: one request does not fit into it, or no block into the swap space.
     """
     config = blueprint.config.cache
     kept, *windowed = groups
-    states = _state_slots(blueprint, memory_bytes, kept.cache.token_bytes)
+    swap_bytes, swap_share = config.swap_space_bytes, config.swap_space_bytes / memory_bytes
+    states = _state_slots(blueprint, memory_bytes, kept.cache.token_bytes, swap_share)
     if states is not None:
         memory_bytes -= states.num_slots * blueprint.state_bytes
+        swap_bytes -= states.num_host_slots * blueprint.state_bytes
     bytes_per_block = config.block_size * kept.cache.token_bytes
     windows: WindowGroups | None = None
     if windowed:
-        windows, taken_bytes = _windows(blueprint, windowed, memory_bytes, bytes_per_block)
+        windows, taken_bytes = _windows(
+            blueprint, windowed, memory_bytes, bytes_per_block, swap_share
+        )
         memory_bytes -= taken_bytes
+        swap_bytes -= sum(
+            made.spilled.num_slots * config.block_size * group.cache.token_bytes
+            for made, group in zip(windows.groups, windowed, strict=True)
+        )
     num_blocks = num_cache_blocks(
         memory_bytes,
         bytes_per_block=bytes_per_block,
@@ -109,7 +114,7 @@ def make_kv_manager(
         max_num_seqs=blueprint.max_num_seqs,
     )
     num_host_slots = num_swap_blocks(
-        config, bytes_per_block=bytes_per_block, device=blueprint.device
+        swap_bytes, bytes_per_block=bytes_per_block, device=blueprint.device
     )
     return KVCacheManager(
         num_blocks,
@@ -122,9 +127,17 @@ def make_kv_manager(
 
 
 def _windows(
-    blueprint: Blueprint, groups: Sequence[CacheGroup], memory_bytes: int, bytes_per_block: int
+    blueprint: Blueprint,
+    groups: Sequence[CacheGroup],
+    memory_bytes: int,
+    bytes_per_block: int,
+    swap_share: float,
 ) -> tuple[WindowGroups, int]:
-    """Return the blocks of window groups, and their size in bytes."""
+    """Return the blocks of window groups, and their size in bytes.
+
+    Args:
+        swap_share: swap space for each byte of the memory.
+    """
     block_size, scheduler = blueprint.config.cache.block_size, blueprint.config.scheduler
     assert scheduler.num_steps_in_flight is not None
     needs = [
@@ -145,22 +158,40 @@ def _windows(
         # Half of them are for blocks that stay cached.
         most=2 * blueprint.max_num_seqs,
     )
-    made = [WindowGroup(need.window, need.num_blocks(num_requests), block_size) for need in needs]
+    sizes = [need.num_blocks(num_requests) for need in needs]
+    most_running = min(num_requests, blueprint.max_num_seqs)
+    made = [
+        WindowGroup(
+            need.window,
+            count,
+            block_size,
+            num_host_slots=int(swap_share * count),
+            num_spare=count - need.num_blocks(most_running),
+        )
+        for need, count in zip(needs, sizes, strict=True)
+    ]
+    if blueprint.config.transfer.kv_role is not None and not all(g.num_spare for g in made):
+        raise ConfigError(
+            "--kv-role keeps blocks of sliding windows for other engines, besides those of "
+            f"{most_running:,} running requests, and there is no memory for them: raise "
+            "--kv-cache-memory or lower --max-num-seqs"
+        )
     return (
-        WindowGroups(
-            made, block_size=block_size, max_requests=min(num_requests, blueprint.max_num_seqs)
-        ),
+        WindowGroups(made, block_size=block_size, max_requests=most_running),
         window_bytes(needs, num_requests),
     )
 
 
-def _state_slots(blueprint: Blueprint, memory_bytes: int, token_bytes: int) -> StateSlots | None:
+def _state_slots(
+    blueprint: Blueprint, memory_bytes: int, token_bytes: int, swap_share: float
+) -> StateSlots | None:
     """Divide the states' share of the memory among requests, at most as many as may run.
 
     Within a prompt, checkpoints take about as much memory as the keys and values between them.
 
     Args:
         token_bytes: size of a token's keys and values.
+        swap_share: swap space for each byte of the memory.
     """
     if not blueprint.state_bytes:
         return None
@@ -186,12 +217,20 @@ def _state_slots(blueprint: Blueprint, memory_bytes: int, token_bytes: int) -> S
     # At most one for each unit of tokens, and the longest request must fit beside them.
     room = min(int(_CHECKPOINTS_SHARE * memory_bytes), memory_bytes - needed)
     most = min(max(0, room) // blueprint.state_bytes, memory_bytes // (unit * token_bytes))
+    num_spare_slots = _num_checkpoints(blueprint, memory_bytes, most)
+    if blueprint.config.transfer.kv_role is not None and not num_spare_slots:
+        raise ConfigError(
+            "--kv-role keeps states for other engines, besides those of running requests, and "
+            "there are none: raise --state-checkpoints or --kv-cache-memory"
+        )
+    num_slots = num_requests * one.slots_per_request + num_spare_slots
     return StateSlots(
         num_requests,
         depth,
-        num_spare_slots=_num_checkpoints(blueprint, memory_bytes, most),
+        num_spare_slots=num_spare_slots,
         unit=unit,
         spacing=spacing,
+        num_host_slots=int(swap_share * num_slots),
     )
 
 

@@ -1,6 +1,6 @@
 """Models with recurrent layers: what an engine of them does not do, and the memory of their states.
 
-A state cannot be taken back, nor is it divided among ranks or moved to another engine.
+A state cannot be taken back, nor is it divided among ranks.
 """
 
 import logging
@@ -40,8 +40,6 @@ def fit_recurrent(
         "--tensor-parallel-size": config.model.tensor_parallel_size > 1,
         "--speculative-model": config.model.speculative_model is not None,
         "--speculative with a number": isinstance(config.scheduler.speculative, int),
-        "--swap-space": config.cache.swap_space_bytes > 0,
-        "--kv-role": config.transfer.kv_role is not None,
     }
     for name, is_asked_for in refused.items():
         if is_asked_for:

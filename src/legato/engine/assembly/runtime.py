@@ -32,8 +32,9 @@ class ModelRuntime:
         blueprint: what it was built from.
         cache: what the cache keeps of each token.
         groups: groups of its layers.
-        blocks: the first group's cache, or rank 0's part of it, [layers, planes, num_blocks,
-            numbers of a block].
+        blocks: cache of each group, or rank 0's part of it, [layers, planes, num_blocks, numbers
+            of a block].
+        states: states of the recurrent layers, [num_slots, ...] each.
         rows: the numbers of rows to which batches are padded.
         kernels: the instruction set of the native kernels, "torch", or "triton" on a GPU.
         untaken: the cache's pages to allocate while the engine is idle; None if there are none.
@@ -46,9 +47,10 @@ class ModelRuntime:
     groups: Sequence[CacheGroup]
     kv: KVCacheManager
     executor: Executor
-    blocks: torch.Tensor
+    blocks: Sequence[torch.Tensor]
     rows: RowCounts
     kernels: str
+    states: Sequence[torch.Tensor] = ()
     untaken: UntakenPages | None = None
     draft_model: DraftModel | None = None
 

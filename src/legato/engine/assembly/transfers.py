@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,11 +11,12 @@ from legato.checkpoint.base import Checkpoint
 from legato.core.addresses import is_loopback
 from legato.core.cache_config import TransferConfig
 from legato.engine.loop.transfers import Transfers
+from legato.engine.loop.whole_transfers import WholeTransfers
 from legato.kv.manager import KVCacheManager
-from legato.model.base import CacheSpec
+from legato.model.base import CacheGroup, CacheSpec
 from legato.transfer.keys import read_key
 from legato.transfer.local_mover import LocalMover
-from legato.transfer.memory import CacheMemory
+from legato.transfer.memory import CacheMemory, Region
 from legato.transfer.mover import Mover
 from legato.transfer.nixl_mover import NixlMover
 from legato.transfer.protocol import Layout
@@ -43,27 +44,26 @@ def new_name() -> str:
 def make_transfers(
     config: TransferConfig,
     kv: KVCacheManager,
-    blocks: torch.Tensor,
+    memory: CacheMemory,
     layout: Layout,
     make_mover: Callable[[TransferConfig, CacheMemory], Mover] = nixl_mover,
 ) -> Transfers:
     """Start to listen for other engines, unless this engine only fetches.
 
     Args:
-        blocks: the cache's, [layers, planes, num_blocks, numbers of a block].
+        memory: of the cache.
         layout: layout of the blocks.
 
     Raises:
         ConfigError: NIXL is missing, the port cannot be opened, or any program could reach it.
     """
     key = read_key(config)
-    memory = cache_memory(blocks)
     gpu = memory.gpu
     transport = Transport(
         make_mover(config, memory),
         memory,
         block_size=kv.block_size,
-        layout=layout,
+        layout=layout | {"the bytes of blocks and states": _bytes(memory)},
         host=config.kv_transfer_host,
         port=config.listening_port,
         key=key,
@@ -71,21 +71,51 @@ def make_transfers(
         prepare=_nothing if gpu is None else partial(torch.cuda.set_device, gpu),
     )
     is_copying = gpu is not None and kv.num_host_slots > 0
-    return Transfers(
+    is_whole = kv.windows is not None or kv.states is not None
+    return (WholeTransfers if is_whole else Transfers)(
         kv, transport, partial(torch.cuda.synchronize, gpu) if is_copying else _nothing
     )
 
 
-def cache_memory(blocks: torch.Tensor) -> CacheMemory:
-    """Return the addresses of blocks [layers, planes, num_blocks, numbers of a block]."""
-    is_on_gpu = blocks.device.type == "cuda"
+def cache_memory(
+    groups: Sequence[torch.Tensor], states: Sequence[torch.Tensor] = ()
+) -> CacheMemory:
+    """Return the addresses of a cache.
+
+    Args:
+        groups: blocks of each group, [layers, planes, num_blocks, numbers of a block].
+        states: states of recurrent layers, [num_slots, ...] each.
+    """
+    device = groups[0].device
+    regions = [
+        (
+            Region(
+                address=blocks.data_ptr(),
+                num_planes=blocks.shape[0] * blocks.shape[1],
+                num_blocks=blocks.shape[2],
+                block_bytes=blocks.shape[3] * blocks.itemsize,
+            ),
+        )
+        for blocks in groups
+    ]
+    parts = [
+        Region(
+            address=part.data_ptr(),
+            num_planes=1,
+            num_blocks=len(part),
+            block_bytes=part[0].numel() * part.itemsize,
+        )
+        for part in states
+        if part.numel()
+    ]
     return CacheMemory(
-        address=blocks.data_ptr(),
-        num_planes=blocks.shape[0] * blocks.shape[1],
-        num_blocks=blocks.shape[2],
-        block_bytes=blocks.shape[3] * blocks.itemsize,
-        gpu=(blocks.device.index or 0) if is_on_gpu else None,
+        groups=(*regions, *([tuple(parts)] if parts else [])),
+        gpu=(device.index or 0) if device.type == "cuda" else None,
     )
+
+
+def _bytes(memory: CacheMemory) -> str:
+    return ", ".join(f"{region.num_planes} x {region.block_bytes}" for region in memory.regions)
 
 
 def _nothing() -> None:
@@ -93,7 +123,12 @@ def _nothing() -> None:
 
 
 def cache_layout(
-    checkpoint: Checkpoint, cache: CacheSpec, *, block_size: int, kernels: str
+    checkpoint: Checkpoint,
+    cache: CacheSpec,
+    groups: Sequence[CacheGroup],
+    *,
+    block_size: int,
+    kernels: str,
 ) -> Layout:
     """Return what two engines must share to exchange blocks; key: its name in messages."""
     return {
@@ -101,9 +136,16 @@ def cache_layout(
         "--block-size": str(block_size),
         "--kv-cache-dtype": str(cache.kept_dtype).removeprefix("torch."),
         "the number of layers": str(cache.num_layers),
-        "the size of a token's keys": str(cache.layer_numbers),
+        "the windows and the sizes of a token's keys": _sizes(groups),
         "--kernels": kernels,
     }
+
+
+def _sizes(groups: Sequence[CacheGroup]) -> str:
+    """Describe the layers of each group: their window, their number, and what they keep."""
+    return "; ".join(
+        f"{group.window} {len(group.layers)} x {group.cache.layer_numbers}" for group in groups
+    )
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:

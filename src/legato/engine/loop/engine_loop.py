@@ -236,6 +236,9 @@ class EngineLoop:
 
     def _pass_on(self, events: Sequence[Event], now_s: float) -> list[RequestOutput]:
         passed, outputs = self.grammars.hold_back(events)
+        if self.transfers is not None:
+            passed, ended = self.transfers.hold_back(passed)
+            outputs += ended
         return outputs + self._scheduler.apply(passed, now_s)
 
     def step(self, events: Sequence[Event] = ()) -> list[RequestOutput]:

@@ -127,6 +127,8 @@ def begun(plan: StepPlan, planned_s: float) -> StepBegun:
 
 def _recorded(chunk: ScheduledChunk, done: ChunkResult | None) -> ChunkRecord:
     is_verified = chunk.kind == "verify" and done is not None and done.token_ids
+    num_dropped = 0 if done is None else done.num_dropped
+    chunk = chunk.first_rows(chunk.num_tokens - num_dropped)
     return ChunkRecord(
         chunk.request_id,
         chunk.start,
@@ -136,6 +138,7 @@ def _recorded(chunk: ScheduledChunk, done: ChunkResult | None) -> ChunkRecord:
         chunk.ended_by,
         chunk.drafter,
         len(done.token_ids) - 1 if done is not None and is_verified else 0,
+        num_dropped,
     )
 
 

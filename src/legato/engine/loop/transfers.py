@@ -1,6 +1,6 @@
 """Prompts that this engine computes for other engines, or fetches from them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
@@ -12,7 +12,7 @@ from legato.kv.hold import Hold, prompt_digest
 from legato.kv.manager import KVCacheManager
 from legato.transfer.transport import StuckFetch, Transport
 
-_COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
+COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class _Fetched(NamedTuple):
@@ -94,6 +94,13 @@ class Transfers:
             if isinstance(event, AddRequest) and isinstance(event.kv_transfer, FetchBlocks):
                 self._awaited[event.request_id] = event
 
+    def hold_back(self, events: Sequence[Event]) -> tuple[list[Event], list[RequestOutput]]:
+        """Return the events for the scheduler, and the ends of requests that ended here.
+
+        The scheduler takes requests at once, and their blocks as they come.
+        """
+        return [*events], []
+
     def begin(self, now_s: float) -> None:
         """Begin the transfers of admitted requests, after the executor was given all copies.
 
@@ -142,7 +149,7 @@ class Transfers:
             if output.request_id not in self._transfer_ids:
                 continue
             transfer_id = self._transfer_ids.pop(output.request_id)
-            if output.finish_reason in _COMPLETE:
+            if output.finish_reason in COMPLETE:
                 self._transport.exports.complete(transfer_id)
             else:
                 self._transport.exports.give_up(transfer_id)
@@ -193,13 +200,17 @@ class Transfers:
 
     def _end(self, event: BlocksArrived, now_s: float) -> None:
         hold, begun_s = self._fetched.pop(event.request_id)
-        fetched = BlocksFetched(
-            request_id=event.request_id,
-            begun_s=begun_s,
-            ended_s=now_s,
-            num_tokens=event.num_tokens - hold.start,
-            num_wanted_tokens=hold.end - hold.start,
+        self._note_fetched(
+            BlocksFetched(
+                request_id=event.request_id,
+                begun_s=begun_s,
+                ended_s=now_s,
+                num_tokens=event.num_tokens - hold.start,
+                num_wanted_tokens=hold.end - hold.start,
+            )
         )
+
+    def _note_fetched(self, fetched: BlocksFetched) -> None:
         self._records.append(fetched)
         if fetched.num_tokens == fetched.num_wanted_tokens:
             self._num_fetched += 1

@@ -23,7 +23,7 @@ from legato.executor.ranks.rank_messages import (
     ToRank,
 )
 from legato.executor.torch_executor import TorchExecutor
-from legato.model.base import CacheSpec, NamedWeights, StepAttention
+from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import RankLostError
 from legato.model.states import StepStates
 
@@ -72,6 +72,9 @@ class LeadModel:
         num_torch_threads: threads of rank 0.
     """
 
+    drops_rows = False
+    """The ranks would have to agree on the time, after each look at the clock."""
+
     def __init__(
         self, divided: DividedModel, followers: Followers, *, num_torch_threads: int
     ) -> None:
@@ -109,7 +112,9 @@ class LeadModel:
         *,
         states: StepStates | None = None,
         num_layers: int | None = None,
+        watch: LayerWatch | None = None,
     ) -> torch.Tensor:
+        assert watch is None, "ranks drop no rows"
         assert isinstance(attention, LeadStep)
         assert states is None, "a divided model has no recurrent layers"
         return self._on_all(
@@ -161,15 +166,15 @@ class HostFollower:
     """A `Follower` on a CPU: a rank's part of the model and of the cache.
 
     Args:
-        num_host_slots: blocks of swap space in host memory.
+        host_sizes: blocks of swap space in host memory, of each cache group.
     """
 
     def __init__(
-        self, divided: DividedModel, attention: AttentionBackend, *, num_host_slots: int
+        self, divided: DividedModel, attention: AttentionBackend, *, host_sizes: Sequence[int]
     ) -> None:
         self._divided = divided
         self._attention = attention
-        self._host_cache = HostCache(attention.blocks[0], num_host_slots)
+        self._host_cache = HostCache(attention.blocks, host_sizes)
 
     def do(self, message: ToRank) -> RankReport | None:
         if isinstance(message, Moves):

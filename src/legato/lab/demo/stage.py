@@ -140,7 +140,11 @@ class Stage:
         scheduler = SchedulerConfig(itl_slo_s=1.0, num_steps_in_flight=1)
         promising = replace(config, scheduler=scheduler)
         self._runtime = load_runtime(promising)
-        self.step_time = StepTimeModel(self._runtime.step_times.known().steps, self._runtime.rows)
+        self.step_time = StepTimeModel(
+            self._runtime.step_times.known().steps,
+            self._runtime.rows,
+            drops_rows=self._runtime.executor.drops_rows,
+        )
         vocab_size = self._runtime.spec.vocab_size
         self._prompts = RandomPrompts(vocab_size=vocab_size, seed=0)
 

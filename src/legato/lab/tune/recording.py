@@ -36,11 +36,11 @@ class Recording(msgspec.Struct, frozen=True):
         return cls(steps, sorted(arrivals, key=lambda arrival: arrival.arrived_s))
 
     def measured_steps(self) -> list[MeasuredStep]:
-        """Return shapes and seconds of all steps that succeeded at the first attempt."""
+        """Return shapes and seconds of all steps whose rows were all computed at once."""
         return [
             (StepShape.of_chunks(step.chunks), step.seconds)
             for step in self.steps
-            if not (step.failed or step.ran_out_of_memory)
+            if step.went_as_planned
         ]
 
     def delays(self, records: Sequence[RequestRecord], start_s: float) -> Delays:

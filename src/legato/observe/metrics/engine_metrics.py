@@ -50,11 +50,18 @@ class StepMetrics:
             "prefill_chunks",
             "Chunks of prompts, by why they were no longer: `prompt_end`, `token_budget`, "
             "`time_budget` (an SLO), `memory`, `turn` (a best-effort prompt came first), "
-            "`checkpoint` (a state of recurrent layers is kept there).",
+            "`checkpoint` (a state of recurrent layers is kept there), `deadline` (its last rows "
+            "were dropped in the step).",
             "ended_by",
             own=True,
         )
         self._chunks = {reason: chunks.of(reason) for reason in get_args(EndedBy)}
+        self._dropped = steps.counter(
+            "dropped_prefill_tokens",
+            "Prompt tokens that a step dropped, to end before a stream's token was late. They are "
+            "computed again.",
+            own=True,
+        ).of()
         self._seconds = steps.histogram(
             "step_time_seconds", "How long the executor took for a step.", _STEP_S, own=True
         ).of()
@@ -77,6 +84,7 @@ class StepMetrics:
             self._ratio.observe(step.seconds / step.predicted_s)
         if num_prefill:
             self._chunk.set(num_prefill)
+        self._dropped.inc(step.num_dropped_tokens)
         for chunk in step.chunks:
             if chunk.ended_by is not None:
                 self._chunks[chunk.ended_by].inc()

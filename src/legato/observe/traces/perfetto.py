@@ -88,6 +88,7 @@ class PerfettoEvents:
             {
                 "decode_tokens": step.num_decode_tokens,
                 "prefill_tokens": step.num_prefill_tokens,
+                "dropped_tokens": step.num_dropped_tokens,
                 "draft_tokens": step.num_draft_tokens,
                 "accepted_tokens": step.num_accepted_tokens,
                 "drafts_ended_by": step.drafts_ended_by,
@@ -123,6 +124,8 @@ class PerfettoEvents:
             "ended_by": chunk.ended_by,
             "samples": chunk.num_samples,
         }
+        if chunk.num_dropped:
+            args["dropped"] = chunk.num_dropped
         if chunk.kind == "verify":
             args["drafted"] = chunk.num_drafts
             args["accepted"] = chunk.num_accepted

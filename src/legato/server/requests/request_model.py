@@ -83,6 +83,8 @@ class RequestModel(BaseModel):
                 fields[name] = {"anyOf": [fields[name]]}
             if _NULL not in fields[name]["anyOf"]:
                 fields[name]["anyOf"] = [*fields[name]["anyOf"], _NULL]
+        if described.get("additionalProperties") is False:
+            described["additionalProperties"] = _NULL
         return described
 
 

@@ -18,6 +18,7 @@ from legato.engine.assembly.kv_cache import cache_groups, configured_cache
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.first_pass import check_forward
+from legato.executor.host_cache import HostCache
 from legato.executor.memory import cpu_cache_bytes
 from legato.executor.ranks.agreement import Agreement
 from legato.executor.ranks.divided import DividedModel
@@ -67,9 +68,9 @@ class CpuRank:
         self.attention = make_attention(model, cache_groups(self._blueprint, cache), sizes, config)
         self.untaken = untaken_pages(config, self.attention)
 
-    def follower(self, num_host_slots: int) -> HostFollower:
+    def follower(self, host_sizes: Sequence[int]) -> HostFollower:
         torch.set_num_threads(self._torch_threads)
-        return HostFollower(self._divided, self.attention, num_host_slots=num_host_slots)
+        return HostFollower(self._divided, self.attention, host_sizes=host_sizes)
 
     def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
         blueprint = self._blueprint
@@ -88,7 +89,7 @@ class CpuRank:
             model,
             attention,
             kv.block_size,
-            num_host_slots=kv.num_host_slots,
+            host_cache=HostCache(attention.blocks, kv.host_sizes),
             grammar=blueprint.grammar,
             score_head=blueprint.score_head,
             followers=followers,
@@ -100,7 +101,7 @@ class CpuRank:
             groups=cache_groups(blueprint, cache),
             kv=kv,
             executor=executor,
-            blocks=attention.blocks[0],
+            blocks=attention.blocks,
             rows=cpu_rows(blueprint.checkpoint.spec),
             kernels=self._kernels,
             untaken=self.untaken,

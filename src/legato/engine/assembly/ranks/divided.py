@@ -38,7 +38,7 @@ def _with_others(blueprint: Blueprint, others: RankProcesses) -> ModelRuntime:
         others.end_process_when_one_is_lost()
     cache = configured_cache(blueprint, blueprint.checkpoint.spec.cache(blueprint.dtype))
     kv = make_kv_manager(blueprint, cache_groups(blueprint, cache), _join(first, others))
-    others.tell(MakeCache(kv.group_sizes, kv.num_host_slots))
+    others.tell(MakeCache(kv.group_sizes, kv.host_sizes))
     first.make_cache(kv.group_sizes)
     others.wait()
     blueprint.timer.end("cache")

@@ -41,8 +41,9 @@ class GpuRank:
         [num_blocks] = sizes
         self._shard.make_cache(num_blocks)
 
-    def follower(self, num_host_slots: int) -> GpuFollower:
+    def follower(self, host_sizes: Sequence[int]) -> GpuFollower:
         shard = self._shard
+        [num_host_slots] = host_sizes
         return GpuFollower(
             shard.program,
             self._device,

@@ -50,7 +50,7 @@ def _follow(channel: Channel, sock: socket.socket) -> int:
             cache = _next(channel, MakeCache)
             rank.make_cache(cache.sizes)
             channel.send(RankReady())
-            follower = rank.follower(cache.num_host_slots)
+            follower = rank.follower(cache.host_sizes)
     except (ChannelClosedError, RankLostError):
         raise
     except Exception as error:

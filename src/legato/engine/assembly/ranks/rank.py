@@ -54,8 +54,12 @@ class Rank(Protocol):
         """
         ...
 
-    def follower(self, num_host_slots: int) -> Follower:
-        """Return the object that follows rank 0; called on the other ranks."""
+    def follower(self, host_sizes: Sequence[int]) -> Follower:
+        """Return the object that follows rank 0; called on the other ranks.
+
+        Args:
+            host_sizes: as in `MakeCache`.
+        """
         ...
 
     def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:

@@ -29,11 +29,11 @@ class MakeCache(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         sizes: blocks of each cache group.
-        num_host_slots: blocks that fit into the swap space in host memory.
+        host_sizes: blocks of each group that fit into the swap space in host memory.
     """
 
     sizes: tuple[int, ...]
-    num_host_slots: int
+    host_sizes: tuple[int, ...]
 
 
 class RankReady(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,78 @@
+"""Where in its limit a step's deadline is, for executors that drop rows to keep it."""
+
+from legato.scheduler.recent_quantile import RecentQuantile
+
+_STEPS, _IN_TIME = 256, 0.98
+"""The guard covers this quantile of what the last so many steps took after their last look."""
+_FEW_STEPS, _FIRST_GUARD = 16, 0.05
+"""With fewer steps, the guard is this share of the limit."""
+_LARGEST_GUARD = 0.25
+"""Largest share of the limit; a larger guard would drop rows of steps that are in time."""
+_DROPPED = 0.02
+"""Share of prefill rows that steps may drop in the long run. They are computed again."""
+_LATE = 5.0
+"""Share of steps that may be late in the long run, in multiples of what a margin aims at: 0.5 % for
+streams of many gaps if 99 in 100 are promised. Interruptions of the last layers cannot be made up
+for, and these steps use what a promise allows."""
+_LONGEST_LATE = 1.5
+"""Steps that took more than this multiple of their limit do not count: shorter ones would be late,
+too."""
+_PER_DROPPED, _PER_LATE, _MOST_HASTE = 0.1, 0.03, 0.5
+"""By how much a haste rises with a step that drops all rows, and with a late one; its bound."""
+
+
+class Deadlines:
+    """Learns the guard before a step's limit, and how much shorter steps are to be planned.
+
+    After an executor's last look at the clock come a few layers, the sampling and the delivery of
+    the tokens. The guard is a high quantile of what all that took beyond what was foreseen then,
+    interruptions included.
+
+    A step that drops rows, or is late, was planned too long. A haste for each rises then, and falls
+    while all is well, so that few rows are computed in vain and few steps are late in the long run
+    on any machine (adaptive conformal inference: Gibbs and Candès, NeurIPS 2021).
+    """
+
+    def __init__(self) -> None:
+        self._unforeseen_s = RecentQuantile(_STEPS, _IN_TIME)
+        self._late = 0.0
+        self._dropped_haste = self._late_haste = 0.0
+
+    @property
+    def haste(self) -> float:
+        """Share by which steps that may drop rows are planned to be shorter."""
+        return max(self._dropped_haste, self._late_haste)
+
+    def aim_at(self, late: float) -> None:
+        """Set the chance of a late step that a margin would aim at."""
+        self._late = _LATE * late
+
+    def guard_s(self, limit_s: float) -> float:
+        """Return how long before its limit a step's layers must end."""
+        if len(self._unforeseen_s) < _FEW_STEPS:
+            return _FIRST_GUARD * limit_s
+        return min(max(0.0, self._unforeseen_s.value), _LARGEST_GUARD * limit_s)
+
+    def observe(
+        self, delivered_s: float, limit_s: float, foreseen_s: float | None, dropped: float
+    ) -> None:
+        """Record a step that had a deadline.
+
+        Args:
+            foreseen_s: as in `StepResult`.
+            dropped: share of its prefill rows that were dropped.
+        """
+        if foreseen_s is not None:
+            self._unforeseen_s.add(delivered_s - foreseen_s)
+        is_late = limit_s < delivered_s <= _LONGEST_LATE * limit_s
+        self._hasten(dropped, float(is_late))
+
+    def expire(self) -> None:
+        """Forget a little: a haste that keeps prefill out of all steps observes nothing."""
+        self._hasten(0.0, 0.0)
+
+    def _hasten(self, dropped: float, late: float) -> None:
+        dropped_haste = self._dropped_haste + _PER_DROPPED * (dropped - _DROPPED)
+        late_haste = self._late_haste + _PER_LATE * (late - self._late)
+        self._dropped_haste = min(max(0.0, dropped_haste), _MOST_HASTE)
+        self._late_haste = min(max(0.0, late_haste), _MOST_HASTE)
