@@ -97,6 +97,8 @@ def test_ends_are_multiples_the_end_of_a_cached_path_and_before_the_last_token()
     near = CheckpointEnds(Way([], 240), 270, unit=64, spacing=256)
     assert near.after(240) == 512, "256 is too near for a chunk of its own"
     assert 256 in near
+    sent = CheckpointEnds(Way([], 240), 270, unit=64, spacing=256, needed=256)
+    assert [sent.after(240), sent.after(256)] == [256, 512]
 
 
 def test_a_hit_ends_at_a_checkpoint() -> None:
