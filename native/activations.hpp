@@ -14,12 +14,17 @@ inline Floats biased(const float *sums, const std::vector<float> &bias, int outp
     return bias.empty() ? load(sums) : load(sums) + load(&bias[output]);
 }
 
-// x * sigmoid(y)
-inline Floats gated(Floats x, Floats y) {
+// x * sigmoid(y), where `e` is e^-|y|, so that nothing overflows.
+inline Floats gated(Floats x, Floats y, Floats e) {
     const Floats one = fill(1.0f);
-    const Floats e = exp2_fast(abs(y) * fill(-kLog2E));  // e^-|y|, so that nothing overflows
     return x * where_negative(y, e, one) / (one + e);
 }
+
+// x * sigmoid(y), within 8e-5.
+inline Floats gated(Floats x, Floats y) { return gated(x, y, exp2_fast(abs(y) * fill(-kLog2E))); }
+
+// SiLU of numbers that stay in float32.
+inline Floats silu_exact(Floats x) { return gated(x, x, exp2_exact(abs(x) * fill(-kLog2E))); }
 
 inline Floats silu(Floats x) { return gated(x, x); }
 

@@ -8,6 +8,7 @@
 
 #include "layer.hpp"
 #include "operators.hpp"
+#include "recurrence.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -141,6 +142,55 @@ LayerShape shape_of(const nb::dict &numbers) {
             is("norm_after_rope"), experts_shape_of(numbers)};
 }
 
+using PlainRun = std::tuple<int, int, int, int, int>;
+
+// Numbers and float32 vectors of a recurrent mixer, by their names.
+class MixerParts {
+public:
+    MixerParts(const nb::dict &numbers, const nb::dict &weights)
+        : numbers_(numbers), weights_(weights) {}
+
+    int whole(const char *name) const { return nb::cast<int>(numbers_[name]); }
+    float real(const char *name) const { return nb::cast<float>(numbers_[name]); }
+    // Empty if there is none of the name.
+    std::vector<float> vector(const char *name, int count) const {
+        return copied(at<float>(find(weights_, name)), count);
+    }
+    Convolution convolution(int num_channels) const {
+        const int num_taps = whole("num_taps");
+        return {num_taps, num_channels, vector("taps", num_taps * num_channels),
+                vector("conv_bias", num_channels)};
+    }
+    OutputGate gate(int size) const {
+        return {static_cast<GateOrder>(whole("gate_order")), whole("norm_group"), real("eps"),
+                vector("norm", size)};
+    }
+
+private:
+    const nb::dict &numbers_, &weights_;
+};
+
+void make_delta_net(DeltaNet *self, const nb::dict &numbers, const nb::dict &weights) {
+    const MixerParts parts(numbers, weights);
+    const DeltaNetShape shape{parts.whole("num_heads"), parts.whole("num_key_heads"),
+                              parts.whole("key_dim"), parts.whole("value_dim")};
+    new (self) DeltaNet(shape, parts.convolution(shape.num_channels()),
+                        parts.gate(shape.num_heads * shape.value_dim),
+                        parts.vector("rates", shape.num_heads),
+                        parts.vector("dt_bias", shape.num_heads));
+}
+
+void make_mamba2(Mamba2 *self, const nb::dict &numbers, const nb::dict &weights) {
+    const MixerParts parts(numbers, weights);
+    const Mamba2Shape shape{parts.whole("num_heads"),    parts.whole("num_groups"),
+                            parts.whole("head_dim"),     parts.whole("state_size"),
+                            parts.real("shortest_step"), parts.real("longest_step")};
+    new (self) Mamba2(shape, parts.convolution(shape.num_channels()), parts.gate(shape.size()),
+                      parts.vector("rates", shape.num_heads),
+                      parts.vector("dt_bias", shape.num_heads),
+                      parts.vector("skips", shape.num_heads));
+}
+
 }  // namespace
 
 NB_MODULE(LEGATO_MODULE, m) {
@@ -224,6 +274,31 @@ NB_MODULE(LEGATO_MODULE, m) {
                 multiply_plain(pool, self, at<bf16>(rows), num_rows, at<float>(out));
             },
             "pool"_a, "rows"_a, "num_rows"_a, "out"_a);
+
+    nb::class_<Mixer>(m, "Mixer").def(
+        "forward",
+        [](Mixer &self, ThreadPool &pool, const std::vector<PlainRun> &runs, uintptr_t inputs,
+           uintptr_t recurrent, uintptr_t rows, uintptr_t out, bool is_bf16) {
+            const nb::gil_scoped_release release;
+            MixerCall call{{}, at<void>(inputs), at<float>(recurrent),
+                           at<float>(rows), at<void>(out), is_bf16};
+            for (const auto &[start, end, position, source, destination] : runs)
+                call.runs.push_back({start, end, position, source, destination});
+            self.forward(pool, call);
+        },
+        "pool"_a, "runs"_a, "inputs"_a, "recurrent"_a, "rows"_a, "out"_a, "is_bf16"_a);
+    nb::class_<ShortConv, Mixer>(m, "ShortConv")
+        .def(
+            "__init__",
+            [](ShortConv *self, const nb::dict &numbers, const nb::dict &weights) {
+                const MixerParts parts(numbers, weights);
+                new (self) ShortConv(parts.convolution(parts.whole("num_channels")));
+            },
+            "numbers"_a, "weights"_a);
+    nb::class_<DeltaNet, Mixer>(m, "DeltaNet")
+        .def("__init__", make_delta_net, "numbers"_a, "weights"_a);
+    nb::class_<Mamba2, Mixer>(m, "Mamba2")
+        .def("__init__", make_mamba2, "numbers"_a, "weights"_a);
 
     nb::class_<Operators>(m, "Operators")
         .def(nb::init<ThreadPool &>(), "pool"_a, nb::keep_alive<1, 2>())

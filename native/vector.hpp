@@ -41,4 +41,22 @@ inline Floats exp2_fast(Floats x) {
     return scale_by_whole(result, x);
 }
 
+// Returns 2^x for x <= 0, within 2e-7 of itself times x if x is below -1; at least 2^-126.
+inline Floats exp2_exact(Floats x) {
+    x = max(fill(-126.0f), x);
+    const Floats part = fraction(x);
+    // Taylor's series: at 0 the result is 1 exactly.
+    Floats result = fill(1.01780860e-7f);
+    result = fma(result, part, fill(1.32154868e-6f));
+    result = fma(result, part, fill(1.52527338e-5f));
+    result = fma(result, part, fill(1.54035304e-4f));
+    result = fma(result, part, fill(1.33335581e-3f));
+    result = fma(result, part, fill(9.61812911e-3f));
+    result = fma(result, part, fill(5.55041087e-2f));
+    result = fma(result, part, fill(0.240226507f));
+    result = fma(result, part, fill(0.693147181f));
+    result = fma(result, part, fill(1.0f));
+    return scale_by_whole(result, x);
+}
+
 }  // namespace legato

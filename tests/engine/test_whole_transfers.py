@@ -123,6 +123,23 @@ def test_only_the_tail_of_windows_and_one_state_are_moved(prefill: Engine, decod
     run(prefill, decode, until=both_clean(prefill, decode))
 
 
+def test_a_state_is_kept_for_others_close_after_a_hit(
+    model: Path, prefill: Engine, decode: Engine
+) -> None:
+    """Else prompts have no checkpoint within 64 tokens of the last one."""
+    prefill.go(asked("before", PROMPT[:208], max_tokens=1))
+    run(prefill, until=lambda: prefill.end("before") is not None)
+    prefill.go(sent("a", PROMPT[:270]))
+    run(prefill, until=lambda: prefill.end("a") is not None)
+    last = prefill.end("a")
+    assert last is not None
+    assert last.num_cached_tokens == 208
+    decode.go(fetched("a", prefill, PROMPT[:270]))
+    run(prefill, decode, until=lambda: decode.end("a") is not None)
+    assert decode.tokens("a") == expected(model, PROMPT[:270], **ALONE)
+    assert transferred(decode).num_fetched == 1
+
+
 def test_the_engine_that_fetches_may_hear_of_it_first(
     model: Path, prefill: Engine, decode: Engine
 ) -> None:

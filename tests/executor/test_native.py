@@ -17,6 +17,7 @@ from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
+from legato.executor.state_cache import StateCache
 from legato.model.base import Model
 from legato.model.communicator import ALONE, Communicator
 from legato.model.native import NativeKernels, native_instructions, why_not_native
@@ -45,15 +46,18 @@ pytestmark = pytest.mark.skipif(
 class Runner:
     """Runs the same plans on one model; `logits` are of all rows, step by step."""
 
-    def __init__(self, model: Model, backend: AttentionBackend) -> None:
-        self._model, self._backend = model, backend
+    def __init__(
+        self, model: Model, backend: AttentionBackend, states: StateCache | None = None
+    ) -> None:
+        self._model, self._backend, self._states = model, backend, states
         self.logits: list[torch.Tensor] = []
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> None:
         batch = pack(chunks, sequences, block_size=BLOCK_SIZE, device=CPU)
         attention = self._backend.begin_step(batch)
-        hidden = self._model.forward(batch.input_ids, batch.positions, attention)
+        states = None if self._states is None else self._states.begin_step(batch, chunks)
+        hidden = self._model.forward(batch.input_ids, batch.positions, attention, states=states)
         self.logits.append(self._model.compute_logits(hidden[: len(batch.slot_mapping)]))
 
 

@@ -5,14 +5,16 @@ from itertools import pairwise
 
 import torch
 
-from legato.core.plan import ScheduledChunk
+from legato.core.plan import FIRST_STATE, ZERO_STATE, ScheduledChunk, StateChange
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.sequence import SequenceState
+from legato.executor.state_cache import StateCache
 from legato.model.base import Model
+from legato.model.decoder import Decoder
 from legato.model.native import ReadsNativeCache
 from tests.executor.test_native import BLOCK_SIZE, CPU, Runner
 
@@ -35,12 +37,16 @@ def chunked_logits(model: Model, prompt: list[int], *, is_quantized: bool = Fals
     )
     if not is_quantized:
         backend.blocks[0].fill_(torch.nan)
-    runner = Runner(model, backend)
+    shapes = model.spec.states if isinstance(model, Decoder) else ()
+    states = StateCache(shapes, num_slots=4, dtype=model.dtype, device=CPU) if shapes else None
+    runner = Runner(model, backend, states)
     message = AddRequest(
         request_id="0", prompt_token_ids=token_array(prompt), params=SamplingParams(max_tokens=1)
     )
     sequence = SequenceState(message)
-    for start, end in pairwise(CHUNKS):
-        chunk = ScheduledChunk("0", start, end - start, (2, 0, 1), 1, "prefill")
+    slots = (ZERO_STATE, FIRST_STATE, FIRST_STATE + 1, FIRST_STATE)
+    for (start, end), change in zip(pairwise(CHUNKS), pairwise(slots), strict=True):
+        state = StateChange(*change) if shapes else None
+        chunk = ScheduledChunk("0", start, end - start, (2, 0, 1), 1, "prefill", state=state)
         runner.step([chunk], [sequence])
     return torch.cat(runner.logits)

@@ -1,4 +1,7 @@
-"""Native layers in bfloat16 are as close to transformers in float32 as PyTorch's layers are."""
+"""Native layers in bfloat16 are as close to transformers in float32 as PyTorch's layers are.
+
+So are partly native ones, which models with recurrent layers have.
+"""
 
 from pathlib import Path
 
@@ -6,7 +9,7 @@ import pytest
 import torch
 
 from legato.checkpoint.loader import load_model, open_checkpoint
-from legato.core.config import ModelConfig
+from legato.core.config import ModelConfig, Quantization
 from legato.model.native import NativeKernels, why_not_native
 from tests.executor.instructions import TESTED
 from tests.executor.test_native import CPU
@@ -28,18 +31,6 @@ NOT_NATIVE = {
     "gpt-neox": "activation is 'gelu', not silu or gelu_tanh",
     "gpt-neox-sequential": "activation is 'gelu', not silu or gelu_tanh",
     "apertus": "activation is 'xielu', not silu or gelu_tanh",
-    "qwen3.5": "recurrence is DeltaNet, not none",
-    "qwen3-next": "recurrence is DeltaNet, not none",
-    "granite-4-h": "recurrence is Mamba2, not none",
-    "lfm2": "recurrence is ShortConv, not none",
-    "lfm2-moe": "recurrence is ShortConv, not none",
-    "qwen3.5-moe": "recurrence is DeltaNet, not none",
-    "granite-4-h-moe": "recurrence is Mamba2, not none",
-    "falcon-h1": "gate_scale is 1.4, not 1.0",
-    "falcon-h1-normed": "gate_scale is 1.4, not 1.0",
-    "nemotron-h": "mlp is None, not an MLP",
-    "nemotron-3": "mlp is None, not an MLP",
-    "nemotron-3-latent": "mlp is None, not an MLP",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
     **dict.fromkeys(
         (
@@ -73,6 +64,21 @@ def test_native_layers_are_as_exact_as_pytorch(name: str, saved: Saved) -> None:
         assert float(error.max()) <= 1.5 * float(allowed.max()) + 0.01 * largest, instructions
 
 
+@pytest.mark.parametrize("name", ["lfm2", "qwen3.5", "granite-4-h", "falcon-h1"])
+def test_partly_native_layers_multiply_with_codes(name: str, saved: Saved) -> None:
+    """As exact as PyTorch's layers with the same weights widened."""
+    folder, _ = saved(name)
+    prompt = [(7 * i + 3 * i * i) % VOCAB_SIZE for i in range(CHUNKS[-1])]
+    exact = _logits(folder, prompt, None, quantization="int8", dtype=torch.float32)
+    allowed = (_logits(folder, prompt, None, quantization="int8") - exact).abs()
+    largest = float(exact.abs().max())
+    for instructions in TESTED:
+        kernels = NativeKernels(2, instructions)
+        error = (_logits(folder, prompt, kernels, quantization="int8") - exact).abs()
+        assert float(error.mean()) <= 1.2 * float(allowed.mean()) + 0.01 * largest, instructions
+        assert float(error.max()) <= 1.5 * float(allowed.max()) + 0.05 * largest, instructions
+
+
 def assert_most_rows_as_exact(error: torch.Tensor, allowed: torch.Tensor, largest: float) -> None:
     """Compare the rows that rounding has not sent to other experts: those are a few of all.
 
@@ -85,8 +91,17 @@ def assert_most_rows_as_exact(error: torch.Tensor, allowed: torch.Tensor, larges
         assert found <= 1.2 * limit + 0.002 * largest
 
 
-def _logits(folder: Path, prompt: list[int], kernels: NativeKernels | None) -> torch.Tensor:
-    """Return logits in bfloat16, computed in chunks, on PyTorch's layers without kernels."""
+def _logits(
+    folder: Path,
+    prompt: list[int],
+    kernels: NativeKernels | None,
+    *,
+    quantization: Quantization | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """Return logits, computed in chunks, on PyTorch's layers without kernels."""
     checkpoint = open_checkpoint(ModelConfig(model=str(folder)))
-    model = load_model(checkpoint, dtype=torch.bfloat16, device=CPU, kernels=kernels)
+    model = load_model(
+        checkpoint, dtype=dtype, device=CPU, kernels=kernels, quantization=quantization
+    )
     return chunked_logits(model, prompt)

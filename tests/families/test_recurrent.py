@@ -20,7 +20,12 @@ from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import StepOutcome
 from legato.executor.torch_executor import TorchExecutor
+from legato.model.decoder import Decoder
+from legato.model.native import NativeKernels
+from legato.model.native_recurrence import NativeMixer
+from legato.model.recurrence import RecurrentMixer
 from tests.engine.test_faults import BROKEN
+from tests.executor.instructions import TESTED
 from tests.families.schedules import PROMPTS, greedy
 from tests.families.tiny import MODELS, random_model
 
@@ -77,6 +82,17 @@ def run(engine: EngineLoop, requests: list[AddRequest]) -> dict[str, list[int]]:
     return tokens
 
 
+def use_native_mixers(engine: EngineLoop, instructions: str) -> None:
+    executor = engine._executor
+    assert isinstance(executor, TorchExecutor)
+    assert isinstance(executor._model, Decoder)
+    kernels = NativeKernels(2, instructions)
+    with torch.inference_mode():
+        for module in executor._model.modules():
+            if isinstance(module, RecurrentMixer):
+                module.native = NativeMixer(module, kernels)
+
+
 def check_free(engine: EngineLoop) -> None:
     states = engine._kv.states
     assert states is not None
@@ -84,10 +100,16 @@ def check_free(engine: EngineLoop) -> None:
     assert engine.stats.kv_usage == 0.0
 
 
+@pytest.mark.parametrize("mixers", ["torch", *TESTED])
 @pytest.mark.parametrize("budget", [7, 64, 100])
-def test_mixed_steps_of_any_budget(model: tuple[Path, dict[str, list[int]]], budget: int) -> None:
+def test_mixed_steps_of_any_budget(
+    model: tuple[Path, dict[str, list[int]]], budget: int, mixers: str
+) -> None:
+    """Also with native mixers, which compute in float32, in PyTorch's layers in float32."""
     folder, expected = model
     engine, info = build_engine(config(folder, budget=budget))
+    if mixers != "torch":
+        use_native_mixers(engine, mixers)
     assert run(engine, [added(name) for name in TOKENS]) == expected
     check_free(engine)
     assert info.settings["prefix caching"] == "on"

@@ -154,7 +154,7 @@ REFUSALS: dict[str, tuple[str, Config, str]] = {
     ),
     "one bias": ("falcon-h1", {"projectors_bias": True}, "must be the same"),
     "no factor": ("falcon-h1", {"key_multiplier": 0.0}, "scale is 0.0"),
-    "inputs of mamba": ("falcon-h1", {"mamba_d_head": 32}, "8 heads of 32 are not inputs of 192"),
+    "inputs of mamba": ("falcon-h1", {"mamba_d_head": 24}, "6 heads of 24 are not inputs of 192"),
     "mamba alone": (
         "nemotron-h",
         {"layers_block_type": ["linear_attention", "mlp"]},

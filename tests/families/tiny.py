@@ -56,7 +56,7 @@ def _longrope(num_pairs: int) -> dict[str, Any]:
 _DELTA_NET = {
     "head_dim": 64,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
+    "linear_value_head_dim": 48,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "rope_parameters": {
@@ -83,7 +83,7 @@ _GRANITE_H = {
 _FALCON_H1 = {
     "num_hidden_layers": 2,
     "mamba_d_ssm": 192,
-    "mamba_n_heads": 8,
+    "mamba_n_heads": 6,
     "mamba_n_groups": 2,
     "mamba_d_state": 16,
     "embedding_multiplier": 3.0,
@@ -99,7 +99,7 @@ _FALCON_H1 = {
 _NEMOTRON_H = {
     "head_dim": 32,
     "mamba_num_heads": 8,
-    "mamba_head_dim": 24,
+    "mamba_head_dim": 32,
     "n_groups": 2,
     "ssm_state_size": 16,
     "n_routed_experts": 6,

@@ -97,6 +97,8 @@ def test_ends_are_multiples_the_end_of_a_cached_path_and_before_the_last_token()
     near = CheckpointEnds(Way([], 240), 270, unit=64, spacing=256)
     assert near.after(240) == 512, "256 is too near for a chunk of its own"
     assert 256 in near
+    sent = CheckpointEnds(Way([], 240), 270, unit=64, spacing=256, needed=256)
+    assert [sent.after(240), sent.after(256)] == [256, 512]
 
 
 def test_a_hit_ends_at_a_checkpoint() -> None:
@@ -333,6 +335,7 @@ class CheckpointsMachine(HoldingMachine):
         num_blocks: int,
         num_spare_slots: int,
     ) -> None:
+        self.served: list[list[int]] = []
         self.transferred: list[tuple[Handover, tuple[int, ...], bool]] = []
         self.depth = 1 if num_host_states else DEPTH
         self.kv = manager(
@@ -362,10 +365,27 @@ class CheckpointsMachine(HoldingMachine):
             request.catch_up(self.kv.num_computed_tokens(request))
             assert request.num_computed_tokens == found.num_tokens
 
+    @precondition(lambda self: not self.flights)
+    @rule(prompt=prompts(), num_tokens=st.integers(1, 8))
+    def serve(self, prompt: list[int], num_tokens: int) -> None:
+        """A request comes, is computed and ends."""
+        num_held = len(self.held)
+        self.begin(prompt, None)
+        if len(self.held) > num_held:
+            request = self.held[-1]
+            while request.num_scheduled_tokens < request.num_tokens:
+                self.plan_chunk(request, num_tokens, heeds_ends=True)
+                self.land()
+            self.drop(request)
+            self.served.append(prompt)
+
     @precondition(lambda self: self.held and len(self.flights) < self.depth)
     @rule(data=st.data(), num_tokens=st.integers(1, 8), heeds_ends=st.booleans())
     def plan(self, data: st.DataObject, num_tokens: int, heeds_ends: bool) -> None:
         request = data.draw(st.sampled_from(self.held))
+        self.plan_chunk(request, num_tokens, heeds_ends=heeds_ends)
+
+    def plan_chunk(self, request: Request, num_tokens: int, *, heeds_ends: bool) -> None:
         end = min(request.num_tokens, request.num_scheduled_tokens + num_tokens)
         if heeds_ends:
             end = self.kv.chunk_end(request, end)
@@ -441,9 +461,12 @@ class CheckpointsMachine(HoldingMachine):
             assert writer.message.service == request.message.service
 
     @precondition(lambda self: not self.flights)
-    @rule(prompt=prompts(), sends=st.booleans())
-    def begin_transfer(self, prompt: list[int], sends: bool) -> None:
+    @rule(data=st.data(), prompt=prompts())
+    def begin_transfer(self, data: st.DataObject, prompt: list[int]) -> None:
         """Without a step in flight, as in an engine with transfers of states."""
+        sends = bool(self.served) and data.draw(st.booleans())
+        if sends:
+            prompt = data.draw(st.sampled_from(self.served))
         request = request_for("transferred", prompt)
         handover = (self.kv.send if sends else self.kv.receive)(request)
         self.move()

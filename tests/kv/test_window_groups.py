@@ -30,7 +30,12 @@ MAX_REQUESTS = 3
 
 
 def manager(
-    num_blocks: int = 16, *, is_caching: bool = True, num_host_slots: int = 0, num_lent: int = 0
+    num_blocks: int = 16,
+    *,
+    is_caching: bool = True,
+    num_host_slots: int = 0,
+    max_requests: int = MAX_REQUESTS,
+    num_lent: int = 0,
 ) -> KVCacheManager:
     """Args: num_lent: for how many requests transfers may have blocks of windows."""
     needs = [
@@ -40,14 +45,14 @@ def manager(
     groups = [
         WindowGroup(
             n.window,
-            n.num_blocks(MAX_REQUESTS + num_lent),
+            n.num_blocks(max_requests + num_lent),
             BLOCK_SIZE,
             num_host_slots=num_host_slots // 2,
-            num_spare=n.num_blocks(MAX_REQUESTS + num_lent) - n.num_blocks(MAX_REQUESTS),
+            num_spare=n.num_blocks(max_requests + num_lent) - n.num_blocks(max_requests),
         )
         for n in needs
     ]
-    windows = WindowGroups(groups, block_size=BLOCK_SIZE, max_requests=MAX_REQUESTS)
+    windows = WindowGroups(groups, block_size=BLOCK_SIZE, max_requests=max_requests)
     return KVCacheManager(
         num_blocks,
         BLOCK_SIZE,
@@ -235,6 +240,9 @@ class Flight(NamedTuple):
 Place = tuple[dict[tuple[int, int], tuple[int, ...]], tuple[int, int]]
 
 
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=16)
+
+
 class WindowsMachine(HoldingMachine):
     """Requests over few tokens in a small cache, with up to three steps in flight.
 
@@ -242,9 +250,16 @@ class WindowsMachine(HoldingMachine):
     its block comes free. A step that reads other contents, or none, fails.
     """
 
-    @initialize(num_host_slots=st.sampled_from([0, 4, 40]), num_lent=st.sampled_from([0, 1, 3]))
-    def start(self, num_host_slots: int, num_lent: int) -> None:
-        self.kv = manager(num_host_slots=num_host_slots, num_lent=num_lent)
+    @initialize(
+        num_host_slots=st.sampled_from([0, 6, 40]),
+        max_requests=st.sampled_from([1, MAX_REQUESTS]),
+        num_lent=st.sampled_from([0, 1, 3]),
+    )
+    def start(self, num_host_slots: int, max_requests: int, num_lent: int) -> None:
+        self.kv = manager(
+            num_host_slots=num_host_slots, max_requests=max_requests, num_lent=num_lent
+        )
+        self.served: list[list[int]] = []
         # What transfers fill, with the prompt, and what they read.
         self.received: list[tuple[Handover, tuple[int, ...]]] = []
         self.sent: list[tuple[Handover, tuple[int, ...]]] = []
@@ -300,7 +315,7 @@ class WindowsMachine(HoldingMachine):
             elif move.group == 0:
                 fill(self.contents[0], move.block_id, self.host[move.slot])
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=16))
+    @rule(prompt=PROMPTS)
     def begin(self, prompt: list[int]) -> None:
         self.num_added += 1
         request = request_for(str(self.num_added), prompt)
@@ -312,10 +327,26 @@ class WindowsMachine(HoldingMachine):
             request.catch_up(self.kv.num_computed_tokens(request))
             assert request.num_computed_tokens == found.num_tokens
 
+    @precondition(lambda self: not self.flights)
+    @rule(prompt=PROMPTS, num_tokens=st.integers(1, MOST_ROWS))
+    def serve(self, prompt: list[int], num_tokens: int) -> None:
+        """A request comes, is computed and ends."""
+        num_held = len(self.held)
+        self.begin(prompt)
+        if len(self.held) > num_held:
+            request = self.held[-1]
+            while request.num_scheduled_tokens < request.num_tokens:
+                self.plan_chunk(request, num_tokens)
+                self.land()
+            self.drop(request)
+            self.served.append(prompt)
+
     @precondition(lambda self: self.held and len(self.flights) < 3)
     @rule(data=st.data(), num_tokens=st.integers(1, MOST_ROWS))
     def plan(self, data: st.DataObject, num_tokens: int) -> None:
-        request = data.draw(st.sampled_from(self.held))
+        self.plan_chunk(data.draw(st.sampled_from(self.held)), num_tokens)
+
+    def plan_chunk(self, request: Request, num_tokens: int) -> None:
         room = MOST_ROWS - sum(flight.end - flight.start for flight in self.flights)
         start = request.num_scheduled_tokens
         num_tokens = min(num_tokens, room, request.num_tokens - start)
@@ -360,8 +391,11 @@ class WindowsMachine(HoldingMachine):
                 place = table[position // BLOCK_SIZE], position % BLOCK_SIZE
                 assert contents.get(place) == tokens[: position + 1]
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=16), sends=st.booleans())
-    def begin_transfer(self, prompt: list[int], sends: bool) -> None:
+    @rule(data=st.data(), prompt=PROMPTS)
+    def begin_transfer(self, data: st.DataObject, prompt: list[int]) -> None:
+        sends = bool(self.served) and data.draw(st.booleans())
+        if sends:
+            prompt = data.draw(st.sampled_from(self.served))
         request = request_for("transferred", prompt)
         handover = (self.kv.send if sends else self.kv.receive)(request)
         if handover is not None:

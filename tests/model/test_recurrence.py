@@ -16,33 +16,43 @@ from legato.model.mixer_spec import (
     ShortConvSpec,
 )
 from legato.model.mlp_spec import MlpSpec
-from legato.model.recurrence import make_recurrence
+from legato.model.native import NativeKernels
+from legato.model.native_recurrence import NativeMixer
+from legato.model.recurrence import RecurrentMixer, make_recurrence
 from legato.model.rope import no_rope
 from legato.model.spec import DecoderSpec, LayerSpec
 from legato.model.states import Run, StepStates, make_states
+from tests.executor.instructions import TESTED
 
 CPU = torch.device("cpu")
 HIDDEN, LENGTH = 64, 200
+IMPLEMENTATIONS = ["torch", *TESTED]
 RECURRENCES: dict[str, RecurrenceSpec] = {
     "short convolution": ShortConvSpec(kernel_size=3, has_bias=True),
-    "delta net": DeltaNetSpec(num_heads=4, num_key_heads=2, key_dim=16, value_dim=24),
-    "mamba 2": Mamba2Spec(num_heads=4, num_groups=2, head_dim=24, state_size=16),
+    "delta net": DeltaNetSpec(num_heads=4, num_key_heads=2, key_dim=16, value_dim=32),
+    "mamba 2": Mamba2Spec(num_heads=4, num_groups=2, head_dim=32, state_size=16),
     "mamba 2 with factors": Mamba2Spec(
         num_heads=4,
         num_groups=2,
-        head_dim=24,
+        head_dim=32,
         state_size=16,
         norm="before_gate",
         scales=(1.5, 0.5, 0.75, 1.25, 0.8),
     ),
     "mamba 2 without a norm": Mamba2Spec(
-        num_heads=4, num_groups=2, head_dim=24, state_size=16, norm=None
+        num_heads=4, num_groups=2, head_dim=32, state_size=16, norm=None
     ),
 }
 
 
-def mixer(own: RecurrenceSpec) -> torch.nn.Module:
-    """Make a mixer of random weights, its biases and gates among them."""
+def mixer(
+    own: RecurrenceSpec, implementation: str = "torch", *, num_threads: int = 2
+) -> RecurrentMixer:
+    """Make a mixer of random weights, its biases and gates among them.
+
+    Args:
+        implementation: "torch", or the instructions of native kernels.
+    """
     attention = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
     mlp = MlpSpec(size=32)
     spec = DecoderSpec(
@@ -61,15 +71,17 @@ def mixer(own: RecurrenceSpec) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(0.3 if parameter.dim() == 1 else 0.0, parameter.shape[-1] ** -0.5)
+    if implementation != "torch":
+        module.native = NativeMixer(module, NativeKernels(num_threads, implementation))
     return module
 
 
 class Request:
     """A request whose rows go through a mixer. Attributes: slot: of its state; 0 is zero."""
 
-    def __init__(self, own: RecurrenceSpec, rows: torch.Tensor) -> None:
+    def __init__(self, own: RecurrenceSpec, implementation: str, rows: torch.Tensor) -> None:
         self.layers = make_states([own.state(HIDDEN)], 8, torch.float32, CPU)
-        self.module = mixer(own)
+        self.module = mixer(own, implementation)
         self.rows, self.slot, self.position = rows, 0, 0
 
     @torch.inference_mode()
@@ -95,9 +107,11 @@ class Request:
         return [part[self.slot].clone() for part in self.layers[0] if len(part)]
 
 
-def cut(own: RecurrenceSpec, rows: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+def cut(
+    own: RecurrenceSpec, implementation: str, rows: torch.Tensor, sizes: Sequence[int]
+) -> list[torch.Tensor]:
     """Return the state after rows that are cut like this, and all outputs."""
-    request = Request(own, rows)
+    request = Request(own, implementation, rows)
     outputs = torch.cat([request.advance(size) for size in sizes])
     assert request.position == LENGTH
     return [outputs, *request.state]
@@ -111,33 +125,39 @@ CUTS = {
 AT_64 = {"one by one": [64, 64, 64, 8], "two first": [128, 72], "two last": [64, 136]}
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_cuts_change_nothing_beyond_rounding(name: str) -> None:
+def test_cuts_change_nothing_beyond_rounding(name: str, implementation: str) -> None:
     own, rows = RECURRENCES[name], torch.randn(LENGTH, HIDDEN)
-    whole = cut(own, rows, [LENGTH])
+    whole = cut(own, implementation, rows, [LENGTH])
     for sizes in CUTS.values():
-        for part, expected in zip(cut(own, rows, sizes), whole, strict=True):
+        for part, expected in zip(cut(own, implementation, rows, sizes), whole, strict=True):
             assert part.isfinite().all()
             torch.testing.assert_close(part, expected, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_the_state_is_bitwise_the_same_for_cuts_at_multiples_of_64(name: str) -> None:
+def test_the_state_is_bitwise_the_same_for_cuts_at_multiples_of_64(
+    name: str, implementation: str
+) -> None:
     """The mixer's projections may round differently by their number of rows, so they are exact."""
     own, rows = RECURRENCES[name], torch.randn(LENGTH, HIDDEN).mul(8).round()
     exact = Request.__init__
 
-    def integers(request: Request, own: RecurrenceSpec, rows: torch.Tensor) -> None:
-        exact(request, own, rows)
+    def integers(
+        request: Request, own: RecurrenceSpec, implementation: str, rows: torch.Tensor
+    ) -> None:
+        exact(request, own, implementation, rows)
         for parameter_name, parameter in request.module.named_parameters():
             if "in_proj" in parameter_name:
                 parameter.copy_(parameter.mul(16).round() / 64)
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(Request, "__init__", integers)
-        whole = cut(own, rows, [LENGTH])
+        whole = cut(own, implementation, rows, [LENGTH])
         for sizes in AT_64.values():
-            _, *states = cut(own, rows, sizes)
+            _, *states = cut(own, implementation, rows, sizes)
             assert all(map(torch.equal, states, whole[1:]))
 
 

@@ -139,12 +139,15 @@ class Harness:
 
         Args:
             kv_role: "send" where another engine is to have its prompt's blocks, "fetch" where
-                another one has them.
+                another one has them. With states, its engine fetches a prompt before the scheduler
+                sees its request.
             prompt: None takes `prompt_len` tokens that no other prompt has.
             eos_token_ids: at which it ends, as it may before `max_tokens`.
             pooling: how its prompt becomes a vector, with which it ends.
             service: fields of `ServiceParams`.
         """
+        if kv_role == "fetch" and self.kv.transfers_whole:
+            kv_role = None
         first = VOCAB_SIZE + len(self.added) * _LONGEST_PROMPT
         request = AddRequest(
             request_id=request_id,

@@ -24,6 +24,7 @@ from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
+from legato.model.partly_native import PartlyNativeDecoder
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize, quantize_rotated
 from legato.model.quantized_forms import can_multiply
 from legato.model.sharding import shard
@@ -170,7 +171,8 @@ def _empty_model(
 
         return transformers_model(spec, dtype=dtype, kernels=kernels)
     if kernels is not None:
-        return NativeModel(spec, kernels, communicator)
+        native = PartlyNativeDecoder if spec.states else NativeModel
+        return native(spec, kernels, communicator)
     kind = PackedDecoder if can_pack(dtype, device) else Decoder
     return kind(spec, dtype=dtype, device=device, communicator=communicator)
 

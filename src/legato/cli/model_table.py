@@ -29,12 +29,16 @@ _USUAL: dict[str, dict[str, Any]] = {
     "lfm2": {"full_attn_idxs": [2, 5]},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "lfm2_moe": {"full_attn_idxs": [2, 5]},
+    "falcon_h1": {"mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_d_head": 64},
 }
 """Key a model type whose models differ from its defaults, value the fields that they have."""
 
 
 class ArchitectureRow(msgspec.Struct, frozen=True):
-    """An architecture; `native` and `gpu` are why such layers do not run it, empty if they do."""
+    """An architecture; `native` and `gpu` are why such layers do not run it, empty if they do.
+
+    `native` is "partly" if most parts of PyTorch's layers are native.
+    """
 
     architecture: str
     model_type: str
@@ -49,6 +53,6 @@ def architecture_rows() -> list[ArchitectureRow]:
         kind = architecture.model_type
         contents = {**_SIZES, **_USUAL.get(kind, {}), "architectures": [name]}
         _, spec = described(contents)
-        reasons = native.why_not_computed(spec), gpu.why_not_computed(spec)
-        rows.append(ArchitectureRow(name, kind, *reasons))
+        in_layers = native.why_not_computed(spec) if native.why_not_in_parts(spec) else "partly"
+        rows.append(ArchitectureRow(name, kind, in_layers, gpu.why_not_computed(spec)))
     return rows

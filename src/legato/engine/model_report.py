@@ -33,7 +33,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
         quantization: format of quantized matrices in the file; empty if there are none.
         returns: "text" with an output projection, "scores" with a classification head of one label;
             every model returns "embeddings".
-        cpu_layers: the layers that run it on a CPU.
+        cpu_layers: the layers that run it on a CPU: "native", "partly native" (PyTorch's, whose
+            products, attention and recurrent mixers are native), "PyTorch" or "transformers".
         why_not_native: why PyTorch computes the layers on this CPU; empty if native ones do.
         why_not_gpu: why the GPU's layers cannot run it; empty if they can.
         weight_bytes: memory of the weights on this CPU.
@@ -77,9 +78,12 @@ def report_model(config: ModelConfig) -> ModelReport:
     spec, dtype = checkpoint.spec, checkpoint.dtype
     reason = native.why_not_native(spec, dtype, _CPU)
     if isinstance(spec, DecoderSpec):
-        cpu_layers, why_not_gpu = "PyTorch" if reason else "native", gpu.why_not_computed(spec)
+        native_layers = "partly native" if spec.states else "native"
+        cpu_layers, why_not_gpu = "PyTorch" if reason else native_layers, gpu.why_not_computed(spec)
     else:
         cpu_layers, why_not_gpu = "transformers", "transformers' layers run on CPUs alone"
+    # Experts of partly native layers are PyTorch's, which widens them.
+    keeps_codes = not reason and not (spec.states and checkpoint.decoder_spec.expert_counts)
     cache = spec.cache(dtype)
     return ModelReport(
         model=config.model,
@@ -94,8 +98,8 @@ def report_model(config: ModelConfig) -> ModelReport:
         cpu_layers=cpu_layers,
         why_not_native=reason,
         why_not_gpu=why_not_gpu,
-        weight_bytes=_weight_bytes(checkpoint, keeps_codes=checkpoint.is_quantized and not reason),
-        file_weight_bytes=_weight_bytes(checkpoint, keeps_codes=not reason),
+        weight_bytes=_weight_bytes(checkpoint, keeps_codes=checkpoint.is_quantized and keeps_codes),
+        file_weight_bytes=_weight_bytes(checkpoint, keeps_codes=keeps_codes),
         cache_token_bytes=cache.token_bytes,
         cache_bytes=sum(
             group.cache.token_bytes * (group.window or spec.max_model_len)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+import msgspec
 import torch
 
 from legato.core.plan import ScheduledChunk
@@ -21,9 +22,16 @@ from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.model.base import Model
 from legato.model.decoder import Decoder
-from legato.model.mixer_spec import AttentionSpec
+from legato.model.mixer_spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    Mamba2Spec,
+    RecurrenceSpec,
+    ShortConvSpec,
+)
 from legato.model.mlp_spec import MlpSpec
 from legato.model.native import NativeKernels, NativeLinear, NativeModel
+from legato.model.native_recurrence import NativeMixer
 from legato.model.quantization import (
     FLOAT8_TABLE,
     QuantizedWeight,
@@ -31,8 +39,10 @@ from legato.model.quantization import (
     quantize,
     quantize_rotated,
 )
+from legato.model.recurrence import PIECE, RecurrentMixer, make_recurrence
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import DecoderSpec, LayerSpec
+from legato.model.states import Run, StepStates, make_states
 
 START_COUNTS = (*range(1, 35), 47, 48, 49, 63, 64, 65)
 """Row counts on both sides of every edge: blocks of 6 and 8 rows, tiles of 16, strips of 32."""
@@ -70,6 +80,15 @@ _SPEC = DecoderSpec(
 )
 """One query head for each key/value head, so that a chunk has as many query rows as tokens."""
 
+_MIXERS: dict[str, RecurrenceSpec] = {
+    "short convolutions": ShortConvSpec(kernel_size=3, has_bias=True),
+    "delta nets": DeltaNetSpec(num_heads=2, num_key_heads=1, key_dim=16, value_dim=32),
+    "Mamba-2": Mamba2Spec(num_heads=2, num_groups=1, head_dim=32, state_size=16),
+}
+"""Key the mixers' name in messages."""
+_MOST_MIXER_ERROR = 1e-3
+"""Mixers compute in float32, and rounding causes errors up to 1e-5."""
+
 
 @dataclass(frozen=True)
 class KernelChoice:
@@ -101,11 +120,12 @@ def choose_kernels(candidates: Iterable[str]) -> KernelChoice:
 
 @torch.inference_mode()
 def disagreements(kernels: NativeKernels, row_counts: Sequence[int]) -> Iterator[str]:
-    """Yield each product and attention that differs from PyTorch's, with its error."""
+    """Yield each product, attention and mixer that differs from PyTorch's, with its error."""
     generator = torch.Generator().manual_seed(0)
     yield from chain(
         _wrong_products(kernels, row_counts, generator),
         _wrong_attention(kernels, row_counts, generator),
+        _wrong_mixers(kernels, row_counts, generator),
     )
 
 
@@ -186,6 +206,45 @@ def _wrong_attention(
                 yield f"attention of {count} rows to {keys} keys is {problem}"
 
 
+def _wrong_mixers(
+    kernels: NativeKernels, row_counts: Sequence[int], generator: torch.Generator
+) -> Iterator[str]:
+    """Compare runs that begin shortly before a piece ends, and a token after each, with one run."""
+    start = PIECE - 3
+    for name, spec in _MIXERS.items():
+        mixer = _random_mixer(spec, generator)
+        hidden = torch.randn(1 + max(row_counts), _SPEC.hidden_size, generator=generator)
+        [layer] = make_states([spec.state(_SPEC.hidden_size)], 4, torch.float32, _CPU)
+        for part in layer:
+            part[:1].normal_(generator=generator)
+        exact = mixer(hidden, StepStates([layer], [Run(0, len(hidden), start, 0, 3)]))
+        mixer.native = NativeMixer(mixer, kernels)
+        for count in row_counts:
+            runs = Run(0, count, start, 0, 1), Run(0, 1, start + count, 1, 2)
+            rows = hidden[:count], hidden[count : count + 1]
+            got = torch.cat(
+                [
+                    mixer(own, StepStates([layer], [run]))
+                    for own, run in zip(rows, runs, strict=True)
+                ]
+            )
+            if problem := _problem(got, exact[: count + 1], _MOST_MIXER_ERROR):
+                yield f"{name} over {count} rows are {problem}"
+
+
+def _random_mixer(spec: RecurrenceSpec, generator: torch.Generator) -> RecurrentMixer:
+    attention = _SPEC.attentions[0]
+    layers = (
+        LayerSpec(attention=attention, mlp=MlpSpec(size=32)),
+        LayerSpec(attention=None, recurrence=spec, mlp=MlpSpec(size=32)),
+    )
+    mixer = make_recurrence(msgspec.structs.replace(_SPEC, layers=layers), 1, torch.empty)
+    for weight in mixer.parameters():
+        scale = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.3
+        weight.normal_(0.0, scale, generator=generator)
+    return mixer
+
+
 def _hidden(model: Model, attention: AttentionBackend, start: int, count: int) -> torch.Tensor:
     """Return the layer's hidden states of tokens [start, start + count), without padding."""
     end = start + count
@@ -200,10 +259,10 @@ def _hidden(model: Model, attention: AttentionBackend, start: int, count: int) -
     return model.forward(batch.input_ids, batch.positions, attention.begin_step(batch))[:count]
 
 
-def _problem(got: torch.Tensor, exact: torch.Tensor) -> str:
+def _problem(got: torch.Tensor, exact: torch.Tensor, most_error: float = _MOST_ERROR) -> str:
     """Describe the worst row's error; empty if it is small enough."""
     errors = (got - exact).norm(dim=1) / exact.norm(dim=1)
-    if bool((errors <= _MOST_ERROR).all()):
+    if bool((errors <= most_error).all()):
         return ""
     worst = int(errors.nan_to_num(nan=torch.inf).argmax())
     return f"wrong: row {worst} is off by {float(errors[worst]):.2g} of its length"

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.kv_events import KVEvent
+from legato.core.kv_transfer import SendBlocks
 from legato.core.plan import BlockMove, ChunkResult, ScheduledChunk
 from legato.core.request import Request
 from legato.core.step_record import Lack, ShortHit
@@ -265,6 +266,11 @@ class KVCacheManager:
                 self._go_on(request, table, found)
         return self.num_computed_tokens(request)
 
+    @property
+    def transfers_whole(self) -> bool:
+        """Whether prompts are transferred whole: see `handovers`, and otherwise `holds`."""
+        return self.windows is not None or self.states is not None
+
     def send(self, request: Request) -> Handover | None:
         """Keep what a hit on a computed prompt needs; None if it is not all in the cache."""
         return self.handovers.send(self._sought(request), self._handover_end(request))
@@ -500,7 +506,9 @@ class KVCacheManager:
     def _ends(self, request: Request, found: Way) -> CheckpointEnds:
         """Return where a prompt has checkpoints; few requests begin near a pooled prompt's end."""
         assert self.states is not None
-        return self.states.ends(found, 0 if request.is_pooled else request.num_tokens)
+        is_sent = isinstance(request.message.kv_transfer, SendBlocks)
+        needed = self._handover_end(request) if is_sent and not request.num_output_tokens else None
+        return self.states.ends(found, 0 if request.is_pooled else request.num_tokens, needed)
 
     def _sought(self, request: Request) -> SoughtTokens:
         salt = request.message.service.cache_salt

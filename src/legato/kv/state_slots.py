@@ -32,15 +32,23 @@ class CheckpointEnds:
     Args:
         way: the hit.
         num_tokens: tokens of the prompt; 0 if no request is likely to begin near its end.
+        needed: one more end, wherever the hit is; None if there is none.
     """
 
-    def __init__(self, way: Way, num_tokens: int, *, unit: int, spacing: int) -> None:
+    def __init__(
+        self, way: Way, num_tokens: int, *, unit: int, spacing: int, needed: int | None = None
+    ) -> None:
+        self._needed = needed or 0
         self._first = way.num_tokens + unit
         self._spacing = spacing
         self._others = {end // unit * unit for end in (way.num_matched_tokens, num_tokens - 1)}
 
     def __contains__(self, num_tokens: int) -> bool:
-        return num_tokens % self._spacing == 0 or num_tokens in self._others
+        return (
+            num_tokens % self._spacing == 0
+            or num_tokens in self._others
+            or num_tokens == self._needed
+        )
 
     def add(self, num_tokens: int) -> None:
         """Add an end, for a prompt that will leave this one there."""
@@ -49,8 +57,10 @@ class CheckpointEnds:
     def after(self, num_tokens: int) -> int:
         """Return the next end."""
         start = max(num_tokens, self._first - 1)
-        spaced = (start // self._spacing + 1) * self._spacing
-        return min([spaced, *(end for end in self._others if end > start)])
+        ends = [(start // self._spacing + 1) * self._spacing]
+        ends += [end for end in self._others if end > start]
+        ends += [self._needed] if self._needed > num_tokens else []
+        return min(ends)
 
 
 class _Line:
@@ -139,9 +149,9 @@ class StateSlots:
         """Requests for which there are slots."""
         return self.num_requests - len(self._lines)
 
-    def ends(self, way: Way, num_tokens: int) -> CheckpointEnds:
+    def ends(self, way: Way, num_tokens: int, needed: int | None = None) -> CheckpointEnds:
         """Return where a prompt that begins after a hit has checkpoints; see `CheckpointEnds`."""
-        return CheckpointEnds(way, num_tokens, unit=self.unit, spacing=self.spacing)
+        return CheckpointEnds(way, num_tokens, unit=self.unit, spacing=self.spacing, needed=needed)
 
     def ends_of(self, request_id: str) -> CheckpointEnds:
         """Return where a request that has slots has checkpoints."""

@@ -110,7 +110,7 @@ class Decoder(nn.Module):
         spec: of this rank's part.
     """
 
-    num_torch_threads = None
+    num_torch_threads: int | None = None
 
     def __init__(
         self,

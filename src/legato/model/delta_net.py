@@ -14,7 +14,7 @@ from torch import nn
 
 from legato.model.layers import FusedLinear, Linear, MakeEmpty, RMSNorm
 from legato.model.mixer_spec import DeltaNetSpec
-from legato.model.recurrence import Convolution, decays, in_float64, scan
+from legato.model.recurrence import Convolution, RecurrentMixer, decays, in_float64, scan
 from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 
@@ -22,7 +22,7 @@ _SMALLEST_SQUARE = 1e-6
 """Added to the square of a query's or a key's length."""
 
 
-class DeltaNet(nn.Module):
+class DeltaNet(RecurrentMixer):
     """The mixer of Qwen3-Next and Qwen3.5.
 
     In shapes, H are the heads of values; heads of queries and keys serve several of them each.
@@ -31,11 +31,10 @@ class DeltaNet(nn.Module):
     def __init__(
         self, own: DeltaNetSpec, spec: DecoderSpec, state_layer: int, empty: MakeEmpty
     ) -> None:
-        super().__init__()
-        self.layer = state_layer
+        super().__init__(state_layer)
         self.num_key_heads, self.num_heads = own.num_key_heads, own.num_heads
         self.key_dim, self.value_dim = own.key_dim, own.value_dim
-        self._sizes = own.num_channels, own.value_size, own.num_heads, own.num_heads
+        self._sizes = [own.num_channels, own.value_size, own.num_heads, own.num_heads]
         self.in_proj = FusedLinear(
             spec.hidden_size,
             {
@@ -55,10 +54,8 @@ class DeltaNet(nn.Module):
         self.norm = RMSNorm(own.value_dim, spec.norm_eps, empty)
         self.out_proj = Linear(own.value_size, spec.hidden_size, False, empty)
 
-    def forward(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
-        """Map [P, E] to [P, E]; rows after the step's runs are padding."""
-        projected = self.in_proj(hidden)[: states.num_rows]
-        inputs, z, b, a = projected.split(self._sizes, dim=-1)
+    def mixed(self, projected: torch.Tensor, states: StepStates) -> torch.Tensor:
+        inputs, z, b, a = torch.split(projected, self._sizes, dim=-1)
         query, key, value = self._convolved(inputs, states)
         gate = -self.A_log.exp() * in_float64(F.softplus, a.float() + self.dt_bias)  # [T, H]
         beta = in_float64(torch.sigmoid, b)
@@ -66,8 +63,7 @@ class DeltaNet(nn.Module):
         output = scan(rows, states, self.layer, token_form, chunk_form)
         normed = self.norm(output).float()
         gated = normed * F.silu(z.float().view(normed.shape))
-        mixed = gated.flatten(1).to(hidden.dtype)
-        result: torch.Tensor = self.out_proj(states.padded(mixed, len(hidden)))
+        result: torch.Tensor = gated.flatten(1).to(projected.dtype)
         return result
 
     def _convolved(

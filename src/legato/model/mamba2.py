@@ -16,12 +16,12 @@ from torch import nn
 
 from legato.model.layers import Linear, MakeEmpty, RMSNorm
 from legato.model.mixer_spec import Mamba2Spec
-from legato.model.recurrence import Convolution, decays, in_float64, scan
+from legato.model.recurrence import Convolution, RecurrentMixer, decays, in_float64, scan
 from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 
 
-class Mamba2(nn.Module):
+class Mamba2(RecurrentMixer):
     """The mixer of Granite 4, Falcon-H1 and Nemotron-H.
 
     In shapes, H are its heads, and G their groups.
@@ -30,12 +30,12 @@ class Mamba2(nn.Module):
     def __init__(
         self, own: Mamba2Spec, spec: DecoderSpec, state_layer: int, empty: MakeEmpty
     ) -> None:
-        super().__init__()
-        self.layer = state_layer
-        self.num_heads, self.num_groups, self.head_dim = own.num_heads, own.num_groups, own.head_dim
+        super().__init__(state_layer)
+        self.num_heads, self.num_groups = own.num_heads, own.num_groups
+        self.head_dim, self.state_size = own.head_dim, own.state_size
         self.limits = own.shortest_step, own.longest_step or math.inf
-        self._sizes = own.size, own.num_channels, own.num_heads
-        self._parts, self._scales = own.parts, own.scales
+        self._sizes = [own.size, own.num_channels, own.num_heads]
+        self._parts, self._scales = list(own.parts), own.scales
         self.in_proj = Linear(spec.hidden_size, sum(self._sizes), own.has_bias, empty)
         self.conv = Convolution(own.num_channels, own.kernel_size, own.has_conv_bias, empty)
         self.A_log = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
@@ -44,16 +44,20 @@ class Mamba2(nn.Module):
         self.norm: GroupNorm | None = None
         if own.norm is not None:
             self.norm = GroupNorm(own.size, own.num_groups, spec.norm_eps, empty)
-        self._is_normed_first = own.norm == "before_gate"
+        self.is_normed_first = own.norm == "before_gate"
         self.out_proj = Linear(own.size, spec.hidden_size, own.has_bias, empty)
 
-    def forward(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
-        """Map [P, E] to [P, E]; rows after the step's runs are padding."""
-        projected = self.in_proj(hidden)[: states.num_rows]
-        for part, scale in zip(projected.split(self._parts, dim=-1), self._scales, strict=True):
+    def project(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
+        projected = super().project(hidden, states)
+        for part, scale in zip(
+            torch.split(projected, self._parts, dim=-1), self._scales, strict=True
+        ):
             if scale != 1.0:
                 part.mul_(scale)
-        z, inputs, steps = projected.split(self._sizes, dim=-1)
+        return projected
+
+    def mixed(self, projected: torch.Tensor, states: StepStates) -> torch.Tensor:
+        z, inputs, steps = torch.split(projected, self._sizes, dim=-1)
         mixed = F.silu(self.conv(inputs, states, self.layer))
         size = self.num_heads * self.head_dim
         x = mixed[:, :size].view(len(mixed), self.num_heads, self.head_dim)
@@ -63,16 +67,14 @@ class Mamba2(nn.Module):
         rows = dt[..., None] * x, both[:, 0], both[:, 1], -self.A_log.exp() * dt
         output = scan(rows, states, self.layer, token_form, chunk_form)
         gated = self._gated((output + self.D[:, None] * x).flatten(1), F.silu(z.float()))
-        mixed = gated.to(hidden.dtype)
-        result: torch.Tensor = self.out_proj(states.padded(mixed, len(hidden)))
-        return result
+        return gated.to(projected.dtype)
 
     def _gated(self, output: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return the product of both, float32 [T, H P], normalized before or after it, or never."""
         if self.norm is None:
             return output * gate
         normed: torch.Tensor
-        normed = self.norm(output) * gate if self._is_normed_first else self.norm(output * gate)
+        normed = self.norm(output) * gate if self.is_normed_first else self.norm(output * gate)
         return normed
 
 

@@ -28,7 +28,7 @@ from legato.model.mlp_spec import MoeSpec
 from legato.model.native_experts import (
     expert_numbers,
 )
-from legato.model.native_support import why_not_computed
+from legato.model.native_support import why_not_computed, why_not_in_parts
 from legato.model.native_weights import (
     DTYPE,
     Weight,
@@ -129,7 +129,10 @@ class ReadsNativeCache:
 def why_not_native(
     spec: DecoderSpec | TransformersSpec, dtype: torch.dtype, device: torch.device
 ) -> str:
-    """Return why native kernels cannot run this model, or part; empty if they can."""
+    """Return why native kernels cannot run this model, or part; empty if they can.
+
+    Of models with recurrent layers, they run most parts of PyTorch's layers.
+    """
     if device.type != "cpu":
         return f"the device is {device.type}"
     if _processor is None:
@@ -138,7 +141,9 @@ def why_not_native(
         return "the processor has no AVX2, or the compiler knew of no such instructions"
     if dtype != DTYPE:
         return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
-    return "" if isinstance(spec, TransformersSpec) else why_not_computed(spec)
+    if isinstance(spec, TransformersSpec):
+        return ""
+    return why_not_in_parts(spec) if spec.states else why_not_computed(spec)
 
 
 class NativeModel(ReadsNativeCache):

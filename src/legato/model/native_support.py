@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from legato.model.mixer_spec import AttentionSpec
+from legato.model.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native_experts import EXPERT_RULES, has_computed_order, same_experts
 from legato.model.spec import DecoderSpec, LayerSpec
@@ -21,15 +21,27 @@ from legato.model.support import (
 TILE_DEPTH = 32
 """Values in a row of a tile; every size must be a multiple of it."""
 LARGEST_HEAD = 512
+_VECTOR = 16
+_LARGEST_STATE = 256
+"""Rows and columns of a head's recurrent state."""
 
 
-def _multiple(field: str, at_most: float = math.inf) -> Rule:
+def _multiple(field: str, at_most: float = math.inf, *, of: int = TILE_DEPTH) -> Rule:
     def fits(record: msgspec.Struct) -> bool:
         size: int = getattr(record, field)
-        return size % TILE_DEPTH == 0 and size <= at_most
+        return size % of == 0 and size <= at_most
 
     limit = "" if at_most == math.inf else f" up to {at_most}"
-    return Rule(fits, f"a multiple of {TILE_DEPTH}{limit}")
+    return Rule(fits, f"a multiple of {of}{limit}")
+
+
+def _state(field: str) -> Rule:
+    return _multiple(field, _LARGEST_STATE, of=_VECTOR)
+
+
+def _all_of(kind: type[msgspec.Struct]) -> dict[str, Rule]:
+    """Allow what PyTorch computes."""
+    return {field: anything() for field in kind.__struct_fields__}
 
 
 SUPPORTED: Rules = {
@@ -107,6 +119,53 @@ SUPPORTED: Rules = {
 """What the extension computes. It does not know a field that is missing here."""
 
 
+_PARTS: Rules = {
+    DecoderSpec: {**_all_of(DecoderSpec), "hidden_size": _multiple("hidden_size")},
+    LayerSpec: _all_of(LayerSpec),
+    MlpSpec: _all_of(MlpSpec),
+    MoeSpec: _all_of(MoeSpec),
+    AttentionSpec: {
+        **_all_of(AttentionSpec),
+        "head_dim": _multiple("head_dim", LARGEST_HEAD),
+        "has_sinks": one_of("has_sinks", False),
+        "latent": one_of("latent", None),
+        "kv_from": one_of("kv_from", None),
+    },
+    ShortConvSpec: {"kernel_size": anything(), "has_bias": switch("has_bias")},
+    DeltaNetSpec: {
+        "num_heads": anything(),
+        "num_key_heads": anything(),
+        "key_dim": _state("key_dim"),
+        "value_dim": _state("value_dim"),
+        "kernel_size": anything(),
+    },
+    Mamba2Spec: {
+        "num_heads": anything(),
+        "num_groups": anything(),
+        "head_dim": _state("head_dim"),
+        "state_size": _state("state_size"),
+        "kernel_size": anything(),
+        "has_conv_bias": switch("has_conv_bias"),
+        "has_bias": switch("has_bias"),
+        "shortest_step": anything(),
+        "longest_step": anything(),
+        "norm": one_of("norm", None, "after_gate", "before_gate"),
+        "scales": anything(),
+    },
+}
+"""What the extension computes of decoders whose other parts are PyTorch's."""
+
+
 def why_not_computed(spec: DecoderSpec) -> str:
     """Return why the extension cannot compute these layers; empty if it can."""
     return why_heads_differ(spec) or unsupported("native layers", spec, SUPPORTED)
+
+
+def why_not_in_parts(spec: DecoderSpec) -> str:
+    """Return why PyTorch's layers of a decoder cannot have native parts; empty if they can.
+
+    They have them if there are recurrent layers.
+    """
+    if not spec.states:
+        return "there are no recurrent layers"
+    return why_heads_differ(spec) or unsupported("native parts of layers", spec, _PARTS)

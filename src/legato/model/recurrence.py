@@ -31,27 +31,62 @@ class Convolution(nn.Module):
         return states.convolve(layer, rows, self.weight, self.bias)
 
 
-class ShortConv(nn.Module):
+class RecurrentMixer(nn.Module):
+    """A mixer that keeps a state, between two projections.
+
+    Attributes:
+        layer: its index among the recurrent layers.
+        native: computes what `mixed` does; None for PyTorch's operators.
+    """
+
+    in_proj: Linear
+    conv: Convolution
+    out_proj: Linear
+
+    def __init__(self, state_layer: int) -> None:
+        super().__init__()
+        self.layer = state_layer
+        self.native: Callable[[torch.Tensor, StepStates, int], torch.Tensor] | None = None
+
+    def forward(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
+        """Map [P, E] to [P, E]; rows after the step's runs are padding."""
+        projected = self.project(hidden, states)
+        if self.native is None:
+            mixed = self.mixed(projected, states)
+        else:
+            mixed = self.native(projected, states, self.layer)
+        output: torch.Tensor = self.out_proj(states.padded(mixed, len(hidden)))
+        return output
+
+    def project(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
+        """Return the first projection of the rows that are not padding."""
+        projected: torch.Tensor = self.in_proj(hidden)[: states.num_rows]
+        return projected
+
+    def mixed(self, projected: torch.Tensor, states: StepStates) -> torch.Tensor:
+        """Advance the states by projected rows [T, ...], and return rows for `out_proj`."""
+        raise NotImplementedError
+
+
+class ShortConv(RecurrentMixer):
     """LFM2's gated short convolution (Liquid AI, 2025, arXiv:2511.23404)."""
 
     def __init__(
         self, own: ShortConvSpec, hidden_size: int, state_layer: int, empty: MakeEmpty
     ) -> None:
-        super().__init__()
-        self.layer = state_layer
+        super().__init__(state_layer)
         self.conv = Convolution(hidden_size, own.kernel_size, own.has_bias, empty)
         self.in_proj = Linear(hidden_size, 3 * hidden_size, own.has_bias, empty)
         self.out_proj = Linear(hidden_size, hidden_size, own.has_bias, empty)
 
-    def forward(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
-        """Map [P, E] to [P, E]; rows after the step's runs are padding."""
-        before, after, inputs = self.in_proj(hidden)[: states.num_rows].chunk(3, dim=-1)
-        mixed = after * self.conv(before * inputs, states, self.layer).to(after.dtype)
-        output: torch.Tensor = self.out_proj(states.padded(mixed, len(hidden)))
-        return output
+    def mixed(self, projected: torch.Tensor, states: StepStates) -> torch.Tensor:
+        before, after, inputs = projected.chunk(3, dim=-1)
+        convolved = self.conv(before * inputs, states, self.layer).to(after.dtype)
+        result: torch.Tensor = after * convolved
+        return result
 
 
-def make_recurrence(spec: DecoderSpec, layer: int, empty: MakeEmpty) -> nn.Module:
+def make_recurrence(spec: DecoderSpec, layer: int, empty: MakeEmpty) -> RecurrentMixer:
     """Make the recurrent mixer of a layer that has one."""
     # These import this module.
     from legato.model.delta_net import DeltaNet

@@ -18,11 +18,12 @@ from transformers.utils import ModelOutput
 
 from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.native import NativeKernels, ReadsNativeCache
+from legato.model.native_operators import NativeProduct
 from legato.model.native_support import LARGEST_HEAD, TILE_DEPTH
 from legato.model.quantization import QuantizedWeight, plain
 from legato.model.states import StepStates
 from legato.model.transformers_attention import AttentionCall, attending
-from legato.model.transformers_native import NativeProduct, use_native_operators
+from legato.model.transformers_native import use_native_operators
 from legato.model.transformers_paper import matrices, on_paper
 from legato.model.transformers_spec import TransformersSpec
 

@@ -16,80 +16,15 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from legato.model.native import NativeKernels, NativeLinear
-from legato.model.quantization import QuantizedWeight
+from legato.model.native import NativeKernels
+from legato.model.native_operators import NativeMLP, NativeProduct
 
 _DTYPE = torch.bfloat16
-_PANEL = 32
-"""Outputs that are computed together."""
 _VECTOR = 16
 _SILU, _GELU_TANH = (nn.SiLU, SiLUActivation), (GELUTanh, NewGELUActivation)
 _SCALED_NORMS = (LlamaRMSNorm, Olmo2RMSNorm)
 """RMS norms that multiply by their weight."""
 _ROPE = "apply_rotary_pos_emb"
-
-
-class NativeProduct(nn.Module):
-    """A projection.
-
-    Args:
-        weight: [out, in].
-        bias: [out].
-        dtype: of the results. Sums are rounded to bfloat16 at once, unless it is float32.
-    """
-
-    def __init__(
-        self,
-        weight: torch.Tensor | QuantizedWeight,
-        bias: torch.Tensor | None,
-        dtype: torch.dtype,
-        kernels: NativeKernels,
-    ) -> None:
-        super().__init__()
-        if isinstance(weight, torch.Tensor):
-            weight = weight.to(_DTYPE).contiguous()
-        self._linear = NativeLinear(weight, kernels)
-        self._operators = kernels.operators
-        self._bias = None if bias is None else bias.float()
-        self._dtype = dtype
-        self.num_outputs = weight.shape[0]
-        self.is_rounded = dtype == _DTYPE and self.num_outputs % _PANEL == 0
-
-    @property
-    def parts(self) -> tuple[Any, int]:
-        """The packed matrix, and the address of the biases, 0 for none."""
-        return self._linear.native, 0 if self._bias is None else self._bias.data_ptr()
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map [..., in] to [..., out]."""
-        if not self.is_rounded:
-            products = self._linear(rows.flatten(0, -2))
-            if self._bias is not None:
-                products += self._bias
-            return products.to(self._dtype).view(*rows.shape[:-1], -1)
-        rows, num_rows = rows.contiguous(), rows.numel() // rows.shape[-1]
-        out = rows.new_empty(*rows.shape[:-1], self.num_outputs)
-        self._operators.project(*self.parts, rows.data_ptr(), num_rows, out.data_ptr())
-        return out
-
-
-class _NativeMLP(nn.Module):
-    """`down(act(gate) * up)` of three projections, as wide as its inputs."""
-
-    def __init__(self, mlp: Any, kernels: NativeKernels) -> None:
-        super().__init__()
-        self._products = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self._parts = [part for product in self._products for part in product.parts]
-        self._is_gelu = isinstance(mlp.act_fn, _GELU_TANH)
-        self._operators = kernels.operators
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        rows, num_rows = rows.contiguous(), rows.numel() // rows.shape[-1]
-        out = torch.empty_like(rows)
-        self._operators.run_mlp(
-            *self._parts, self._is_gelu, rows.data_ptr(), num_rows, out.data_ptr()
-        )
-        return out
 
 
 class _NativeNorm(nn.Module):
@@ -130,8 +65,10 @@ def _native_mlp(module: Any, kernels: NativeKernels) -> nn.Module | None:
         return None
     products = (module.gate_proj, module.up_proj, module.down_proj)
     are_native = all(isinstance(part, NativeProduct) and part.is_rounded for part in products)
-    is_known = isinstance(module.act_fn, _SILU + _GELU_TANH)
-    return _NativeMLP(module, kernels) if are_native and is_known else None
+    is_gelu = isinstance(module.act_fn, _GELU_TANH)
+    if not are_native or not (is_gelu or isinstance(module.act_fn, _SILU)):
+        return None
+    return NativeMLP(*products, is_gelu=is_gelu, kernels=kernels)
 
 
 def _native_norm(module: Any, kernels: NativeKernels) -> nn.Module | None:

@@ -324,7 +324,8 @@ class StepBuilder:
         if not self._kv.reserve(request, found):
             self.held_by = "memory"
             return False
-        if request.message.kv_transfer is not None and request.scheduled_s is None:
+        is_transferred = request.message.kv_transfer is not None and request.scheduled_s is None
+        if is_transferred and not self._kv.transfers_whole:
             self._kv.holds.begin(request, found)
         self._queues.admit(request)
         self.admitted[request.request_id] = num_computed

@@ -71,8 +71,7 @@ def make_transfers(
         prepare=_nothing if gpu is None else partial(torch.cuda.set_device, gpu),
     )
     is_copying = gpu is not None and kv.num_host_slots > 0
-    is_whole = kv.windows is not None or kv.states is not None
-    return (WholeTransfers if is_whole else Transfers)(
+    return (WholeTransfers if kv.transfers_whole else Transfers)(
         kv, transport, partial(torch.cuda.synchronize, gpu) if is_copying else _nothing
     )
 

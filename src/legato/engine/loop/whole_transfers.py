@@ -33,7 +33,7 @@ class _Fetched(NamedTuple):
 class WholeTransfers(Transfers):
     """Holds requests back from the scheduler while their prompts are fetched.
 
-    The scheduler sees requests without transfers. A prompt that is sent is offered once it is
+    The scheduler sees requests that fetch nothing. A prompt that is sent is offered once it is
     computed, and is kept until it was read.
     """
 
@@ -151,12 +151,12 @@ class WholeTransfers(Transfers):
 
     def _take(self, message: AddRequest) -> list[Event]:
         """Begin a request's transfer; return it for the scheduler unless it must wait."""
-        plain = msgspec.structs.replace(message, kv_transfer=None)
         match message.kv_transfer:
             case SendBlocks(transfer_id):
                 if self._transport.exports.begin(transfer_id, prompt_digest(message)):
                     self._offered[transfer_id] = None
                     self._computing[message.request_id] = message
+                return [message]
             case FetchBlocks() as source:
                 leader = self._leader(message)
                 if leader is not None:
@@ -169,7 +169,7 @@ class WholeTransfers(Transfers):
                     self._taken.append((message, handover))
                     return []
                 self._transport.decline(source, prompt_digest(message))
-        return [plain]
+        return [msgspec.structs.replace(message, kv_transfer=None)]
 
     def _finish(self, event: BlocksArrived, fetched: _Fetched, now_s: float) -> None:
         """Keep what has arrived if it is all of a prompt, and let its request begin."""
