@@ -101,8 +101,8 @@ def _document(args: argparse.Namespace, folder: Path, console: Console) -> list[
     with running_server(folder, *FLAGS) as server:
         try:
             print_told("document", check_answers(server, args.examples), console)
-        except Exception as error:
-            return [f"the OpenAPI document: {error}"]
+        except (Exception, BaseExceptionGroup) as error:  # schemathesis groups what it found
+            return [f"the OpenAPI document: {error!r}"]
         log = server.log.read_text()
     return [log] if "Traceback" in log else []
 

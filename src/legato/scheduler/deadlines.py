@@ -6,8 +6,9 @@ _STEPS, _IN_TIME = 256, 0.98
 """The guard covers this quantile of what the last so many steps took after their last look."""
 _FEW_STEPS, _FIRST_GUARD = 16, 0.05
 """With fewer steps, the guard is this share of the limit."""
-_LARGEST_GUARD = 0.25
-"""Largest share of the limit; a larger guard would drop rows of steps that are in time."""
+_LEAST_GUARD, _LARGEST_GUARD = 0.02, 0.25
+"""Shares of the limit. Less would leave no time for the way to the clients, which is not measured;
+more would drop rows of steps that are in time."""
 _DROPPED = 0.02
 """Share of prefill rows that steps may drop in the long run. They are computed again."""
 _LATE = 5.0
@@ -51,7 +52,8 @@ class Deadlines:
         """Return how long before its limit a step's layers must end."""
         if len(self._unforeseen_s) < _FEW_STEPS:
             return _FIRST_GUARD * limit_s
-        return min(max(0.0, self._unforeseen_s.value), _LARGEST_GUARD * limit_s)
+        guard_s = max(_LEAST_GUARD * limit_s, self._unforeseen_s.value)
+        return min(guard_s, _LARGEST_GUARD * limit_s)
 
     def observe(
         self, delivered_s: float, limit_s: float, foreseen_s: float | None, dropped: float
