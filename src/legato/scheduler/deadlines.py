@@ -11,10 +11,6 @@ _LEAST_GUARD, _LARGEST_GUARD = 0.02, 0.25
 more would drop rows of steps that are in time."""
 _DROPPED = 0.02
 """Share of prefill rows that steps may drop in the long run. They are computed again."""
-_LATE = 5.0
-"""Share of steps that may be late in the long run, in multiples of what a margin aims at: 0.5 % for
-streams of many gaps if 99 in 100 are promised. Interruptions of the last layers cannot be made up
-for, and these steps use what a promise allows."""
 _LONGEST_LATE = 1.5
 """Steps that took more than this multiple of their limit do not count: shorter ones would be late,
 too."""
@@ -46,7 +42,7 @@ class Deadlines:
 
     def aim_at(self, late: float) -> None:
         """Set the chance of a late step that a margin would aim at."""
-        self._late = _LATE * late
+        self._late = late
 
     def guard_s(self, limit_s: float) -> float:
         """Return how long before its limit a step's layers must end."""
