@@ -8,6 +8,7 @@ from tests.fuzz.large import overwhelm
 from tests.fuzz.large_bodies import LARGE
 from tests.profiles import scaled
 from tests.server.launch import ServerProcess
+from tests.server.servers import Servers
 
 _MAX_BODY_BYTES = 256 * 2**10
 _NUM_BODIES = scaled(len(LARGE) + 8)
@@ -25,3 +26,9 @@ def test_no_large_body_harms_the_server(target: ServerProcess) -> None:
     target.wait_for_metric("num_requests_running", 0)
     assert target.http.get("/health").json() == {"status": "ok"}
     assert "Traceback" not in target.log.read_text()
+
+
+def test_readers_that_retire_lose_no_body(servers: Servers) -> None:
+    """Sixteen bodies of 8 MiB at once: a reader ends after one, and may have got the next."""
+    server = servers.get()
+    assert set(overwhelm(server, 47)[1]) <= {"400", "429"}
