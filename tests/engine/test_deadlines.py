@@ -1,4 +1,4 @@
-"""A whole engine whose steps drop rows: no token changes, and records tell of it."""
+"""An engine with steps that drop rows: no token changes, and records tell of it."""
 
 import random
 from collections import Counter, defaultdict

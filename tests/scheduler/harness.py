@@ -343,9 +343,7 @@ class Harness:
     def run_first_rows(
         self, num_rows: int, cuts: tuple[RowCut, ...], foreseen_s: float | None = None
     ) -> None:
-        """Compute the oldest step in flight, and of the rows behind the first ones nothing that
-        counts.
-        """
+        """Compute the oldest step in flight; only its first `num_rows` rows count."""
         plan = self.in_flight[0]
         kept = {chunk.request_id: chunk.num_tokens for chunk in plan.first_rows(num_rows).chunks}
         counted = {chunk.request_id: kept.get(chunk.request_id, 0) for chunk in plan.chunks}
