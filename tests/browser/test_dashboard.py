@@ -67,6 +67,7 @@ def test_it_asks_for_the_key_and_until_it_is_right(blank: Any, target: ServerPro
     for key, told in (("wrong", "waiting for an API key"), (KEY, "wrong API key")):
         expect_text(blank, "#connection-text", told)
         assert is_stale(blank)
+        assert blank.get_by_role("button", name="Start 8 streams").is_disabled()
         assert violations(blank) == []
         blank.get_by_label("Key", exact=True).fill(key)
         blank.get_by_role("button", name="Use this key").click()

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
 from legato.core.plan import StepPlan
 from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
 from legato.core.slo import SloClass
+from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.scheduler.order import ORDERS
 from legato.scheduler.scheduler import Scheduler
@@ -238,6 +240,22 @@ class DriftingHarness(Harness):
             for name, times_s in self.token_times_s.items()
             if times_s
         }
+
+
+def test_a_refusal_counts_from_the_arrival() -> None:
+    """Also where the promise was lost before the engine saw the request."""
+    harness = DriftingHarness(slowdown=1.0, seed=0)
+    request = AddRequest(
+        request_id="late",
+        prompt_token_ids=token_array([1] * 10),
+        params=SamplingParams(),
+        arrival_time_s=0.0,
+    )
+    harness.clock.advance_to(10.0)
+    (output,) = harness.scheduler.apply([request], 10.0)
+    assert output.refusal is RefusalReason.TTFT_SLO
+    assert output.error is not None
+    assert output.error.startswith("the first token could take 10.0 s, longer than the TTFT SLO")
 
 
 @pytest.mark.parametrize("num_tenants", [1, 2, 20])

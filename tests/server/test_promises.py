@@ -25,7 +25,7 @@ def promising(
     folder = tmp_path_factory.mktemp("promising")
     classes = ["--slo-class", "gold:itl=500ms:p99.9,ttft=30s", "--slo-class", "cheap:ttft=1000s",
                "--slo-class", "hasty:ttft=50ms"]  # fmt: skip
-    slos = flags(calibration_dir, itl="500ms", ttft="500ms")
+    slos = flags(calibration_dir, itl="500ms", ttft="60s")
     with running_server(folder, *slos, *classes, "--shed-load") as process:
         yield process
 

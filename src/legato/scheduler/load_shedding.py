@@ -121,9 +121,10 @@ class LoadShedding:
             yield lines[most].pop()
 
     def _judge_ttft(self, request: Request, now_s: float) -> list[Refusal]:
-        if not self._config.shed_load or request.ttft_deadline_s is None:
+        slo_s = request.slo.ttft_s
+        if not self._config.shed_load or slo_s is None:
             return []
-        left_s = request.ttft_deadline_s - now_s
+        left_s = request.message.arrival_time_s + slo_s - now_s
         stretch = 1.0 + self._errors.margin if self._queues else 1.0
         ttft_s = self._forecast.ttft_s(request, now_s, left_s + _HORIZON_S)
         if ttft_s is None:
@@ -135,8 +136,8 @@ class LoadShedding:
                 ttft_s = self._forecast.ttft_s(request, now_s, left_s, displaced) or math.inf
             if not displaced or stretch * ttft_s > left_s:
                 error = (
-                    f"the first token could take {left_s + excess_s:.1f} s, longer than the TTFT "
-                    f"SLO of {request.slo.ttft_s:g} s allows"
+                    f"the first token could take {slo_s + excess_s:.1f} s, longer than the TTFT "
+                    f"SLO of {slo_s:g} s allows"
                 )
                 return self._for_ttft([request], error, excess_s)
         if ttft_s > _TELLING * left_s:

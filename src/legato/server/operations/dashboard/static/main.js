@@ -36,7 +36,10 @@ const connection = new Connection({
   cancel: element("key-cancel"),
 }, (update) => {
   state.take(update);
-  if (update.about) element("model").textContent = update.about.model;
+  if (update.about) {
+    element("model").textContent = update.about.model;
+    panel.enable();
+  }
   if (update.settings) form.show(update.settings, update.flags);
 });
 let pausedAtS = null;

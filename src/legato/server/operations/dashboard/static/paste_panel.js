@@ -23,6 +23,12 @@ export class PastePanel {
     element("streams").addEventListener("click", () => this.#toggleStreams());
   }
 
+  /** Enables the buttons, as the server's context length is known now. */
+  enable() {
+    element("paste").disabled = false;
+    element("streams").disabled = this.aborter !== null;
+  }
+
   /** Draws the progress and the results. */
   show(palette) {
     if (this.pass) this.#showProgress();
@@ -41,7 +47,6 @@ export class PastePanel {
   }
 
   async #paste() {
-    if (!this.state.about) return;
     const maxModelLen = this.state.about.max_model_len;
     const wasRunning = this.streams.isRunning;
     this.streams.stop();
@@ -106,7 +111,7 @@ export class PastePanel {
 
   #toggleStreams() {
     if (this.streams.isRunning) this.streams.stop();
-    else if (this.state.about) this.streams.start(this.state.about.max_model_len);
+    else this.streams.start(this.state.about.max_model_len);
   }
 
   #showStreams() {
