@@ -202,7 +202,7 @@ def test_only_steps_that_may_drop_rows_need_no_room_for_interruptions() -> None:
 
 @given(num_decodes=st.integers(1, 600))
 def test_what_a_step_cannot_drop_any_more_needs_room(num_decodes: int) -> None:
-    """Half of its prefill, on average, and all of its streams."""
+    """Two thirds of its prefill, on average, and all of its streams."""
     model = StepTimeModel(calibrate(COSTS, MAX_LEN), tails=INTERRUPTED, drops_rows=True)
     streams = step_shape(num_decodes=num_decodes, context=100)
     streams_s, caution = model.seconds(streams), model.caution(LIMIT_S)
@@ -210,7 +210,7 @@ def test_what_a_step_cannot_drop_any_more_needs_room(num_decodes: int) -> None:
     if streams_s * caution >= LIMIT_S:
         assert model.prefill_caution(streams, LIMIT_S) == caution
     else:
-        assert caution * (streams_s + 0.5 * prefill_s) <= LIMIT_S * (1.0 + 1e-9)
+        assert caution * (streams_s + prefill_s * 2.0 / 3.0) <= LIMIT_S * (1.0 + 1e-9)
         assert model.prefill_caution(streams, LIMIT_S) < caution
 
 

@@ -27,8 +27,9 @@ _PRESENT_S, _LASTING_S = 0.5, 10.0
 _INTERRUPTION = 0.3
 """Relative residual above which the model is not to blame: another program had the machine."""
 _FIRST_DRAFTS = 2
-_DROPPABLE = 0.5
-"""Share of a step's prefill that a step can still drop when it is interrupted, on average."""
+_DROPPABLE = 1.0 / 3.0
+"""Share of a step's prefill that a step can still drop after an interruption, on average: it drops
+none before a third of its layers, and none after its last look at the clock."""
 _SURPRISE_RATE, _MOST_SURPRISING = 0.1, 0.5
 """If this share of the last ten or so steps of a kind seems interrupted, the model is to blame: it
 has not seen such steps."""
@@ -162,8 +163,8 @@ class StepTimeModel:
     def prefill_caution(self, streams: StepShape, limit_s: float) -> float:
         """Return the factor on the prediction of a step that is filled with prefill.
 
-        Beside streams, rows can be dropped if the executor does so. An interruption finds half of
-        the prefill still to be computed, on average: only the rest of the step needs room for it.
+        Beside streams, rows can be dropped if the executor does so. What can be dropped after an
+        interruption, on average, needs no room for it.
         """
         caution, own = self.caution(limit_s), self._prefill_factor
         if own is None or not streams.num_decode_rows or not 0.0 < limit_s < math.inf:
