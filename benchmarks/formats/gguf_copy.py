@@ -18,8 +18,13 @@ _FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_
 _HEADER = "GGUF."
 
 
-def copy_gguf(source: Path, target: Path, type_of: TypeOf) -> dict[str, np.ndarray]:
+def copy_gguf(
+    source: Path, target: Path, type_of: TypeOf, num_layers: int | None = None
+) -> dict[str, np.ndarray]:
     """Write `source` with matrices of other types; return what they are dequantized to.
+
+    Args:
+        num_layers: only the first so many.
 
     Returns:
         Key a tensor's name in the file, value float32 in the shape of transformers' checkpoints.
@@ -27,13 +32,20 @@ def copy_gguf(source: Path, target: Path, type_of: TypeOf) -> dict[str, np.ndarr
     reader = GGUFReader(source)
     architecture = reader.fields[Keys.General.ARCHITECTURE].contents()
     writer = GGUFWriter(target, architecture)
+    layers_key = Keys.LLM.BLOCK_COUNT.format(arch=architecture)
     for field in reader.fields.values():
         if not field.name.startswith(_HEADER) and field.name != Keys.General.ARCHITECTURE:
             kind = field.types[0]
             item = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), kind, sub_type=item)
+            value = field.contents()
+            if num_layers is not None and field.name == layers_key:
+                value = num_layers
+            writer.add_key_value(field.name, value, kind, sub_type=item)
     values: dict[str, np.ndarray] = {}
     for tensor in reader.tensors:
+        layer = layer_of(tensor.name)
+        if num_layers is not None and layer is not None and layer >= num_layers:
+            continue
         shape = tuple(int(size) for size in reversed(tensor.shape))
         own = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(shape)
         if len(shape) == 2:
@@ -63,9 +75,15 @@ def everything(kind: str) -> TypeOf:
     return lambda _name, _shape: kind
 
 
+def layer_of(name: str) -> int | None:
+    """Return the layer of a tensor by its name in the file; None if it is in no layer."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" else None
+
+
 def medium_mix(name: str, _: tuple[int, ...]) -> str:
     """Q4_K_M, as llama.cpp mixes it: Q6_K for the vocabulary and half of V and down projections."""
-    if name.startswith(("token_embd", "output")):
+    layer = layer_of(name)
+    if layer is None:
         return "Q6_K"
-    layer = int(name.split(".")[1])
     return "Q6_K" if layer % 2 == 0 and ("attn_v" in name or "ffn_down" in name) else "Q4_K"

@@ -21,7 +21,7 @@ def test_on_the_machine(tmp_path: Path) -> None:
     workload = ("--workload", "prompt p50=60 p90=200, output p50=4 p90=8", "--rate", "2")
     durations = ("--record-duration", "3s", "--verify-duration", "2s", "--num-requests", "12")
     done = legato(
-        *("tune", *machine, *workload, *SLOS, *durations, "--trials", "12"),
+        *("tune", *machine, *workload, *SLOS, *durations, "--trials", "12", "--finalists", "2"),
         *("--calibration-dir", str(tmp_path), "-o", str(tmp_path)),
     )
     assert done.returncode == 0, done.stderr
