@@ -2,8 +2,9 @@
 
 from legato.scheduler.recent_quantile import RecentQuantile
 
-_STEPS, _IN_TIME = 256, 0.98
-"""The guard covers this quantile of what the last so many steps took after their last look."""
+_STEPS, _IN_TIME = 256, 0.99
+"""The guard covers this quantile of what the last so many steps took after their last look. Bursts
+of requests, which keep the processes in front of the engine busy, hit one step of a hundred."""
 _FEW_STEPS, _FIRST_GUARD = 16, 0.05
 """With fewer steps, the guard is this share of the limit."""
 _LEAST_GUARD, _LARGEST_GUARD = 0.02, 0.25
