@@ -40,7 +40,7 @@ def _as_texts(value: Any) -> Any:
 
 def _part_text(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise ValueError(
             f"a content part of type {kind!r} is not supported; parts are "
             '{"type": "input_text", "text": "..."}'
