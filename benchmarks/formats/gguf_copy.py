@@ -37,14 +37,12 @@ def copy_gguf(
         if not field.name.startswith(_HEADER) and field.name != Keys.General.ARCHITECTURE:
             kind = field.types[0]
             item = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            value = field.contents()
-            if num_layers is not None and field.name == layers_key:
-                value = num_layers
+            is_cut = num_layers is not None and field.name == layers_key
+            value = num_layers if is_cut else field.contents()
             writer.add_key_value(field.name, value, kind, sub_type=item)
     values: dict[str, np.ndarray] = {}
     for tensor in reader.tensors:
-        layer = layer_of(tensor.name)
-        if num_layers is not None and layer is not None and layer >= num_layers:
+        if num_layers is not None and (layer_of(tensor.name) or 0) >= num_layers:
             continue
         shape = tuple(int(size) for size in reversed(tensor.shape))
         own = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(shape)

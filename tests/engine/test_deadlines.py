@@ -1,4 +1,4 @@
-"""An engine with steps that drop rows: no token changes, and records tell of it."""
+"""Dropped rows change no token, and the records show them."""
 
 import random
 from collections import Counter, defaultdict

@@ -128,6 +128,7 @@ def test_only_the_flood_is_refused(shared: ServerProcess) -> None:
             tasks += [asyncio.create_task(flood()) for _ in range(4)]
             while shared.metric("tenant_requests_waiting", tenant="lab") < 3:
                 await asyncio.sleep(0.02)
+            assert shared.metric("tenant_requests_running", tenant="lab") == 1
             for _ in range(3):
                 answer = await asyncio.to_thread(ask, shared, "sk-ops")
                 assert answer.choices[0].finish_reason == "length"

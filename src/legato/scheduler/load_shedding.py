@@ -121,10 +121,10 @@ class LoadShedding:
             yield lines[most].pop()
 
     def _judge_ttft(self, request: Request, now_s: float) -> list[Refusal]:
-        slo_s = request.slo.ttft_s
-        if not self._config.shed_load or slo_s is None:
+        deadline_s = request.ttft_deadline_s
+        if not self._config.shed_load or deadline_s is None:
             return []
-        left_s = request.message.arrival_time_s + slo_s - now_s
+        left_s = deadline_s - now_s
         stretch = 1.0 + self._errors.margin if self._queues else 1.0
         ttft_s = self._forecast.ttft_s(request, now_s, left_s + _HORIZON_S)
         if ttft_s is None:
@@ -135,9 +135,10 @@ class LoadShedding:
             if displaced:
                 ttft_s = self._forecast.ttft_s(request, now_s, left_s, displaced) or math.inf
             if not displaced or stretch * ttft_s > left_s:
+                taken_s = deadline_s + excess_s - request.message.arrival_time_s
                 error = (
-                    f"the first token could take {slo_s + excess_s:.1f} s, longer than the TTFT "
-                    f"SLO of {slo_s:g} s allows"
+                    f"the first token could take {taken_s:.1f} s, longer than the TTFT "
+                    f"SLO of {request.slo.ttft_s:g} s allows"
                 )
                 return self._for_ttft([request], error, excess_s)
         if ttft_s > _TELLING * left_s:
