@@ -22,7 +22,7 @@ def samples_of(steps: list[StepRecord], stats: EngineStats | None = None) -> lis
     metrics = ServerMetrics("m", lambda: latest, lambda: 2, cache=cache, classes={}, kept=dict)
     for step in steps:
         metrics.steps.observe(step)
-    families = text_string_to_metric_families(metrics.render()[0].decode())
+    families = text_string_to_metric_families(b"".join(metrics.render()[0]).decode())
     return [sample for family in families for sample in family.samples]
 
 

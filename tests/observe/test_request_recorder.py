@@ -29,7 +29,7 @@ def counted(deliveries: list[tuple[float, int]]) -> dict[str, float]:
         ends = FinishReason.LENGTH if place == len(deliveries) else None
         recorder.take(0, output, num_tokens=num_tokens, finish_reason=ends, received_s=received_s)
     sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(metrics.render()[0].decode()):
+    for family in text_string_to_metric_families(b"".join(metrics.render()[0]).decode()):
         for sample in family.samples:
             if sample.name.endswith(("_count", "_sum", "_total")):
                 kind, verdict = sample.labels.get("slo", ""), sample.labels.get("verdict", "")

@@ -24,7 +24,7 @@ class Counts:
 
     def of(self, name: str) -> dict[str, float]:
         """What was counted; key the values of `_LABELS`."""
-        families = text_string_to_metric_families(self._registry.render()[0].decode())
+        families = text_string_to_metric_families(b"".join(self._registry.render()[0]).decode())
         samples = [s for family in families for s in family.samples if s.name == f"legato:{name}"]
         return {
             " ".join(s.labels[label] for label in _LABELS if label in s.labels): s.value

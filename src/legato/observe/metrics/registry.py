@@ -4,7 +4,7 @@ A declaration has the metric's name, kind, labels and help text, and the section
 docs/reference/metrics.md that lists it: `python -m observability` writes the tables there.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from prometheus_client import (
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from legato.observe.metrics.prefix import MetricsPrefix
 
 _OPENMETRICS = "application/openmetrics-text"
+_OPENMETRICS_END = b"# EOF\n"
 MODEL_LABEL = "model_name"
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -89,19 +90,34 @@ class MetricRegistry:
         """Return a section of the reference, to declare its metrics."""
         return Section(self, title)
 
-    def render(self, accepted: str = "") -> tuple[bytes, str]:
-        """Return all metrics, and the media type.
+    def render(self, accepted: str = "") -> tuple[Iterator[bytes], str]:
+        """Return all metrics, each rendered when it is asked for, and the media type.
 
         Args:
             accepted: an `Accept` header, by which the format is OpenMetrics or Prometheus' text.
         """
         if _OPENMETRICS not in accepted:
-            return generate_latest(self.collectors), CONTENT_TYPE_LATEST
-        # Any other escaping replaces the colons in the metrics' names.
-        text = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
-            self.collectors, escaping=openmetrics.ALLOWUTF8
-        )
-        return text, f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
+            each = (generate_latest(_One(metric)) for metric in self.collectors.collect())
+            return each, CONTENT_TYPE_LATEST
+        return self._in_openmetrics(), f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
+
+    def _in_openmetrics(self) -> Iterator[bytes]:
+        for metric in self.collectors.collect():
+            # Any other escaping replaces the colons in the metrics' names.
+            text: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+                _One(metric), escaping=openmetrics.ALLOWUTF8
+            )
+            yield text.removesuffix(_OPENMETRICS_END)
+        yield _OPENMETRICS_END
+
+
+class _One(NamedTuple):
+    """What Prometheus' client takes for a registry, with one metric."""
+
+    metric: Metric
+
+    def collect(self) -> Iterable[Metric]:
+        return [self.metric]
 
 
 class Section:

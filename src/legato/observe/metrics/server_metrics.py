@@ -1,6 +1,6 @@
 """All Prometheus metrics of a server; docs/reference/metrics.md is their reference."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import cast
@@ -84,8 +84,8 @@ class ServerMetrics:
         """Count an HTTP request that was answered with `status`, an error."""
         self.requests.errors.of(str(status)).inc()
 
-    def render(self, accepted: str = "") -> tuple[bytes, str]:
-        """Return all metrics, and the media type. Args: accepted: as of `MetricRegistry.render`."""
+    def render(self, accepted: str = "") -> tuple[Iterator[bytes], str]:
+        """Return all metrics, and the media type: see `MetricRegistry.render`."""
         return self._registry.render(accepted)
 
 

@@ -13,14 +13,14 @@ _SLICE_BYTES = 2**16
 
 
 class PacedResponse(StreamedResponse):
-    """JSON made while it is sent, no faster than its client reads.
+    """A body made while it is sent, no faster than its client reads.
 
     Args:
         turns: shared by all answers in progress.
     """
 
-    def __init__(self, pieces: Iterable[bytes], turns: Turns) -> None:
-        super().__init__({}, JSON)
+    def __init__(self, pieces: Iterable[bytes], turns: Turns, media_type: str = JSON) -> None:
+        super().__init__({}, media_type)
         self._pieces = iter(pieces)
         self._turns = turns
 

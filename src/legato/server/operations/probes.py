@@ -1,7 +1,5 @@
 """Endpoints for supervisors and monitoring: /health, /load, /version and /metrics."""
 
-import asyncio
-
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
@@ -11,6 +9,7 @@ from legato.core.version import __version__
 from legato.server.context import ContextDep
 from legato.server.http.bodies import json_response
 from legato.server.http.errors import shutting_down
+from legato.server.http.paced import PacedResponse
 from legato.server.openapi import responses
 
 
@@ -78,7 +77,6 @@ async def version() -> dict[str, str]:
 @router.get("/metrics", response_class=PlainTextResponse, responses=responses())
 async def metrics(request: Request, context: ContextDep) -> Response:
     """Return Prometheus metrics, in the format of OpenMetrics if `Accept` prefers it."""
-    # In a thread: rendering hundreds of lines would delay the streams.
-    accepted = request.headers.get("Accept", "")
-    text, media_type = await asyncio.to_thread(context.metrics.render, accepted)
-    return Response(text, media_type=media_type)
+    # Paced: hundreds of lines at once, or a thread that takes turns with this one, delay streams.
+    text, media_type = context.metrics.render(request.headers.get("Accept", ""))
+    return PacedResponse(text, context.turns, media_type)
