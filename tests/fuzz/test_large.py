@@ -29,6 +29,6 @@ def test_no_large_body_harms_the_server(target: ServerProcess) -> None:
 
 
 def test_readers_that_retire_lose_no_body(servers: Servers) -> None:
-    """Sixteen bodies of 8 MiB at once: a reader ends after one, and may have got the next."""
+    """Sixteen bodies of 8 MiB at once: a reader ends after one, while others wait for a place."""
     server = servers.get()
     assert set(overwhelm(server, 47)[1]) <= {"400", "429"}

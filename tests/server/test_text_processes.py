@@ -146,6 +146,12 @@ def test_a_client_that_leaves_takes_its_reader_along(trusting: ServerProcess) ->
     assert chat(trusting).status_code == 200
 
 
+def test_a_reader_that_has_grown_ends_after_its_answer(trusting: ServerProcess) -> None:
+    assert "messages" in refusal(chat(trusting, messages=150_000 * HI["messages"]))
+    assert chat(trusting).status_code == 200
+    wait_until(lambda: _grown_bytes(trusting) < limits.KEPT_MEMORY_BYTES, "memory is kept")
+
+
 def test_a_reader_that_was_killed_is_replaced(trusting: ServerProcess) -> None:
     for _ in range(3):
         for reader in trusting.zygote.children():
@@ -353,6 +359,12 @@ def _ask_and_lose(server: ServerProcess) -> None:
             http.post("/tokenize", json={**HI, "chat_template": LOOP})
     except httpx.HTTPError:
         pass
+
+
+def _grown_bytes(server: ServerProcess) -> int:
+    """By how much the largest reader has more resident than the smallest."""
+    held = [int(reader.memory_info().rss) for reader in server.zygote.children()]
+    return max(held) - min(held)
 
 
 def _is_busy(server: ServerProcess) -> bool:

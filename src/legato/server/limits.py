@@ -57,5 +57,5 @@ MAX_READERS = 6
 """Processes that read small bodies; as many again read large and slow ones."""
 READER_MEMORY_BYTES = 2**30
 """Memory that reading one request may take."""
-KEPT_MEMORY_BYTES = 256 * 2**20
+KEPT_MEMORY_BYTES = 32 * 2**20
 """A reader process that has grown by more is replaced."""

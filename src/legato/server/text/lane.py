@@ -159,7 +159,7 @@ class Lane:
         return None
 
     def _rest(self, reader: ReaderProcess) -> None:
-        if reader.is_lowered or reader.is_gone:
+        if reader.is_lowered or reader.is_retiring or reader.is_gone:
             reader.close()
             return
         self._idle.append(reader)

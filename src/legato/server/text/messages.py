@@ -89,6 +89,10 @@ class ReaderBegun(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+class ReaderRetires(msgspec.Struct, frozen=True, tag=True):
+    """From a reader, before the end of its last answer: it has grown, and ends after it."""
+
+
 class BodyFollows(msgspec.Struct, frozen=True):
     """To a reader: `num_bytes` of a body follow this frame, unencoded.
 

@@ -17,9 +17,9 @@ from legato.core.errors import InvalidRequestError
 from legato.engine.process.channel import pack_frame
 from legato.server.http.errors import ApiError, as_api_error, out_of_memory
 from legato.server.limits import KEPT_MEMORY_BYTES, READER_MEMORY_BYTES
-from legato.server.requests.outcome import Refused
+from legato.server.requests.outcome import End, Part, Refused
 from legato.server.requests.read import RequestReader
-from legato.server.text.messages import BodyFollows, ReaderBegun
+from legato.server.text.messages import BodyFollows, ReaderBegun, ReaderRetires
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,12 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
     while (found := _next_body(sock)) is not None:
         job, body, stored = found
         with time_bound(timeout_s):
-            for frame in _outcome(requests, job, body, stored):
+            for message, frame in _outcome(requests, job, body, stored):
+                retires = _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES
+                if isinstance(message, End) and retires:
+                    sock.sendall(pack_frame(ReaderRetires()))
                 sock.sendall(frame)
-        if _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES:
+        if retires:
             return
 
 
@@ -71,9 +74,11 @@ def time_bound(seconds: float) -> Iterator[None]:
 
 def _outcome(
     requests: RequestReader, job: BodyFollows, body: bytes, stored: bytes | None
-) -> Iterator[bytes]:
+) -> Iterator[tuple[Part | End, bytes]]:
+    """Yield each part and the end, with its frame."""
     try:
-        yield from map(pack_frame, requests.read(job.kind, body, stored))
+        for message in requests.read(job.kind, body, stored):
+            yield message, pack_frame(message)
     except MemoryError:
         yield _refusal(out_of_memory())
     except OverflowError:  # an integer too large for msgpack
@@ -85,9 +90,10 @@ def _outcome(
         yield _refusal(error)
 
 
-def _refusal(error: Exception) -> bytes:
-    refusal = as_api_error(error)
-    return pack_frame(Refused(refusal.status, refusal.detail))
+def _refusal(error: Exception) -> tuple[End, bytes]:
+    shown = as_api_error(error)
+    refused = Refused(shown.status, shown.detail)
+    return refused, pack_frame(refused)
 
 
 def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes, bytes | None] | None:

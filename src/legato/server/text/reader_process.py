@@ -13,11 +13,12 @@ from legato.engine.process.channel import FrameDecoder, pack_frame
 from legato.engine.process.pulse import Pulse
 from legato.server.requests.outcome import End, Part, PromptTokens
 from legato.server.requests.serving import Kind
-from legato.server.text.messages import SLOW_NICENESS, BodyFollows, ReaderBegun
+from legato.server.text.messages import SLOW_NICENESS, BodyFollows, ReaderBegun, ReaderRetires
 
 _READ_BYTES = 1 << 18
 _MAX_SILENT = 5
 """As of `Pulse`: fewer than for an engine, since a body can be read again."""
+_Message = Part | End | ReaderBegun | ReaderRetires
 
 
 class ReaderLostError(Exception):
@@ -42,6 +43,7 @@ class ReaderProcess:
         number: its id in the zygote.
         num_bodies: bodies that it was given.
         is_lowered: whether it was moved to a low priority for a slow body.
+        is_retiring: whether it ends after the answer that it gave, or gives.
         status: how it ended, as in `ReaderEnded`.
     """
 
@@ -51,11 +53,12 @@ class ReaderProcess:
         self.number = number
         self.num_bodies = 0
         self.is_lowered = False
+        self.is_retiring = False
         self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._reader = reader
         self._writer = writer
-        self._frames = FrameDecoder(Part | End | ReaderBegun)
-        self._messages = deque[Part | End | ReaderBegun]()
+        self._frames = FrameDecoder(_Message)
+        self._messages = deque[_Message]()
         self._pid = 0  # until it has begun
 
     @property
@@ -86,7 +89,10 @@ class ReaderProcess:
         parts: list[Part] = []
         while not isinstance(message := await self._next(), End):
             assert not isinstance(message, ReaderBegun), "it begins once"
-            parts.append(message)
+            if isinstance(message, ReaderRetires):
+                self.is_retiring = True
+            else:
+                parts.append(message)
         return Outcome(parts, message)
 
     def pulse(self) -> Pulse:
@@ -110,7 +116,7 @@ class ReaderProcess:
         """Let it end, at once if it is idle."""
         self._writer.transport.abort()
 
-    async def _next(self) -> Part | End | ReaderBegun:
+    async def _next(self) -> _Message:
         """Return its next message; raises `ReaderLostError` if it has ended."""
         while not self._messages:
             try:

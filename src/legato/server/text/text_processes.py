@@ -39,10 +39,6 @@ def _taken_note_of(reading: "asyncio.Task[Outcome]") -> None:
         reading.exception()
 
 
-class _ReaderRetiredError(Exception):
-    """A reader had ended after its last body, which took much memory, when it got this one."""
-
-
 class _NoPlaceError(Exception):
     """A body is slow, and its tenant may have no more places for slow bodies."""
 
@@ -142,15 +138,11 @@ class TextProcesses:
         Raises:
             Exception: as `generation`.
         """
-        num_lost = 0
-        while num_lost < _NUM_ATTEMPTS:
+        for _ in range(_NUM_ATTEMPTS):
             try:
                 outcome = await self._read(kind, body, arrival.tenant or DEFAULT_TENANT, stored)
-            except _ReaderRetiredError:
-                continue
             except ReaderLostError as lost:
                 logger.warning("a process died while it read a request: %s", lost)
-                num_lost += 1
                 continue
             if isinstance(outcome.end, Refused):
                 raise ApiError(outcome.end.status, outcome.end.detail)
@@ -232,8 +224,6 @@ class TextProcesses:
         """Return the error for a lost reader's exit status, as in `ReaderEnded`."""
         if status is None:
             return ReaderLostError("nobody knows of what")
-        if status == 0:
-            return _ReaderRetiredError()
         if status == -signal.SIGPROF:
             return InvalidRequestError(
                 f"reading this request takes more than {self._timeout_s:g} s of processor time "
