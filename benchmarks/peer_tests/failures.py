@@ -107,11 +107,12 @@ VLLM_REASONS: tuple[Pattern, ...] = (
     ("responses/test_namespace", "None is not None", "model", "it calls no tool"),
     ("return_token_ids.py::test_chat_completion_with_tool_use", "", "model", "it calls no tool"),
     (
-        "return_tokens_as_token_ids",
+        r"return_tokens_as_token_ids_completion\[True\]",
         "At index|invalid literal",
-        "not offered",
-        "token ids as tokens",
+        "test",
+        "its server runs with a flag of vLLM's",
     ),
+    ("return_tokens_as_token_ids", "At index", "test", "an object's first key is the prompt's"),
     ("", "Timeout", "model", _RAMBLES),
     ("", "Unterminated string", "model", _RAMBLES),
     (
