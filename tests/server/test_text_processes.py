@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.server import limits
+from legato.server.text.reader import serve
 from legato.text.tokenizer import load_tokenizer
 from tests.server.launch import ServerProcess, running_server, wait_until
 
@@ -150,6 +152,13 @@ def test_a_reader_that_has_grown_ends_after_its_answer(trusting: ServerProcess) 
     assert "messages" in refusal(chat(trusting, messages=150_000 * HI["messages"]))
     assert chat(trusting).status_code == 200
     wait_until(lambda: _grown_bytes(trusting) < limits.KEPT_MEMORY_BYTES, "memory is kept")
+
+
+def test_a_reader_whose_client_left_before_it_began_ends() -> None:
+    servers_end, readers_end = socket.socketpair()
+    servers_end.close()
+    reads_nothing: Any = None
+    serve(readers_end, reads_nothing, timeout_s=1.0)
 
 
 def test_a_reader_that_was_killed_is_replaced(trusting: ServerProcess) -> None:

@@ -8,7 +8,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -36,17 +36,18 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
         timeout_s: of processor time for one body; the kernel ends a process that takes more.
     """
     first_bytes = _peak_memory_bytes()
-    sock.sendall(pack_frame(ReaderBegun(os.getpid())))
-    while (found := _next_body(sock)) is not None:
-        job, body, stored = found
-        with time_bound(timeout_s):
-            for message, frame in _outcome(requests, job, body, stored):
-                retires = _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES
-                if isinstance(message, End) and retires:
-                    sock.sendall(pack_frame(ReaderRetires()))
-                sock.sendall(frame)
-        if retires:
-            return
+    with suppress(ConnectionError):
+        sock.sendall(pack_frame(ReaderBegun(os.getpid())))
+        while True:
+            job, body, stored = _next_body(sock)
+            with time_bound(timeout_s):
+                for message, frame in _outcome(requests, job, body, stored):
+                    retires = _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES
+                    if isinstance(message, End) and retires:
+                        sock.sendall(pack_frame(ReaderRetires()))
+                    sock.sendall(frame)
+            if retires:
+                return
 
 
 def bound_memory() -> None:
@@ -96,16 +97,17 @@ def _refusal(error: Exception) -> tuple[End, bytes]:
     return refused, pack_frame(refused)
 
 
-def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes, bytes | None] | None:
-    """Return a body and its stored responses; None once the socket is closed."""
-    try:
-        (num_bytes,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
-        job = _decode(_receive(sock, num_bytes))
-        body, num_stored_bytes = _receive(sock, job.num_bytes), job.num_stored_bytes
-        stored = None if num_stored_bytes is None else _receive(sock, num_stored_bytes)
-        return job, body, stored
-    except ConnectionError:
-        return None
+def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes, bytes | None]:
+    """Return a body and its stored responses.
+
+    Raises:
+        ConnectionError: the socket was closed.
+    """
+    (num_bytes,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
+    job = _decode(_receive(sock, num_bytes))
+    body, num_stored_bytes = _receive(sock, job.num_bytes), job.num_stored_bytes
+    stored = None if num_stored_bytes is None else _receive(sock, num_stored_bytes)
+    return job, body, stored
 
 
 def _receive(sock: socket.socket, num_bytes: int) -> bytes:
