@@ -202,3 +202,31 @@ def test_more_streams_than_the_promise_bears_are_not_run_at_once(itl_slo_s: floa
     most = max(len(plan.chunks) for plan in harness.plans)
     allowed_s = itl_slo_s / (1.0 + model.margin)
     assert 0.005 + 0.002 * most <= allowed_s < 0.005 + 0.002 * (most + 2)
+
+
+@pytest.mark.parametrize("num_late", [1, 6])
+def test_a_step_that_begins_late_leaves_prompts_to_the_next_one(num_late: int) -> None:
+    """For a flood of arrivals, say. Its streams are in time, and prompts go on in every other."""
+    harness = Harness(
+        budget=2048,
+        num_blocks=2000,
+        max_model_len=4000,
+        itl_slo_s=0.05,
+        step_time=steady_model(LINEAR, 4000),
+        step_time_s=truth(LINEAR, lambda: 1.0),
+    )
+    harness.add("stream", 5, max_tokens=200)
+    for _ in range(104):
+        harness.step()
+    harness.add("long", 3000, max_tokens=1)
+    harness.step()
+    num_prefills = []
+    for _ in range(num_late):
+        harness.clock.advance_to(harness.clock() + 0.03895)
+        plan = harness.step()
+        assert plan is not None
+        num_prefills.append(sum(chunk.kind == "prefill" for chunk in plan.chunks))
+    assert num_prefills == [0, 1, 0, 1, 0, 1][:num_late]
+    in_time_s = [t - s for s, t in pairwise(harness.token_times_s["stream"])][-num_late::2]
+    assert max(in_time_s) <= 0.05
+    harness.drain()

@@ -92,6 +92,7 @@ class Scheduler:
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         self._configure(config)
         self._dispatch = Dispatch(kv, self._step_time)
+        self._was_hurried = False
         self.broken_promise = ""
         self._num_preemptions = 0
         self._num_steps_over_budget = 0
@@ -266,6 +267,7 @@ class Scheduler:
             now_s=now_s,
             begins_s=begins_s,
             idle_limit_s=self._idle_limit_s,
+            may_hurry=not self._was_hurried,
         )
         # How many drafts are accepted is known only when their step has landed.
         if dispatch.has_drafts or (dispatch.num_in_flight and step.must_wait):
@@ -287,6 +289,7 @@ class Scheduler:
             now_s=now_s,
             begins_s=begins_s,
         )
+        self._was_hurried = step.is_hurried
         self._lateness.end_step(step.shape, step.limit_s)
         book_step(plan.chunks, self._queues, self._step_time, plan.predicted_s)
         return plan

@@ -37,6 +37,7 @@ class StepBuilder:
         in_flight: the plans of these steps.
         begins_s: when the step can begin: the end of the steps in flight.
         idle_limit_s: how long the step may take if no token is due.
+        may_hurry: whether prompts may wait for the next step; False after a step in which they did.
 
     Attributes:
         first_blocks: the first block of each prefill chunk; key the block, value the request's id.
@@ -46,6 +47,8 @@ class StepBuilder:
         limit_s: time from the step's beginning until the next token of a running stream is due; set
             by `add_decodes`.
         is_due: whether `limit_s` is until such a token, and not that of a step without one.
+        is_hurried: whether prompts wait for the next step: this one begins late, so that its
+            streams leave nothing of `limit_s`, though they leave something of a whole promise.
         drafting_s: seconds spent on making drafts, already taken off `limit_s`.
         admitted, short_hits, held_by: as in `StepRecord`.
     """
@@ -64,6 +67,7 @@ class StepBuilder:
         now_s: float,
         begins_s: float,
         idle_limit_s: float,
+        may_hurry: bool,
     ) -> None:
         self._queues = queues
         self._kv = kv
@@ -75,6 +79,7 @@ class StepBuilder:
         self._now_s = now_s
         self._begins_s = begins_s
         self._idle_limit_s = idle_limit_s
+        self._may_hurry = may_hurry
         self._in_step: set[str] = set()  # request ids
         self._in_flight_blocks = in_flight_blocks
         self._in_flight = in_flight
@@ -90,6 +95,7 @@ class StepBuilder:
         self.held_by: Obstacle | None = None
         self.limit_s = UNLIMITED
         self.is_due = False
+        self.is_hurried = False
         self.drafting_s = 0.0
         self.shape = StepShape()
         self.chunks: list[ScheduledChunk] = []
@@ -175,6 +181,13 @@ class StepBuilder:
 
     def add_prefills(self) -> None:
         """Spend the budget on promised prompts, except for the turns of best-effort ones."""
+        promised_s = min([r.step_s for r in self._streams], default=UNLIMITED)
+        self.is_hurried = (
+            self._may_hurry
+            and self.is_due
+            and not self._budget.fits_decode(self.shape, self.limit_s)
+            and self._budget.fits_decode(self.shape, promised_s)
+        )
         if self._turns.is_best_efforts:
             self._add_prefills(best_effort=True, most=1)
             self._gave_turn = bool(self.shape.num_prefill_chunks)
@@ -342,6 +355,8 @@ class StepBuilder:
 
     def _is_full(self) -> bool:
         """Whether no prefill token fits; cheaper to check than a prompt's cache hits."""
+        if self.is_hurried:
+            return True
         return bool(self.chunks) and not self._budget.max_chunk(self.shape, 0, 1, self.limit_s)
 
     def _chunk_end(self, request: Request, found: Way | None = None) -> int:
@@ -357,6 +372,8 @@ class StepBuilder:
 
     def _chunk_size(self, request: Request, start: int, end: int) -> int:
         """Return how many of the request's tokens [start, end) fit into the step."""
+        if self.is_hurried:
+            return 0
         wanted = end - start
         limit_s = self.limit_s
         room = self._budget.max_chunk(self.shape, start, wanted, limit_s)

@@ -21,6 +21,7 @@ from legato.core.signals import leave_to_parent
 from legato.core.step_record import StepBegun
 from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.errors import EngineFaultError
+from legato.engine.loop.arrivals import Arrivals
 from legato.engine.process.channel import Channel, ChannelClosedError, Ping, Pong, pack_frame
 from legato.engine.process.messages import (
     Control,
@@ -89,23 +90,23 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
 
 
 def _run(engine: "EngineLoop", channel: Channel) -> int:
+    arrivals = Arrivals(engine)
     while True:
-        messages = channel.receive(wait_s=engine.idle_s)
+        messages = channel.receive(wait_s=0.0 if arrivals else engine.idle_s)
         if Ping() in messages:
             channel.send(Pong())
             messages = [message for message in messages if message != Ping()]
         if TellState() in messages:
             channel.send(StateTold(engine.state))
             messages = [message for message in messages if message != TellState()]
-        num_requests = sum(isinstance(message, AddRequest) for message in messages)
-        if num_requests:
-            channel.send(Taken(num_requests))  # before the step: more requests come during it
-        if not messages and not engine.has_work:
+        if not (messages or arrivals or engine.has_work):
             engine.use_idle_time()
             continue
-        events = _events(messages, engine, channel)
+        num_taken, outputs = arrivals.take(_events(messages, engine, channel))
+        if num_taken:
+            channel.send(Taken(num_taken))  # before the step: more requests come during it
         try:
-            outputs = engine.step(events)
+            outputs += engine.step()
         except EngineFaultError as error:
             channel.send(EngineFailed(str(error), is_user_error=False))
             return 1
