@@ -137,20 +137,23 @@ def test_a_token_comes_in_time_whatever_the_machine(
 LINEAR = StepCosts(step_s=0.01, row_s=(1e-3,) * 5, area_s=1e-6)
 
 
+def linear_harness(model: StepTimeModel, **promises: float) -> Harness:
+    return Harness(
+        budget=2048,
+        num_blocks=2000,
+        max_model_len=4000,
+        step_time=model,
+        step_time_s=truth(LINEAR, lambda: 1.0),
+        **promises,
+    )
+
+
 def test_a_long_prompt_gets_the_time_that_the_promise_leaves() -> None:
     """No step is shorter than allowed by more than the rows that it does without, to pad none.
 
     Each of these would take 4 ms at the end of the prompt, where its attention is longest.
     """
-    model = steady_model(LINEAR, 4000)
-    harness = Harness(
-        budget=2048,
-        num_blocks=2000,
-        max_model_len=4000,
-        itl_slo_s=0.2,
-        step_time=model,
-        step_time_s=truth(LINEAR, lambda: 1.0),
-    )
+    harness = linear_harness(steady_model(LINEAR, 4000), itl_slo_s=0.2)
     for request_id in "abc":
         harness.add(request_id, 5, max_tokens=200)
     for _ in range(104):  # so that one late gap would not break a promise
@@ -167,14 +170,7 @@ def test_a_long_prompt_gets_the_time_that_the_promise_leaves() -> None:
 
 def test_slack_is_spent_where_only_a_pace_is_promised() -> None:
     """Ten tokens ahead of its pace, a stream waits for one long step, and is still in time."""
-    harness = Harness(
-        budget=2048,
-        num_blocks=2000,
-        max_model_len=4000,
-        tpot_slo_s=0.1,
-        step_time=StepTimeModel(calibrate(LINEAR, 4000)),
-        step_time_s=truth(LINEAR, lambda: 1.0),
-    )
+    harness = linear_harness(StepTimeModel(calibrate(LINEAR, 4000)), tpot_slo_s=0.1)
     harness.add("stream", 5, max_tokens=60)
     for _ in range(11):
         harness.step()
@@ -207,14 +203,7 @@ def test_more_streams_than_the_promise_bears_are_not_run_at_once(itl_slo_s: floa
 @pytest.mark.parametrize("num_late", [1, 6])
 def test_a_step_that_begins_late_leaves_prompts_to_the_next_one(num_late: int) -> None:
     """For a flood of arrivals, say. Its streams are in time, and prompts go on in every other."""
-    harness = Harness(
-        budget=2048,
-        num_blocks=2000,
-        max_model_len=4000,
-        itl_slo_s=0.05,
-        step_time=steady_model(LINEAR, 4000),
-        step_time_s=truth(LINEAR, lambda: 1.0),
-    )
+    harness = linear_harness(steady_model(LINEAR, 4000), itl_slo_s=0.05)
     harness.add("stream", 5, max_tokens=200)
     for _ in range(104):
         harness.step()

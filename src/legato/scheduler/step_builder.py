@@ -181,13 +181,7 @@ class StepBuilder:
 
     def add_prefills(self) -> None:
         """Spend the budget on promised prompts, except for the turns of best-effort ones."""
-        promised_s = min([r.step_s for r in self._streams], default=UNLIMITED)
-        self.is_hurried = (
-            self._may_hurry
-            and self.is_due
-            and not self._budget.fits_decode(self.shape, self.limit_s)
-            and self._budget.fits_decode(self.shape, promised_s)
-        )
+        self.is_hurried = self._may_hurry and self._begins_late()
         if self._turns.is_best_efforts:
             self._add_prefills(best_effort=True, most=1)
             self._gave_turn = bool(self.shape.num_prefill_chunks)
@@ -355,9 +349,7 @@ class StepBuilder:
 
     def _is_full(self) -> bool:
         """Whether no prefill token fits; cheaper to check than a prompt's cache hits."""
-        if self.is_hurried:
-            return True
-        return bool(self.chunks) and not self._budget.max_chunk(self.shape, 0, 1, self.limit_s)
+        return bool(self.chunks) and not self._room(0, 1, self.limit_s)
 
     def _chunk_end(self, request: Request, found: Way | None = None) -> int:
         """Return where the next chunk of a prompt ends, at the latest.
@@ -372,21 +364,30 @@ class StepBuilder:
 
     def _chunk_size(self, request: Request, start: int, end: int) -> int:
         """Return how many of the request's tokens [start, end) fit into the step."""
-        if self.is_hurried:
-            return 0
         wanted = end - start
         limit_s = self.limit_s
-        room = self._budget.max_chunk(self.shape, start, wanted, limit_s)
+        room = self._room(start, wanted, limit_s)
         if limit_s < UNLIMITED and self._admission.leaves_room(request):
             # Decodes may leave nothing of a shorter limit; the chunk then is a small one.
             short_s = limit_s * (1.0 - _KEPT_TIME)
-            room = min(room, self._budget.max_chunk(self.shape, start, wanted, short_s))
+            room = min(room, self._room(start, wanted, short_s))
         if not room and not self.chunks:
             # No stream waits for this step: it may take longer, but must not be empty.
             room = min(wanted, MIN_CHUNK, self._most)
         if not self._config.enable_chunked_prefill:
             return room if room == wanted else 0
         return room if room == wanted else self._aligned(start, room)
+
+    def _room(self, start: int, wanted: int, limit_s: float) -> int:
+        """Return the most prefill tokens for a chunk; none in a hurried step."""
+        return 0 if self.is_hurried else self._budget.max_chunk(self.shape, start, wanted, limit_s)
+
+    def _begins_late(self) -> bool:
+        """Whether the decodes leave nothing of the limit, but something of a whole promise."""
+        if not self.is_due or self._budget.fits_decode(self.shape, self.limit_s):
+            return False
+        promised_s = min(request.step_s for request in self._streams)
+        return self._budget.fits_decode(self.shape, promised_s)
 
     def _aligned(self, start: int, num_tokens: int) -> int:
         """Shorten a chunk to end where recurrences do, unless that costs much of it."""

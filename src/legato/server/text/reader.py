@@ -42,8 +42,10 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
             job, body, stored = _next_body(sock)
             with time_bound(timeout_s):
                 for message, frame in _outcome(requests, job, body, stored):
-                    retires = _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES
-                    if isinstance(message, End) and retires:
+                    retires = isinstance(message, End) and (
+                        _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES
+                    )
+                    if retires:
                         sock.sendall(pack_frame(ReaderRetires()))
                     sock.sendall(frame)
             if retires:
