@@ -288,4 +288,5 @@ def test_time_is_linear(syntax: ToolCallSyntax | MessageSyntax, unit: str) -> No
 
     time_s(1_000)
     short_s = min(time_s(4_000) for _ in range(3))
-    assert time_s(64_000) < 16 * 8 * max(short_s, 1e-3)
+    # Of several: one may pay for a collection of the whole test process's garbage.
+    assert any(time_s(64_000) < 16 * 8 * max(short_s, 1e-3) for _ in range(3))
