@@ -255,6 +255,8 @@ def test_what_has_ended_leaves_nothing_behind(
     made, now_s, open_ids = router(policy, *[state()] * 3), 0.0, []
     for n, (kind, num_tokens, passed_s) in enumerate(steps):
         now_s += passed_s
+        for replica_id in made.replicas:  # or they would be gone
+            made.note_state(replica_id, state(), now_s)
         if kind == 0 or not open_ids:
             made.route(request(str(n), num_tokens, tenant=f"t{num_tokens % 3}"), now_s)
             open_ids.append(str(n))
