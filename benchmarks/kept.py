@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.runner.flags import add_rounds, add_server_flags
 from benchmarks.runner.interference import spinning
+from benchmarks.runner.machine import settle
 from benchmarks.runner.main import main
 from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Run
@@ -38,6 +39,8 @@ MINUTES = 14
 
 _SHAPES = ("12x3x3000@120ms", "8x1x7000@120ms", "32x3x4000@200ms")
 _WITHOUT_DRAFTS = ("--speculative", "off")
+_FIRST_CALM_S, _CALM_S = 8.0, 1.0
+"""Time without work before a probe. A server measures its steps again after five idle seconds."""
 _SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)@(.+)")
 
 
@@ -154,6 +157,7 @@ def _probe_all(run: Run, sides: list[Side]) -> list[list[Probed]]:
         for number, index in turns(range(len(sides)), run.flags.rounds):
             side = sides[index]
             told = f"{side.shape}, {side.name}"
+            settle(_CALM_S if number else _FIRST_CALM_S, run.flags.busy_share)
             status.update(f"{told}, probe {number + 1} of {run.flags.rounds}")
             found[index].append(_probe(side, urls[index], number, run.flags.timeout))
             run.tell(f"{told}: {found[index][-1]}")

@@ -17,6 +17,8 @@ _EXTENSIONS = ("avx", "amx", "asimd", "sve", "bf16", "i8mm")
 _BEFORE_S = 1.0
 _MOST_NAMED = 5
 _LEAST_NAMED = 0.01  # of a processor
+_SETTLED = 0.1  # processors that servers without work keep busy, at most
+_SETTLED_LOOK_S, _LONGEST_SETTLED_S = 0.5, 60.0
 _IDLE = ("idle", "iowait")
 _IN_OTHERS = ("guest", "guest_nice")
 
@@ -152,6 +154,23 @@ def load_before() -> Load:
     watch = Watch()
     time.sleep(_BEFORE_S)
     return watch.load()
+
+
+def settle(seconds: float, busy: float = 0.0) -> None:
+    """Wait until servers of this process do nothing for so long; a minute at most.
+
+    One that is idle may measure its steps again, and one whose clients have left ends their
+    requests, which would disturb the next measurement of another.
+
+    Args:
+        busy: processors that other processes below this one keep busy meanwhile.
+    """
+    begun_s = quiet_s = time.monotonic()
+    while (now_s := time.monotonic()) - quiet_s < seconds and now_s - begun_s < _LONGEST_SETTLED_S:
+        watch = Watch()
+        time.sleep(_SETTLED_LOOK_S)
+        if watch.load().own > busy + _SETTLED:
+            quiet_s = time.monotonic()
 
 
 class _Reading:
