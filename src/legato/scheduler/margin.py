@@ -35,6 +35,10 @@ calibration, would pass for an interruption of short ones."""
 _PREVENTABLE = 0.5
 """Largest share of the limit that a margin covers. Longer interruptions are not counted: to avoid
 them, all steps would have to be half as long."""
+_CHEAP, _DEAR = 1.0 / 3.0, 0.25 * (1.0 - P99)
+"""Room of this share of the limit is left for the rarest interruption. More takes most of a prompt's
+share of a step, and is left only against this chance of a late step: else one interruption in five
+minutes would make prompts half as fast for as long."""
 
 
 def bearable(requests: Iterable[Request]) -> float:
@@ -157,7 +161,15 @@ class Margin:
         return 1.0 + max(_LEAST_BODY, self._body.value if len(self._body) else 0.0)
 
     def _longest_s(self, limit_s: float) -> float:
-        """Return the longest prediction whose step ends in `limit_s` as often as aimed at.
+        """Return the longest prediction whose step ends in `limit_s` as often as aimed at."""
+        longest_s = self._longest_at(self._aim, limit_s)
+        cheap_s = (1.0 - _CHEAP) * limit_s / self.body_factor
+        if longest_s < cheap_s:
+            longest_s = min(cheap_s, self._longest_at(max(self._aim, _DEAR), limit_s))
+        return max(_PREVENTABLE * limit_s, longest_s)
+
+    def _longest_at(self, aim: float, limit_s: float) -> float:
+        """Return the longest step with at most this chance to be late.
 
         If the step leaves room for all interruptions but the n largest, these n make it late. Their
         chance bounds the step by the aim; their number is chosen such that the step is longest.
@@ -166,7 +178,7 @@ class Margin:
         unseen_s = _UNSEEN * limit_s
         num_larger = num_known - self._sizes_s.bisect_right(unseen_s / _SPARE)
         watched_s = min(self._watched_s, _MEMORY_S)
-        aimed_s = self._aim * self._eagerness * watched_s
+        aimed_s = aim * self._eagerness * watched_s
 
         def by_size_s(num_late: int) -> float:
             """Longest step that leaves room for all but the largest interruptions."""
@@ -179,8 +191,7 @@ class Margin:
 
         most = bisect_left(range(1, num_known + 2), True, key=lambda n: aimed_s / n <= by_size_s(n))
         # Of `most` interruptions the size bounds the step, of one more the rate.
-        longest_s = max(by_size_s(most), min(aimed_s / (most + 1), by_size_s(most + 1)))
-        return max(_PREVENTABLE * limit_s, longest_s)
+        return max(by_size_s(most), min(aimed_s / (most + 1), by_size_s(most + 1)))
 
     def _note_peak(self, size_s: float) -> None:
         if size_s > 0.0:
