@@ -36,9 +36,9 @@ _PREVENTABLE = 0.5
 """Largest share of the limit that a margin covers. Longer interruptions are not counted: to avoid
 them, all steps would have to be half as long."""
 _CHEAP, _DEAR = 1.0 / 3.0, 0.25 * (1.0 - P99)
-"""Room of this share of the limit is left for the rarest interruption. More takes most of a prompt's
-share of a step, and is left only against this chance of a late step: else one interruption in five
-minutes would make prompts half as fast for as long."""
+"""Room of this share of the limit is left for the rarest interruption. More takes most of what a
+prompt has of a step, and is left only against this chance of a late step: else one interruption in
+five minutes would make prompts half as fast for as long."""
 
 
 def bearable(requests: Iterable[Request]) -> float:
