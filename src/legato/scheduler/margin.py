@@ -35,10 +35,11 @@ calibration, would pass for an interruption of short ones."""
 _PREVENTABLE = 0.5
 """Largest share of the limit that a margin covers. Longer interruptions are not counted: to avoid
 them, all steps would have to be half as long."""
-_CHEAP, _DEAR = 1.0 / 3.0, 0.25 * (1.0 - P99)
+_CHEAP, _DEAR, _DEAR_BY = 1.0 / 3.0, 0.0025, 5.0
 """Room of this share of the limit is left for the rarest interruption. More takes most of what a
-prompt has of a step, and is left only against this chance of a late step: else one interruption in
-five minutes would make prompts half as fast for as long."""
+prompt has of a step, and is left only against a larger chance of a late step than is aimed at: this
+one, or so many times the aim if that is less. Else one interruption in five minutes would make
+prompts half as fast for as long."""
 
 
 def bearable(requests: Iterable[Request]) -> float:
@@ -165,7 +166,8 @@ class Margin:
         longest_s = self._longest_at(self._aim, limit_s)
         cheap_s = (1.0 - _CHEAP) * limit_s / self.body_factor
         if longest_s < cheap_s:
-            longest_s = min(cheap_s, self._longest_at(max(self._aim, _DEAR), limit_s))
+            borne = max(self._aim, min(_DEAR, _DEAR_BY * self._aim))
+            longest_s = min(cheap_s, self._longest_at(borne, limit_s))
         return max(_PREVENTABLE * limit_s, longest_s)
 
     def _longest_at(self, aim: float, limit_s: float) -> float:
