@@ -157,8 +157,8 @@ def _probe_all(run: Run, sides: list[Side]) -> list[list[Probed]]:
         for number, index in turns(range(len(sides)), run.flags.rounds):
             side = sides[index]
             told = f"{side.shape}, {side.name}"
-            settle(_CALM_S if number else _FIRST_CALM_S, run.flags.busy_share)
             status.update(f"{told}, probe {number + 1} of {run.flags.rounds}")
+            settle(_CALM_S if number else _FIRST_CALM_S, run.flags.busy_share)
             found[index].append(_probe(side, urls[index], number, run.flags.timeout))
             run.tell(f"{told}: {found[index][-1]}")
     return found

@@ -18,7 +18,7 @@ _BEFORE_S = 1.0
 _MOST_NAMED = 5
 _LEAST_NAMED = 0.01  # of a processor
 _SETTLED = 0.1  # processors that servers without work keep busy, at most
-_SETTLED_LOOK_S, _LONGEST_SETTLED_S = 0.5, 60.0
+_LONGEST_SETTLED_S = 60.0
 _IDLE = ("idle", "iowait")
 _IN_OTHERS = ("guest", "guest_nice")
 
@@ -165,12 +165,10 @@ def settle(seconds: float, busy: float = 0.0) -> None:
     Args:
         busy: processors that other processes below this one keep busy meanwhile.
     """
-    begun_s = quiet_s = time.monotonic()
-    while (now_s := time.monotonic()) - quiet_s < seconds and now_s - begun_s < _LONGEST_SETTLED_S:
-        watch = Watch()
-        time.sleep(_SETTLED_LOOK_S)
-        if watch.load().own > busy + _SETTLED:
-            quiet_s = time.monotonic()
+    quiet_s, gives_up_s = 0.0, time.monotonic() + _LONGEST_SETTLED_S
+    while quiet_s < seconds and time.monotonic() < gives_up_s:
+        load = load_before()
+        quiet_s = quiet_s + load.seconds if load.own <= busy + _SETTLED else 0.0
 
 
 class _Reading:
