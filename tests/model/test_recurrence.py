@@ -88,7 +88,7 @@ class Request:
     def advance(self, num_tokens: int) -> torch.Tensor:
         """Return the outputs of its next rows, beside rows of others and padding."""
         rows = self.rows[self.position : self.position + num_tokens]
-        destination = 2 + self.position % 2 if self.slot != 2 else 3
+        destination = 2 if self.slot == 3 else 3
         runs = [
             Run(0, 1, 9, 0, 5),
             Run(1, 1 + num_tokens, self.position, self.slot, destination),

@@ -65,7 +65,7 @@ class StepStates:
     Args:
         layers: of each recurrent layer.
         runs: adjacent, from row 0 on; rows after the last are padding. None reads a slot that
-            another one writes.
+            one of them writes.
     """
 
     def __init__(self, layers: Sequence[LayerStates], runs: Sequence[Run]) -> None:
