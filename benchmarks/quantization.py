@@ -161,7 +161,7 @@ def quantizations(model: str, device: str) -> list[Quantization | None]:
     able: list[Quantization | None] = [None, "int8", "int4"]
     if resolve_source(model).is_gguf:
         able.append("gguf")
-    return [*able, "w8a8" if device == "cpu" else "fp8"]
+    return [*able, *(("w8a8", "w4a8") if device == "cpu" else ("fp8",))]
 
 
 def windows_of_text(

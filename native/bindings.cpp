@@ -80,6 +80,7 @@ Weight weight_of(const nb::dict &addresses, const std::string &name) {
     weight.zero = number(".zero");
     weight.exponent = number(".exponent");
     weight.is_float = number(".is_float") != 0;
+    weight.rounds_rows = number(".rounds_rows") != 0;
     weight.is_rotated = number(".is_rotated") != 0;
     return weight;
 }

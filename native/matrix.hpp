@@ -40,13 +40,13 @@ inline int panels_a_share(const PackedMatrix &matrix, int num_rows, int num_thre
 
 // A thread's memory for products with quantized weights.
 struct Unpacking {
-    FewRows few;
+    RoundedRows rounded;
     Buffer<bf16> unpacked;
     TiledRows ordered;
 };
 
 // Products of the same rows, [first, first + num_rows), with panels of a quantized matrix, by one
-// thread: each panel is unpacked once for all rows; with few rows it is multiplied without unpacking.
+// thread: each panel is unpacked once for all rows, or multiplied with rounded rows without unpacking.
 class QuantizedProducts {
 public:
     QuantizedProducts(const TiledRows &rows, int first, int num_rows, const PackedMatrix &matrix)
@@ -54,10 +54,10 @@ public:
           rows_(matrix.order.empty() ? rows : space().ordered),
           first_(matrix.order.empty() ? first : 0),
           num_rows_(num_rows),
-          are_few_(can_multiply_few(matrix, num_rows)) {
+          are_rounded_(are_rounded(matrix, num_rows)) {
         if (!matrix.order.empty())
             space().ordered = reordered(rows, first, num_rows, matrix.order);
-        if (are_few_) space().few.assign(rows_, first_, num_rows, matrix.depth);
+        if (are_rounded_) space().rounded.assign(rows_, first_, num_rows, matrix.depth);
         else space().unpacked.reserve(kPanel * matrix.depth);
     }
 
@@ -65,16 +65,12 @@ public:
     template <typename Finish>
     void multiply(int panel, Finish finish) const {
         alignas(64) float sums[kRowPair * kPanel];
-        if (are_few_) {
-            space().few.multiply(matrix_, panel, sums);
-            finish(0, num_rows_, panel, sums);
-            return;
-        }
         bf16 *const unpacked = space().unpacked.get();
-        unpack(matrix_, panel, unpacked);
+        if (!are_rounded_) unpack(matrix_, panel, unpacked);
         for (int row = 0; row < num_rows_; row += kRowPair) {
             const int count = std::min(kRowPair, num_rows_ - row);
-            multiply_rows(rows_, first_ + row, count, unpacked, matrix_.num_steps, sums);
+            if (are_rounded_) space().rounded.multiply(row, count, matrix_, panel, sums);
+            else multiply_rows(rows_, first_ + row, count, unpacked, matrix_.num_steps, sums);
             finish(row, count, panel, sums);
         }
     }
@@ -88,7 +84,7 @@ private:
     const PackedMatrix &matrix_;
     const TiledRows &rows_;
     const int first_, num_rows_;
-    const bool are_few_;
+    const bool are_rounded_;
 };
 
 // multiply() for panels [panel, end) of a matrix that is not quantized, by one thread.

@@ -13,21 +13,13 @@ constexpr bool are_nibbles(Codes codes) { return codes == Codes::kFour || codes 
 template <Codes codes>
 constexpr int kProductBits = codes == Codes::kFour ? 4 : 8;
 
-// Loads a block's codes, or the numbers that a table has for them.
+// Loads a set of a block's codes, or of the numbers that a table has for them.
 template <Codes codes>
-void load_codes(const uint8_t *block, Ints table, Ints *sets) {
-    if constexpr (!are_nibbles(codes)) {
-        for (int i = 0; i < kSets; ++i) sets[i] = load_ints(block + 64 * i);
-    } else {
-        const Ints lower = fill(int32_t{0x0f0f0f0f});
-        for (int i = 0; i < kSets / 2; ++i) {
-            const Ints both = load_ints(block + 64 * i);
-            sets[i] = both & lower;
-            sets[i + kSets / 2] = both >> 4 & lower;
-        }
-    }
-    if constexpr (codes == Codes::kTable)
-        for (int i = 0; i < kSets; ++i) sets[i] = look_up(table, sets[i]);
+Ints load_codes(const uint8_t *block, Ints table, int set) {
+    if constexpr (!are_nibbles(codes)) return load_ints(block + 64 * set);
+    const Ints both = load_ints(block + 64 * (set % (kSets / 2)));
+    const Ints nibbles = (set < kSets / 2 ? both : both >> 4) & fill(int32_t{0x0f0f0f0f});
+    return codes == Codes::kTable ? look_up(table, nibbles) : nibbles;
 }
 
 // Returns number `index`, in [0, 32), of each output.
@@ -84,50 +76,55 @@ void unpack_half(const PackedMatrix &matrix, int panel, int half, bf16 *tiles) {
     }
 }
 
+// Multiplies `num_rows` rows from `first` on with half a panel.
 template <Codes codes, int num_groups, int num_rows>
-void multiply_few(const FewRows &rows, const PackedMatrix &matrix, int panel, float *sums) {
+void multiply_block(const RoundedRows &rows, int first, const PackedMatrix &matrix, int panel, int half,
+                    float *sums) {
     constexpr int bits = are_nibbles(codes) ? 4 : 8;
     constexpr int sets_a_group = kSets / num_groups;
     const long number_bytes = matrix.number_bytes();
     const Ints table = load_ints(matrix.table());
     const Floats factor = fill(matrix.factor);
-    for (int half = 0; half < 2; ++half) {
-        const uint8_t *block = matrix.blocks(panel, half), *from = matrix.numbers(panel, half);
-        Floats totals[num_rows];
-        for (auto &total : totals) total = fill(0.0f);
-        for (int step = 0; step < matrix.num_steps; from += number_bytes) {
-            for (long line = 0; line < number_bytes; line += 64) prefetch(from + kAheadBytes + line);
-            const Numbers<num_groups> numbers(matrix, from);
-            const int end = step + matrix.steps_a_group;
-            for (; step < end; ++step, block += 64 * bits) {
-                for (long line = 0; line < 64 * bits; line += 64) prefetch(block + kAheadBytes + line);
-                Ints sets[kSets];
-                load_codes<codes>(block, table, sets);
+    const uint8_t *block = matrix.blocks(panel, half), *from = matrix.numbers(panel, half);
+    const bool is_read_first = first == 0;
+    Floats totals[num_rows];
+    for (auto &total : totals) total = fill(0.0f);
+    for (int step = 0; step < matrix.num_steps; from += number_bytes) {
+        for (long line = 0; is_read_first && line < number_bytes; line += 64)
+            prefetch(from + kAheadBytes + line);
+        const Numbers<num_groups> numbers(matrix, from);
+        const int end = step + matrix.steps_a_group;
+        for (; step < end; ++step, block += 64 * bits) {
+            for (long line = 0; is_read_first && line < 64 * bits; line += 64)
+                prefetch(block + kAheadBytes + line);
+            for (int group = 0; group < num_groups; ++group) {
+                ProductSum<kProductBits<codes>> products[num_rows];
+#pragma GCC unroll 8  // otherwise the sums are kept in memory
+                for (int i = 0; i < sets_a_group; ++i) {
+                    const int set = group * sets_a_group + i;
+                    const Ints found = load_codes<codes>(block, table, set);
+#pragma GCC unroll 8
+                    for (int row = 0; row < num_rows; ++row)
+                        products[row].add(found, fill(rows.codes(first + row)[step * kSets + set]));
+                }
                 for (int row = 0; row < num_rows; ++row) {
-                    const int32_t *factors = rows.codes(row) + step * kSets;
-                    const Floats row_scale = fill(rows.scales(row)[step]);
-                    const float *row_sums = rows.sums<num_groups>(row) + step * num_groups;
-                    for (int group = 0; group < num_groups; ++group) {
-                        Ints total = fill(int32_t{0});
-                        for (int i = group * sets_a_group; i < (group + 1) * sets_a_group; ++i)
-                            total = add_products<kProductBits<codes>>(total, sets[i], fill(factors[i]));
-                        const Floats by = numbers.scales[group] * row_scale;
-                        totals[row] = fma(to_floats(total), by, totals[row]);
-                        totals[row] = fma(numbers.minima[group], fill(row_sums[group]), totals[row]);
-                    }
+                    const Floats by = numbers.scales[group] * fill(rows.scales(first + row)[step]);
+                    const float sum = rows.sums<num_groups>(first + row)[step * num_groups + group];
+                    totals[row] = fma(to_floats(products[row].total()), by, totals[row]);
+                    totals[row] = fma(numbers.minima[group], fill(sum), totals[row]);
                 }
             }
         }
-        for (int row = 0; row < num_rows; ++row)
-            store(sums + row * kPanel + 16 * half, totals[row] * factor);
     }
+    for (int row = 0; row < num_rows; ++row)
+        store(sums + row * kPanel + 16 * half, totals[row] * factor);
 }
 
-using MultiplyFew = void (*)(const FewRows &, const PackedMatrix &, int, float *);
+using MultiplyBlock = void (*)(const RoundedRows &, int, const PackedMatrix &, int, int, float *);
 
 template <Codes codes, int num_groups, int... counts>
-constexpr std::array<MultiplyFew, kFewRows> few(std::integer_sequence<int, counts...>) {
-    return {multiply_few<codes, num_groups, counts + 1>...};
+constexpr std::array<MultiplyBlock, kRowsAtOnce> blocks(std::integer_sequence<int, counts...>) {
+    return {multiply_block<codes, num_groups, counts + 1>...};
 }
 
 using UnpackHalf = void (*)(const PackedMatrix &, int, int, bf16 *);
@@ -136,13 +133,13 @@ using UnpackHalf = void (*)(const PackedMatrix &, int, int, bf16 *);
 template <int num_groups>
 struct Kernels {
     template <Codes codes>
-    static MultiplyFew multiply_by(int num_rows) {
+    static MultiplyBlock multiply_by(int num_rows) {
         static constexpr auto all =
-            few<codes, num_groups>(std::make_integer_sequence<int, kFewRows>());
+            blocks<codes, num_groups>(std::make_integer_sequence<int, kRowsAtOnce>());
         return all[num_rows - 1];
     }
 
-    static MultiplyFew multiply(Codes codes, int num_rows) {
+    static MultiplyBlock multiply(Codes codes, int num_rows) {
         if (codes == Codes::kFour) return multiply_by<Codes::kFour>(num_rows);
         if (codes == Codes::kTable) return multiply_by<Codes::kTable>(num_rows);
         return multiply_by<Codes::kEight>(num_rows);
@@ -164,8 +161,9 @@ void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles) {
     for (int half = 0; half < 2; ++half) unpack_one(matrix, panel, half, tiles);
 }
 
-bool can_multiply_few(const PackedMatrix &matrix, int num_rows) {
-    return num_rows <= kFewRows && matrix.codes != Codes::kFloat;
+bool are_rounded(const PackedMatrix &matrix, int num_rows) {
+    const bool are_many = num_rows > kFewRows;
+    return matrix.codes != Codes::kFloat && (!are_many || (matrix.rounds_rows && kRoundsMany));
 }
 
 TiledRows reordered(const TiledRows &rows, int first, int num_rows,
@@ -177,13 +175,12 @@ TiledRows reordered(const TiledRows &rows, int first, int num_rows,
     return result;
 }
 
-void FewRows::assign(const TiledRows &rows, int first, int num_rows, int depth) {
-    num_rows_ = num_rows;
+void RoundedRows::assign(const TiledRows &rows, int first, int num_rows, int depth) {
     num_steps_ = depth / kTileDepth;
-    codes_.reserve(kFewRows * num_steps_ * kSets);
-    scales_.reserve(kFewRows * num_steps_);
-    sums_.reserve(kFewRows * num_steps_);
-    half_sums_.reserve(kFewRows * num_steps_ * 2);
+    codes_.reserve(num_rows * num_steps_ * kSets);
+    scales_.reserve(num_rows * num_steps_);
+    sums_.reserve(num_rows * num_steps_);
+    half_sums_.reserve(num_rows * num_steps_ * 2);
     for (int row = 0; row < num_rows; ++row)
         for (int step = 0; step < num_steps_; ++step) {
             const int at = row * num_steps_ + step;
@@ -192,7 +189,7 @@ void FewRows::assign(const TiledRows &rows, int first, int num_rows, int depth) 
         }
 }
 
-void FewRows::round(const bf16 *values, int8_t *codes, int at) {
+void RoundedRows::round(const bf16 *values, int8_t *codes, int at) {
     const Floats halves[] = {load_bf16(values), load_bf16(values + 16)};
     const float most = largest(max(abs(halves[0]), abs(halves[1])));
     const float scale = most / 127.0f;
@@ -209,10 +206,18 @@ void FewRows::round(const bf16 *values, int8_t *codes, int at) {
     sums_[at] = scale * static_cast<float>(total);
 }
 
-void FewRows::multiply(const PackedMatrix &matrix, int panel, float *sums) const {
-    const auto kernel = matrix.groups_a_step == 1 ? Kernels<1>::multiply(matrix.codes, num_rows_)
-                                                  : Kernels<2>::multiply(matrix.codes, num_rows_);
-    kernel(*this, matrix, panel, sums);
+void RoundedRows::multiply(int first, int count, const PackedMatrix &matrix, int panel,
+                           float *sums) const {
+    const int num_blocks = (count + kRowsAtOnce - 1) / kRowsAtOnce;
+    for (int half = 0; half < 2; ++half)
+        for (int block = 0, row = 0; block < num_blocks; ++block) {
+            const int end = count * (block + 1) / num_blocks;  // equally large, as in multiply_strip()
+            const auto kernel = matrix.groups_a_step == 1
+                                    ? Kernels<1>::multiply(matrix.codes, end - row)
+                                    : Kernels<2>::multiply(matrix.codes, end - row);
+            kernel(*this, first + row, matrix, panel, half, sums + row * kPanel);
+            row = end;
+        }
 }
 
 }  // namespace legato

@@ -206,6 +206,35 @@ Ints add_products(Ints total, Ints codes, Ints signed_codes) {
             half(total.high, codes.high, signed_codes.high)};
 }
 
+// Sums products of unsigned codes of `bits` with signed codes, of up to 8 sets: add() the four products of
+// each lane's bytes.
+template <int bits>
+class ProductSum {
+public:
+    void add(Ints codes, Ints signed_codes) { total_ = add_products<bits>(total_, codes, signed_codes); }
+    Ints total() const { return total_; }
+
+private:
+    Ints total_ = fill(int32_t{0});
+};
+
+// Products of codes of 4 bits fit into 16 bits, and so do the sums of 16 of them.
+template <>
+class ProductSum<4> {
+public:
+    void add(Ints codes, Ints signed_codes) {
+        low_ = _mm256_add_epi16(low_, _mm256_maddubs_epi16(codes.low, signed_codes.low));
+        high_ = _mm256_add_epi16(high_, _mm256_maddubs_epi16(codes.high, signed_codes.high));
+    }
+    Ints total() const {
+        const __m256i ones = _mm256_set1_epi16(1);
+        return {_mm256_madd_epi16(low_, ones), _mm256_madd_epi16(high_, ones)};
+    }
+
+private:
+    __m256i low_ = _mm256_setzero_si256(), high_ = _mm256_setzero_si256();
+};
+
 // Rounds to bfloat16, with `first` in the lower half of each lane.
 inline Ints interleave_bf16(Floats first, Floats second) {
     const auto half = [](__m256 lower, __m256 upper) {

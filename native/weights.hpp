@@ -30,6 +30,7 @@ struct Weight {
     const int32_t *order = nullptr;  // [depth], the inputs that the columns multiply; null if as they are
     int bits = 16, group = kTileDepth, zero = 0, exponent = 0;
     bool is_float = false;
+    bool rounds_rows = false;  // rows are rounded to 8 bits however many there are
     bool is_rotated = false;  // it multiplies ByteRows; one group, codes of 8 bits, and no minima
 };
 
@@ -64,6 +65,7 @@ public:
           groups_a_step(weight.group < kTileDepth ? kTileDepth / weight.group : 1),
           steps_a_group(weight.group < kTileDepth ? 1 : weight.group / kTileDepth),
           has_minima(weight.minima != nullptr),
+          rounds_rows(weight.rounds_rows),
           is_rotated(weight.is_rotated),
           zero(static_cast<float>(weight.zero)),
           factor(std::ldexp(1.0f, weight.exponent)),
@@ -108,7 +110,7 @@ public:
     const int num_outputs, depth, bits;
     const Codes codes;
     const int num_panels, num_steps, groups_a_step, steps_a_group;
-    const bool has_minima, is_rotated;
+    const bool has_minima, rounds_rows, is_rotated;
     const float zero, factor;
     const std::vector<int32_t> order;  // empty if the inputs are as they are
 

@@ -1,14 +1,14 @@
-"""Products of weights and activations in 8 bits, on every set of instructions."""
+"""Products with activations in 8 bits, and weights in 8 or 4, on every set of instructions."""
 
 import pytest
 import torch
 
 from legato.checkpoint.loader import fill_model, load_model, open_checkpoint
-from legato.core.config import ModelConfig
+from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError
 from legato.model.base import Model
 from legato.model.native import NativeKernels, NativeLinear, native_instructions
-from legato.model.quantization import QuantizedWeight, quantize_rotated
+from legato.model.quantization import BLOCK, QuantizedWeight, quantize_rotated
 from legato.model.rotation import rotate
 from tests.exactness.logits import chunked_logits, legato_model, natural_tokens
 from tests.executor.instructions import TESTED
@@ -92,10 +92,58 @@ def test_the_largest_codes(instructions: str) -> None:
     assert torch.allclose(linear(rotate(rotated).bfloat16()), expected, rtol=1e-5)
 
 
-def test_the_default_models_text_stays_as_likely() -> None:
+def in_blocks(rows: torch.Tensor) -> torch.Tensor:
+    """Round each 32 values of a row to whole multiples of the largest one's 127th part."""
+    blocks = rows.float().unflatten(1, (-1, BLOCK))
+    scales = blocks.abs().amax(dim=2, keepdim=True).clamp(min=1e-30) / 127
+    return ((blocks / scales).round() * scales).flatten(1)
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+@pytest.mark.parametrize("group", [16, 32, 96])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_every_row_count_in_blocks(instructions: str, group: int, num_threads: int) -> None:
+    """Tiles multiply bfloat16, where rows are more than few."""
+    rows, _ = operands(100, 192)
+    shape = 100, 192 // group
+    weight = QuantizedWeight(
+        torch.randint(16, (100, 192), dtype=torch.uint8),
+        torch.rand(shape).half(),
+        torch.randn(shape).half(),
+        4,
+        rounds_rows=True,
+    )
+    linear = NativeLinear(weight, NativeKernels(num_threads, instructions))
+    few = linear(rows[:8])
+    expected = in_blocks(rows) @ weight.dequantize().T
+    assert float((few - expected[:8]).norm() / expected[:8].norm()) < 1e-3
+    whole = linear(rows)
+    if instructions.endswith("amx"):
+        exact = rows.float() @ weight.dequantize().T
+        assert float((whole - exact).norm() / exact.norm()) < 5e-3
+        return
+    assert float((whole - expected).norm() / expected.norm()) < 1e-3
+    for count in range(1, MOST_ROWS):
+        assert torch.equal(linear(rows[:count]), whole[:count]), count
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+def test_the_largest_products_of_a_block(instructions: str) -> None:
+    """Where sums in 16 bits are almost full."""
+    codes, ones = torch.full((32, 64), 15, dtype=torch.uint8), torch.ones(32, 2).half()
+    weight = QuantizedWeight(codes, ones, None, 4, rounds_rows=True)
+    rows = torch.ones(12, 64)
+    rows[::2] = -1
+    linear = NativeLinear(weight, NativeKernels(1, instructions))
+    assert torch.allclose(linear(rows.bfloat16()), 960 * rows[:, :1].expand(-1, 32), rtol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "w4a8"])
+def test_the_default_models_text_stays_as_likely(quantization: Quantization) -> None:
     tokens = natural_tokens(256)
-    exact, w8a8 = (likelihood(model, tokens) for model in (legato_model(torch.float32), loaded()))
-    assert w8a8 == pytest.approx(exact, abs=0.02)
+    models = legato_model(torch.float32), loaded(quantization)
+    exact, rounded = (likelihood(model, tokens) for model in models)
+    assert rounded == pytest.approx(exact, abs=0.02)
 
 
 def likelihood(model: Model, tokens: list[int]) -> float:
@@ -105,27 +153,28 @@ def likelihood(model: Model, tokens: list[int]) -> float:
     return float(scores[torch.arange(len(scores)), torch.tensor(tokens[1:])].mean())
 
 
-def loaded() -> Model:
+def loaded(quantization: Quantization) -> Model:
     return load_model(
         open_checkpoint(ModelConfig()),
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
         kernels=NativeKernels(2, native_instructions()[0]),
-        quantization="w8a8",
+        quantization=quantization,
     )
 
 
-def test_other_layers_refuse() -> None:
+@pytest.mark.parametrize("quantization", ["w8a8", "w4a8"])
+def test_other_layers_refuse(quantization: Quantization) -> None:
     checkpoint = open_checkpoint(ModelConfig())
-    with pytest.raises(ConfigError, match="w8a8 needs native kernels"):
+    with pytest.raises(ConfigError, match=f"{quantization} needs native kernels"):
         load_model(
-            checkpoint, dtype=torch.bfloat16, device=torch.device("cpu"), quantization="w8a8"
+            checkpoint, dtype=torch.bfloat16, device=torch.device("cpu"), quantization=quantization
         )
-    with pytest.raises(ConfigError, match="w8a8 is for CPUs; a GPU takes int8, int4 and fp8"):
+    with pytest.raises(ConfigError, match="8 is for CPUs; a GPU takes int8, int4 and fp8"):
         fill_model(
             lambda: pytest.fail("was built"),
             checkpoint,
             dtype=torch.bfloat16,
             device=torch.device("cuda"),
-            quantization="w8a8",
+            quantization=quantization,
         )

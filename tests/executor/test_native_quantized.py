@@ -177,7 +177,7 @@ def prompt_scores(spec: DecoderSpec, weights: NamedWeights) -> tuple[list[float]
     return [entry.logprob for entry in stream.prompt_logprobs], model.num_weight_bytes
 
 
-@pytest.mark.parametrize("quantization", ["gguf", "int8", "int4", "w8a8"])
+@pytest.mark.parametrize("quantization", ["gguf", "int8", "int4", "w8a8", "w4a8"])
 def test_the_default_model_still_speaks(quantization: Quantization) -> None:
     llm = LLM(quantization=quantization, kv_cache_memory_bytes=512 * 2**20)
     prompts = ["The capital of France is", "Two, four, six,"]

@@ -191,7 +191,7 @@ def test_only_a_gguf_file_has_its_own(tmp_path_factory: pytest.TempPathFactory) 
 
 def test_a_cpu_has_no_8_bit_floats() -> None:
     config = ModelConfig(quantization="fp8")
-    with pytest.raises(ConfigError, match="fp8 is for GPUs; a CPU takes int8, int4 and w8a8"):
+    with pytest.raises(ConfigError, match="fp8 is for GPUs; a CPU takes int8, int4, w8a8 and w4a8"):
         load_model(
             open_checkpoint(config),
             dtype=torch.bfloat16,

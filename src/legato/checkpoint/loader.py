@@ -41,7 +41,8 @@ _ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
 """Ends of the names of small matrices, where an error would change which experts compute a row."""
 _HEAD = "lm_head.weight"
 _VOCABULARY = ("model.embed_tokens.weight", _HEAD, LAYER_INPUTS_TABLE)
-_BITS = {"int8": 8, "int4": 4, "w8a8": 8}
+_BITS = {"int8": 8, "int4": 4, "w8a8": 8, "w4a8": 4}
+_ROUNDING_ROWS = ("w8a8", "w4a8")
 
 
 def open_checkpoint(config: ModelConfig) -> Checkpoint:
@@ -102,9 +103,11 @@ def load_model(
             that are not finite.
     """
     if quantization == "fp8" and device.type == "cpu":
-        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8, int4 and w8a8")
-    if quantization == "w8a8" and kernels is None:
-        raise ConfigError("quantization w8a8 needs native kernels; PyTorch's layers take int8")
+        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8, int4, w8a8 and w4a8")
+    if quantization in _ROUNDING_ROWS and kernels is None:
+        raise ConfigError(
+            f"quantization {quantization} needs native kernels; PyTorch's layers take int8 and int4"
+        )
     if kernels is None and (checkpoint.is_quantized or quantization == "gguf"):
         _log_widened(f"{checkpoint.name}: PyTorch's layers compute with widened weights")
     with _one_thread() if kernels is not None else nullcontext():
@@ -130,11 +133,13 @@ def fill_model(
     """Check a checkpoint's shapes, then build a model and load its weights.
 
     Raises:
-        ConfigError: w8a8 on a GPU.
+        ConfigError: w8a8 or w4a8 on a GPU.
         UnsupportedModelError: as `load_model`.
     """
-    if quantization == "w8a8" and device.type != "cpu":
-        raise ConfigError("quantization w8a8 is for CPUs; a GPU takes int8, int4 and fp8")
+    if quantization in _ROUNDING_ROWS and device.type != "cpu":
+        raise ConfigError(
+            f"quantization {quantization} is for CPUs; a GPU takes int8, int4 and fp8"
+        )
     check_shapes(checkpoint)
     if checkpoint.unused and communicator.rank == 0:
         logger.info("%s: not used are %s", checkpoint.name, ", ".join(checkpoint.unused))
@@ -240,7 +245,9 @@ def _as_wanted(
         in_vocabulary = name in (spec.embedding, spec.head)
     else:
         in_vocabulary = name in _VOCABULARY
-    if quantization == "w8a8" and not (".mlp." in name and _has_uneven_mlps(spec)):
+    if quantization == "w4a8" and not in_vocabulary:
+        return replace(quantize(tensor, 4), rounds_rows=True)
+    if quantization in _ROUNDING_ROWS and not (".mlp." in name and _has_uneven_mlps(spec)):
         return quantize_rotated(tensor)
     return quantize(tensor, 8 if in_vocabulary else _BITS[quantization])
 

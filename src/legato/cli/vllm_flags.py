@@ -114,7 +114,7 @@ _NOTES = {
         "kv-cache-metrics*"
     ),
     "requests say chat_template_kwargs": "default-chat-template-kwargs",
-    "--quantization takes int8, int4, w8a8, fp8 and gguf": "allow-deprecated-quantization",
+    "--quantization takes int8, int4, w8a8, w4a8, fp8 and gguf": "allow-deprecated-quantization",
     "listen on --host and --port": "uds",
     "a proxy that serves under a path strips it": "root-path",
     "there are no plugins": (

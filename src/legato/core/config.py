@@ -25,7 +25,7 @@ from legato.core.tenant import TenantName
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
-Quantization = Literal["int8", "int4", "w8a8", "fp8", "gguf"]
+Quantization = Literal["int8", "int4", "w8a8", "w4a8", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "legato", "transformers"]
 Policy = Literal["stall-free", "prefill-first"]
@@ -122,8 +122,8 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         Quantization | None,
         Flag(
             "what weights are held in: in blocks of 32, rounded to 8 or 4 bits, or in codes as a "
-            "GGUF file has them; or, with what they are multiplied with rounded likewise, in 8 "
-            "bits: integers on a CPU (w8a8), floats on a GPU (fp8)",
+            "GGUF file has them; or in 8 or 4 bits, and what they are multiplied with in 8: "
+            "integers on a CPU (w8a8, w4a8), floats on a GPU (fp8)",
             default="as a quantized checkpoint of the hub has them, else in the dtype",
         ),
     ] = None

@@ -158,6 +158,7 @@ def _forms(values: torch.Tensor) -> dict[str, torch.Tensor | QuantizedWeight]:
         "table in groups of 16": _rounded(values, group=16, bits=4, table=_UNEVEN_TABLE),
         "float8": _float8(values),
         "w8a8": quantize_rotated(values),
+        "w4a8": replace(quantize(values, 4), rounds_rows=True),
     }
 
 

@@ -145,6 +145,7 @@ def weight_addresses(name: str, weight: Weight) -> dict[str, int]:
         "zero": weight.zero,
         "exponent": weight.exponent,
         "is_float": int(weight.is_float8),
+        "rounds_rows": int(weight.rounds_rows),
         "is_rotated": int(weight.is_rotated),
     }
     return found | {f"{name}.{number}": value for number, value in numbers.items()}
