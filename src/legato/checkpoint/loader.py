@@ -240,16 +240,14 @@ def _as_wanted(
         in_vocabulary = name in (spec.embedding, spec.head)
     else:
         in_vocabulary = name in _VOCABULARY
-    if quantization == "w8a8" and not (".mlp." in name and _has_uneven_mlps(spec)):
+    if quantization == "w8a8" and not (".mlp." in name and _has_experts(spec)):
         return quantize_rotated(tensor)
     return quantize(tensor, 8 if in_vocabulary else _BITS[quantization])
 
 
-def _has_uneven_mlps(spec: DecoderSpec | TransformersSpec) -> bool:
-    """Whether layers have experts or MLPs of different widths, whose rows stay bfloat16."""
-    if isinstance(spec, TransformersSpec):
-        return False
-    return len({layer.mlp for layer in spec.layers}) > 1 or spec.expert_counts is not None
+def _has_experts(spec: DecoderSpec | TransformersSpec) -> bool:
+    """Whether layers have experts: their rows, and those of MLPs, stay bfloat16."""
+    return isinstance(spec, DecoderSpec) and spec.expert_counts is not None
 
 
 @cache
