@@ -17,9 +17,13 @@ from legato.engine.assembly.builder import build_engine, load_runtime
 from legato.engine.model_report import report_model
 from legato.model.architectures import described
 from legato.model.base import CacheSpec, LayerCache
+from legato.model.native import NativeModel
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
+from tests.executor.test_native import pytestmark as needs_native
+from tests.families.conftest import Saved
 from tests.families.layouts import without
 from tests.families.schedules import PROMPTS, greedy
+from tests.families.test_windows import poisoned
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, random_model
 
 NUM_TOKENS = 6
@@ -122,6 +126,26 @@ def test_a_quantized_cache_is_read_as_it_was_written(
     config = engine._scheduler._config  # type: ignore[attr-defined]
     engine.reconfigure(msgspec.structs.replace(config, max_num_batched_tokens=5))
     assert generate(llm, PROMPTS) == found
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["gemma4-e2b", "gemma4-12b"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_native_layers_give_the_same_tokens_on_any_schedule(
+    name: str, kv_cache_dtype: str, saved: Saved
+) -> None:
+    """To the last bit: chunked at 7 and 64, and after the blocks of an earlier prompt."""
+    native = {"dtype": "bfloat16", "block_size": 32, "kv_cache_dtype": kv_cache_dtype}
+    llm = LLM(**settings(saved(name)[0], **native))
+    engine = poisoned(llm)
+    assert isinstance(engine._executor._model, NativeModel)  # type: ignore[attr-defined]
+    cold = generate(llm, PROMPTS)
+    assert not llm.stats.num_prefix_cache_hits
+    assert generate(llm, PROMPTS) == cold
+    assert llm.stats.num_prefix_cache_hits == 2 * 64
+    wide = LLM(**settings(saved(name)[0], max_num_batched_tokens=64, **native))
+    poisoned(wide)
+    assert generate(wide, PROMPTS) == cold
 
 
 @pytest.mark.usefixtures("ranks_are_threads")
