@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from legato import LLM, SamplingParams
-from legato.checkpoint.loader import open_checkpoint
+from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.engine.assembly.builder import build_engine, load_runtime
@@ -199,6 +199,20 @@ def test_dummy_weights_of_a_description(
     (tmp_path / "config.json").write_text(json.dumps(contents))
     llm = LLM(**settings(tmp_path, load_format="dummy", dtype="bfloat16"))
     assert all(len(tokens) == NUM_TOKENS for tokens in generate(llm, PROMPTS))
+
+
+def test_embeddings_for_each_layer_are_not_quantized(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    path, model = checkpoint
+    loaded = load_model(
+        open_checkpoint(ModelConfig(model=str(path))),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        quantization="int4",
+    )
+    expected = model.model.embed_tokens_per_layer.weight
+    assert torch.equal(loaded.layer_inputs.embed_tokens.weight, expected)  # type: ignore[attr-defined]
 
 
 def test_a_layer_reads_only_what_an_earlier_one_keeps() -> None:

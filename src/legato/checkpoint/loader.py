@@ -39,8 +39,10 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 _MAX_NAMES = 5
 _ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
 """Ends of the names of small matrices, where an error would change which experts compute a row."""
+_UNQUANTIZED = (*_ROUTERS, LAYER_INPUTS_TABLE)
+"""No product reads the table, so its codes would only be widened."""
 _HEAD = "lm_head.weight"
-_VOCABULARY = ("model.embed_tokens.weight", _HEAD, LAYER_INPUTS_TABLE)
+_VOCABULARY = ("model.embed_tokens.weight", _HEAD)
 _BITS = {"int8": 8, "int4": 4, "w8a8": 8}
 
 
@@ -222,7 +224,7 @@ def _as_wanted(
 ) -> torch.Tensor | QuantizedWeight:
     """Quantize a tensor as configured; embeddings, which suffer most, to at least 8 bits.
 
-    Routers stay as they are.
+    Routers and the embeddings for each layer stay as they are.
     """
     if isinstance(tensor, QuantizedWeight):
         if quantization in (None, "gguf"):
@@ -231,7 +233,7 @@ def _as_wanted(
                 return replace(tensor, is_stored_only=not is_kept)
             _log_widened(f"{checkpoint.name}: matrices in groups of {tensor.group} are widened")
         tensor = tensor.dequantize()
-    if quantization not in _BITS or not can_quantize(tensor) or name.endswith(_ROUTERS):
+    if quantization not in _BITS or not can_quantize(tensor) or name.endswith(_UNQUANTIZED):
         return tensor
     spec = checkpoint.spec
     if isinstance(spec, TransformersSpec):
