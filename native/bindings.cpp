@@ -100,25 +100,29 @@ std::vector<ExpertWeights> experts_of(const nb::dict &addresses) {
 }
 
 LayerWeights weights_of(const nb::dict &addresses) {
-    const auto norm = [&](const char *name) { return at<float>(find(addresses, name)); };
+    const auto floats = [&](const char *name) { return at<float>(find(addresses, name)); };
     const auto bias = [&](const char *name) { return at<bf16>(find(addresses, name)); };
-    return {norm("input_norm"),
-            norm("post_norm"),
-            norm("attention_output_norm"),
-            norm("mlp_output_norm"),
-            norm("query_norm"),
-            norm("key_norm"),
+    return {floats("input_norm"),
+            floats("post_norm"),
+            floats("attention_output_norm"),
+            floats("mlp_output_norm"),
+            floats("query_norm"),
+            floats("key_norm"),
+            floats("input_output_norm"),
+            floats("output_scale"),
             weight_of(addresses, "qkv"),
             weight_of(addresses, "output"),
             weight_of(addresses, "gate_up"),
             weight_of(addresses, "down"),
+            weight_of(addresses, "input_gate"),
+            weight_of(addresses, "input_output"),
             bias("qkv_bias"),
             bias("output_bias"),
             bias("gate_up_bias"),
             bias("down_bias"),
-            norm("sinks"),
+            floats("sinks"),
             {weight_of(addresses, "router"), static_cast<int>(find(addresses, "router.num_rows")),
-             norm("router_bias"), norm("selection_bias"), norm("shared_gate")},
+             floats("router_bias"), floats("selection_bias"), floats("shared_gate")},
             experts_of(addresses)};
 }
 
@@ -136,11 +140,12 @@ LayerShape shape_of(const nb::dict &numbers) {
     const auto whole = [&](const char *name) { return nb::cast<int>(numbers[name]); };
     const auto real = [&](const char *name) { return nb::cast<float>(numbers[name]); };
     const auto is = [&](const char *name) { return nb::cast<bool>(numbers[name]); };
-    return {whole("hidden_size"), whole("mlp_size"),      whole("num_heads"),
-            whole("num_kv_heads"), whole("head_dim"),      whole("rope"),
-            real("eps"),           real("scale"),          real("softcap"),
-            real("residual_scale"), is("is_gelu"),         is("has_whole_norms"),
-            is("norm_after_rope"), experts_shape_of(numbers)};
+    return {whole("hidden_size"),  whole("mlp_size"),     whole("num_heads"),
+            whole("num_kv_heads"), whole("head_dim"),     whole("input_size"),
+            whole("rope"),         real("eps"),           real("scale"),
+            real("softcap"),       real("residual_scale"), is("is_gelu"),
+            is("has_whole_norms"), is("norm_after_rope"), is("has_own_keys"),
+            is("value_is_key"),    is("has_value_norm"),  experts_shape_of(numbers)};
 }
 
 using PlainRun = std::tuple<int, int, int, int, int>;
@@ -227,15 +232,15 @@ NB_MODULE(LEGATO_MODULE, m) {
             "forward",
             [](Layers &self, ThreadPool &pool, const std::vector<Step *> &steps,
                const std::vector<PlainCache> &caches, uintptr_t hidden, int num_rows,
-               const std::vector<PlainTurns> &turns, int first, int end) {
+               const std::vector<PlainTurns> &turns, uintptr_t inputs, int first, int end) {
                 const nb::gil_scoped_release release;
-                self.forward(
-                    pool, steps, caches_of(caches),
-                    Rows{at<float>(hidden), num_rows, turns_of(turns), at<float>(hidden)}, first,
-                    end);
+                self.forward(pool, steps, caches_of(caches),
+                             Rows{at<float>(hidden), num_rows, turns_of(turns), at<float>(hidden),
+                                  at<bf16>(inputs)},
+                             first, end);
             },
-            "pool"_a, "steps"_a, "caches"_a, "hidden"_a, "num_rows"_a, "turns"_a, "first"_a,
-            "end"_a)
+            "pool"_a, "steps"_a, "caches"_a, "hidden"_a, "num_rows"_a, "turns"_a, "inputs"_a,
+            "first"_a, "end"_a)
         .def(
             "add_attention",
             [](Layers &self, ThreadPool &pool, Step &step, int layer, const PlainCache &cache,
@@ -256,7 +261,17 @@ NB_MODULE(LEGATO_MODULE, m) {
                 self.add_mlp(pool, step, layer,
                              Rows{at<float>(hidden), num_rows, {}, at<float>(sums)});
             },
-            "pool"_a, "step"_a, "layer"_a, "hidden"_a, "num_rows"_a, "sums"_a);
+            "pool"_a, "step"_a, "layer"_a, "hidden"_a, "num_rows"_a, "sums"_a)
+        .def(
+            "finish",
+            [](Layers &self, ThreadPool &pool, int layer, uintptr_t hidden, int num_rows,
+               uintptr_t inputs) {
+                const nb::gil_scoped_release release;
+                self.finish(pool, layer,
+                            Rows{at<float>(hidden), num_rows, {}, at<float>(hidden),
+                                 at<bf16>(inputs)});
+            },
+            "pool"_a, "layer"_a, "hidden"_a, "num_rows"_a, "inputs"_a);
 
     nb::class_<PackedMatrix>(m, "Matrix")
         .def(

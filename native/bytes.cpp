@@ -39,8 +39,7 @@ void rotate(float *values, int num_vectors) {
 
 }  // namespace
 
-ByteRows::ByteRows(int num_rows, int depth)
-    : depth_(depth), num_tiles_((depth + kByteTileDepth - 1) / kByteTileDepth) {
+ByteRows::ByteRows(int num_rows, int depth) : num_tiles_(num_tiles(depth)) {
     constexpr int rows_a_strip = 2 * kTileRows;
     const size_t count = static_cast<size_t>(num_rows + rows_a_strip - 1) / rows_a_strip * rows_a_strip;
     codes_ = aligned_array<RowCode>(count * num_tiles_ * kByteTileDepth);
@@ -48,20 +47,20 @@ ByteRows::ByteRows(int num_rows, int depth)
     totals_ = aligned_array<int32_t>(count);
 }
 
-void ByteRows::assign(int row, const bf16 *tiles) const {
+void ByteRows::assign(int row, const bf16 *tiles, int depth) const {
     static thread_local Buffer<float> room;
-    const int padded = num_tiles_ * kByteTileDepth;
+    const int padded = num_tiles(depth) * kByteTileDepth;
     room.reserve(padded);
     float *const values = room.get();
     const bf16 *from = tiles + row % kTileRows * kTileDepth;
-    for (int i = 0; i < depth_; i += kTileDepth, from += kTileValues) {
+    for (int i = 0; i < depth; i += kTileDepth, from += kTileValues) {
         store(values + i, load_bf16(from));
         store(values + i + 16, load_bf16(from + 16));
     }
-    rotate(values, depth_ / 16);
-    std::fill(values + depth_, values + padded, 0.0f);
+    rotate(values, depth / 16);
+    std::fill(values + depth, values + padded, 0.0f);
     Floats largest_values = fill(0.0f), zeros = fill(0.0f);
-    for (int i = 0; i < depth_; i += 16) {
+    for (int i = 0; i < depth; i += 16) {
         const Floats some = load(values + i);
         largest_values = max(largest_values, abs(some));
         zeros = fma(some, fill(0.0f), zeros);
@@ -71,9 +70,9 @@ void ByteRows::assign(int row, const bf16 *tiles) const {
     RowCode *to = codes_.get() + static_cast<size_t>(row / kTileRows) * num_tiles_ * kByteTileValues +
                   row % kTileRows * kByteTileDepth;
     Ints total = fill(int32_t{0});
-    for (int tile = 0; tile < num_tiles_; ++tile, to += kByteTileValues)
+    for (int tile = 0; tile < padded; tile += kByteTileDepth, to += kByteTileValues)
         for (int i = 0; i < kByteTileDepth; i += 16) {
-            const Ints codes = to_ints(load(values + tile * kByteTileDepth + i) * by);
+            const Ints codes = to_ints(load(values + tile + i) * by);
             store_row(to + i, codes);
             total = total + codes;
         }

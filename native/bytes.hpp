@@ -7,7 +7,8 @@
 namespace legato {
 
 // Codes of rows [rows, depth] in tiles of 16 rows by 64 values, each contiguous, one row of tiles after
-// the other. Values beyond the depth are zero. All threads share them. Sums of products of up to 66,000
+// the other. A matrix of less depth takes the first tiles; values beyond its depth are zero in its last
+// one. All threads share them. Sums of products of up to 66,000
 // values fit into 32 bits.
 //
 // Values are rotated before they are rounded: a few columns of activations are much larger than all
@@ -19,10 +20,11 @@ public:
     ByteRows() = default;
     ByteRows(int num_rows, int depth);
 
-    // Rotates and rounds a row of bfloat16 values, given as tiles of 16 rows by 32.
-    void assign(int row, const bf16 *tiles) const;
+    // Rotates and rounds the first `depth` values of a row of bfloat16, given as tiles of 16 rows by 32.
+    void assign(int row, const bf16 *tiles, int depth) const;
 
-    int num_tiles() const { return num_tiles_; }
+    // Tiles of so many values of a row.
+    static int num_tiles(int depth) { return (depth + kByteTileDepth - 1) / kByteTileDepth; }
     const RowCode *tiles(int row) const {
         return codes_.get() + static_cast<size_t>(row / kTileRows) * num_tiles_ * kByteTileValues;
     }
@@ -33,7 +35,7 @@ public:
                float *sums) const;
 
 private:
-    int depth_ = 0, num_tiles_ = 0;
+    int num_tiles_ = 0;  // of a row
     std::unique_ptr<RowCode[], Free> codes_;
     std::unique_ptr<float[], Free> scales_;     // NaN for rows with values that are not finite
     std::unique_ptr<int32_t[], Free> totals_;  // sums of a row's codes

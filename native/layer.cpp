@@ -52,20 +52,33 @@ const AttentionPlan &Step::plan(int window) {
     return found->second;
 }
 
-void Workspace::reserve(const LayerShape &shape, int num_rows, int num_parts) {
+LargestSizes::LargestSizes(const std::vector<Layer *> &layers) {
+    for (const auto *layer : layers) {
+        const LayerShape &shape = layer->shape;
+        hidden = std::max(hidden, shape.hidden_size);
+        query = std::max(query, shape.query_size());
+        kv = std::max(kv, shape.kv_size());
+        qkv = std::max(qkv, shape.qkv_size());
+        gated = std::max({gated, shape.intermediate_size, shape.input_size, kTileDepth});
+        head_dim = std::max(head_dim, shape.head_dim);
+        if (shape.experts.count) experts = shape.experts;
+    }
+}
+
+void Workspace::reserve(const LargestSizes &sizes, int num_rows, int num_parts) {
     const size_t rows = num_rows;
     if (rows > num_rows_) {
-        normed = TiledRows(num_rows, shape.hidden_size);
-        queries = zeros((rows * shape.group() + kPanel) * shape.kv_size());
-        context = TiledRows(num_rows, shape.query_size());
-        gated = TiledRows(num_rows, std::max(shape.intermediate_size, kTileDepth));
-        qkv = aligned_array<float>(rows * shape.qkv_size());
-        output = aligned_array<float>(rows * shape.hidden_size);
-        if (shape.experts.count) experts.reserve(shape.experts, num_rows);
+        normed = TiledRows(num_rows, sizes.hidden);
+        queries = zeros(rows * sizes.query + kPanel * sizes.kv);  // see query_rows()
+        context = TiledRows(num_rows, sizes.query);
+        gated = TiledRows(num_rows, sizes.gated);
+        qkv = aligned_array<float>(rows * sizes.qkv);
+        output = aligned_array<float>(rows * sizes.hidden);
+        if (sizes.experts.count) experts.reserve(sizes.experts, num_rows);
         num_rows_ = rows;
     }
     if (static_cast<size_t>(num_parts) > num_parts_) {
-        parts = aligned_array<float>(num_parts * part_floats(shape.head_dim));
+        parts = aligned_array<float>(num_parts * part_floats(sizes.head_dim));
         num_parts_ = num_parts;
     }
 }
@@ -76,17 +89,23 @@ Layer::Layer(LayerShape shape, const LayerWeights &w)
       post_norm_(copied(w.post_norm, shape.hidden_size)),
       query_norm_(copied(w.query_norm, shape.has_whole_norms ? shape.query_size() : shape.head_dim)),
       key_norm_(copied(w.key_norm, shape.has_whole_norms ? shape.kv_size() : shape.head_dim)),
-      attention_output_norm_(copied(w.attention_output_norm, shape.hidden_size)),
-      mlp_output_norm_(copied(w.mlp_output_norm, shape.hidden_size)),
       sinks_(copied(w.sinks, shape.num_heads)),
       qkv_bias_(widened(w.qkv_bias, shape.qkv_size())),
-      output_bias_(widened(w.output_bias, shape.hidden_size)),
       gate_up_bias_(widened(w.gate_up_bias, 2 * shape.intermediate_size)),
-      down_bias_(widened(w.down_bias, shape.hidden_size)),
       qkv_(pack(w.qkv, shape.qkv_size(), shape.hidden_size)),
-      output_(pack(w.output, shape.hidden_size, shape.query_size())),
       gate_up_(pack_gate_up(w.gate_up, shape.intermediate_size, shape.hidden_size)),
-      down_(pack(w.down, shape.hidden_size, shape.intermediate_size)) {
+      input_gate_(pack(w.input_gate, shape.input_size, shape.hidden_size)),
+      attention_output_{pack(w.output, shape.hidden_size, shape.query_size()),
+                        widened(w.output_bias, shape.hidden_size),
+                        copied(w.attention_output_norm, shape.hidden_size), shape.residual_scale},
+      mlp_output_{pack(w.down, shape.hidden_size, shape.intermediate_size),
+                  widened(w.down_bias, shape.hidden_size),
+                  copied(w.mlp_output_norm, shape.hidden_size), shape.residual_scale},
+      input_output_{pack(w.input_output, shape.hidden_size, shape.input_size),
+                    {},
+                    copied(w.input_output_norm, shape.hidden_size),
+                    1.0f},
+      output_scale_(w.output_scale ? *w.output_scale : 1.0f) {
     if (shape.experts.count)
         experts_ = std::make_unique<Experts>(shape.experts, w.router, w.experts);
     for (auto &sink : sinks_) sink *= kLog2E;
@@ -117,8 +136,8 @@ void Layer::add_attention(Workspace &space, const Step &step, const AttentionPla
     spread(space, step, cache, rows);
     attend(call, phases_[kAttend]);
     merge(call, phases_[kMerge]);
-    add(space, rows, space.context, output_, output_bias_, attention_output_norm_, threads,
-        phases_[kOutput], phases_[kOutputNorm]);
+    add(space, rows, space.context, attention_output_, threads, phases_[kOutput],
+        phases_[kOutputNorm]);
 }
 
 void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows) {
@@ -126,8 +145,7 @@ void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows) {
     normalize(rows, post_norm_, space.normed, threads, phases_[kPostNorm]);
     if (!experts_) {
         gate(space, rows.count, threads);
-        add(space, rows, space.gated, down_, down_bias_, mlp_output_norm_, threads, phases_[kDown],
-            phases_[kDownNorm]);
+        add(space, rows, space.gated, mlp_output_, threads, phases_[kDown], phases_[kDownNorm]);
         return;
     }
     const int num_rows = static_cast<int>(step.slots.size());  // padding needs no experts
@@ -136,14 +154,31 @@ void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows) {
         gate(space, num_rows, threads);
         add_shared(space, rows, num_rows, threads);
     }
-    experts_->add(space.experts, space.normed, num_rows, output_scale(rows), rows.sums, threads);
+    experts_->add(space.experts, space.normed, num_rows, residual_scale(rows), rows.sums, threads);
+}
+
+void Layer::finish(Workspace &space, const Rows &rows, const LayerInputs &inputs,
+                   int num_threads) {
+    if (shape.input_size) {
+        normalize(rows, {}, space.normed, num_threads, phases_[kInputRows]);
+        gate_inputs(space, rows, inputs, num_threads);
+        add(space, rows, space.gated, input_output_, num_threads, phases_[kInputOutput],
+            phases_[kInputOutputNorm]);
+    }
+    if (output_scale_ == 1.0f) return;
+    const int size = shape.hidden_size;
+    const Floats scale = fill(output_scale_);
+    RowShares(rows.count, num_threads).run(phases_[kScale], [&](int row) {
+        float *values = rows.hidden + static_cast<size_t>(row) * size;
+        for (int i = 0; i < size; i += 16) store(values + i, load(values + i) * scale);
+    });
 }
 
 // Adds the output of the expert that computes all rows.
 void Layer::add_shared(Workspace &space, const Rows &rows, int num_rows, int num_threads) {
     const int size = shape.hidden_size;
-    const float scale = output_scale(rows);
-    multiply(space.gated, num_rows, down_, num_threads, phases_[kDown],
+    const float scale = residual_scale(rows);
+    multiply(space.gated, num_rows, mlp_output_.matrix, num_threads, phases_[kDown],
              [&](int row, int count, int panel, const float *sums) {
                  for (int i = 0; i < count; ++i) {
                      const Floats by = fill(scale * space.experts.shared[row + i]);
@@ -199,37 +234,54 @@ void Layer::gate(Workspace &space, int num_rows, int num_threads) {
     else multiply_and(silu);
 }
 
+// Multiplies the layer's embeddings by gates that the rows make.
+void Layer::gate_inputs(Workspace &space, const Rows &rows, const LayerInputs &inputs,
+                        int num_threads) {
+    const auto multiply_and = [&](auto activate) {
+        const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
+            const int column = panel * kPanel;
+            for (int i = 0; i < count; ++i, sums += kPanel) {
+                const bf16 *own = inputs.values + (row + i) * inputs.stride + column;
+                for (int j = 0; j < kPanel; j += 16)
+                    store_bf16(space.gated.at(row + i, column + j),
+                               activate(load(sums + j)) * load_bf16(own + j));
+            }
+        };
+        multiply(space.normed, rows.count, input_gate_, num_threads, phases_[kInputGate], keep_sums);
+    };
+    if (shape.is_gelu) multiply_and(gelu);
+    else multiply_and(silu);
+}
+
 // Adds a network's output to the rows, after its norm if it has one.
-void Layer::add(Workspace &space, const Rows &rows, const TiledRows &from,
-                const PackedMatrix &matrix, const std::vector<float> &bias,
-                const std::vector<float> &norm, int num_threads, Phase &phase,
-                Phase &norm_phase) const {
+void Layer::add(Workspace &space, const Rows &rows, const TiledRows &from, const Output &output,
+                int num_threads, Phase &phase, Phase &norm_phase) const {
     const int size = shape.hidden_size;
-    const Floats scale = fill(output_scale(rows));
+    const std::vector<float> &norm = output.norm;
+    const Floats scale = fill(rows.has_parts() ? 1.0f : output.scale);
     // Calls keep(place in [P, E], 16 outputs) for all outputs.
     const auto multiply_and = [&](auto keep) {
-        multiply(from, rows.count, matrix, num_threads, phase,
+        multiply(from, rows.count, output.matrix, num_threads, phase,
                  [&](int row, int count, int panel, const float *sums) {
                      const int column = panel * kPanel;
                      for (int i = 0; i < count; ++i) {
                          const size_t at = static_cast<size_t>(row + i) * size + column;
                          for (int j = 0; j < kPanel; j += 16)
-                             keep(at + j, biased(sums + i * kPanel + j, bias, column + j));
+                             keep(at + j, biased(sums + i * kPanel + j, output.bias, column + j));
                      }
                  });
     };
     if (norm.empty() || rows.has_parts())
-        return multiply_and([&](size_t at, Floats output) {
-            store(rows.sums + at, fma(output, scale, load(rows.sums + at)));
+        return multiply_and([&](size_t at, Floats sums) {
+            store(rows.sums + at, fma(sums, scale, load(rows.sums + at)));
         });
-    multiply_and([&](size_t at, Floats output) { store(space.output.get() + at, output); });
+    multiply_and([&](size_t at, Floats sums) { store(space.output.get() + at, sums); });
     RowShares(rows.count, num_threads).run(norm_phase, [&](int row) {
-        const float *output = space.output.get() + static_cast<size_t>(row) * size;
+        const float *sums = space.output.get() + static_cast<size_t>(row) * size;
         float *to = rows.sums + static_cast<size_t>(row) * size;
-        const float mean = mean_square(output, size);
-        const Floats by = fill(1.0f / std::sqrt(mean + shape.eps)) * scale;
+        const Floats by = fill(1.0f / std::sqrt(mean_square(sums, size) + shape.eps)) * scale;
         for (int i = 0; i < size; i += 16)
-            store(to + i, fma(load(output + i) * by, load(&norm[i]), load(to + i)));
+            store(to + i, fma(load(sums + i) * by, load(&norm[i]), load(to + i)));
     });
 }
 
@@ -237,7 +289,7 @@ void Layer::spread(Workspace &space, const Step &step, const LayerCache &cache,
                    const Rows &rows) {
     const int num_rows = static_cast<int>(step.slots.size());
     RowShares(num_rows, step.num_threads).run(phases_[kSpread], [&](int row) {
-        if (row + 1 < num_rows)
+        if (shape.has_own_keys && row + 1 < num_rows)
             expect_token(cache.keys, cache.values, step.shape, step.slots[row + 1]);
         spread_row(row, space, step, cache, rows);
     });
@@ -264,14 +316,30 @@ void Layer::spread_row(int row, Workspace &space, const Step &step, const LayerC
         for (int dim = 0; dim < head_dim; dim += 16)
             store_bf16(to + dim, load(turned + dim) * unit);
     }
+    if (!shape.has_own_keys) return;
+    // Before the keys are normalized in place.
+    write_values(shape.value_is_key ? head : head + shape.kv_size(), step.slots[row], step, cache);
     norm = head_norm(key_norm_, head);
     for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim) {
         turn(head, norm, cos, sin, turned);
         if (norm.weight) norm.weight += norm_step;
         write_key(cache.keys, step.shape, i, step.slots[row], turned);
     }
-    for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim)
-        write_value(cache.values, step.shape, i, step.slots[row], head);
+}
+
+// Writes a row's values [K, D] to the cache, each head after its norm if it has one.
+void Layer::write_values(const float *values, int64_t slot, const Step &step,
+                         const LayerCache &cache) const {
+    const int head_dim = shape.head_dim;
+    alignas(64) float normed[kLargestHead];
+    for (int i = 0; i < shape.num_kv_heads; ++i, values += head_dim) {
+        if (shape.has_value_norm) {
+            const Floats by = fill(1.0f / std::sqrt(mean_square(values, head_dim) + shape.eps));
+            for (int dim = 0; dim < head_dim; dim += 16)
+                store(normed + dim, load(values + dim) * by);
+        }
+        write_value(cache.values, step.shape, i, slot, shape.has_value_norm ? normed : values);
+    }
 }
 
 HeadNorm Layer::head_norm(const std::vector<float> &weight, const float *heads) const {
@@ -300,14 +368,7 @@ void Layer::turn(float *head, const HeadNorm &norm, const float *cos, const floa
     if (norm.weight && shape.norm_after_rope) normalize_head(turned, norm);
 }
 
-Layers::Layers(std::vector<Layer *> layers)
-    : layers_(std::move(layers)), largest_(layers_[0]->shape) {
-    for (const auto *layer : layers_) {
-        largest_.intermediate_size =
-            std::max(largest_.intermediate_size, layer->shape.intermediate_size);
-        if (layer->shape.experts.count) largest_.experts = layer->shape.experts;
-    }
-}
+Layers::Layers(std::vector<Layer *> layers) : layers_(std::move(layers)), largest_(layers_) {}
 
 void Layers::forward(ThreadPool &pool, const std::vector<Step *> &steps,
                      const std::vector<LayerCache> &caches, const Rows &rows, int first, int end) {
@@ -321,6 +382,7 @@ void Layers::forward(ThreadPool &pool, const std::vector<Step *> &steps,
             const Step &step = *steps[caches[i].group];
             layers_[i]->add_attention(space_, step, *plans[i], caches[i], rows);
             layers_[i]->add_mlp(space_, step, rows);
+            layers_[i]->finish(space_, rows, inputs_of(i, rows), pool.size());
         }
     });
 }
@@ -335,6 +397,16 @@ void Layers::add_attention(ThreadPool &pool, Step &step, int layer, const LayerC
 
 void Layers::add_mlp(ThreadPool &pool, Step &step, int layer, const Rows &rows) {
     pool.run([&] { layers_[layer]->add_mlp(space_, step, rows); });
+}
+
+void Layers::finish(ThreadPool &pool, int layer, const Rows &rows) {
+    const LayerInputs inputs = inputs_of(layer, rows);
+    pool.run([&] { layers_[layer]->finish(space_, rows, inputs, pool.size()); });
+}
+
+LayerInputs Layers::inputs_of(int layer, const Rows &rows) const {
+    const size_t size = layers_[layer]->shape.input_size;
+    return {rows.inputs + layer * size, layers_.size() * size};
 }
 
 void multiply_plain(ThreadPool &pool, const PackedMatrix &matrix, const bf16 *rows, int num_rows,

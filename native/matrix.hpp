@@ -126,7 +126,7 @@ void multiply_rotated(const TiledRows &rows, int num_rows, const PackedMatrix &m
     const auto round = [&](int share) {
         const int end = std::min((share + 1) * kRowsRounded, num_rows);
         for (int row = share * kRowsRounded; row < end; ++row)
-            rows.bytes.assign(row, rows.tiles(row));
+            rows.bytes.assign(row, rows.tiles(row), matrix.depth);
     };
     const auto multiply_share = [&](int share) {
         const int first = share * panels_a_share;
@@ -134,7 +134,7 @@ void multiply_rotated(const TiledRows &rows, int num_rows, const PackedMatrix &m
         for (int row = 0; row < num_rows; row += kRowPair) {
             const int count = std::min(kRowPair, num_rows - row);
             for (int panel = first; panel < end; ++panel) {
-                multiply_bytes({count, rows.bytes.num_tiles(), rows.bytes.tiles(row),
+                multiply_bytes({count, ByteRows::num_tiles(matrix.depth), rows.bytes.tiles(row),
                                 rows.bytes.tiles(row + kTileRows), matrix.blocks(panel, 0),
                                 matrix.blocks(panel, 1), kAheadBytes},
                                products);

@@ -9,7 +9,8 @@ namespace legato {
 constexpr int kRowPair = 32;  // rows multiplied at a time: two tiles
 
 // Rows [rows, depth] in the order that strips read: tiles of 16 rows by 32 values, each contiguous, one
-// row of tiles after the other. Rows are padded to whole pairs of tiles, which are zero at first.
+// row of tiles after the other. Rows are padded to whole pairs of tiles, which are zero at first. They
+// may be deeper than a matrix that multiplies them.
 class TiledRows {
 public:
     TiledRows() = default;

@@ -22,16 +22,20 @@ from legato.executor.deadline import LAYERS_A_LOOK, DeadlineWatch
 from legato.executor.sequence import SequenceState
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.base import CacheSpec, LayerCache, Model
+from legato.model.spec import LayerInputsSpec
 from tests.executor.backends import BLOCK_SIZE, EXACT, NATIVE, Backend, params
 from tests.executor.by_hand import NUM_BLOCKS, ByHand, Stream, prompt
-from tests.model.random_models import CPU, decoder_spec
+from tests.model.random_models import CPU, VOCAB_SIZE, decoder_spec
 from tests.profiles import examples
 
 NUM_LAYERS = 22
 LOOKS = (10, 15, 20)
 """Layers after which rows may be dropped."""
 SPEC = decoder_spec(
-    sliding_windows=(45, None) * (NUM_LAYERS // 2), qkv_bias=True, residual_scale=0.3
+    sliding_windows=(45, None) * (NUM_LAYERS // 2),
+    qkv_bias=True,
+    residual_scale=0.3,
+    layer_inputs=LayerInputsSpec(size=32, vocab_size=VOCAB_SIZE),
 )
 ALWAYS_LATE = Deadline(layers_s=0.0, late_s=1e9, prefill_share=0.9)
 

@@ -27,6 +27,7 @@ from tests.model.random_models import (
     SPECS,
     VOCAB_SIZE,
     decoder_spec,
+    embedded_spec,
     native_model,
     random_decoder,
 )
@@ -156,6 +157,7 @@ RANKS = {
     "norms around": decoder_spec(
         order="sandwich", residual_scale=0.5, activation="gelu_tanh", intermediate_size=128
     ),
+    "embeddings for each layer": embedded_spec(order="sandwich", intermediate_size=128),
     "experts and sinks": decoder_spec(
         has_sinks=True,
         residual_scale=0.5,
@@ -222,11 +224,13 @@ def test_chunks_do_not_change_a_bit(
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_weights_are_counted_as_the_python_layers_count_them(spec: DecoderSpec) -> None:
-    """An embedding of its own is not read in a step."""
+    """An embedding that is no output projection is not read in a step."""
     plain = random_decoder(spec, torch.bfloat16)
     plain.load_weights(dict(plain.checkpoint_slots()).items())
     native = native_model(spec, NativeKernels(1, native_instructions()[0]))
     num_unread = 0 if spec.tie_word_embeddings else plain.embed_tokens.weight.nbytes
+    if plain.layer_inputs is not None:
+        num_unread += plain.layer_inputs.embed_tokens.weight.nbytes
     num_bytes = sum(weight.nbytes for weight in plain.parameters())
     assert native.num_weight_bytes == plain.num_weight_bytes == num_bytes - num_unread
 

@@ -1,5 +1,6 @@
 """Logits of a prompt that is computed in chunks, over scattered blocks of a cache."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,17 +10,21 @@ from legato.core.plan import FIRST_STATE, ZERO_STATE, ScheduledChunk, StateChang
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.executor.attention.native_backend import NativeAttentionBackend
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.native_backend import NativeAttentionBackend, NativeGroupsBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.attention.torch_groups import TorchGroupsBackend
 from legato.executor.sequence import SequenceState
 from legato.executor.state_cache import StateCache
-from legato.model.base import Model
+from legato.model.base import CacheGroup, Model
 from legato.model.decoder import Decoder
 from legato.model.native import ReadsNativeCache
 from tests.executor.test_native import BLOCK_SIZE, CPU, Runner
 
 CHUNKS = (0, 50, 51, 90)
 """Bounds of the chunks of a prompt."""
+_BLOCKS = ((2, 0, 1), (1, 2, 0))
+"""A prompt's blocks in the first group of the cache, and in the second."""
 
 
 def chunked_logits(model: Model, prompt: list[int], *, is_quantized: bool = False) -> torch.Tensor:
@@ -28,15 +33,11 @@ def chunked_logits(model: Model, prompt: list[int], *, is_quantized: bool = Fals
     Args:
         is_quantized: whether the cache is int8.
     """
-    sizes = {"num_blocks": 3, "block_size": BLOCK_SIZE}
     cache = replace(model.cache, is_quantized=is_quantized)
-    backend = (
-        NativeAttentionBackend(model, cache, **sizes)
-        if isinstance(model, ReadsNativeCache)
-        else TorchAttentionBackend(cache, **sizes, device=CPU)
-    )
-    if not is_quantized:
-        backend.blocks[0].fill_(torch.nan)
+    groups = (cache.whole,) if cache.has_one_geometry else cache.groups(len(prompt))
+    backend = _backend(model, groups)
+    for blocks in () if is_quantized else backend.blocks:
+        blocks.fill_(torch.nan)
     shapes = model.spec.states if isinstance(model, Decoder) else ()
     states = StateCache(shapes, num_slots=4, dtype=model.dtype, device=CPU) if shapes else None
     runner = Runner(model, backend, states)
@@ -47,6 +48,21 @@ def chunked_logits(model: Model, prompt: list[int], *, is_quantized: bool = Fals
     slots = (ZERO_STATE, FIRST_STATE, FIRST_STATE + 1, FIRST_STATE)
     for (start, end), change in zip(pairwise(CHUNKS), pairwise(slots), strict=True):
         state = StateChange(*change) if shapes else None
-        chunk = ScheduledChunk("0", start, end - start, (2, 0, 1), 1, "prefill", state=state)
+        own, *windows = _BLOCKS[: len(groups)]
+        chunk = ScheduledChunk(
+            *("0", start, end - start, own, 1, "prefill"),
+            state=state,
+            window_block_ids=tuple(windows),
+        )
         runner.step([chunk], [sequence])
     return torch.cat(runner.logits)
+
+
+def _backend(model: Model, groups: Sequence[CacheGroup]) -> AttentionBackend:
+    sizes = {"num_blocks": 3, "block_size": BLOCK_SIZE}
+    caches = [group.cache for group in groups]
+    if isinstance(model, ReadsNativeCache):
+        native = [NativeAttentionBackend(model, cache, **sizes) for cache in caches]
+        return NativeGroupsBackend(groups, native)
+    plain = [TorchAttentionBackend(cache, **sizes, device=CPU) for cache in caches]
+    return TorchGroupsBackend(groups, plain)

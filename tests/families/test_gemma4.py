@@ -10,16 +10,20 @@ import torch
 from transformers import PreTrainedModel
 
 from legato import LLM, SamplingParams
-from legato.checkpoint.loader import open_checkpoint
+from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.engine.assembly.builder import build_engine, load_runtime
 from legato.engine.model_report import report_model
 from legato.model.architectures import described
 from legato.model.base import CacheSpec, LayerCache
+from legato.model.native import NativeModel
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
+from tests.executor.test_native import pytestmark as needs_native
+from tests.families.conftest import Saved
 from tests.families.layouts import without
 from tests.families.schedules import PROMPTS, greedy
+from tests.families.test_windows import poisoned
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, random_model
 
 NUM_TOKENS = 6
@@ -124,6 +128,26 @@ def test_a_quantized_cache_is_read_as_it_was_written(
     assert generate(llm, PROMPTS) == found
 
 
+@needs_native
+@pytest.mark.parametrize("name", ["gemma4-e2b", "gemma4-12b"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_native_layers_give_the_same_tokens_on_any_schedule(
+    name: str, kv_cache_dtype: str, saved: Saved
+) -> None:
+    """To the last bit: chunked at 7 and 64, and after the blocks of an earlier prompt."""
+    native = {"dtype": "bfloat16", "block_size": 32, "kv_cache_dtype": kv_cache_dtype}
+    llm = LLM(**settings(saved(name)[0], **native))
+    engine = poisoned(llm)
+    assert isinstance(engine._executor._model, NativeModel)  # type: ignore[attr-defined]
+    cold = generate(llm, PROMPTS)
+    assert not llm.stats.num_prefix_cache_hits
+    assert generate(llm, PROMPTS) == cold
+    assert llm.stats.num_prefix_cache_hits == 2 * 64
+    wide = LLM(**settings(saved(name)[0], max_num_batched_tokens=64, **native))
+    poisoned(wide)
+    assert generate(wide, PROMPTS) == cold
+
+
 @pytest.mark.usefixtures("ranks_are_threads")
 def test_ranks_divide_experts_beside_an_mlp(tmp_path: Path) -> None:
     model = random_model(MODELS["gemma4-26b-a4b"])
@@ -175,6 +199,20 @@ def test_dummy_weights_of_a_description(
     (tmp_path / "config.json").write_text(json.dumps(contents))
     llm = LLM(**settings(tmp_path, load_format="dummy", dtype="bfloat16"))
     assert all(len(tokens) == NUM_TOKENS for tokens in generate(llm, PROMPTS))
+
+
+def test_embeddings_for_each_layer_are_not_quantized(
+    checkpoint: tuple[Path, PreTrainedModel],
+) -> None:
+    path, model = checkpoint
+    loaded = load_model(
+        open_checkpoint(ModelConfig(model=str(path))),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        quantization="int4",
+    )
+    expected = model.model.embed_tokens_per_layer.weight
+    assert torch.equal(loaded.layer_inputs.embed_tokens.weight, expected)  # type: ignore[attr-defined]
 
 
 def test_a_layer_reads_only_what_an_earlier_one_keeps() -> None:

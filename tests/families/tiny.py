@@ -284,7 +284,7 @@ MODELS = {
             "sliding_window": WINDOW,
             "num_kv_shared_layers": 3,
             "use_double_wide_mlp": True,
-            "hidden_size_per_layer_input": 16,
+            "hidden_size_per_layer_input": 32,
             "vocab_size_per_layer_input": VOCAB_SIZE,
             "final_logit_softcapping": 3.0,
         },

@@ -12,6 +12,8 @@ REFUSED = {
     "norms around, capped": "ropes is",
     "heads normed after rope": "ropes is",
     "sinks": "has_sinks is True",
+    "embeddings for each layer": "has_value_norm is True",
+    "values that are keys": "has_value_norm is True",
 }
 
 

@@ -14,7 +14,7 @@ from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.rope import QueryGrowth, RopeFrequencies, no_rope
 from legato.model.sharding import shard
-from legato.model.spec import DecoderSpec, LayerSpec
+from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
 
 CPU = torch.device("cpu")
 _RANDOM = threading.Lock()
@@ -73,6 +73,23 @@ def _own(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
     return {name: fields[name] for name in kind.__struct_fields__ if name in fields}
 
 
+def embedded_spec(**changes: Any) -> DecoderSpec:
+    """Layers with embeddings and scales of their own; the last reads the keys of the first."""
+    spec = decoder_spec(
+        **{
+            "layer_inputs": LayerInputsSpec(size=32, vocab_size=VOCAB_SIZE),
+            "has_output_scale": True,
+            "has_value_norm": True,
+            "sliding_windows": (45, None, 45),
+            **changes,
+        }
+    )
+    *layers, last = spec.layers
+    reading = msgspec.structs.replace(last.attention, kv_from=0)
+    layers.append(msgspec.structs.replace(last, attention=reading))
+    return msgspec.structs.replace(spec, layers=tuple(layers))
+
+
 SPECS = {
     "grouped": decoder_spec(),
     "wide heads": decoder_spec(head_dim=128, num_heads=6),
@@ -101,6 +118,14 @@ SPECS = {
     ),
     "largest heads": decoder_spec(head_dim=512, num_heads=3, num_kv_heads=1),
     "sinks": decoder_spec(has_sinks=True, sliding_windows=(45, None)),
+    "embeddings for each layer": embedded_spec(qkv_bias=True, residual_scale=0.5),
+    "values that are keys": embedded_spec(
+        order="sandwich",
+        activation="gelu_tanh",
+        qk_norm="head",
+        value_is_key=True,
+        tie_word_embeddings=False,
+    ),
 }
 
 

@@ -11,7 +11,7 @@ from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native import NativeModel
 from legato.model.native_support import SUPPORTED, why_not_computed
 from legato.model.rope import RopeFrequencies
-from legato.model.spec import DecoderSpec, LayerSpec
+from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
 
 from .random_models import EXPERTS, SPECS, decoder_spec
 
@@ -105,6 +105,9 @@ def test_another_record_is_refused() -> None:
         ("order", "parallel"),
         ("norm", "layer"),
         ("norm_bias", True),
+        ("has_output_scale", 0.5),
+        ("has_value_norm", None),
+        ("value_is_key", 1),
     ],
 )
 def test_other_values_are_refused(field: str, value: Any) -> None:
@@ -116,9 +119,26 @@ def test_whole_rows_normed_after_rope_are_refused() -> None:
 
 
 def test_layers_of_different_sizes_are_taken() -> None:
-    spec = decoder_spec()
-    layer = msgspec.structs.replace(spec.layers[1], mlp=MlpSpec(size=64))
-    assert why_not_computed(msgspec.structs.replace(spec, layers=(spec.layers[0], layer))) == ""
+    """Each rope has angles for the heads of its own layers."""
+    replace = msgspec.structs.replace
+    ropes = tuple(RopeFrequencies((1.0,) * count, 1.0) for count in (16, 32))
+    spec = decoder_spec(ropes=ropes)
+    attention = replace(spec.layers[1].attention, num_kv_heads=4, head_dim=64, rope=1)
+    layer = replace(spec.layers[1], mlp=MlpSpec(size=64), attention=attention)
+    assert why_not_computed(replace(spec, layers=(spec.layers[0], layer))) == ""
+    layer = replace(layer, attention=replace(attention, rope=0))
+    assert_refused(replace(spec, layers=(spec.layers[0], layer)), "ropes")
+
+
+def test_embeddings_for_each_layer_of_another_size_are_refused() -> None:
+    assert_refused(decoder_spec(layer_inputs=LayerInputsSpec(size=16, vocab_size=100)), "size")
+
+
+def test_experts_beside_an_mlp_are_refused() -> None:
+    spec = decoder_spec(order="sandwich")
+    moe = MoeSpec(num_experts=6, num_active=2, size=64)
+    layer = msgspec.structs.replace(spec.layers[1], mixture=moe)
+    assert_refused(msgspec.structs.replace(spec, layers=(spec.layers[0], layer)), "mixture")
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,10 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 _MAX_NAMES = 5
 _ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
 """Ends of the names of small matrices, where an error would change which experts compute a row."""
+_UNQUANTIZED = (*_ROUTERS, LAYER_INPUTS_TABLE)
+"""No product reads the table, so its codes would only be widened."""
 _HEAD = "lm_head.weight"
-_VOCABULARY = ("model.embed_tokens.weight", _HEAD, LAYER_INPUTS_TABLE)
+_VOCABULARY = ("model.embed_tokens.weight", _HEAD)
 _BITS = {"int8": 8, "int4": 4, "w8a8": 8, "w4a8": 4}
 _ROUNDING_ROWS = ("w8a8", "w4a8")
 
@@ -227,7 +229,7 @@ def _as_wanted(
 ) -> torch.Tensor | QuantizedWeight:
     """Quantize a tensor as configured; embeddings, which suffer most, to at least 8 bits.
 
-    Routers stay as they are.
+    Routers and the embeddings for each layer stay as they are.
     """
     if isinstance(tensor, QuantizedWeight):
         if quantization in (None, "gguf"):
@@ -236,7 +238,7 @@ def _as_wanted(
                 return replace(tensor, is_stored_only=not is_kept)
             _log_widened(f"{checkpoint.name}: matrices in groups of {tensor.group} are widened")
         tensor = tensor.dequantize()
-    if quantization not in _BITS or not can_quantize(tensor) or name.endswith(_ROUTERS):
+    if quantization not in _BITS or not can_quantize(tensor) or name.endswith(_UNQUANTIZED):
         return tensor
     spec = checkpoint.spec
     if isinstance(spec, TransformersSpec):
@@ -247,16 +249,14 @@ def _as_wanted(
         in_vocabulary = name in _VOCABULARY
     if quantization == "w4a8" and not in_vocabulary:
         return replace(quantize(tensor, 4), rounds_rows=True)
-    if quantization in _ROUNDING_ROWS and not (".mlp." in name and _has_uneven_mlps(spec)):
+    if quantization in _ROUNDING_ROWS and not (".mlp." in name and _has_experts(spec)):
         return quantize_rotated(tensor)
     return quantize(tensor, 8 if in_vocabulary else _BITS[quantization])
 
 
-def _has_uneven_mlps(spec: DecoderSpec | TransformersSpec) -> bool:
-    """Whether layers have experts or MLPs of different widths, whose rows stay bfloat16."""
-    if isinstance(spec, TransformersSpec):
-        return False
-    return len({layer.mlp for layer in spec.layers}) > 1 or spec.expert_counts is not None
+def _has_experts(spec: DecoderSpec | TransformersSpec) -> bool:
+    """Whether layers have experts: their rows, and those of MLPs, stay bfloat16."""
+    return isinstance(spec, DecoderSpec) and spec.expert_counts is not None
 
 
 @cache

@@ -1,5 +1,6 @@
 """The decoder: from token ids to hidden states to logits."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -69,12 +70,17 @@ class Embedding(nn.Module):
 
 
 class LayerInputs(nn.Module):
-    """Embeddings of each token for each layer: of its id, and of its first hidden state."""
+    """Embeddings of each token for each layer: of its id, and of its first hidden state.
+
+    Args:
+        projection: of hidden states [T, E] in the model's dtype to [T, layers * P].
+    """
 
     def __init__(
         self,
         own: LayerInputsSpec,
         spec: DecoderSpec,
+        projection: Callable[[torch.Tensor], torch.Tensor],
         empty: MakeEmpty,
         communicator: Communicator,
     ) -> None:
@@ -83,7 +89,7 @@ class LayerInputs(nn.Module):
         self.context_scale = spec.hidden_size**-0.5
         width = spec.num_layers * own.size
         self.embed_tokens = Embedding(own.vocab_size, width, empty, communicator)
-        self.projection = Linear(spec.hidden_size, width, False, empty)
+        self.projection = projection
         self.norm = RMSNorm(own.size, spec.norm_eps, empty)
 
     def forward(self, input_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -129,7 +135,11 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
         self.layer_inputs: LayerInputs | None = None
         if spec.layer_inputs is not None:
-            self.layer_inputs = LayerInputs(spec.layer_inputs, spec, empty, communicator)
+            width = spec.num_layers * spec.layer_inputs.size
+            projection = Linear(spec.hidden_size, width, False, empty)
+            self.layer_inputs = LayerInputs(
+                spec.layer_inputs, spec, projection, empty, communicator
+            )
         self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, empty, communicator) for layer in range(spec.num_layers)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from legato.core.errors import UnsupportedModelError
 from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
-from legato.model.decoder import Embedding, finished_logits, scaled_embeddings
+from legato.model.decoder import Embedding, LayerInputs, finished_logits, scaled_embeddings
 from legato.model.layers import RMSNorm
 from legato.model.mlp_spec import MoeSpec
 from legato.model.native_experts import (
@@ -41,7 +41,7 @@ from legato.model.native_weights import (
 )
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.rope import RotaryEmbedding, Turns
-from legato.model.spec import DecoderSpec
+from legato.model.spec import LAYER_INPUTS_TABLE, DecoderSpec, LayerInputsSpec
 from legato.model.states import StepStates
 from legato.model.transformers_spec import TransformersSpec
 
@@ -150,7 +150,8 @@ class NativeModel(ReadsNativeCache):
     """A `Model` in bfloat16 with native layers and output projection.
 
     The residual stream is float32, as in the Python layers. Divided among ranks, the model runs in
-    halves of layers, with parts that are summed in float32.
+    halves of layers, with parts that are summed in float32. Embeddings for each layer are made
+    before the layers run, on PyTorch's operators but for their projection.
 
     Args:
         spec: of the whole decoder.
@@ -187,6 +188,8 @@ class NativeModel(ReadsNativeCache):
         self._communicator = communicator
         self._embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
         self._rotaries = [RotaryEmbedding(rope, self.device) for rope in spec.ropes]
+        self._layer_inputs: LayerInputs | None = None
+        self._cache_layers = [spec.cache_layer(layer) for layer in range(spec.num_layers)]
         # Key a layer, value the weights of the norms after its attention and its MLP.
         self._output_norms: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         self._norm = RMSNorm(spec.hidden_size, spec.norm_eps, empty)
@@ -226,13 +229,15 @@ class NativeModel(ReadsNativeCache):
                     continue
                 layer, own = int(match[1]), unpacked[int(match[1])]
                 own[match[2]] = weight
-                if len(own) == num_parts(self.spec.layers[layer]):
+                if len(own) == num_parts(self.spec, layer):
                     layers[layer] = threads.submit(self._make_layer, layer, unpacked.pop(layer))
             embedding = others["model.embed_tokens.weight"]
             head = embedding if self.spec.tie_word_embeddings else others["lm_head.weight"]
             packed_head = threads.submit(NativeLinear, head, self.kernels)
             copy_plain(embedding, self._embed_tokens.weight)
             self._norm.weight.copy_(plain(others["model.norm.weight"]))
+            if self.spec.layer_inputs is not None:
+                self._layer_inputs = self._make_layer_inputs(self.spec.layer_inputs, others)
             self._lm_head = packed_head.result()
             # Kept alive for `_native`, which only points to them.
             self._layers = [layers[index].result() for index in range(self.spec.num_layers)]
@@ -254,10 +259,12 @@ class NativeModel(ReadsNativeCache):
         assert watch is None or self.drops_rows
         hidden = scaled_embeddings(self._embed_tokens(input_ids), self.spec)
         turns = [rotary(positions, torch.float32) for rotary in self._rotaries]
+        # [T, layers, P], kept alive while the layers read it.
+        inputs = None if self._layer_inputs is None else self._layer_inputs(input_ids, hidden)
         if self._communicator.size > 1:
-            self._add_parts(attention, hidden, turns, num_layers)
+            self._add_parts(attention, hidden, turns, inputs, num_layers)
         else:
-            hidden = self._add_layers(attention, hidden, turns, num_layers, watch)
+            hidden = self._add_layers(attention, hidden, turns, inputs, num_layers, watch)
         output: torch.Tensor = self._norm(hidden)
         return output
 
@@ -269,6 +276,7 @@ class NativeModel(ReadsNativeCache):
         attention: "NativeStep",
         hidden: torch.Tensor,
         turns: Sequence[Turns],
+        inputs: torch.Tensor | None,
         num_layers: int | None,
         watch: LayerWatch | None,
     ) -> torch.Tensor:
@@ -283,10 +291,11 @@ class NativeModel(ReadsNativeCache):
             self._native.forward(
                 self.kernels.pool,
                 attention.steps,
-                attention.caches,
+                self._caches(attention),
                 hidden.data_ptr(),
                 len(hidden),
                 addresses,
+                _address(inputs),
                 first,
                 end,
             )
@@ -302,13 +311,14 @@ class NativeModel(ReadsNativeCache):
         attention: "NativeStep",
         hidden: torch.Tensor,
         turns: Sequence[Turns],
+        inputs: torch.Tensor | None,
         num_layers: int | None,
     ) -> None:
         """Add the layers' output to `hidden` [T, E]; ranks sum each half of a layer."""
         pool, layers = self.kernels.pool, self._native
         rows = hidden.data_ptr(), len(hidden)
         addresses = _turn_addresses(turns)
-        for layer, cache in enumerate(islice(attention.caches, num_layers)):
+        for layer, cache in enumerate(islice(self._caches(attention), num_layers)):
             after_attention, after_mlp = self._output_norms[layer]
             step = attention.steps[cache[-1]]
             sums = torch.zeros_like(hidden)
@@ -317,6 +327,11 @@ class NativeModel(ReadsNativeCache):
             sums.zero_()
             layers.add_mlp(pool, step, layer, *rows, sums.data_ptr())
             self._add_sum(hidden, sums, layer, after_mlp)
+            layers.finish(pool, layer, *rows, _address(inputs))
+
+    def _caches(self, attention: "NativeStep") -> list[tuple[int, int, int, int]]:
+        """Return the cache that each layer reads."""
+        return [attention.caches[layer] for layer in self._cache_layers]
 
     def _add_sum(
         self, hidden: torch.Tensor, part: torch.Tensor, layer: int, norm: torch.Tensor | None
@@ -326,6 +341,16 @@ class NativeModel(ReadsNativeCache):
         if norm is not None:
             output = F.rms_norm(output, norm.shape, norm, self.spec.norm_eps)
         hidden.add_(output, alpha=self.spec.layers[layer].residual_scale)
+
+    def _make_layer_inputs(self, own: LayerInputsSpec, others: dict[str, Weight]) -> LayerInputs:
+        """Build the embeddings for each layer of the weights outside layers."""
+        prefix = "model.layer_inputs"
+        projection = NativeLinear(others[f"{prefix}.projection.weight"], self.kernels)
+        empty = partial(torch.empty, dtype=self.dtype)
+        made = LayerInputs(own, self.spec, projection, empty, self._communicator)
+        copy_plain(others[LAYER_INPUTS_TABLE], made.embed_tokens.weight)
+        made.norm.weight.copy_(plain(others[f"{prefix}.norm.weight"]))
+        return made
 
     def _make_layer(self, layer: int, own: dict[str, Weight]) -> object:
         """Build a layer; the extension copies the weights, so none must outlive the call."""
@@ -433,6 +458,7 @@ def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
         "num_heads": attention.num_heads,
         "num_kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
+        "input_size": 0 if spec.layer_inputs is None else spec.layer_inputs.size,
         "rope": attention.rope,
         "eps": spec.norm_eps,
         "scale": attention.scale,
@@ -441,12 +467,16 @@ def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
         "is_gelu": mlp.activation == "gelu_tanh",
         "has_whole_norms": attention.qk_norm == "whole",
         "norm_after_rope": attention.norm_after_rope,
+        "has_own_keys": attention.kv_from is None,
+        "value_is_key": attention.value_is_key,
+        "has_value_norm": attention.has_value_norm,
     }
 
 
 def _turn_addresses(turns: Sequence[Turns]) -> list[tuple[int, int, int]]:
     """Return the addresses of cosines, sines and factors on queries, 0 for none, of each rope."""
-    return [
-        (cos.data_ptr(), sin.data_ptr(), 0 if scale is None else scale.data_ptr())
-        for cos, sin, scale in turns
-    ]
+    return [(cos.data_ptr(), sin.data_ptr(), _address(scale)) for cos, sin, scale in turns]
+
+
+def _address(values: torch.Tensor | None) -> int:
+    return 0 if values is None else values.data_ptr()

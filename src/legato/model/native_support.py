@@ -7,7 +7,7 @@ import msgspec
 from legato.model.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native_experts import EXPERT_RULES, has_computed_order, same_experts
-from legato.model.spec import DecoderSpec, LayerSpec
+from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
 from legato.model.support import (
     Rule,
     Rules,
@@ -44,25 +44,25 @@ def _all_of(kind: type[msgspec.Struct]) -> dict[str, Rule]:
     return {field: anything() for field in kind.__struct_fields__}
 
 
+def _turn_whole_heads(spec: DecoderSpec) -> bool:
+    known = ("inverse", "scaling", "query_growth")
+    return all(rope._fields == known for rope in spec.ropes) and all(
+        2 * len(spec.ropes[own.rope].inverse) == own.rope_size for own in spec.attentions
+    )
+
+
 SUPPORTED: Rules = {
     DecoderSpec: {
         "vocab_size": anything(),
         "hidden_size": _multiple("hidden_size"),
         "max_model_len": anything(),
         "norm_eps": anything(),
-        "ropes": Rule(
-            lambda spec: all(
-                rope._fields == ("inverse", "scaling", "query_growth")
-                and 2 * len(rope.inverse) == spec.attentions[0].rope_size
-                for rope in spec.ropes
-            ),
-            "frequencies and a scale for whole heads",
-        ),
+        "ropes": Rule(_turn_whole_heads, "frequencies and a scale for whole heads"),
         "layers": Rule(
             lambda spec: same_experts({layer.mlp for layer in spec.layers}),
             "layers with the same experts",
         ),
-        "layer_inputs": one_of("layer_inputs", None),
+        "layer_inputs": anything(),
         "norm": one_of("norm", "rms"),
         "norm_bias": one_of("norm_bias", False),
         "embedding_scale": anything(),
@@ -70,6 +70,7 @@ SUPPORTED: Rules = {
         "logit_softcap": anything(),
         "tie_word_embeddings": switch("tie_word_embeddings"),
     },
+    LayerInputsSpec: {"size": _multiple("size"), "vocab_size": anything()},
     LayerSpec: {
         "attention": Rule(lambda layer: layer.has_mixer, "attention or a recurrence"),
         "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
@@ -77,7 +78,7 @@ SUPPORTED: Rules = {
         "order": Rule(has_computed_order, "pre or post or sandwich, with experts pre"),
         "residual_scale": anything(),
         "mixture": Rule(lambda layer: layer.mixture is None, "none"),
-        "has_output_scale": one_of("has_output_scale", False),
+        "has_output_scale": switch("has_output_scale"),
         "output_scales": one_of("output_scales", (1.0, 1.0, 1.0)),
     },
     AttentionSpec: {
@@ -103,9 +104,9 @@ SUPPORTED: Rules = {
         "output_bias": switch("output_bias"),
         "has_gate": one_of("has_gate", False),
         "latent": one_of("latent", None),
-        "has_value_norm": one_of("has_value_norm", False),
-        "value_is_key": one_of("value_is_key", False),
-        "kv_from": one_of("kv_from", None),
+        "has_value_norm": switch("has_value_norm"),
+        "value_is_key": switch("value_is_key"),
+        "kv_from": anything(),
     },
     MlpSpec: {
         "size": _multiple("size"),
@@ -158,7 +159,7 @@ _PARTS: Rules = {
 
 def why_not_computed(spec: DecoderSpec) -> str:
     """Return why the extension cannot compute these layers; empty if it can."""
-    return why_heads_differ(spec) or unsupported("native layers", spec, SUPPORTED)
+    return unsupported("native layers", spec, SUPPORTED)
 
 
 def why_not_in_parts(spec: DecoderSpec) -> str:

@@ -9,7 +9,7 @@ from legato.model.mlp_spec import MoeSpec
 from legato.model.native_experts import EXPERT_PARTS, num_expert_weights, take_router
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import native_form
-from legato.model.spec import LayerSpec
+from legato.model.spec import DecoderSpec
 
 DTYPE = torch.bfloat16
 _PLAIN_BITS = 16
@@ -21,6 +21,8 @@ _MATRICES = {
     "output": ("self_attn.o_proj",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
+    "input_gate": ("layer_input.gate",),
+    "input_output": ("layer_input.projection",),
 }
 """Key the extension's name of a matrix, value the names of its parts in checkpoints."""
 _SHARED_MATRICES = {
@@ -29,7 +31,6 @@ _SHARED_MATRICES = {
     "down": ("mlp.shared_expert.down_proj",),
 }
 """The same of a layer with experts, whose MLP is an expert for all rows, or missing."""
-_NUM_ATTENTION_MATRICES = 4
 _NORMS = {
     "input_norm": "input_layernorm",
     "post_norm": "post_attention_layernorm",
@@ -37,11 +38,13 @@ _NORMS = {
     "mlp_output_norm": "mlp_output_layernorm",
     "query_norm": "self_attn.q_norm",
     "key_norm": "self_attn.k_norm",
+    "input_output_norm": "layer_input.norm",
 }
 """Key the extension's name of a norm, value its name in checkpoints."""
 _IN_FLOAT32 = (
     "norm.weight",
     ".self_attn.sinks",
+    ".layer_scalar",
     ".mlp.gate.weight",
     ".mlp.gate.bias",
     ".mlp.gate.selection_bias",
@@ -60,17 +63,21 @@ def weight_bytes(weight: Weight) -> int:
     return weight.num_bytes(DTYPE) if isinstance(weight, QuantizedWeight) else weight.nbytes
 
 
-def num_parts(layer: LayerSpec) -> int:
+def num_parts(spec: DecoderSpec, index: int) -> int:
     """Return the number of weights that a layer has in checkpoints."""
+    layer = spec.layers[index]
     attention, mlp = layer.attention, layer.mlp
     assert attention is not None
     assert mlp is not None
-    num_biases = 3 * attention.qkv_bias + attention.output_bias
+    num_qkv = 1 + bool(attention.key_size) + bool(attention.value_size)
+    num_attention = num_qkv * (1 + attention.qkv_bias) + 1 + attention.output_bias
     num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
     if attention.qk_norm is not None:
-        num_norms += 2
+        num_norms += 1 + bool(attention.key_size)
     num_mlp = num_expert_weights(mlp) if isinstance(mlp, MoeSpec) else 3 * (1 + mlp.has_bias)
-    return _NUM_ATTENTION_MATRICES + num_biases + num_norms + attention.has_sinks + num_mlp
+    num_inputs = 0 if spec.layer_inputs is None else 3
+    num_others = attention.has_sinks + layer.has_output_scale
+    return num_attention + num_norms + num_mlp + num_inputs + num_others
 
 
 def take_parts(own: dict[str, Weight]) -> dict[str, Weight]:
@@ -90,8 +97,9 @@ def take_parts(own: dict[str, Weight]) -> dict[str, Weight]:
             for name, parts in EXPERT_PARTS.items():
                 names = [f"mlp.experts.{expert}.{part}" for part in parts]
                 layer |= _take_matrix(own, f"expert{expert}.{name}", names)
-    if "self_attn.sinks" in own:
-        layer["sinks"] = plain(own.pop("self_attn.sinks")).float()
+    for name, part in {"sinks": "self_attn.sinks", "output_scale": "layer_scalar"}.items():
+        if part in own:
+            layer[name] = plain(own.pop(part)).float()
     for name, norm in _NORMS.items():
         if f"{norm}.weight" in own:
             layer[name] = own.pop(f"{norm}.weight")
@@ -100,13 +108,13 @@ def take_parts(own: dict[str, Weight]) -> dict[str, Weight]:
 
 
 def _take_matrix(own: dict[str, Weight], name: str, parts: Sequence[str]) -> dict[str, Weight]:
-    """Take the parts of a matrix, and of its bias, out of `own`, if the layer has them."""
-    kinds = {"weight": name, "bias": f"{name}_bias"}
-    return {
-        whole: join([own.pop(f"{part}.{kind}") for part in parts])
-        for kind, whole in kinds.items()
-        if f"{parts[0]}.{kind}" in own
-    }
+    """Take the parts of a matrix, and of its bias, that the layer has out of `own`."""
+    found: dict[str, Weight] = {}
+    for kind, whole in {"weight": name, "bias": f"{name}_bias"}.items():
+        known = [full for part in parts if (full := f"{part}.{kind}") in own]
+        if known:
+            found[whole] = join([own.pop(full) for full in known])
+    return found
 
 
 def join(parts: Sequence[Weight]) -> Weight:
