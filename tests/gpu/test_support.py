@@ -11,7 +11,6 @@ REFUSED = {
     "norms after, of whole rows": "qk_norm is 'whole'",
     "norms around, capped": "ropes is",
     "heads normed after rope": "ropes is",
-    "experts by sigmoids, in groups": "residual_scale is 0.5",
     "a shared expert with a gate": "activation is 'gelu_tanh'",
 }
 ALL_SPECS = SPECS | EXPERTS

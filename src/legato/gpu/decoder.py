@@ -78,6 +78,8 @@ class GpuDecoder(Decoder):
             check_fp8(dtype, device)
         super().__init__(spec, dtype=dtype, device=torch.device("meta"), communicator=communicator)
         self._is_fp8 = is_fp8
+        # As in training, the factor is rounded to the embeddings' dtype.
+        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=dtype))
         self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         for module in self.modules():
             if isinstance(module, Attention | Embedding | RMSNorm | Router):
@@ -107,16 +109,18 @@ class GpuDecoder(Decoder):
         assert isinstance(rotary.scaling, float)
         table = rope_table(inputs.positions, rotary.inverse, rotary.scaling)
         delta: torch.Tensor | None = None
+        scale = 1.0
         for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
             assert isinstance(layer.self_attn, Attention)
-            rows = self._normed(layer.input_layernorm, residual, delta)
+            rows = self._normed(layer.input_layernorm, residual, delta, scale)
+            scale = self.spec.layers[index].residual_scale
             delta = _attention(layer.self_attn, rows, table, inputs, memory, memory.caches[index])
             delta = self._communicator.sum(delta)
-            rows = self._normed(layer.post_attention_layernorm, residual, delta)
+            rows = self._normed(layer.post_attention_layernorm, residual, delta, scale)
             delta = self._communicator.sum(_feed_forward(layer.mlp, rows, inputs.slot_mapping))
         assert delta is not None
-        residual.add_(delta)
+        residual.add_(delta, alpha=scale)
 
     def hidden_of(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return the final norm of rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
@@ -144,12 +148,12 @@ class GpuDecoder(Decoder):
     def _embed(
         self, input_source: torch.Tensor, last_token: torch.Tensor, residual: torch.Tensor
     ) -> None:
-        table = self.embed_tokens
+        table, scale = self.embed_tokens, self._embedding_scale
         if self._communicator.size == 1:
-            embed(input_source, last_token, table.weight, residual)
+            embed(input_source, last_token, table.weight, residual, scale=scale)
             return
         tokens = self._communicator.sum(last_token.clone())
-        embed(input_source, tokens, table.weight, residual, first=table.first)
+        embed(input_source, tokens, table.weight, residual, scale=scale, first=table.first)
         self._communicator.sum(residual)
 
     def _project(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
@@ -158,16 +162,20 @@ class GpuDecoder(Decoder):
         weight = getattr(head, "weight", None)
         if weight is None:
             assert self.lm_head is not None
-            out.copy_(self.lm_head(hidden))
+            torch.mul(self.lm_head(hidden), self.spec.logit_scale, out=out)
         else:
-            torch.mm(hidden, weight.t(), out=out)
+            out.addmm_(hidden, weight.t(), beta=0.0, alpha=self.spec.logit_scale)
 
     def _normed(
-        self, norm: nn.Module | None, residual: torch.Tensor, delta: torch.Tensor | None
+        self,
+        norm: nn.Module | None,
+        residual: torch.Tensor,
+        delta: torch.Tensor | None,
+        scale: float,
     ) -> torch.Tensor:
         assert isinstance(norm, RMSNorm)
         out = self._new(*residual.shape)
-        add_rms_norm(residual, delta, norm.weight, norm.eps, out)
+        add_rms_norm(residual, delta, norm.weight, norm.eps, out, scale=scale)
         return out
 
     def _new(self, *shape: int) -> torch.Tensor:
