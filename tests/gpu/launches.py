@@ -20,7 +20,7 @@ from legato.gpu.kernels.experts import (
     sort_by_expert,
     sum_outputs,
 )
-from legato.gpu.kernels.norm import add_rms_norm
+from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.quantized import dequantize, multiply
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import rounded
@@ -113,6 +113,7 @@ def _norm(size: int) -> None:
     add_rms_norm(residual, torch.empty_like(out), torch.empty(size), 1e-6, out)
     rows = torch.empty(512, dtype=torch.int32)
     add_rms_norm(residual, None, torch.empty(size), 1e-6, out, rows=rows)
+    normalize(out[:, : size // 2], torch.empty(size // 2), 1e-6)
 
 
 def _silu_mul() -> None:

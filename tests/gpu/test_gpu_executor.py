@@ -137,9 +137,16 @@ def test_scores_of_many_streams_are_a_few_copies(monkeypatch: pytest.MonkeyPatch
         assert_as_whole(stream, EXACT)
 
 
-def test_layers_with_a_soft_cap_and_a_scale_of_their_own() -> None:
-    spec = decoder_spec(sliding_windows=(45, None), softcap=2.0, scale=0.9)
-    plain = random_decoder(spec, torch.float32)
+LAYERS = {
+    "a soft cap and a scale": {"sliding_windows": (45, None), "softcap": 2.0, "scale": 0.9},
+    "norms of whole rows": {"qk_norm": "whole"},
+    "heads normed after rope": {"qk_norm": "head", "norm_after_rope": True},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_with_attention_of_their_own(name: str) -> None:
+    plain = random_decoder(decoder_spec(**LAYERS[name]), torch.float32)
     hand = ByHand(make_executor(plain, **BLOCKS)[0], range(6))
     stream = hand.add("it", prompt(40), max_tokens=3)
     hand.step(it=20)

@@ -39,6 +39,23 @@ def test_adds_and_normalizes(
 
 @each_dtype
 @SIZES
+def test_normalizes_columns_in_place(device: torch.device, dtype: torch.dtype, size: int) -> None:
+    from legato.gpu.kernels.norm import normalize
+
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randn(5, size + 20, generator=generator).to(device, dtype)
+    weight = torch.rand(size, generator=generator).to(device)
+    before = rows.clone()
+    own = slice(7, 7 + size)
+    normalize(rows[:, own], weight, 1e-5)
+    expected = F.rms_norm(before[:, own].double(), (size,), weight.double(), 1e-5)
+    assert_near(rows[:, own], expected, dtype)
+    rows[:, own] = before[:, own]
+    assert rows.equal(before), "other columns stay"
+
+
+@each_dtype
+@SIZES
 def test_gates(device: torch.device, dtype: torch.dtype, size: int) -> None:
     from legato.gpu.kernels.activation import silu_mul
 

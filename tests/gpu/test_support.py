@@ -8,7 +8,7 @@ from legato.gpu.support import check_supported
 from tests.model.random_models import EXPERTS, SPECS
 
 REFUSED = {
-    "norms after, of whole rows": "qk_norm is 'whole'",
+    "norms after, of whole rows": "order is 'post'",
     "norms around, capped": "ropes is",
     "heads normed after rope": "ropes is",
     "a shared expert with a gate": "activation is 'gelu_tanh'",

@@ -13,7 +13,7 @@ from legato.gpu.kernels.activation import silu_mul
 from legato.gpu.kernels.attention import AttentionScratch, attend
 from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.experts import sum_outputs
-from legato.gpu.kernels.norm import add_rms_norm
+from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import Fp8Linear
 from legato.gpu.step_inputs import StepInputs
@@ -191,15 +191,22 @@ def _attention(
     cache: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
+    qkv = attention.qkv_proj(rows)
     q_norm, k_norm = attention.q_norm, attention.k_norm
+    if q_norm is not None and k_norm is not None and len(q_norm.weight) != attention.head_dim:
+        query_size, kv_size = len(q_norm.weight), len(k_norm.weight)
+        normalize(qkv[:, :query_size], q_norm.weight, q_norm.eps)
+        normalize(qkv[:, query_size : query_size + kv_size], k_norm.weight, k_norm.eps)
+        q_norm = k_norm = None
     query = rotate_and_write(
-        attention.qkv_proj(rows),
+        qkv,
         table,
         inputs.slot_mapping,
         *cache,
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
         eps=0.0 if q_norm is None else q_norm.eps,
+        is_norm_last=attention.norm_after_rope,
     )
     context = attend(
         query,

@@ -47,8 +47,11 @@ _SUPPORTED: Rules = {
         "scale": anything(),
         "rope": one_of("rope", 0),
         "window": anything(),
-        "qk_norm": one_of("qk_norm", None, "head"),
-        "norm_after_rope": one_of("norm_after_rope", False),
+        "qk_norm": one_of("qk_norm", None, "head", "whole"),
+        "norm_after_rope": Rule(
+            lambda attention: not (attention.norm_after_rope and attention.qk_norm == "whole"),
+            "off for norms of whole rows",
+        ),
         "softcap": anything(),
         "has_sinks": anything(),
         "qkv_bias": anything(),

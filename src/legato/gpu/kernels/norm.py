@@ -39,6 +39,25 @@ def add_rms_norm(
     )
 
 
+def normalize(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """Normalize rows in place.
+
+    Args:
+        rows: [T, N], perhaps columns of a wider matrix.
+        weight: float32 [N].
+    """
+    size = rows.shape[1]
+    _normalize[(len(rows),)](
+        rows,
+        weight,
+        rows.stride(0),
+        size,
+        eps,
+        block=triton.next_power_of_2(size),
+        num_warps=num_warps(size),
+    )
+
+
 def num_warps(size: int) -> int:
     """Return the warps of a program that keeps a row of `size` numbers in registers."""
     warps: int = min(max(triton.next_power_of_2(size) // 512, 1), 16)
@@ -62,3 +81,14 @@ def _add_rms_norm(residual, delta, weight, rows, out, size, eps, scale, block: t
     tl.store(
         out + program.to(tl.int64) * size + column, values.to(out.dtype.element_ty), mask=is_inside
     )
+
+
+@triton.jit
+def _normalize(rows, weight, stride, size, eps, block: tl.constexpr):
+    column = tl.arange(0, block)
+    is_inside = column < size
+    place = rows + tl.program_id(0).to(tl.int64) * stride + column
+    values = tl.load(place, mask=is_inside, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
+    values = values * inverse * tl.load(weight + column, mask=is_inside, other=0.0)
+    tl.store(place, values.to(rows.dtype.element_ty), mask=is_inside)
