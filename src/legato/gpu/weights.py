@@ -196,8 +196,8 @@ def _blocks(weight: _Weight) -> QuantizedWeight | None:
 @cache
 def _log_widening() -> None:
     logger.warning(
-        "a GPU keeps only codes in groups of a multiple of 32 quantized: weights of tables, 8-bit "
-        "floats, groups of 16 and reordered inputs are widened"
+        "a GPU keeps only codes in groups of a multiple of 32 quantized: weights of tables such as "
+        "NF4's, 8-bit floats, groups of 16 and reordered inputs are widened"
     )
 
 
