@@ -7,10 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from legato.core.errors import ConfigError
+from legato.gpu.experts import GpuExperts
 from legato.gpu.kernels.activation import silu_mul
 from legato.gpu.kernels.attention import AttentionScratch, attend
 from legato.gpu.kernels.embedding import embed
-from legato.gpu.kernels.norm import add_rms_norm
+from legato.gpu.kernels.experts import sum_outputs
+from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import Fp8Linear
 from legato.gpu.step_inputs import StepInputs
@@ -19,6 +22,7 @@ from legato.gpu.weights import check_fp8, load_weights
 from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder, Embedding
+from legato.model.experts import MixtureOfExperts, Router
 from legato.model.layers import MLP, Attention, DecoderLayer, RMSNorm
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
@@ -44,15 +48,17 @@ class Memory(NamedTuple):
 class GpuDecoder(Decoder):
     """A `Model` that computes whole steps from data on the device alone.
 
-    `forward`, which takes any attention, is inherited from PyTorch's decoder. Projections are put
-    on the device when their weights are loaded, since the weights decide their kind.
+    `forward`, which takes any attention, is inherited from PyTorch's decoder; it runs no experts.
+    Projections and experts are put on the device when their weights are loaded, since the weights
+    decide their kind.
 
     Args:
         communicator: to the other ranks.
         is_fp8: compute the layers' projections in 8-bit floats.
 
     Raises:
-        ConfigError: this device does not compute with 8-bit floats, or not with this dtype.
+        ConfigError: this device does not compute with 8-bit floats, or not with this dtype, or
+            experts do not.
         UnsupportedModelError: the kernels cannot compute these layers.
     """
 
@@ -67,13 +73,17 @@ class GpuDecoder(Decoder):
     ) -> None:
         check_supported(spec)
         if is_fp8:
+            if spec.expert_counts is not None:
+                raise ConfigError("quantization fp8 does not take experts; int8 and int4 do")
             check_fp8(dtype, device)
         super().__init__(spec, dtype=dtype, device=torch.device("meta"), communicator=communicator)
         self._is_fp8 = is_fp8
+        # As in training, the factor is rounded to the embeddings' dtype.
+        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=dtype))
         self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         for module in self.modules():
-            if isinstance(module, Embedding | RMSNorm):
-                module.to_empty(device=device)
+            if isinstance(module, Attention | Embedding | RMSNorm | Router):
+                module.to_empty(device=device, recurse=False)
 
     @torch.inference_mode()
     def load_weights(self, weights: NamedWeights) -> None:
@@ -99,17 +109,18 @@ class GpuDecoder(Decoder):
         assert isinstance(rotary.scaling, float)
         table = rope_table(inputs.positions, rotary.inverse, rotary.scaling)
         delta: torch.Tensor | None = None
+        scale = 1.0
         for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
-            assert isinstance(layer.mlp, MLP)
             assert isinstance(layer.self_attn, Attention)
-            rows = self._normed(layer.input_layernorm, residual, delta)
+            rows = self._normed(layer.input_layernorm, residual, delta, scale)
+            scale = self.spec.layers[index].residual_scale
             delta = _attention(layer.self_attn, rows, table, inputs, memory, memory.caches[index])
             delta = self._communicator.sum(delta)
-            rows = self._normed(layer.post_attention_layernorm, residual, delta)
-            delta = self._communicator.sum(_mlp(layer.mlp, rows))
+            rows = self._normed(layer.post_attention_layernorm, residual, delta, scale)
+            delta = self._communicator.sum(_feed_forward(layer.mlp, rows, inputs.slot_mapping))
         assert delta is not None
-        residual.add_(delta)
+        residual.add_(delta, alpha=scale)
 
     def hidden_of(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return the final norm of rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
@@ -137,12 +148,12 @@ class GpuDecoder(Decoder):
     def _embed(
         self, input_source: torch.Tensor, last_token: torch.Tensor, residual: torch.Tensor
     ) -> None:
-        table = self.embed_tokens
+        table, scale = self.embed_tokens, self._embedding_scale
         if self._communicator.size == 1:
-            embed(input_source, last_token, table.weight, residual)
+            embed(input_source, last_token, table.weight, residual, scale=scale)
             return
         tokens = self._communicator.sum(last_token.clone())
-        embed(input_source, tokens, table.weight, residual, first=table.first)
+        embed(input_source, tokens, table.weight, residual, scale=scale, first=table.first)
         self._communicator.sum(residual)
 
     def _project(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
@@ -151,16 +162,20 @@ class GpuDecoder(Decoder):
         weight = getattr(head, "weight", None)
         if weight is None:
             assert self.lm_head is not None
-            out.copy_(self.lm_head(hidden))
+            torch.mul(self.lm_head(hidden), self.spec.logit_scale, out=out)
         else:
-            torch.mm(hidden, weight.t(), out=out)
+            out.addmm_(hidden, weight.t(), beta=0.0, alpha=self.spec.logit_scale)
 
     def _normed(
-        self, norm: nn.Module | None, residual: torch.Tensor, delta: torch.Tensor | None
+        self,
+        norm: nn.Module | None,
+        residual: torch.Tensor,
+        delta: torch.Tensor | None,
+        scale: float,
     ) -> torch.Tensor:
         assert isinstance(norm, RMSNorm)
         out = self._new(*residual.shape)
-        add_rms_norm(residual, delta, norm.weight, norm.eps, out)
+        add_rms_norm(residual, delta, norm.weight, norm.eps, out, scale=scale)
         return out
 
     def _new(self, *shape: int) -> torch.Tensor:
@@ -176,15 +191,22 @@ def _attention(
     cache: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
+    qkv = attention.qkv_proj(rows)
     q_norm, k_norm = attention.q_norm, attention.k_norm
+    if q_norm is not None and k_norm is not None and len(q_norm.weight) != attention.head_dim:
+        query_size, kv_size = len(q_norm.weight), len(k_norm.weight)
+        normalize(qkv[:, :query_size], q_norm.weight, q_norm.eps)
+        normalize(qkv[:, query_size : query_size + kv_size], k_norm.weight, k_norm.eps)
+        q_norm = k_norm = None
     query = rotate_and_write(
-        attention.qkv_proj(rows),
+        qkv,
         table,
         inputs.slot_mapping,
         *cache,
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
         eps=0.0 if q_norm is None else q_norm.eps,
+        is_norm_last=attention.norm_after_rope,
     )
     context = attend(
         query,
@@ -196,13 +218,35 @@ def _attention(
         scale=attention.scale,
         sliding_window=attention.sliding_window,
         softcap=attention.softcap,
+        sinks=attention.sinks,
     )
     output: torch.Tensor = attention.o_proj(context.flatten(1))
     return output
 
 
-def _mlp(mlp: MLP, rows: torch.Tensor) -> torch.Tensor:
+def _feed_forward(
+    network: nn.Module | None, rows: torch.Tensor, slots: torch.Tensor
+) -> torch.Tensor:
+    """Map [P, E] to [P, E]; of rows with negative slots, experts compute nothing."""
+    if isinstance(network, MixtureOfExperts):
+        return _mixture(network, rows, slots)
+    return _mlp(network, rows)
+
+
+def _mixture(mixture: MixtureOfExperts, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    experts = mixture.get_submodule("experts")
+    assert isinstance(experts, GpuExperts)
+    outputs: torch.Tensor = experts(rows, *mixture.gate(rows), slots)
+    shared = None if mixture.shared_expert is None else _mlp(mixture.shared_expert, rows)
+    gate = mixture.shared_expert_gate
+    out = torch.empty_like(rows)
+    sum_outputs(outputs, shared, None if gate is None else gate(rows), out)
+    return out
+
+
+def _mlp(mlp: nn.Module | None, rows: torch.Tensor) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
+    assert isinstance(mlp, MLP)
     gate_up: torch.Tensor = mlp.gate_up_proj(rows)
     down = mlp.down_proj
     if isinstance(down, Fp8Linear):
