@@ -7,12 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from legato.gpu.kernels.activation import silu_mul
+from legato.gpu.kernels.activation import gate_heads, silu_mul
 from legato.gpu.kernels.attention import AttentionScratch, attend
 from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.norm import add_rms_norm
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import Fp8Linear
+from legato.gpu.recurrence import mix
 from legato.gpu.step_inputs import StepInputs
 from legato.gpu.support import check_supported
 from legato.gpu.weights import check_fp8, load_weights
@@ -20,8 +21,10 @@ from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder, Embedding
 from legato.model.layers import MLP, Attention, DecoderLayer, RMSNorm
+from legato.model.recurrence import Convolution, RecurrentMixer
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
+from legato.model.states import LayerStates
 
 
 class Memory(NamedTuple):
@@ -33,12 +36,14 @@ class Memory(NamedTuple):
         last_token: int32 [S + 1], the last token of each request; zeros on all ranks but rank 0,
             which samples.
         scratch: for attention.
+        states: of each recurrent layer.
     """
 
     caches: Sequence[tuple[torch.Tensor, torch.Tensor]]
     block_table: torch.Tensor
     last_token: torch.Tensor
     scratch: AttentionScratch
+    states: Sequence[LayerStates]
 
 
 class GpuDecoder(Decoder):
@@ -72,8 +77,10 @@ class GpuDecoder(Decoder):
         self._is_fp8 = is_fp8
         self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         for module in self.modules():
-            if isinstance(module, Embedding | RMSNorm):
+            if isinstance(module, Embedding | RMSNorm | Convolution):
                 module.to_empty(device=device)
+            elif isinstance(module, RecurrentMixer):
+                module.to_empty(device=device, recurse=False)
 
     @torch.inference_mode()
     def load_weights(self, weights: NamedWeights) -> None:
@@ -87,7 +94,7 @@ class GpuDecoder(Decoder):
         *,
         num_layers: int | None = None,
     ) -> None:
-        """Run the layers; they write keys and values to the cache.
+        """Run the layers; they write keys and values to the cache, and states to their slots.
 
         Args:
             residual: float32 [P, E]; overwritten with the residual stream after the last layer.
@@ -99,13 +106,12 @@ class GpuDecoder(Decoder):
         assert isinstance(rotary.scaling, float)
         table = rope_table(inputs.positions, rotary.inverse, rotary.scaling)
         delta: torch.Tensor | None = None
-        for index, layer in enumerate(islice(self.layers, num_layers)):
+        for layer in islice(self.layers, num_layers):
             assert isinstance(layer, DecoderLayer)
             assert isinstance(layer.mlp, MLP)
-            assert isinstance(layer.self_attn, Attention)
             rows = self._normed(layer.input_layernorm, residual, delta)
-            delta = _attention(layer.self_attn, rows, table, inputs, memory, memory.caches[index])
-            delta = self._communicator.sum(delta)
+            mixer = layer.self_attn if layer.recurrence is None else layer.recurrence
+            delta = self._communicator.sum(_mixed(mixer, rows, table, inputs, memory))
             rows = self._normed(layer.post_attention_layernorm, residual, delta)
             delta = self._communicator.sum(_mlp(layer.mlp, rows))
         assert delta is not None
@@ -167,18 +173,37 @@ class GpuDecoder(Decoder):
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
 
+def _mixed(
+    mixer: nn.Module | None,
+    rows: torch.Tensor,
+    table: torch.Tensor,
+    inputs: StepInputs,
+    memory: Memory,
+) -> torch.Tensor:
+    """Map [P, E] to [P, E]."""
+    if isinstance(mixer, Attention):
+        return _attention(mixer, rows, table, inputs, memory)
+    assert isinstance(mixer, RecurrentMixer)
+    assert inputs.states is not None
+    states = memory.states[mixer.layer]
+    output: torch.Tensor = mixer.out_proj(mix(mixer, mixer.in_proj(rows), inputs.states, states))
+    return output
+
+
 def _attention(
     attention: Attention,
     rows: torch.Tensor,
     table: torch.Tensor,
     inputs: StepInputs,
     memory: Memory,
-    cache: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
     q_norm, k_norm = attention.q_norm, attention.k_norm
+    cache = memory.caches[attention.layer]
+    size = attention.num_heads * attention.head_dim
+    projected: torch.Tensor = attention.qkv_proj(rows)
     query = rotate_and_write(
-        attention.qkv_proj(rows),
+        projected[:, :-size] if attention.has_gate else projected,
         table,
         inputs.slot_mapping,
         *cache,
@@ -197,6 +222,8 @@ def _attention(
         sliding_window=attention.sliding_window,
         softcap=attention.softcap,
     )
+    if attention.has_gate:
+        gate_heads(projected[:, -size:], context.flatten(1))
     output: torch.Tensor = attention.o_proj(context.flatten(1))
     return output
 
