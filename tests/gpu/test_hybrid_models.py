@@ -1,6 +1,8 @@
 """Whole engines of models with recurrent layers: chunked, mixed, from graphs, two steps ahead."""
 
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -85,16 +87,38 @@ def test_greedy_tokens_are_those_of_transformers(
 
 @pytest.mark.parametrize("model", ["granite-4-h"], indirect=True)
 def test_replayed_steps_are_the_steps(model: tuple[Decoder, dict[str, list[int]]]) -> None:
-    """Graphs of small steps tell decodes from chunks, which recurrent layers compute apart."""
+    """Graphs of four rows tell decodes from chunks, which recurrent layers compute apart."""
     plain, expected = model
     device = device_here()
-    _, program = make_executor(plain, **BLOCKS, max_len=128, max_rows=40, device=device)
-    runner = GraphRunner(program, device, RowCounts(((4, 4),), 40), max_decodes=4)
+    _, program = make_executor(plain, **BLOCKS, max_len=128, max_rows=8, device=device)
+    runner = GraphRunner(program, device, RowCounts(((4, 4),), 8), max_decodes=4)
     warm_up(program, runner, device)
     assert program.states is not None
     assert not any(part.count_nonzero() for part in program.states.tensors)
-    engine = engine_of(GpuExecutor(program, device, runner, depth=2), 32)
-    assert engine.run(requests()) == expected
+    engine = engine_of(GpuExecutor(program, device, runner, depth=2), 4)
+    shorter = requests()[1:]
+    assert engine.run(shorter) == {name: expected[name] for name in ("short", "one")}
+
+
+@pytest.mark.parametrize("model", ["lfm2"], indirect=True)
+def test_a_failed_step_leaves_states_as_they_were(
+    model: tuple[Decoder, dict[str, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails when its layers have written states; each request is then computed again, alone."""
+    plain, expected = model
+    executor, program = make_executor(plain, **BLOCKS, max_len=128)
+    sample, num_steps = program.sample, count()
+
+    def failing(*args: Any, **kwargs: Any) -> None:
+        if next(num_steps) in (0, 3):
+            raise RuntimeError("boom")
+        sample(*args, **kwargs)
+
+    monkeypatch.setattr(program, "sample", failing)
+    engine = engine_of(executor, 64)
+    shorter = requests()[1:]
+    assert engine.run(shorter) == {name: expected[name] for name in ("short", "one")}
+    assert engine.stats.num_failed_steps == 2
 
 
 def test_an_engine_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

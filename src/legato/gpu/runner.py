@@ -16,7 +16,8 @@ Replay = Callable[[], None]
 _MOST_ROWS = 2048
 """Most rows of a recorded step. A larger step takes longer than the host needs to launch it."""
 _FEWEST_CHUNK_ROWS = 16
-"""A step of fewer rows needs no wide tiles, even with chunks; recurrent layers tell them apart."""
+"""A step of fewer rows needs no wide tiles, even with chunks. Recurrent layers need to know of them
+in steps of any size."""
 
 
 class GraphRunner:

@@ -83,7 +83,11 @@ class Layout:
     def of(
         cls, size: StepSize, tiling: Tiling, max_samples: int, max_runs: int | None = None
     ) -> "Layout":
-        """Args: max_runs: of a step, for recurrent layers; None if there are no such layers."""
+        """Return the layout of steps of a size.
+
+        Args:
+            max_runs: of a step, for recurrent layers; None if there are no such layers.
+        """
         shape = tiling.shape(size.num_rows, has_chunks=size.has_chunks)
         state_shape: StateWorkShape | None = None
         if max_runs is not None:

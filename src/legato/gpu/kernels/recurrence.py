@@ -529,7 +529,7 @@ def _state_places(
 def _gates(
     steps, weights, rates, bias, place, is_there, head, shortest, longest, is_delta: tl.constexpr
 ):
-    """Return the gates of rows, 0 for those that are not there, and the weights of their values."""
+    """Return the gates of rows, 0 where there is no row, and the weights of their values."""
     step = tl.load(steps + place, mask=is_there, other=0.0).to(tl.float32)
     step = _softplus(step + tl.load(bias + head))
     if is_delta:
