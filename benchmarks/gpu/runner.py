@@ -24,6 +24,7 @@ PARTS = {
     "streams": 150.0,
     "correctness": 180.0,
     "attention": 60.0,
+    "experts": 60.0,
     "peers": 120.0,
     "fp8": 90.0,
     "int4": 90.0,

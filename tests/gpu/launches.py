@@ -13,7 +13,14 @@ import torch
 from legato.gpu.kernels.activation import gate_heads, silu_mul
 from legato.gpu.kernels.attention import attend, make_scratch
 from legato.gpu.kernels.embedding import embed
-from legato.gpu.kernels.norm import add_rms_norm
+from legato.gpu.kernels.experts import (
+    ExpertWeights,
+    project_gated,
+    project_weighted,
+    sort_by_expert,
+    sum_outputs,
+)
+from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.quantized import dequantize, multiply
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import rounded
@@ -112,6 +119,7 @@ def _norm(size: int) -> None:
     add_rms_norm(residual, torch.empty_like(out), torch.empty(size), 1e-6, out)
     rows = torch.empty(512, dtype=torch.int32)
     add_rms_norm(residual, None, torch.empty(size), 1e-6, out, rows=rows)
+    normalize(out[:, : size // 2], torch.empty(size // 2), 1e-6)
 
 
 def _silu_mul() -> None:
@@ -152,6 +160,41 @@ def _mix(own: RecurrenceSpec, hidden_size: int) -> None:
         shape = StateWorkShape.of(512, 512, has_chunks=has_chunks)
         work = shape.views(torch.empty(sum(shape.sizes), dtype=torch.int32))
         mix(mixer, torch.empty(512, len(mixer.in_proj.weight), dtype=dtype), work, states)
+
+
+def _experts(
+    num_rows: int,
+    *,
+    bits: int | None = None,
+    is_limited: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Those of Qwen3-30B-A3B; or of gpt-oss-20b, whose gates have limits and biases."""
+    num_experts, num_active, hidden_size, size = (
+        (32, 4, 2880, 2880) if is_limited else (128, 8, 2048, 768)
+    )
+
+    def weights_of(num_outputs: int, depth: int) -> ExpertWeights:
+        whole = num_experts, num_outputs, depth
+        bias = torch.empty(num_experts, num_outputs, dtype=dtype) if is_limited else None
+        if bits is None:
+            return ExpertWeights(torch.empty(whole, dtype=dtype), bias=bias)
+        codes = torch.empty(num_experts, num_outputs, depth * bits // 8, dtype=torch.uint8)
+        scales = torch.empty(num_experts, num_outputs, depth // 32, dtype=torch.float16)
+        return ExpertWeights(codes, scales, scales, bias)
+
+    picked = torch.empty(num_rows, num_active, dtype=torch.int64)
+    pairs = sort_by_expert(picked, torch.empty(num_rows, dtype=torch.int32), num_experts)
+    rows = torch.empty(num_rows, hidden_size, dtype=dtype)
+    inner = rows.new_empty(picked.numel(), size)
+    gate_up = weights_of(2 * size, hidden_size)
+    limit = 7.0 if is_limited else None
+    project_gated(rows, pairs, gate_up, inner, limit=limit, slope=1.702)
+    outputs = rows.new_empty(num_rows, num_active, hidden_size)
+    down = weights_of(hidden_size, size)
+    project_weighted(inner, pairs, down, torch.empty(num_rows, num_active), outputs)
+    gates = None if is_limited else rows.new_empty(num_rows, 1)
+    sum_outputs(outputs, None if is_limited else rows, gates, torch.empty_like(rows))
 
 
 class Launch(NamedTuple):
@@ -195,6 +238,16 @@ LAUNCHES = {
     "mix, Falcon-H1": Launch(
         partial(_mix, Mamba2Spec(num_heads=32, num_groups=1, head_dim=64, state_size=256), 2048)
     ),
+    "experts, 1 row": Launch(partial(_experts, 1)),
+    "experts, 512 rows": Launch(partial(_experts, 512), (90,)),
+    "experts, 2,048 rows": Launch(partial(_experts, 2048)),
+    "experts, limits, 1 row": Launch(partial(_experts, 1, is_limited=True), (90,)),
+    "experts, limits, 2,048 rows": Launch(partial(_experts, 2048, is_limited=True), (90,)),
+    "experts, 4 bits, 1 row": Launch(partial(_experts, 1, bits=4)),
+    "experts, 4 bits, 2,048 rows": Launch(partial(_experts, 2048, bits=4)),
+    "experts, 8 bits, 1 row": Launch(partial(_experts, 1, bits=8), (90,)),
+    "experts, 8 bits, 2,048 rows": Launch(partial(_experts, 2048, bits=8)),
+    "experts, float32": Launch(partial(_experts, 2048, dtype=torch.float32), (90,)),
     # An Ampere has no such floats.
     "round to 8-bit floats": Launch(_round, (90,)),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.gpu.figures import Report
-from benchmarks.gpu.parts import attention, fp8, steps
+from benchmarks.gpu.parts import attention, experts, fp8, steps
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes
 
 from legato.checkpoint.loader import open_checkpoint
@@ -26,6 +26,7 @@ TINY = {
     "head_dim": 32,
     "dtype": "float32",
 }
+_IN_CODES = "Legato, 4 bits"
 SIZES = Sizes(
     streams=(2,),
     context=12,
@@ -56,6 +57,25 @@ def test_attention_is_compared_with_pytorchs(settings: Settings) -> None:
     assert len(set(names)) == 8
     assert names[:2] == ["Legato: 2 decodes at 12", "PyTorch: 2 decodes at 12"]
     assert all(row.value > 0 and row.least for row in figures.rows)
+
+
+def test_experts_are_compared_with_pytorchs(settings: Settings) -> None:
+    mixture = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    }
+    (Path(settings.model) / "config.json").write_text(json.dumps(LLAMA_3_1_8B | TINY | mixture))
+    report = Report(experts.TITLE)
+    experts.run(settings, report)
+    figures = report.figures()
+    assert [row.name for row in figures.rows] == [
+        f"{way}: {count} rows" for count in (2, 36) for way in ("Legato", "PyTorch", _IN_CODES)
+    ]
+    assert all(row.value > 0 and row.least for row in figures.rows)
+    assert "3 experts, 2 a row, of 64 x 32" in figures.notes[0]
 
 
 def test_steps_run_two_at_a_time(settings: Settings) -> None:

@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, Phi3Config, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    Glm4MoeConfig,
+    GptOssConfig,
+    GraniteMoeConfig,
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
 
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.torch_executor import TorchExecutor
@@ -32,6 +41,44 @@ CONFIGS = {
         num_key_value_heads=1,
         head_dim=16,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        **SPECIAL_TOKENS,
+    ),
+    "gpt-oss, with sinks and limited gates": GptOssConfig(
+        **SMALL,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        sliding_window=8,
+        swiglu_limit=1.0,
+        **SPECIAL_TOKENS,
+    ),
+    "granite-moe, with factors": GraniteMoeConfig(
+        **SMALL,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=3,
+        num_experts_per_tok=1,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.22,
+        logits_scaling=8.0,
+        **SPECIAL_TOKENS,
+    ),
+    "glm4-moe, a layer without experts": Glm4MoeConfig(
+        **SMALL,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        attention_bias=True,
+        use_qk_norm=True,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        n_group=3,
+        topk_group=2,
+        first_k_dense_replace=1,
         **SPECIAL_TOKENS,
     ),
 }

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from legato import StructuredOutputs
+from legato.model.spec import DecoderSpec
 from tests.executor.backends import BLOCK_SIZE, EXACT
 from tests.executor.by_hand import SPEC, ByHand, prompt, text_of
 from tests.executor.test_torch_executor import EVERYTHING, assert_as_whole, assert_pooled
@@ -11,7 +12,7 @@ from tests.gpu.executors import make_executor
 from tests.gpu.host_copies import OnlyAsynchronousCopies
 from tests.gpu.host_twin import HostTwin, no_launches, on_the_twin
 from tests.model.dense import packed_logits
-from tests.model.random_models import decoder_spec, random_decoder
+from tests.model.random_models import EXPERTS, decoder_spec, random_decoder
 
 BLOCKS = {"block_size": BLOCK_SIZE, "num_blocks": 6, "max_len": 128}
 
@@ -73,12 +74,15 @@ def test_what_a_grammar_lets_come() -> None:
 
 
 @on_the_twin
+@pytest.mark.parametrize(
+    "spec", [SPEC, EXPERTS["limited gates, biases, sinks"]], ids=["", "experts"]
+)
 def test_asking_for_a_step_looks_at_no_value_and_waits_for_no_copy(
-    monkeypatch: pytest.MonkeyPatch,
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a device without values any look would raise; on a GPU it would wait."""
     no_launches(monkeypatch)
-    plain, twin = random_decoder(SPEC, torch.float32), HostTwin("meta")
+    plain, twin = random_decoder(spec, torch.float32), HostTwin("meta")
     executor, program = make_executor(
         plain, **BLOCKS, device=twin, num_host_slots=4, grammar=lambda name: hand.grammar(name)
     )
@@ -133,9 +137,16 @@ def test_scores_of_many_streams_are_a_few_copies(monkeypatch: pytest.MonkeyPatch
         assert_as_whole(stream, EXACT)
 
 
-def test_layers_with_a_soft_cap_and_a_scale_of_their_own() -> None:
-    spec = decoder_spec(sliding_windows=(45, None), softcap=2.0, scale=0.9)
-    plain = random_decoder(spec, torch.float32)
+LAYERS = {
+    "a soft cap and a scale": {"sliding_windows": (45, None), "softcap": 2.0, "scale": 0.9},
+    "norms of whole rows": {"qk_norm": "whole"},
+    "heads normed after rope": {"qk_norm": "head", "norm_after_rope": True},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_with_attention_of_their_own(name: str) -> None:
+    plain = random_decoder(decoder_spec(**LAYERS[name]), torch.float32)
     hand = ByHand(make_executor(plain, **BLOCKS)[0], range(6))
     stream = hand.add("it", prompt(40), max_tokens=3)
     hand.step(it=20)

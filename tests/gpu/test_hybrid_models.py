@@ -21,7 +21,7 @@ from legato.kv.state_slots import StateSlots
 from legato.model.decoder import Decoder
 from legato.model.mixer_spec import ShortConvSpec
 from tests.families.schedules import greedy
-from tests.families.tiny import MODELS, VOCAB_SIZE, Tiny, random_model
+from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
 from tests.gpu.executors import Engine, device_here, make_executor, request
 from tests.gpu.test_startup import engine_of as engine_of_config
 from tests.gpu.test_startup import put_on_a_gpu, tokens_of
@@ -36,22 +36,17 @@ PROMPTS = {
 NUM_TOKENS = 3
 
 
-FACTORS = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0}
-TINY = {
-    "lfm2": MODELS["lfm2"],
-    "qwen3.5": MODELS["qwen3.5"],
-    "granite-4-h": Tiny("granitemoehybrid", {**MODELS["granite-4-h"].settings, **FACTORS}),
-}
+NAMES = ("lfm2", "qwen3.5", "granite-4-h")
 """Each kind of recurrent layer."""
 
 
-@pytest.fixture(scope="module", params=TINY)
+@pytest.fixture(scope="module", params=NAMES)
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Decoder, dict[str, list[int]]]:
     """A decoder, and the first tokens that transformers generates for each prompt."""
     folder: Path = tmp_path_factory.mktemp(request.param)
-    reference = random_model(TINY[request.param])
+    reference = random_model(MODELS[request.param])
     reference.save_pretrained(folder)
     expected = {name: greedy(reference, prompt)[0][:NUM_TOKENS] for name, prompt in PROMPTS.items()}
     return load(folder), expected
@@ -123,7 +118,7 @@ def test_a_failed_step_leaves_states_as_they_were(
 
 def test_an_engine_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the tokens of a CPU's engine, and refuses what it cannot do with states."""
-    random_model(TINY["lfm2"]).save_pretrained(tmp_path)
+    random_model(MODELS["lfm2"]).save_pretrained(tmp_path)
     expected = tokens_of(engine_of_config(tmp_path, device="cpu")[0])
     put_on_a_gpu(monkeypatch)
     engine, info = engine_of_config(tmp_path)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from legato.model.quantization import BLOCK, quantize
-from legato.model.quantized_forms import in_blocks
+from legato.model.quantization import BLOCK, FLOAT8_TABLE, QuantizedWeight, quantize
+from legato.model.quantized_forms import in_blocks, with_whole_table
 from tests.gpu.numbers import assert_near, each_dtype
 
 
@@ -121,6 +121,31 @@ def test_larger_groups_stay_codes_and_others_do_not() -> None:
     assert in_blocks(replace(weight, scales=torch.rand(6, 8))) is None
     assert in_blocks(replace(weight, order=torch.randperm(128).int())) is None
     assert in_blocks(replace(weight, scales=torch.full((6, 2), 1e6))) is None
+
+
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_TABLES = {
+    "4-bit floats": torch.cat([_E2M1, -_E2M1]),
+    "whole numbers": torch.arange(-127, 113, 16).float(),
+}
+
+
+@pytest.mark.parametrize("name", _TABLES)
+def test_indices_into_whole_or_half_numbers_become_codes(name: str) -> None:
+    """Without an error, whether or not the table is in bytes already; others stay indices."""
+    table = _TABLES[name]
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(len(table), (6, 128), generator=generator).to(torch.uint8)
+    scales = 2.0 ** torch.randint(-12, 3, (6, 4), generator=generator)
+    weight = QuantizedWeight(codes, scales, None, 4, table=table)
+    for form in (weight, with_whole_table(weight)):
+        blocks = in_blocks(form)
+        assert blocks is not None
+        assert blocks.bits == 8
+        assert blocks.table is None
+        assert blocks.dequantize().equal(weight.dequantize())
+    assert in_blocks(replace(weight, table=table / 3)) is None
+    assert in_blocks(replace(weight, table=FLOAT8_TABLE, bits=8)) is None
 
 
 @each_dtype

@@ -18,7 +18,11 @@ def _norm(head_dim: int, generator: torch.Generator) -> RMSNorm:
     return norm
 
 
-@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(
+    ("has_norm", "is_norm_last"),
+    [(False, False), (True, False), (True, True)],
+    ids=["no norm", "norm", "norm last"],
+)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 24), (3, 3, 32)])
 @each_dtype
 def test_queries_turn_and_keys_and_values_are_written(
@@ -26,6 +30,7 @@ def test_queries_turn_and_keys_and_values_are_written(
     num_kv_heads: int,
     head_dim: int,
     has_norm: bool,
+    is_norm_last: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
@@ -50,6 +55,7 @@ def test_queries_turn_and_keys_and_values_are_written(
                 "q_norm": norms[0].weight.float().to(device),
                 "k_norm": norms[1].weight.float().to(device),
                 "eps": 1e-6,
+                "is_norm_last": is_norm_last,
             }
             if norms
             else {}
@@ -58,18 +64,20 @@ def test_queries_turn_and_keys_and_values_are_written(
 
     parts = heads.double().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     q, k, v = parts
+    angles = RopeFrequencies(tuple(inverse.tolist()), 0.5)
+    turns = RotaryEmbedding(angles, torch.device("cpu"))(positions, torch.float64)
+    if is_norm_last:
+        q, k = (rotate(rows, turns.cos, turns.sin) for rows in (q, k))
     if norms:
         q, k = (
             torch.nn.functional.rms_norm(rows, (head_dim,), norm.weight, 1e-6)
             for rows, norm in ((q, norms[0]), (k, norms[1]))
         )
-    angles = RopeFrequencies(tuple(inverse.tolist()), 0.5)
-    turns = RotaryEmbedding(angles, torch.device("cpu"))(positions, torch.float64)
-    assert_near(query, rotate(q, turns.cos, turns.sin), dtype)
+    if not is_norm_last:
+        q, k = (rotate(rows, turns.cos, turns.sin) for rows in (q, k))
+    assert_near(query, q, dtype)
     for row, slot in enumerate(slots.tolist()[:-1]):
-        caches[0, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = rotate(k, turns.cos, turns.sin)[
-            row
-        ].to(dtype)
+        caches[0, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = k[row].to(dtype)
         caches[1, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = v[row].to(dtype)
     assert_near(on_device[0], caches[0], dtype)
     assert torch.equal(on_device[1].cpu(), caches[1])

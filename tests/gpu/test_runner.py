@@ -18,12 +18,9 @@ from legato.gpu.step_inputs import StepSize
 from legato.gpu.step_program import StepProgram
 from legato.gpu.warm_up import warm_up
 from tests.gpu.executors import Engine, device_here, make_executor, request
-from tests.gpu.test_end_to_end import CONFIGS
-from tests.model.conftest import SaveTiny, load, save_tiny
+from tests.model.random_models import decoder_spec, random_decoder
 from tests.profiles import examples
 from tests.scheduler.foretold import Foretold, token_in
-
-__all__ = ["save_tiny"]
 
 ROWS = RowCounts(((4, 2),), 8)
 BLOCKS = {"block_size": 4, "num_blocks": 24}
@@ -122,10 +119,12 @@ def requests() -> list[AddRequest]:
     ]
 
 
-def test_replayed_steps_are_the_steps(save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decodes, chunks, both and drafts, some larger than any graph, two in flight."""
-    folder, _ = save_tiny(CONFIGS["llama"])
-    plain = load(folder)
+def test_replayed_steps_are_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes, chunks, both and drafts, some larger than any graph, two in flight.
+
+    The second layer has experts, of which each step picks others.
+    """
+    plain = random_decoder(decoder_spec(experts={"num_experts": 3}), torch.float32)
     settings = {**BLOCKS, "max_num_batched_tokens": BUDGET, "max_num_seqs": MAX_DECODES}
     anew, _ = make_executor(plain, **BLOCKS, depth=1)
     expected = Engine(anew, **settings).run(requests())

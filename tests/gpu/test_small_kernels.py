@@ -21,20 +21,37 @@ def test_adds_and_normalizes(
     residual = torch.randn(5, size, generator=generator).to(device)
     delta = torch.randn(5, size, generator=generator).to(device, dtype) if has_delta else None
     weight = torch.rand(size, generator=generator).to(device)
-    summed = residual if delta is None else residual + delta.float()
+    summed = residual if delta is None else residual + 0.5 * delta.float()
     expected = F.rms_norm(summed.double(), (size,), weight.double(), 1e-5)
 
     before = residual.clone()
     rows = torch.tensor([4, 0, 0], dtype=torch.int32, device=device)
     some = torch.empty(3, size, dtype=dtype, device=device)
-    add_rms_norm(residual, delta, weight, 1e-5, some, rows=rows)
+    add_rms_norm(residual, delta, weight, 1e-5, some, scale=0.5, rows=rows)
     assert residual.equal(before)
     assert_near(some, expected[rows], dtype)
 
     out = torch.empty(5, size, dtype=dtype, device=device)
-    add_rms_norm(residual, delta, weight, 1e-5, out)
+    add_rms_norm(residual, delta, weight, 1e-5, out, scale=0.5)
     assert residual.equal(summed)
     assert_near(out, expected, dtype)
+
+
+@each_dtype
+@SIZES
+def test_normalizes_columns_in_place(device: torch.device, dtype: torch.dtype, size: int) -> None:
+    from legato.gpu.kernels.norm import normalize
+
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randn(5, size + 20, generator=generator).to(device, dtype)
+    weight = torch.rand(size, generator=generator).to(device)
+    before = rows.clone()
+    own = slice(7, 7 + size)
+    normalize(rows[:, own], weight, 1e-5)
+    expected = F.rms_norm(before[:, own].double(), (size,), weight.double(), 1e-5)
+    assert_near(rows[:, own], expected, dtype)
+    rows[:, own] = before[:, own]
+    assert rows.equal(before), "other columns stay"
 
 
 @each_dtype
@@ -63,6 +80,6 @@ def test_looks_up_tokens_that_only_the_device_knows(
     out = torch.empty(4, size, device=device)
     embed(input_source, last_token, table, out)
     assert out.equal(table[[3, 7, 29, 0]].float())
-    embed(input_source, last_token, table[5:12], out, first=5)
-    assert out[1].equal(table[7].float())
+    embed(input_source, last_token, table[5:12], out, scale=0.75, first=5)
+    assert out[1].equal(0.75 * table[7].float())
     assert not out[[0, 2, 3]].any(), "of tokens that another rank has"

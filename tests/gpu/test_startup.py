@@ -8,7 +8,7 @@ import torch
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
-from legato.core.rows import GPU_ROWS, RowCounts
+from legato.core.rows import GPU_ROWS, ExpertCounts, RowCounts
 from legato.core.sampling_params import MAX_LOGPROBS
 from legato.engine.assembly import blueprint, builder, gpu
 from legato.engine.assembly.builder import build_engine
@@ -64,16 +64,22 @@ def put_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "GPU_ROWS", RowCounts(((8, 8),), 24))
 
 
+_CACHE = {"kv_cache_dtype": "int8", "kv_cache_memory_bytes": 2**20}
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"kv_cache_dtype": "int8", "kv_cache_memory_bytes": 2**20}],
-    ids=["measured", "int8"],
+    ("name", "settings"),
+    [
+        ("qwen3", {}),
+        ("glm4-moe, a layer without experts", {"quantization": "int8", **_CACHE}),
+    ],
+    ids=["measured", "experts and cache in 8 bits"],
 )
 def test_an_engine_is_put_together(
-    settings: dict[str, Any], save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
+    name: str, settings: dict[str, Any], save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the tokens of a CPU's engine."""
-    folder, _ = save_tiny(CONFIGS["qwen3"])
+    folder, _ = save_tiny(CONFIGS[name])
     expected = tokens_of(engine_of(folder, device="cpu", **settings)[0])
     put_on_a_gpu(monkeypatch)
     engine, info = engine_of(folder, **settings)
@@ -82,6 +88,8 @@ def test_an_engine_is_put_together(
     assert info.scheduler.num_steps_in_flight == 2
     assert info.cache.num_blocks == 2 * MAX_LEN // 4
     assert program_of(engine).max_samples >= 2 + 64, "there is room for drafts"
+    counts = engine._scheduler._step_time._rows.experts
+    assert counts == (None if name == "qwen3" else ExpertCounts(6, 3, 1))
     assert tokens_of(engine) == expected
 
 

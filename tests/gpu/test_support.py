@@ -5,22 +5,23 @@ import torch
 
 from legato.core.errors import UnsupportedModelError
 from legato.gpu.support import check_supported
-from tests.model.random_models import SPECS
+from tests.model.random_models import EXPERTS, SPECS
 
 REFUSED = {
-    "norms after, of whole rows": "qk_norm is 'whole'",
+    "norms after, of whole rows": "order is 'post'",
     "norms around, capped": "ropes is",
     "heads normed after rope": "ropes is",
-    "sinks": "has_sinks is True",
+    "a shared expert with a gate": "activation is 'gelu_tanh'",
 }
+ALL_SPECS = SPECS | EXPERTS
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", ALL_SPECS)
 def test_what_the_kernels_do_not_compute_is_refused(name: str) -> None:
     from legato.gpu.decoder import GpuDecoder
 
     if name not in REFUSED:
-        check_supported(SPECS[name])
+        check_supported(ALL_SPECS[name])
         return
     with pytest.raises(UnsupportedModelError, match=f"CPUs only: {REFUSED[name]}"):
-        GpuDecoder(SPECS[name], dtype=torch.float32, device=torch.device("cpu"))
+        GpuDecoder(ALL_SPECS[name], dtype=torch.float32, device=torch.device("cpu"))

@@ -21,6 +21,7 @@ _SIZES = {
 _FACTORS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}
 _USUAL: dict[str, dict[str, Any]] = {
     "granite": _FACTORS,
+    "granitemoe": _FACTORS,
     "granitemoehybrid": {
         **_FACTORS,
         "num_local_experts": 0,

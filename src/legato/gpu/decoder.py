@@ -7,10 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from legato.core.errors import ConfigError
+from legato.gpu.experts import GpuExperts
 from legato.gpu.kernels.activation import gate_heads, silu_mul
 from legato.gpu.kernels.attention import AttentionScratch, attend
 from legato.gpu.kernels.embedding import embed
-from legato.gpu.kernels.norm import add_rms_norm
+from legato.gpu.kernels.experts import sum_outputs
+from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import Fp8Linear
 from legato.gpu.recurrence import mix
@@ -20,6 +23,7 @@ from legato.gpu.weights import check_fp8, load_weights
 from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder, Embedding
+from legato.model.experts import MixtureOfExperts, Router
 from legato.model.layers import MLP, Attention, DecoderLayer, RMSNorm
 from legato.model.recurrence import Convolution, RecurrentMixer
 from legato.model.rope import RotaryEmbedding
@@ -49,15 +53,17 @@ class Memory(NamedTuple):
 class GpuDecoder(Decoder):
     """A `Model` that computes whole steps from data on the device alone.
 
-    `forward`, which takes any attention, is inherited from PyTorch's decoder. Projections are put
-    on the device when their weights are loaded, since the weights decide their kind.
+    `forward`, which takes any attention, is inherited from PyTorch's decoder; it runs no experts.
+    Projections and experts are put on the device when their weights are loaded, since the weights
+    decide their kind.
 
     Args:
         communicator: to the other ranks.
         is_fp8: compute the layers' projections in 8-bit floats.
 
     Raises:
-        ConfigError: this device does not compute with 8-bit floats, or not with this dtype.
+        ConfigError: this device does not compute with 8-bit floats, or not with this dtype, or
+            experts do not.
         UnsupportedModelError: the kernels cannot compute these layers.
     """
 
@@ -72,14 +78,18 @@ class GpuDecoder(Decoder):
     ) -> None:
         check_supported(spec)
         if is_fp8:
+            if spec.expert_counts is not None:
+                raise ConfigError("quantization fp8 does not take experts; int8 and int4 do")
             check_fp8(dtype, device)
         super().__init__(spec, dtype=dtype, device=torch.device("meta"), communicator=communicator)
         self._is_fp8 = is_fp8
+        # As in training, the factor is rounded to the embeddings' dtype.
+        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=dtype))
         self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         for module in self.modules():
-            if isinstance(module, Embedding | RMSNorm | Convolution):
-                module.to_empty(device=device)
-            elif isinstance(module, RecurrentMixer):
+            if isinstance(
+                module, Attention | Convolution | Embedding | RecurrentMixer | RMSNorm | Router
+            ):
                 module.to_empty(device=device, recurse=False)
 
     @torch.inference_mode()
@@ -106,16 +116,17 @@ class GpuDecoder(Decoder):
         assert isinstance(rotary.scaling, float)
         table = rope_table(inputs.positions, rotary.inverse, rotary.scaling)
         delta: torch.Tensor | None = None
-        for layer in islice(self.layers, num_layers):
+        scale = 1.0
+        for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
-            assert isinstance(layer.mlp, MLP)
-            rows = self._normed(layer.input_layernorm, residual, delta)
+            rows = self._normed(layer.input_layernorm, residual, delta, scale)
+            scale = self.spec.layers[index].residual_scale
             mixer = layer.self_attn if layer.recurrence is None else layer.recurrence
             delta = self._communicator.sum(_mixed(mixer, rows, table, inputs, memory))
-            rows = self._normed(layer.post_attention_layernorm, residual, delta)
-            delta = self._communicator.sum(_mlp(layer.mlp, rows))
+            rows = self._normed(layer.post_attention_layernorm, residual, delta, scale)
+            delta = self._communicator.sum(_feed_forward(layer.mlp, rows, inputs.slot_mapping))
         assert delta is not None
-        residual.add_(delta)
+        residual.add_(delta, alpha=scale)
 
     def hidden_of(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return the final norm of rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
@@ -143,12 +154,12 @@ class GpuDecoder(Decoder):
     def _embed(
         self, input_source: torch.Tensor, last_token: torch.Tensor, residual: torch.Tensor
     ) -> None:
-        table = self.embed_tokens
+        table, scale = self.embed_tokens, self._embedding_scale
         if self._communicator.size == 1:
-            embed(input_source, last_token, table.weight, residual)
+            embed(input_source, last_token, table.weight, residual, scale=scale)
             return
         tokens = self._communicator.sum(last_token.clone())
-        embed(input_source, tokens, table.weight, residual, first=table.first)
+        embed(input_source, tokens, table.weight, residual, scale=scale, first=table.first)
         self._communicator.sum(residual)
 
     def _project(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
@@ -157,16 +168,20 @@ class GpuDecoder(Decoder):
         weight = getattr(head, "weight", None)
         if weight is None:
             assert self.lm_head is not None
-            out.copy_(self.lm_head(hidden))
+            torch.mul(self.lm_head(hidden), self.spec.logit_scale, out=out)
         else:
-            torch.mm(hidden, weight.t(), out=out)
+            out.addmm_(hidden, weight.t(), beta=0.0, alpha=self.spec.logit_scale)
 
     def _normed(
-        self, norm: nn.Module | None, residual: torch.Tensor, delta: torch.Tensor | None
+        self,
+        norm: nn.Module | None,
+        residual: torch.Tensor,
+        delta: torch.Tensor | None,
+        scale: float,
     ) -> torch.Tensor:
         assert isinstance(norm, RMSNorm)
         out = self._new(*residual.shape)
-        add_rms_norm(residual, delta, norm.weight, norm.eps, out)
+        add_rms_norm(residual, delta, norm.weight, norm.eps, out, scale=scale)
         return out
 
     def _new(self, *shape: int) -> torch.Tensor:
@@ -198,18 +213,27 @@ def _attention(
     memory: Memory,
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
+    qkv = attention.qkv_proj(rows)
     q_norm, k_norm = attention.q_norm, attention.k_norm
     cache = memory.caches[attention.layer]
-    size = attention.num_heads * attention.head_dim
-    projected: torch.Tensor = attention.qkv_proj(rows)
+    gates: torch.Tensor | None = None
+    if attention.has_gate:
+        size = attention.num_heads * attention.head_dim
+        qkv, gates = qkv[:, :-size], qkv[:, -size:]
+    if q_norm is not None and k_norm is not None and len(q_norm.weight) != attention.head_dim:
+        query_size, kv_size = len(q_norm.weight), len(k_norm.weight)
+        normalize(qkv[:, :query_size], q_norm.weight, q_norm.eps)
+        normalize(qkv[:, query_size : query_size + kv_size], k_norm.weight, k_norm.eps)
+        q_norm = k_norm = None
     query = rotate_and_write(
-        projected[:, :-size] if attention.has_gate else projected,
+        qkv,
         table,
         inputs.slot_mapping,
         *cache,
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
         eps=0.0 if q_norm is None else q_norm.eps,
+        is_norm_last=attention.norm_after_rope,
     )
     context = attend(
         query,
@@ -221,15 +245,37 @@ def _attention(
         scale=attention.scale,
         sliding_window=attention.sliding_window,
         softcap=attention.softcap,
+        sinks=attention.sinks,
     )
-    if attention.has_gate:
-        gate_heads(projected[:, -size:], context.flatten(1))
+    if gates is not None:
+        gate_heads(gates, context.flatten(1))
     output: torch.Tensor = attention.o_proj(context.flatten(1))
     return output
 
 
-def _mlp(mlp: MLP, rows: torch.Tensor) -> torch.Tensor:
+def _feed_forward(
+    network: nn.Module | None, rows: torch.Tensor, slots: torch.Tensor
+) -> torch.Tensor:
+    """Map [P, E] to [P, E]; of rows with negative slots, experts compute nothing."""
+    if isinstance(network, MixtureOfExperts):
+        return _mixture(network, rows, slots)
+    return _mlp(network, rows)
+
+
+def _mixture(mixture: MixtureOfExperts, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    experts = mixture.get_submodule("experts")
+    assert isinstance(experts, GpuExperts)
+    outputs: torch.Tensor = experts(rows, *mixture.gate(rows), slots)
+    shared = None if mixture.shared_expert is None else _mlp(mixture.shared_expert, rows)
+    gate = mixture.shared_expert_gate
+    out = torch.empty_like(rows)
+    sum_outputs(outputs, shared, None if gate is None else gate(rows), out)
+    return out
+
+
+def _mlp(mlp: nn.Module | None, rows: torch.Tensor) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
+    assert isinstance(mlp, MLP)
     gate_up: torch.Tensor = mlp.gate_up_proj(rows)
     down = mlp.down_proj
     if isinstance(down, Fp8Linear):

@@ -2,7 +2,7 @@
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
-from legato.model.mlp_spec import MlpSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.spec import DecoderSpec, LayerSpec
 from legato.model.support import (
     Rule,
@@ -33,8 +33,8 @@ _SUPPORTED: Rules = {
         "layer_inputs": one_of("layer_inputs", None),
         "norm": one_of("norm", "rms"),
         "norm_bias": one_of("norm_bias", False),
-        "embedding_scale": one_of("embedding_scale", 1.0),
-        "logit_scale": one_of("logit_scale", 1.0),
+        "embedding_scale": anything(),
+        "logit_scale": anything(),
         "logit_softcap": one_of("logit_softcap", None),
         "tie_word_embeddings": anything(),
     },
@@ -44,9 +44,9 @@ _SUPPORTED: Rules = {
             lambda layer: layer.recurrence is None or layer.attention is None,
             "none beside attention",
         ),
-        "mlp": Rule(lambda layer: layer.mlp is not None, "an MLP"),
+        "mlp": Rule(lambda layer: layer.mlp is not None, "an MLP or experts"),
         "order": one_of("order", "pre"),
-        "residual_scale": one_of("residual_scale", 1.0),
+        "residual_scale": anything(),
         "mixture": Rule(lambda layer: layer.mixture is None, "none"),
         "has_output_scale": one_of("has_output_scale", False),
         "output_scales": one_of("output_scales", (1.0, 1.0, 1.0)),
@@ -58,10 +58,13 @@ _SUPPORTED: Rules = {
         "scale": anything(),
         "rope": one_of("rope", 0),
         "window": anything(),
-        "qk_norm": one_of("qk_norm", None, "head"),
-        "norm_after_rope": one_of("norm_after_rope", False),
+        "qk_norm": one_of("qk_norm", None, "head", "whole"),
+        "norm_after_rope": Rule(
+            lambda attention: not (attention.norm_after_rope and attention.qk_norm == "whole"),
+            "off for norms of whole rows",
+        ),
         "softcap": anything(),
-        "has_sinks": one_of("has_sinks", False),
+        "has_sinks": anything(),
         "qkv_bias": anything(),
         "output_bias": anything(),
         "has_gate": switch("has_gate"),
@@ -97,6 +100,29 @@ _SUPPORTED: Rules = {
         "is_gated": one_of("is_gated", True),
         "has_bias": anything(),
         "gate_scale": one_of("gate_scale", 1.0),
+    },
+    MoeSpec: {
+        "num_experts": anything(),
+        "num_active": anything(),
+        "size": anything(),
+        "activation": one_of("activation", "silu"),
+        "is_gated": one_of("is_gated", True),
+        "gate_limit": anything(),
+        "gate_slope": anything(),
+        "has_bias": anything(),
+        # The router is PyTorch's.
+        "score": anything(),
+        "has_router_bias": anything(),
+        "has_selection_bias": anything(),
+        "num_groups": anything(),
+        "num_active_groups": anything(),
+        "group_scores": anything(),
+        "is_normalized": anything(),
+        "factor": anything(),
+        "has_expert_scale": anything(),
+        "shared_size": anything(),
+        "has_shared_gate": anything(),
+        "latent_size": one_of("latent_size", None),
     },
 }
 """What the kernels compute. They do not know a field that is missing here."""

@@ -11,10 +11,14 @@ import torch
 from torch import nn
 
 from legato.core.errors import ConfigError
+from legato.gpu.experts import GpuExperts, codes_of
+from legato.gpu.kernels.experts import ExpertWeights
 from legato.gpu.linear import Fp8Linear, QuantizedLinear
 from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
+from legato.model.experts import Experts
 from legato.model.layers import FusedLinear, Linear
+from legato.model.native_experts import EXPERT_PARTS
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import concatenate, in_blocks
 
@@ -48,16 +52,16 @@ def load_weights(
     """Load a decoder's weights, and put its projections on the device one at a time.
 
     A projection becomes a `QuantizedLinear` if all its parts are quantized for computation, and
-    stays plain if only some are.
+    stays plain if only some are. So does each projection of a layer's experts, all together.
 
     Args:
-        decoder: its projections are on the meta device.
+        decoder: its projections and experts are on the meta device.
         is_fp8: turn plain projections of the layers into 8-bit floats.
 
     Returns:
         Bytes that a step reads.
     """
-    of_part = {name: p for p in _projections(decoder) for name in p.names}
+    of_part = {name: module for module in _replaced(decoder) for name in module.names}
     slots = decoder.checkpoint_slots()
     found: defaultdict[str, dict[str, _Weight]] = defaultdict(dict)
     for name, weight in weights:
@@ -68,13 +72,16 @@ def load_weights(
                 if blocks is not None:
                     decoder.lm_head = QuantizedLinear(blocks, None, device)
             continue
-        projection = of_part[name]
-        own = found[projection.path]
+        meta = of_part[name]
+        own = found[meta.path]
         own[name] = weight
-        if len(own) == len(projection.names):
-            parts = found.pop(projection.path)
-            module = _module(projection, parts, decoder.dtype, device, is_fp8)
-            decoder.set_submodule(projection.path, module)
+        if len(own) == len(meta.names):
+            parts = found.pop(meta.path)
+            if isinstance(meta, _ExpertSet):
+                module: nn.Module = _experts(meta, parts, decoder.dtype, device)
+            else:
+                module = _module(meta, parts, decoder.dtype, device, is_fp8)
+            decoder.set_submodule(meta.path, module)
     return _num_bytes(decoder)
 
 
@@ -92,7 +99,16 @@ class _Projection(NamedTuple):
         return [f"{part}.{kind}" for part in self.parts for kind in kinds]
 
 
-def _projections(decoder: Decoder) -> Iterator[_Projection]:
+class _ExpertSet(NamedTuple):
+    """Attributes: path: in the decoder; names: all tensors in checkpoints."""
+
+    path: str
+    experts: Experts
+    names: list[str]
+
+
+def _replaced(decoder: Decoder) -> Iterator[_Projection | _ExpertSet]:
+    """Yield the modules on the meta device that loading replaces."""
     for path, module in decoder.named_modules():
         if isinstance(module, FusedLinear):
             parent = path.rpartition(".")[0]
@@ -101,6 +117,9 @@ def _projections(decoder: Decoder) -> Iterator[_Projection]:
             )
         elif isinstance(module, Linear):
             yield _Projection(path, module, (path if path == _HEAD else f"model.{path}",))
+        elif isinstance(module, Experts):
+            names = [name for name, _ in module.checkpoint_slots(f"model.{path}")]
+            yield _ExpertSet(path, module, names)
 
 
 def _module(
@@ -132,8 +151,40 @@ def _module(
     return linear
 
 
+def _experts(
+    own: _ExpertSet, found: dict[str, _Weight], dtype: torch.dtype, device: torch.device
+) -> GpuExperts:
+    num_experts = len(own.experts.down_proj)
+
+    def weights_of(parts: tuple[str, ...]) -> ExpertWeights:
+        paths = [f"model.{own.path}.{i}.{part}" for i in range(num_experts) for part in parts]
+        matrices = [found[f"{path}.weight"] for path in paths]
+        weights = _expert_weights(matrices, num_experts, dtype, device)
+        if own.experts.down_bias is None:
+            return weights
+        biases = torch.cat([plain(found[f"{path}.bias"]) for path in paths])
+        return weights._replace(bias=biases.view(num_experts, -1).to(device, dtype))
+
+    gate_up, down = map(weights_of, (EXPERT_PARTS["gate_up"], EXPERT_PARTS["down"]))
+    return GpuExperts(own.experts, gate_up, down)
+
+
+def _expert_weights(
+    matrices: list[_Weight], num_experts: int, dtype: torch.dtype, device: torch.device
+) -> ExpertWeights:
+    """Return the weights of experts from the parts of the first, of the second, and so on."""
+    blocks = [codes for matrix in matrices if (codes := _blocks(matrix)) is not None]
+    if len(blocks) == len(matrices):
+        return codes_of(concatenate(blocks), num_experts, device)
+    sizes = [matrix.shape[0] for matrix in matrices]
+    rows = torch.empty(sum(sizes), matrices[0].shape[1], dtype=dtype, device=device)
+    for matrix, own in zip(matrices, torch.split(rows, sizes), strict=True):
+        copy_plain(matrix, own)
+    return ExpertWeights(rows.view(num_experts, -1, rows.shape[1]))
+
+
 def _blocks(weight: _Weight) -> QuantizedWeight | None:
-    """Return the weight as a `QuantizedLinear` keeps it; None if it becomes plain."""
+    """Return the weight as a GPU keeps it in codes; None if it becomes plain."""
     if not isinstance(weight, QuantizedWeight) or weight.is_stored_only:
         return None
     blocks = in_blocks(weight)
@@ -145,8 +196,8 @@ def _blocks(weight: _Weight) -> QuantizedWeight | None:
 @cache
 def _log_widening() -> None:
     logger.warning(
-        "a GPU keeps only codes in groups of a multiple of 32 quantized: weights of tables, 8-bit "
-        "floats, groups of 16 and reordered inputs are widened"
+        "a GPU keeps only codes in groups of a multiple of 32 quantized: weights of tables such as "
+        "NF4's, 8-bit floats, groups of 16 and reordered inputs are widened"
     )
 
 

@@ -66,7 +66,7 @@ def with_whole_table(weight: QuantizedWeight) -> QuantizedWeight:
     table = weight.table
     if table is None or weight.is_float8 or weight.zero == _SIGNED_ZERO:
         return weight
-    unit = next((unit for unit in (1.0, 0.5) if _is_whole(table / unit)), None)
+    unit = _exact_unit(table)
     if unit is None:
         unit = float(table.abs().max()) / _SIGNED_RANGE[1]
     return replace(
@@ -80,10 +80,15 @@ def with_whole_table(weight: QuantizedWeight) -> QuantizedWeight:
 def in_blocks(weight: QuantizedWeight) -> QuantizedWeight | None:
     """Return the same weight in blocks of 32 with float16 scales and minima; None if it has none.
 
-    Scales of larger groups are repeated.
+    Scales of larger groups are repeated. Indices into whole or half numbers, such as MXFP4's,
+    become codes of 8 bits.
     """
-    if weight.table is not None or weight.order is not None or weight.group % BLOCK:
+    if weight.order is not None or weight.group % BLOCK or weight.is_float8:
         return None
+    table = weight.table
+    if table is not None and table.is_floating_point() and _exact_unit(table) is None:
+        return None
+    weight = _without_table(with_whole_table(weight))
     weight = _with_minima(_regrouped(weight, BLOCK))
     assert weight.minima is not None
     scales, minima = weight.scales.half(), weight.minima.half()
@@ -122,6 +127,11 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         minima=torch.cat(minima) if minima else None,
         bits=max(part.bits for part in parts),
     )
+
+
+def _exact_unit(table: torch.Tensor) -> float | None:
+    """Return 1 or a half, if a table's numbers are whole in this unit, in 8 bits; else None."""
+    return next((unit for unit in (1.0, 0.5) if _is_whole(table / unit)), None)
 
 
 def _is_same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

@@ -1,5 +1,6 @@
 """Builds the runtime of a model on a GPU; imported only if there is a GPU."""
 
+import msgspec
 import torch
 
 from legato.checkpoint.loader import fill_model
@@ -175,7 +176,7 @@ class GpuShard:
             kv=kv,
             executor=executor,
             blocks=(self.program.blocks,),
-            rows=GPU_ROWS,
+            rows=msgspec.structs.replace(GPU_ROWS, experts=self.model.spec.expert_counts),
             kernels="triton",
         )
 

@@ -13,6 +13,7 @@ def embed(
     table: torch.Tensor,
     out: torch.Tensor,
     *,
+    scale: float = 1.0,
     first: int = 0,
 ) -> None:
     """Look up the vector of each row's token.
@@ -21,7 +22,7 @@ def embed(
         input_source: int32 [P]: a token id, or -1 - slot for the token at `last_token[slot]`.
         last_token: int32 [S + 1].
         table: [V, E], of tokens from `first` on; other tokens get zeros.
-        out: float32 [P, E]; written.
+        out: float32 [P, E], `scale` times the vectors; written.
     """
     num_rows, size = out.shape
     _embed[num_rows, triton.cdiv(size, _BLOCK)](
@@ -33,6 +34,7 @@ def embed(
         first,
         len(table),
         table.stride(0),
+        scale,
         block=_BLOCK,
     )
 
@@ -47,6 +49,7 @@ def _embed(
     first,
     num_tokens,
     table_stride,
+    scale,
     block: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -57,4 +60,5 @@ def _embed(
     place = (token - first).to(tl.int64) + tl.zeros([block], tl.int64)
     is_there = (place >= 0) & (place < num_tokens) & (column < size)
     values = tl.load(table + place * table_stride + column, mask=is_there, other=0.0)
-    tl.store(out + row.to(tl.int64) * size + column, values.to(tl.float32), mask=column < size)
+    values = scale * values.to(tl.float32)
+    tl.store(out + row.to(tl.int64) * size + column, values, mask=column < size)

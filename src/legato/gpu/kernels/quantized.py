@@ -181,22 +181,45 @@ def _multiply(
     sums = tl.zeros([tile_rows, tile_outputs], tl.float32)
     begin = tl.program_id(2) * part_depth
     for first in range(begin, tl.minimum(begin + part_depth, depth), tile_depth):
-        column, code = _load_codes(codes, output, num_outputs, first, depth, bits, tile_depth)
-        scale, minimum = _load_scales(
-            scales, minima, output, num_outputs, first, depth, code.shape[1], tile_depth
-        )
-        if bits == 4:
-            values = _load_columns(rows, row, is_row, column + _GROUP // 2, depth)
-            sums = _add_product(sums, values, (code >> 4) * scale + minimum)
-            code = code & 15
-        values = _load_columns(rows, row, is_row, column, depth)
-        sums = _add_product(sums, values, code * scale + minimum)
+        sums = add_code_products(
+            sums, rows, row, is_row, codes, scales, minima, output, num_outputs, first, depth, bits,
+            tile_depth,
+        )  # fmt: skip
     is_output = output < num_outputs
     if bias is not None:
         sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
     out_row = tl.program_id(2).to(tl.int64) * num_rows + row
     place = out + out_row[:, None] * num_outputs + output[None, :]
     tl.store(place, sums.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def add_code_products(
+    sums,
+    rows,
+    row,
+    is_row,
+    codes,
+    scales,
+    minima,
+    output,
+    num_outputs,
+    first,
+    depth,
+    bits: tl.constexpr,
+    tile_depth: tl.constexpr,
+):
+    """Add products with the weights of `tile_depth` columns, from `first` on."""
+    column, code = _load_codes(codes, output, num_outputs, first, depth, bits, tile_depth)
+    scale, minimum = _load_scales(
+        scales, minima, output, num_outputs, first, depth, code.shape[1], tile_depth
+    )
+    if bits == 4:
+        values = load_columns(rows, row, is_row, column + _GROUP // 2, depth)
+        sums = add_product(sums, values, (code >> 4) * scale + minimum)
+        code = code & 15
+    values = load_columns(rows, row, is_row, column, depth)
+    return add_product(sums, values, code * scale + minimum)
 
 
 @triton.jit
@@ -271,14 +294,16 @@ def _repeated(values, width: tl.constexpr):
 
 
 @triton.jit
-def _load_columns(rows, row, is_row, column, depth):
+def load_columns(rows, row, is_row, column, depth):
+    """Return some columns of some rows of a matrix [T, depth], zeros outside."""
     is_inside = is_row[:, None] & (column < depth)[None, :]
     place = rows + row.to(tl.int64)[:, None] * depth + column[None, :]
     return tl.load(place, mask=is_inside, other=0.0)
 
 
 @triton.jit
-def _add_product(sums, values, weights):
+def add_product(sums, values, weights):
+    """Add the products of values [rows, columns] and weights [outputs, columns]."""
     return tl.dot(values, tl.trans(weights.to(values.dtype)), sums, input_precision="ieee")
 
 

@@ -35,6 +35,7 @@ def rotate_and_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    is_norm_last: bool = False,
 ) -> torch.Tensor:
     """Normalize and rotate queries and keys, and write keys and values to the cache.
 
@@ -45,6 +46,7 @@ def rotate_and_write(
         key_cache, value_cache: one layer's, as for `attend`; values of a quantized cache are
             rounded as by `executor.attention.rounding.quantize`.
         q_norm, k_norm: float32 [D], RMSNorm's weights of a head; both or neither.
+        is_norm_last: rotate before the norm.
 
     Returns:
         The queries: [P, H, D], a view of `qkv`.
@@ -74,7 +76,8 @@ def rotate_and_write(
             padded_half=triton.next_power_of_2(head_dim // 2),
             block_size=block_size,
             is_quantized=is_quantized,
-            has_norm=has_norm,
+            has_norm_first=has_norm and not is_norm_last,
+            has_norm_last=has_norm and is_norm_last,
             num_warps=2,
             enable_fp_fusion=not is_quantized,
         )
@@ -103,7 +106,8 @@ def _rotate_and_write(
     padded_half: tl.constexpr,
     block_size: tl.constexpr,
     is_quantized: tl.constexpr,
-    has_norm: tl.constexpr,
+    has_norm_first: tl.constexpr,
+    has_norm_last: tl.constexpr,
 ):
     """Process one row and one key head: its group's queries, its key and its value."""
     row = tl.program_id(0) // num_kv_heads
@@ -121,13 +125,14 @@ def _rotate_and_write(
     is_query = (member < group) & is_pair[None, :]
     low = tl.load(query, mask=is_query, other=0.0).to(tl.float32)
     high = tl.load(query + half, mask=is_query, other=0.0).to(tl.float32)
-    if has_norm:
-        inverse = tl.rsqrt(tl.sum(low * low + high * high, axis=1) / head_dim + eps)[:, None]
-        low = low * inverse * tl.load(q_norm + at, mask=is_pair, other=0.0)[None, :]
-        high = high * inverse * tl.load(q_norm + half + at, mask=is_pair, other=0.0)[None, :]
+    if has_norm_first:
+        low, high = _normed(low, high, q_norm, eps, half, padded_half)
+    low, high = low * cos - high * sin, high * cos + low * sin
+    if has_norm_last:
+        low, high = _normed(low, high, q_norm, eps, half, padded_half)
     type = qkv.dtype.element_ty
-    tl.store(query, (low * cos[None, :] - high * sin[None, :]).to(type), mask=is_query)
-    tl.store(query + half, (high * cos[None, :] + low * sin[None, :]).to(type), mask=is_query)
+    tl.store(query, low.to(type), mask=is_query)
+    tl.store(query + half, high.to(type), mask=is_query)
 
     slot = tl.load(slot_mapping + row)
     if slot < 0:
@@ -135,11 +140,11 @@ def _rotate_and_write(
     key = heads + (num_heads + kv_head) * head_dim + at
     low = tl.load(key, mask=is_pair, other=0.0).to(tl.float32)
     high = tl.load(key + half, mask=is_pair, other=0.0).to(tl.float32)
-    if has_norm:
-        inverse = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / head_dim + eps)
-        low = low * inverse * tl.load(k_norm + at, mask=is_pair, other=0.0)
-        high = high * inverse * tl.load(k_norm + half + at, mask=is_pair, other=0.0)
-    new_low, new_high = low * cos - high * sin, high * cos + low * sin
+    if has_norm_first:
+        low, high = _normed(low, high, k_norm, eps, half, padded_half)
+    low, high = low * cos - high * sin, high * cos + low * sin
+    if has_norm_last:
+        low, high = _normed(low, high, k_norm, eps, half, padded_half)
     value = key + num_kv_heads * head_dim
     value_low = tl.load(value, mask=is_pair, other=0.0)
     value_high = tl.load(value + half, mask=is_pair, other=0.0)
@@ -149,16 +154,27 @@ def _rotate_and_write(
     if is_quantized:
         behind = block * (block_stride // 4) + kv_head * (head_numbers // 4)
         behind += block_size * head_dim // 4 + offset
-        _write_codes(key_cache + place, key_scales + behind, new_low, new_high, half, is_pair)
+        _write_codes(key_cache + place, key_scales + behind, low, high, half, is_pair)
         value_low, value_high = value_low.to(tl.float32), value_high.to(tl.float32)
         _write_codes(
             value_cache + place, value_scales + behind, value_low, value_high, half, is_pair
         )
     else:
-        tl.store(key_cache + place, new_low.to(type), mask=is_pair)
-        tl.store(key_cache + place + half, new_high.to(type), mask=is_pair)
+        tl.store(key_cache + place, low.to(type), mask=is_pair)
+        tl.store(key_cache + place + half, high.to(type), mask=is_pair)
         tl.store(value_cache + place, value_low, mask=is_pair)
         tl.store(value_cache + place + half, value_high, mask=is_pair)
+
+
+@triton.jit
+def _normed(low, high, weight, eps, half: tl.constexpr, padded_half: tl.constexpr):
+    """Normalize heads, [heads, half] or [half], that have zeros after their halves."""
+    squares = tl.sum(low * low + high * high, axis=-1, keep_dims=True)
+    inverse = tl.rsqrt(squares / (2 * half) + eps)
+    at = tl.arange(0, padded_half)
+    low_weight = tl.load(weight + at, mask=at < half, other=0.0)
+    high_weight = tl.load(weight + half + at, mask=at < half, other=0.0)
+    return low * inverse * low_weight, high * inverse * high_weight
 
 
 @triton.jit
