@@ -13,11 +13,13 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.base import Executor
+from legato.executor.state_cache import StateCache
 from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import CudaDevice, Device
 from legato.gpu.executor import GpuExecutor
 from legato.gpu.step_program import StepProgram
 from legato.kv.manager import KVCacheManager
+from legato.kv.state_slots import StateSlots
 from legato.model.decoder import Decoder
 from legato.scheduler.scheduler import Scheduler
 from legato.speculation.drafter import Drafter
@@ -39,6 +41,7 @@ def make_executor(
     device: Device | None = None,
     max_len: int = MAX_LEN,
     max_rows: int = 160,
+    num_states: int = 32,
     has_quantized_cache: bool = False,
     **options: Any,
 ) -> tuple[GpuExecutor, StepProgram]:
@@ -54,6 +57,10 @@ def make_executor(
         dtype=plain.dtype,
         device=device.torch_device,
     ).view(cache.kept_dtype)
+    states: StateCache | None = None
+    if shapes := spec.states:
+        place = device.torch_device
+        states = StateCache(shapes, num_slots=num_states, dtype=plain.dtype, device=place)
     program = StepProgram(
         model,
         blocks,
@@ -63,6 +70,7 @@ def make_executor(
         max_blocks=-(-max_len // block_size),
         max_rows=max_rows,
         max_samples=16,
+        states=states,
     )
     return GpuExecutor(program, device, **options), program
 
@@ -77,11 +85,15 @@ class Engine(EngineLoop):
         block_size: int,
         num_blocks: int,
         drafters: Sequence[Drafter] = (),
+        states: StateSlots | None = None,
+        max_len: int = MAX_LEN,
         **settings: Any,
     ) -> None:
-        kv = KVCacheManager(num_blocks, block_size, num_host_slots=settings.pop("num_slots", 0))
-        config = SchedulerConfig(**settings).resolve(MAX_LEN)
-        scheduler = Scheduler(config, max_model_len=MAX_LEN, kv=kv, drafters=drafters)
+        kv = KVCacheManager(
+            num_blocks, block_size, num_host_slots=settings.pop("num_slots", 0), states=states
+        )
+        config = SchedulerConfig(**settings).resolve(max_len)
+        scheduler = Scheduler(config, max_model_len=max_len, kv=kv, drafters=drafters)
         super().__init__(scheduler, kv, executor)
         self.outputs: list[RequestOutput] = []
 

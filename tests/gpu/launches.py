@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legato.gpu.kernels.activation import silu_mul
+from legato.gpu.kernels.activation import gate_heads, silu_mul
 from legato.gpu.kernels.attention import attend, make_scratch
 from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.experts import (
@@ -24,10 +24,16 @@ from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.quantized import dequantize, multiply
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import rounded
+from legato.gpu.recurrence import mix
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, sample
+from legato.gpu.state_work import StateWorkShape
 from legato.gpu.work_items import Tiling, section_size, work_lists
 from legato.model.base import SCALE_BYTES
+from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
+from legato.model.recurrence import make_recurrence
+from legato.model.states import make_states
 from tests.gpu.limits import Architecture
+from tests.model.random_models import with_recurrence
 
 _META = torch.device("meta")
 _BLOCK_SIZE = 32
@@ -139,6 +145,23 @@ def _round() -> None:
     rounded(torch.empty(512, 2 * 14_336, dtype=torch.bfloat16), is_gated=True)
 
 
+def _gate_heads() -> None:
+    projected = torch.empty(512, 3 * 4096, dtype=torch.bfloat16)
+    gate_heads(projected[:, -4096:], projected.new_empty(512, 4096))
+
+
+def _mix(own: RecurrenceSpec, hidden_size: int) -> None:
+    """Runs of several rows, and then of one row each."""
+    dtype = torch.bfloat16
+    spec = with_recurrence(own, hidden_size=hidden_size)
+    mixer = make_recurrence(spec, 1, partial(torch.empty, dtype=dtype))
+    [states] = make_states([own.state(hidden_size)], 64, dtype, _META)
+    for has_chunks in (True, False):
+        shape = StateWorkShape.of(512, 512, has_chunks=has_chunks)
+        work = shape.views(torch.empty(sum(shape.sizes), dtype=torch.int32))
+        mix(mixer, torch.empty(512, len(mixer.in_proj.weight), dtype=dtype), work, states)
+
+
 def _experts(
     num_rows: int,
     *,
@@ -202,6 +225,19 @@ LAUNCHES = {
     "4 bits, 128 rows": Launch(partial(_codes, 4, 128)),
     "8 bits, 128 rows": Launch(partial(_codes, 8, 128), (90,)),
     "8 bits, 1 row": Launch(partial(_codes, 8, 1), (90,)),
+    "gate of heads": Launch(_gate_heads, (90,)),
+    "mix, LFM2": Launch(partial(_mix, ShortConvSpec(kernel_size=3), 2048)),
+    "mix, Qwen3.5 4B": Launch(
+        partial(
+            _mix, DeltaNetSpec(num_heads=32, num_key_heads=16, key_dim=128, value_dim=128), 2560
+        )
+    ),
+    "mix, Granite 4 H": Launch(
+        partial(_mix, Mamba2Spec(num_heads=64, num_groups=1, head_dim=64, state_size=128), 2048)
+    ),
+    "mix, Falcon-H1": Launch(
+        partial(_mix, Mamba2Spec(num_heads=32, num_groups=1, head_dim=64, state_size=256), 2048)
+    ),
     "experts, 1 row": Launch(partial(_experts, 1)),
     "experts, 512 rows": Launch(partial(_experts, 512), (90,)),
     "experts, 2,048 rows": Launch(partial(_experts, 2048)),

@@ -32,6 +32,8 @@ NARROW = 4
 class Sized:
     """As much of a program as says which graphs there are."""
 
+    states = None
+
     def __init__(self, max_rows: int, max_samples: int) -> None:
         self.max_rows, self.max_samples = max_rows, max_samples
         self.asked: list[tuple[str, StepSize]] = []

@@ -155,6 +155,7 @@ def test_a_layer_that_computes_no_numbers_is_named(save_tiny: SaveTiny) -> None:
 class Sized:
     """A device of 10,000 bytes, and a program on it that takes some in passing."""
 
+    states = None
     max_rows, max_samples = 384, 2
     largest = StepSize(384, 2, has_chunks=True)
     in_use, in_passing = 4000, {384: 1000, 256: 500}

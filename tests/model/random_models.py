@@ -9,7 +9,7 @@ import torch
 
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
-from legato.model.mixer_spec import AttentionSpec
+from legato.model.mixer_spec import AttentionSpec, RecurrenceSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.rope import QueryGrowth, RopeFrequencies, no_rope
@@ -67,6 +67,13 @@ def decoder_spec(
         last = msgspec.structs.replace(fields["layers"][-1], mlp=MoeSpec(**own))
         fields["layers"] = (*fields["layers"][:-1], last)
     return DecoderSpec(**_own(DecoderSpec, fields))
+
+
+def with_recurrence(own: RecurrenceSpec, *, hidden_size: int) -> DecoderSpec:
+    """Two layers: attention, then a recurrence."""
+    spec = decoder_spec(hidden_size=hidden_size, norm_eps=1e-6)
+    mixer = msgspec.structs.replace(spec.layers[1], attention=None, recurrence=own)
+    return msgspec.structs.replace(spec, layers=(spec.layers[0], mixer))
 
 
 def _own(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:

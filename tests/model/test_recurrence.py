@@ -8,21 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from legato.model import delta_net, mamba2
-from legato.model.mixer_spec import (
-    AttentionSpec,
-    DeltaNetSpec,
-    Mamba2Spec,
-    RecurrenceSpec,
-    ShortConvSpec,
-)
-from legato.model.mlp_spec import MlpSpec
+from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from legato.model.native import NativeKernels
 from legato.model.native_recurrence import NativeMixer
 from legato.model.recurrence import RecurrentMixer, make_recurrence
-from legato.model.rope import no_rope
-from legato.model.spec import DecoderSpec, LayerSpec
 from legato.model.states import Run, StepStates, make_states
 from tests.executor.instructions import TESTED
+from tests.model.random_models import with_recurrence
 
 CPU = torch.device("cpu")
 HIDDEN, LENGTH = 64, 200
@@ -53,19 +45,7 @@ def mixer(
     Args:
         implementation: "torch", or the instructions of native kernels.
     """
-    attention = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
-    mlp = MlpSpec(size=32)
-    spec = DecoderSpec(
-        vocab_size=32,
-        hidden_size=HIDDEN,
-        max_model_len=512,
-        norm_eps=1e-6,
-        ropes=(no_rope(16),),
-        layers=(
-            LayerSpec(attention=attention, mlp=mlp),
-            LayerSpec(attention=None, recurrence=own, mlp=mlp),
-        ),
-    )
+    spec = with_recurrence(own, hidden_size=HIDDEN)
     torch.manual_seed(0)
     module = make_recurrence(spec, 1, torch.empty)
     with torch.no_grad():

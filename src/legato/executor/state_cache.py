@@ -8,7 +8,7 @@ from legato.core.plan import SCRATCH_STATE, ZERO_STATE, ScheduledChunk, StateCha
 from legato.executor.batch import PackedBatch
 from legato.model.states import Run, StateShape, StepStates, make_states
 
-_OUTSIDE = StateChange(ZERO_STATE, SCRATCH_STATE)
+OUTSIDE = StateChange(ZERO_STATE, SCRATCH_STATE)
 """Slots of a chunk without any: of a first pass or a test of the executor, whose state is lost."""
 
 
@@ -41,7 +41,7 @@ class StateCache:
 
     def begin_step(self, batch: PackedBatch, chunks: Sequence[ScheduledChunk] = ()) -> StepStates:
         """Bind a step's slots. Args: chunks: of the batch; none if their states are to be lost."""
-        changes = [chunk.state or _OUTSIDE for chunk in chunks] or [_OUTSIDE] * len(batch.chunks)
+        changes = [chunk.state or OUTSIDE for chunk in chunks] or [OUTSIDE] * len(batch.chunks)
         return StepStates(
             self.layers,
             [

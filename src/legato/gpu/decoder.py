@@ -9,13 +9,14 @@ from torch import nn
 
 from legato.core.errors import ConfigError
 from legato.gpu.experts import GpuExperts
-from legato.gpu.kernels.activation import silu_mul
+from legato.gpu.kernels.activation import gate_heads, silu_mul
 from legato.gpu.kernels.attention import AttentionScratch, attend
 from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.experts import sum_outputs
 from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import Fp8Linear
+from legato.gpu.recurrence import mix
 from legato.gpu.step_inputs import StepInputs
 from legato.gpu.support import check_supported
 from legato.gpu.weights import check_fp8, load_weights
@@ -24,8 +25,10 @@ from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder, Embedding
 from legato.model.experts import MixtureOfExperts, Router
 from legato.model.layers import MLP, Attention, DecoderLayer, RMSNorm
+from legato.model.recurrence import Convolution, RecurrentMixer
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
+from legato.model.states import LayerStates
 
 
 class Memory(NamedTuple):
@@ -37,12 +40,14 @@ class Memory(NamedTuple):
         last_token: int32 [S + 1], the last token of each request; zeros on all ranks but rank 0,
             which samples.
         scratch: for attention.
+        states: of each recurrent layer.
     """
 
     caches: Sequence[tuple[torch.Tensor, torch.Tensor]]
     block_table: torch.Tensor
     last_token: torch.Tensor
     scratch: AttentionScratch
+    states: Sequence[LayerStates]
 
 
 class GpuDecoder(Decoder):
@@ -82,7 +87,9 @@ class GpuDecoder(Decoder):
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=dtype))
         self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         for module in self.modules():
-            if isinstance(module, Attention | Embedding | RMSNorm | Router):
+            if isinstance(
+                module, Attention | Convolution | Embedding | RecurrentMixer | RMSNorm | Router
+            ):
                 module.to_empty(device=device, recurse=False)
 
     @torch.inference_mode()
@@ -97,7 +104,7 @@ class GpuDecoder(Decoder):
         *,
         num_layers: int | None = None,
     ) -> None:
-        """Run the layers; they write keys and values to the cache.
+        """Run the layers; they write keys and values to the cache, and states to their slots.
 
         Args:
             residual: float32 [P, E]; overwritten with the residual stream after the last layer.
@@ -112,11 +119,10 @@ class GpuDecoder(Decoder):
         scale = 1.0
         for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
-            assert isinstance(layer.self_attn, Attention)
             rows = self._normed(layer.input_layernorm, residual, delta, scale)
             scale = self.spec.layers[index].residual_scale
-            delta = _attention(layer.self_attn, rows, table, inputs, memory, memory.caches[index])
-            delta = self._communicator.sum(delta)
+            mixer = layer.self_attn if layer.recurrence is None else layer.recurrence
+            delta = self._communicator.sum(_mixed(mixer, rows, table, inputs, memory))
             rows = self._normed(layer.post_attention_layernorm, residual, delta, scale)
             delta = self._communicator.sum(_feed_forward(layer.mlp, rows, inputs.slot_mapping))
         assert delta is not None
@@ -182,17 +188,38 @@ class GpuDecoder(Decoder):
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
 
+def _mixed(
+    mixer: nn.Module | None,
+    rows: torch.Tensor,
+    table: torch.Tensor,
+    inputs: StepInputs,
+    memory: Memory,
+) -> torch.Tensor:
+    """Map [P, E] to [P, E]."""
+    if isinstance(mixer, Attention):
+        return _attention(mixer, rows, table, inputs, memory)
+    assert isinstance(mixer, RecurrentMixer)
+    assert inputs.states is not None
+    states = memory.states[mixer.layer]
+    output: torch.Tensor = mixer.out_proj(mix(mixer, mixer.in_proj(rows), inputs.states, states))
+    return output
+
+
 def _attention(
     attention: Attention,
     rows: torch.Tensor,
     table: torch.Tensor,
     inputs: StepInputs,
     memory: Memory,
-    cache: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
     qkv = attention.qkv_proj(rows)
     q_norm, k_norm = attention.q_norm, attention.k_norm
+    cache = memory.caches[attention.layer]
+    gates: torch.Tensor | None = None
+    if attention.has_gate:
+        size = attention.num_heads * attention.head_dim
+        qkv, gates = qkv[:, :-size], qkv[:, -size:]
     if q_norm is not None and k_norm is not None and len(q_norm.weight) != attention.head_dim:
         query_size, kv_size = len(q_norm.weight), len(k_norm.weight)
         normalize(qkv[:, :query_size], q_norm.weight, q_norm.eps)
@@ -220,6 +247,8 @@ def _attention(
         softcap=attention.softcap,
         sinks=attention.sinks,
     )
+    if gates is not None:
+        gate_heads(gates, context.flatten(1))
     output: torch.Tensor = attention.o_proj(context.flatten(1))
     return output
 

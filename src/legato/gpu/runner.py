@@ -16,7 +16,8 @@ Replay = Callable[[], None]
 _MOST_ROWS = 2048
 """Most rows of a recorded step. A larger step takes longer than the host needs to launch it."""
 _FEWEST_CHUNK_ROWS = 16
-"""A step of fewer rows needs no wide tiles, even with chunks."""
+"""A step of fewer rows needs no wide tiles, even with chunks. Recurrent layers need to know of them
+in steps of any size."""
 
 
 class GraphRunner:
@@ -45,7 +46,8 @@ class GraphRunner:
 
     def size(self, num_rows: int, num_samples: int, *, has_chunks: bool) -> StepSize:
         padded = self._rows.padded(num_rows)
-        is_mixed = padded > self._max_decodes or (has_chunks and padded >= _FEWEST_CHUNK_ROWS)
+        fewest = _FEWEST_CHUNK_ROWS if self._program.states is None else 1
+        is_mixed = padded > self._max_decodes or (has_chunks and padded >= fewest)
         return StepSize(padded, self._rows.padded(num_samples), is_mixed)
 
     def forward(self, size: StepSize) -> None:

@@ -15,9 +15,11 @@ import torch
 
 from legato.executor.batch import FlatChunks, FlatRows, token_ids
 from legato.executor.sequences import BegunStep
+from legato.executor.state_cache import OUTSIDE
 from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable
+from legato.gpu.state_work import StateWork, StateWorkShape
 from legato.gpu.work_items import Span, Tiling, WorkList, WorkShape, section_size, work_lists
 
 
@@ -27,7 +29,7 @@ class StepSize(NamedTuple):
     Attributes:
         num_rows: P rows; the last may be padding.
         num_samples: Q sampled rows; the last may be padding.
-        has_chunks: whether attention has wide items.
+        has_chunks: whether attention has wide items, and recurrent layers runs of several rows.
     """
 
     num_rows: int
@@ -50,6 +52,7 @@ class StepInputs:
         slot_mapping: [P], slot of its key and value: block id * block size + offset; -1 for rows
             that are not written.
         work: attention's items.
+        states: runs for recurrent layers; None if there are no such layers.
     """
 
     sampling: SamplingInputs
@@ -59,6 +62,7 @@ class StepInputs:
     positions: torch.Tensor
     slot_mapping: torch.Tensor
     work: tuple[WorkList, ...]
+    states: StateWork | None = None
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,28 @@ class Layout:
 
     Attributes:
         max_samples: Q of the largest step.
+        state_shape: None if there are no recurrent layers.
     """
 
     size: StepSize
     max_samples: int
     work_shape: WorkShape
+    state_shape: StateWorkShape | None
 
     @classmethod
-    def of(cls, size: StepSize, tiling: Tiling, max_samples: int) -> "Layout":
+    def of(
+        cls, size: StepSize, tiling: Tiling, max_samples: int, max_runs: int | None = None
+    ) -> "Layout":
+        """Return the layout of steps of a size.
+
+        Args:
+            max_runs: of a step, for recurrent layers; None if there are no such layers.
+        """
         shape = tiling.shape(size.num_rows, has_chunks=size.has_chunks)
-        return cls(size, max_samples, shape)
+        state_shape: StateWorkShape | None = None
+        if max_runs is not None:
+            state_shape = StateWorkShape.of(size.num_rows, max_runs, has_chunks=size.has_chunks)
+        return cls(size, max_samples, shape, state_shape)
 
     @property
     def num_words(self) -> int:
@@ -85,7 +101,7 @@ class Layout:
     def views(self, words: torch.Tensor) -> StepInputs:
         """Return the sections of `words`, int32 [at least num_words], as the device reads them."""
         sections = words[: self.num_words].split_with_sizes(self._section_sizes)
-        sampling, rows, slots, source, positions, mapping, work = (
+        sampling, rows, slots, source, positions, mapping, states, work = (
             section[used] for section, used in zip(sections, self._used, strict=True)
         )
         return StepInputs(
@@ -96,6 +112,7 @@ class Layout:
             positions,
             mapping,
             work_lists(work, self.work_shape),
+            None if self.state_shape is None else self.state_shape.views(states),
         )
 
     def sections(self, words: Int32s) -> list[Int32s]:
@@ -109,14 +126,26 @@ class Layout:
     def _section_sizes(self) -> list[int]:
         # Sections with numbers of 8 bytes come first.
         samples, rows = [_aligned(self.max_samples)] * 2, [_aligned(self.size.num_rows)] * 3
-        return [NUM_WORDS * self.max_samples, *samples, *rows, section_size(self.work_shape)]
+        states = _aligned(self._num_state_words)
+        return [
+            NUM_WORDS * self.max_samples,
+            *samples,
+            *rows,
+            states,
+            section_size(self.work_shape),
+        ]
 
     @property
     def _used(self) -> list[slice]:
         """The used part of each section. An empty one could not be viewed as numbers of 8 bytes."""
         num_rows, num_samples, _ = self.size
         words, samples = slice(NUM_WORDS * max(1, num_samples)), slice(num_samples)
-        return [words, samples, samples, *[slice(num_rows)] * 3, slice(None)]
+        states = slice(self._num_state_words)
+        return [words, samples, samples, *[slice(num_rows)] * 3, states, slice(None)]
+
+    @property
+    def _num_state_words(self) -> int:
+        return 0 if self.state_shape is None else sum(self.state_shape.sizes)
 
 
 class StepRows:
@@ -156,15 +185,22 @@ class StepRows:
         columns = self._slots, self._flat.firsts, self._flat.counts, self._flat.starts
         return list(map(Span, *(column.tolist() for column in columns)))
 
+    @property
+    def runs(self) -> Int64s:
+        """The chunks as runs, int64 [R, RUN_FIELDS]."""
+        changes = np.array([chunk.state or OUTSIDE for chunk in self._step.plan.chunks])
+        firsts, starts, counts, _ = self._flat
+        return np.stack([firsts, firsts + counts, starts, *changes.T], axis=1)
+
     def write(self, sections: Sequence[Int32s], sampling: SamplingTable, *, nobody: int) -> None:
-        """Write all sections except that of attention's items.
+        """Write all sections except those of runs and of attention's items.
 
         Args:
             sections: from `Layout.sections`.
             sampling: settings of the requests in the slots.
             nobody: the padding slot.
         """
-        words, sample_rows, sample_slots, input_source, positions, slot_mapping, _ = sections
+        words, sample_rows, sample_slots, input_source, positions, slot_mapping, *_ = sections
         rows = self._flat.rows()
         _fill(positions, rows.position, 0)
         _fill(slot_mapping, self._places(rows), -1)

@@ -61,13 +61,15 @@ class StepLoader:
         self._introduce(slots, step.sequences)
         block_rows = [sequence.block_row(chunk.block_ids) for chunk, sequence in step.pairs]
         rows = StepRows(step, slots, block_rows, block_size=program.block_size)
-        has_chunks = rows.longest > program.tiling.narrow_rows
+        has_chunks = rows.longest > program.most_rows_without_chunks
         size = runner.size(step.plan.num_tokens, step.num_samples, has_chunks=has_chunks)
         assert size.num_rows <= program.max_rows, "more tokens than a step may have"
         assert size.num_samples <= program.max_samples, "more samples than a step may have"
         layout, words = program.layout(size), self._staged.next()
         sections = layout.sections(words)
         rows.write(sections, self._settings, nobody=program.num_slots)
+        if layout.state_shape is not None:
+            layout.state_shape.write(sections[-2], rows.runs)
         write_work(sections[-1], layout.work_shape, rows.spans, self._window)
         table_rows = list(zip(slots, block_rows, strict=True))
         changes = self._block_table.changes(table_rows)

@@ -9,6 +9,7 @@ import torch
 from legato.executor.adjustments import LogitAdjuster
 from legato.executor.logprobs import Scores, score
 from legato.executor.sequence import SamplingRow
+from legato.executor.state_cache import StateCache
 from legato.gpu.decoder import GpuDecoder, Memory
 from legato.gpu.device import Device
 from legato.gpu.kernels.attention import make_scratch
@@ -43,6 +44,7 @@ class StepProgram:
 
     Args:
         blocks: of the cache, laid out as `CacheSpec` says, with a head's tokens in order.
+        states: of the recurrent layers; None if the model has none.
         num_slots: S, requests with rows in the device's tables.
         max_blocks: of one request.
         max_rows: P of the largest step.
@@ -68,11 +70,13 @@ class StepProgram:
         max_blocks: int,
         max_rows: int,
         max_samples: int,
+        states: StateCache | None = None,
     ) -> None:
         spec, place = model.spec, device.torch_device
+        assert bool(spec.states) == (states is not None)
         ints = partial(torch.zeros, dtype=torch.int32, device=place)
         self.model, self.blocks, self.block_size = model, blocks, block_size
-        self.num_slots = num_slots
+        self.states, self.num_slots = states, num_slots
         self.max_rows, self.max_samples = max_rows, max_samples
         self.tiling = Tiling(
             spec.num_heads,
@@ -99,17 +103,24 @@ class StepProgram:
                 head_dim=spec.head_dim,
                 device=place,
             ),
+            () if states is None else states.layers,
         )
 
     def size(self, num_rows: int, num_samples: int, *, has_chunks: bool) -> StepSize:
         return StepSize(num_rows, num_samples, has_chunks)
 
     @property
+    def most_rows_without_chunks(self) -> int:
+        """Most rows of each request in a step of a size without chunks."""
+        return self.tiling.narrow_rows if self.states is None else 1
+
+    @property
     def largest(self) -> StepSize:
         return StepSize(self.max_rows, self.max_samples, has_chunks=True)
 
     def layout(self, size: StepSize) -> Layout:
-        return Layout.of(size, self.tiling, self.max_samples)
+        max_runs = None if self.states is None else self.num_slots
+        return Layout.of(size, self.tiling, self.max_samples, max_runs)
 
     def inputs(self, size: StepSize) -> StepInputs:
         return self.layout(size).views(self.words)

@@ -1,10 +1,18 @@
 """Which decoders the GPU's kernels run."""
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.mixer_spec import AttentionSpec
+from legato.model.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.spec import DecoderSpec, LayerSpec
-from legato.model.support import Rule, Rules, anything, one_of, unsupported, why_heads_differ
+from legato.model.support import (
+    Rule,
+    Rules,
+    anything,
+    one_of,
+    switch,
+    unsupported,
+    why_heads_differ,
+)
 
 _SUPPORTED: Rules = {
     DecoderSpec: {
@@ -32,7 +40,10 @@ _SUPPORTED: Rules = {
     },
     LayerSpec: {
         "attention": Rule(lambda layer: layer.has_mixer, "attention or a recurrence"),
-        "recurrence": Rule(lambda layer: layer.recurrence is None, "none"),
+        "recurrence": Rule(
+            lambda layer: layer.recurrence is None or layer.attention is None,
+            "none beside attention",
+        ),
         "mlp": Rule(lambda layer: layer.mlp is not None, "an MLP or experts"),
         "order": one_of("order", "pre"),
         "residual_scale": anything(),
@@ -56,11 +67,32 @@ _SUPPORTED: Rules = {
         "has_sinks": anything(),
         "qkv_bias": anything(),
         "output_bias": anything(),
-        "has_gate": one_of("has_gate", False),
+        "has_gate": switch("has_gate"),
         "latent": one_of("latent", None),
         "has_value_norm": one_of("has_value_norm", False),
         "value_is_key": one_of("value_is_key", False),
         "kv_from": one_of("kv_from", None),
+    },
+    ShortConvSpec: {"kernel_size": anything(), "has_bias": anything()},
+    DeltaNetSpec: {
+        "num_heads": anything(),
+        "num_key_heads": anything(),
+        "key_dim": anything(),
+        "value_dim": anything(),
+        "kernel_size": anything(),
+    },
+    Mamba2Spec: {
+        "num_heads": anything(),
+        "num_groups": anything(),
+        "head_dim": anything(),
+        "state_size": anything(),
+        "kernel_size": anything(),
+        "has_conv_bias": anything(),
+        "has_bias": anything(),
+        "shortest_step": anything(),
+        "longest_step": anything(),
+        "norm": anything(),
+        "scales": one_of("scales", (1.0,) * 5),
     },
     MlpSpec: {
         "size": anything(),

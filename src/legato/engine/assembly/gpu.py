@@ -5,6 +5,7 @@ import torch
 
 from legato.checkpoint.loader import fill_model
 from legato.core.errors import ConfigError
+from legato.core.plan import FIRST_STATE
 from legato.core.rows import GPU_ROWS
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.kv_cache import (
@@ -16,6 +17,7 @@ from legato.engine.assembly.kv_cache import (
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.base import Executor
 from legato.executor.memory import raising_memory_error
+from legato.executor.state_cache import StateCache
 from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import Device
 from legato.gpu.executor import GpuExecutor
@@ -41,7 +43,7 @@ def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
     shard = GpuShard(blueprint, device)
     cache = configured_cache(blueprint, shard.model.cache)
     kv = make_kv_manager(blueprint, cache_groups(blueprint, cache), shard.cache_bytes())
-    shard.make_cache(kv.num_blocks)
+    shard.make_cache(kv.num_blocks, 0 if kv.states is None else kv.states.num_slots)
     executor = GpuExecutor(
         shard.program,
         device,
@@ -116,7 +118,7 @@ class GpuShard:
         utilization = config.gpu_memory_utilization or _DEFAULT_UTILIZATION
         try:
             with raising_memory_error():
-                program = self._make_program(num_blocks=1)
+                program = self._make_program(num_blocks=1, num_states=FIRST_STATE)
                 runner = self._make_runner(program)
                 own = free_for_cache(program, runner, self._device, utilization)
         except MemoryError as error:
@@ -129,8 +131,11 @@ class GpuShard:
             own = max(0, own - num_staged_blocks(block_bytes) * block_bytes)
         return self._num_ranks * own
 
-    def make_cache(self, num_blocks: int) -> None:
+    def make_cache(self, num_blocks: int, num_states: int = 0) -> None:
         """Make the cache, and record graphs of steps.
+
+        Args:
+            num_states: slots of recurrent layers' states; not used without such layers.
 
         Raises:
             ConfigError: there is not enough memory for them.
@@ -138,10 +143,11 @@ class GpuShard:
         """
         blueprint, device, timer = self._blueprint, self._device, self._blueprint.timer
         try:
-            self.program = self._make_program(num_blocks)
+            self.program = self._make_program(num_blocks, num_states)
         except MemoryError as error:
             block_bytes = blueprint.config.cache.block_size * self._cache.token_bytes
-            raise no_memory(num_blocks * block_bytes) from error
+            state_bytes = num_states * blueprint.state_bytes
+            raise no_memory(num_blocks * block_bytes + state_bytes) from error
         timer.end("cache")
         check_first_pass(self.program, device, max_len=blueprint.max_model_len)
         timer.end("first pass")
@@ -182,10 +188,18 @@ class GpuShard:
     def _make_runner(self, program: StepProgram) -> GraphRunner:
         return GraphRunner(program, self._device, GPU_ROWS, max_decodes=self._blueprint.max_samples)
 
-    def _make_program(self, num_blocks: int) -> StepProgram:
+    def _make_program(self, num_blocks: int, num_states: int) -> StepProgram:
         """Raises `MemoryError`."""
         blueprint, block_size = self._blueprint, self._blueprint.config.cache.block_size
+        states: StateCache | None = None
         with raising_memory_error():
+            if shapes := self.model.spec.states:
+                states = StateCache(
+                    shapes,
+                    num_slots=num_states,
+                    dtype=blueprint.dtype,
+                    device=self._device.torch_device,
+                )
             return StepProgram(
                 self.model,
                 _blocks(self._cache, num_blocks, block_size, self._device),
@@ -195,6 +209,7 @@ class GpuShard:
                 max_blocks=blueprint.blocks_per_request,
                 max_rows=GPU_ROWS.padded(blueprint.max_rows),
                 max_samples=GPU_ROWS.padded(blueprint.max_samples),
+                states=states,
             )
 
 

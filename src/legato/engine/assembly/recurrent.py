@@ -35,8 +35,10 @@ def fit_recurrent(
         if config.cache.state_checkpoints is not None:
             raise ConfigError("--state-checkpoints: this model has no recurrent layers")
         return config
+    is_on_gpu = device.type != "cpu"
     refused = {
-        "a GPU (take --device cpu)": device.type != "cpu",
+        "--swap-space on a GPU": is_on_gpu and bool(config.cache.swap_space_bytes),
+        "--kv-role on a GPU": is_on_gpu and config.transfer.kv_role is not None,
         "--tensor-parallel-size": config.model.tensor_parallel_size > 1,
         "--speculative-model": config.model.speculative_model is not None,
         "--speculative with a number": isinstance(config.scheduler.speculative, int),

@@ -4,6 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
+_TILE_NUMBERS = 1024
+"""Numbers of small groups that a program gates."""
+
 
 def add_rms_norm(
     residual: torch.Tensor,
@@ -81,6 +84,83 @@ def _add_rms_norm(residual, delta, weight, rows, out, size, eps, scale, block: t
     tl.store(
         out + program.to(tl.int64) * size + column, values.to(out.dtype.element_ty), mask=is_inside
     )
+
+
+def gate_rows(
+    rows: torch.Tensor,
+    gates: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    out: torch.Tensor,
+    *,
+    group_size: int,
+    is_normed_first: bool,
+) -> None:
+    """Multiply rows with SiLU of gates, and normalize each group by its root mean square.
+
+    Args:
+        rows: float32 [P, size].
+        gates: [P, size], a part of wider rows.
+        weight: float32 [size], or [group_size] for all groups alike; None if nothing is
+            normalized.
+        out: [P, size]; written.
+        is_normed_first: normalize before gating.
+    """
+    size = rows.shape[1]
+    num_groups = rows.numel() // group_size
+    block = triton.next_power_of_2(group_size)
+    num_tile_groups = max(1, _TILE_NUMBERS // block)
+    _gate_groups[(triton.cdiv(num_groups, num_tile_groups),)](
+        rows,
+        gates,
+        weight,
+        out,
+        eps,
+        gates.stride(0),
+        num_groups,
+        size // group_size,
+        group_size,
+        0 if weight is None else len(weight),
+        is_normed_first=is_normed_first,
+        num_tile_groups=num_tile_groups,
+        block=block,
+        num_warps=max(2, num_warps(group_size)),
+    )
+
+
+@triton.jit
+def _gate_groups(
+    rows,
+    gates,
+    weight,
+    out,
+    eps,
+    gate_stride,
+    num_groups,
+    num_row_groups,
+    group_size,
+    num_weights,
+    is_normed_first: tl.constexpr,
+    num_tile_groups: tl.constexpr,
+    block: tl.constexpr,
+):
+    group = tl.program_id(0) * num_tile_groups + tl.arange(0, num_tile_groups)
+    index = tl.arange(0, block)
+    is_inside = (group < num_groups)[:, None] & (index < group_size)[None, :]
+    place = group.to(tl.int64)[:, None] * group_size + index[None, :]
+    column = (group % num_row_groups * group_size)[:, None] + index[None, :]
+    own_gates = gates + (group // num_row_groups).to(tl.int64)[:, None] * gate_stride + column
+    gate = tl.load(own_gates, mask=is_inside, other=0.0).to(tl.float32)
+    gate = gate * tl.sigmoid(gate)
+    values = tl.load(rows + place, mask=is_inside, other=0.0)
+    if weight is None or not is_normed_first:
+        values *= gate
+    if weight is not None:
+        values *= tl.rsqrt(tl.sum(values * values, axis=1) / group_size + eps)[:, None]
+        values *= tl.load(weight + column % num_weights, mask=is_inside, other=0.0)
+        if is_normed_first:
+            values *= gate
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
