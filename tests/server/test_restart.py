@@ -1,6 +1,5 @@
 """What clients see of an engine process that dies."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -62,11 +61,6 @@ def test_an_engine_is_started_again_but_not_for_ever(one_at_a_time: ServerProces
     assert server.metric("num_engine_restarts_total") == 1
     assert server.metric("kv_cache_usage_perc") == 0
     assert server.metric("request_success_total", finished_reason="error") == 2
-
-    if sys.platform == "linux":
-        usual = psutil.Process().nice()
-        assert psutil.Process(server.process.pid).nice() > usual, "engines go first"
-        assert server.engine.nice() == usual, "it is as nice as who starts it again"
 
     wait_until(lambda: kill_engine(server), "the server goes on")
     assert server.process.returncode == 1

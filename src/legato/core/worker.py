@@ -1,11 +1,11 @@
 """Threads for submitted work, beside threads that must not wait."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
-
-from legato.core.niceness import add_niceness
 
 _Params = ParamSpec("_Params")
 _Value = TypeVar("_Value")
@@ -17,7 +17,7 @@ class Worker:
     Args:
         num_threads: most works done at the same time.
         stack_bytes: size of a thread's stack; deeper recursion ends the process.
-        low_by: niceness added to that of the thread that starts them, as by `add_niceness`.
+        low_by: how much nicer the threads are than the thread that starts them; on Linux only.
         begin: called first on each thread.
     """
 
@@ -50,7 +50,9 @@ class Worker:
             threading.stack_size(usual)
 
     def _begin_thread(self) -> None:
-        if self._low_by:
-            add_niceness(self._low_by)
+        if self._low_by and sys.platform == "linux":
+            thread = threading.get_native_id()
+            nice = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, nice + self._low_by)
         if self._begin is not None:
             self._begin()

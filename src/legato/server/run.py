@@ -19,7 +19,6 @@ from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.garbage import uncollected
-from legato.core.niceness import add_niceness
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.engine import Engine
@@ -38,9 +37,6 @@ logger = logging.getLogger(__name__)
 _SEND_BUFFER_BYTES = 128 * 2**10
 # Open files and sockets beside the connections.
 _OTHER_FILES = 256
-# Added to the event loop's thread: a burst of requests makes no step of the engine late. Readers
-# have as much.
-_NICENESS = 5
 Announce = Callable[[EngineInfo, str], None]
 StartEngine = Callable[[Awaitable[tuple[Vocabulary, ModelDefaults]]], Awaitable[Engine]]
 """Starts an engine and waits until it serves; called with the text, as `EngineClient.start` is."""
@@ -127,7 +123,6 @@ async def _serve(
                 unknown_fields=config.unknown_fields,
             )
         )
-        add_niceness(_NICENESS)
         return await (await serving)(engine, text, config, listener, on_ready)
 
 

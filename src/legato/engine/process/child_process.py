@@ -9,10 +9,6 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from legato.core import signals
-from legato.core.worker import Worker
-
-# A child has the niceness of the thread that starts it. This one keeps that of the first start.
-_STARTER = Worker("starter of processes", stack_bytes=2**20)
 
 
 class ChildProcess:
@@ -27,8 +23,10 @@ class ChildProcess:
     """
 
     def __init__(self, program: Sequence[str], fd: int, environment: Mapping[str, str]) -> None:
-        variables = {**environment, **os.environ}
-        self._process = _STARTER.submit(_started, [*program, str(fd)], fd, variables).result()
+        with signals.held_back():
+            self._process = subprocess.Popen(
+                [*program, str(fd)], pass_fds=[fd], env={**environment, **os.environ}
+            )
         self._status = _reaped(self._process)
 
     @property
@@ -53,13 +51,6 @@ class ChildProcess:
 def status_words(status: int) -> str:
     """Name a status. Args: status: an exit status, or the negative number of a signal."""
     return f"status {status}" if status >= 0 else signal.Signals(-status).name
-
-
-def _started(
-    command: Sequence[str], fd: int, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    with signals.held_back():
-        return subprocess.Popen(command, pass_fds=[fd], env=environment)
 
 
 def _reaped(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":

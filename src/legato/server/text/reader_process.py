@@ -8,19 +8,12 @@ from collections import deque
 
 import msgspec
 
-from legato.core.niceness import add_niceness
 from legato.core.token_ids import TokenIds
 from legato.engine.process.channel import FrameDecoder, pack_frame
 from legato.engine.process.pulse import Pulse
 from legato.server.requests.outcome import End, Part, PromptTokens
 from legato.server.requests.serving import Kind
-from legato.server.text.messages import (
-    QUICK_NICENESS,
-    SLOW_NICENESS,
-    BodyFollows,
-    ReaderBegun,
-    ReaderRetires,
-)
+from legato.server.text.messages import SLOW_NICENESS, BodyFollows, ReaderBegun, ReaderRetires
 
 _READ_BYTES = 1 << 18
 _MAX_SILENT = 5
@@ -107,10 +100,11 @@ class ReaderProcess:
         return Pulse(self._pid, _MAX_SILENT)
 
     def lower(self) -> None:
-        """Lower a quick body's reader to the priority of slow ones from now on."""
+        """Lower its priority from now on."""
         self.is_lowered = True
         with contextlib.suppress(ProcessLookupError):
-            add_niceness(SLOW_NICENESS - QUICK_NICENESS, self._pid)
+            nice = os.getpriority(os.PRIO_PROCESS, 0) + SLOW_NICENESS
+            os.setpriority(os.PRIO_PROCESS, self._pid, nice)
 
     def kill(self) -> None:
         """Kill it, even if it is stopped."""
