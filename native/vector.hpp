@@ -16,6 +16,18 @@ inline float to_float(bf16 value) {
     return result;
 }
 
+// Sums products of unsigned codes of `bits` with signed codes, of up to 8 sets: add() the four products of
+// each lane's bytes.
+template <int bits>
+class ProductSum {
+public:
+    void add(Ints codes, Ints signed_codes) { total_ = add_products<bits>(total_, codes, signed_codes); }
+    Ints total() const { return total_; }
+
+private:
+    Ints total_ = fill(int32_t{0});
+};
+
 // Prefetches a cache line into the second-level cache.
 inline void prefetch(const void *from) { __builtin_prefetch(from, 0, 2); }
 

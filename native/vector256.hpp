@@ -206,17 +206,8 @@ Ints add_products(Ints total, Ints codes, Ints signed_codes) {
             half(total.high, codes.high, signed_codes.high)};
 }
 
-// Sums products of unsigned codes of `bits` with signed codes, of up to 8 sets: add() the four products of
-// each lane's bytes.
 template <int bits>
-class ProductSum {
-public:
-    void add(Ints codes, Ints signed_codes) { total_ = add_products<bits>(total_, codes, signed_codes); }
-    Ints total() const { return total_; }
-
-private:
-    Ints total_ = fill(int32_t{0});
-};
+class ProductSum;  // as in vector.hpp
 
 // Products of codes of 4 bits fit into 16 bits, and so do the sums of 16 of them.
 template <>

@@ -116,18 +116,6 @@ Ints add_products(Ints total, Ints codes, Ints signed_codes) {
     return {_mm512_dpbusd_epi32(total.values, codes.values, signed_codes.values)};
 }
 
-// Sums products of unsigned codes of `bits` with signed codes, of up to 8 sets: add() the four products of
-// each lane's bytes.
-template <int bits>
-class ProductSum {
-public:
-    void add(Ints codes, Ints signed_codes) { total_ = add_products<bits>(total_, codes, signed_codes); }
-    Ints total() const { return total_; }
-
-private:
-    Ints total_ = fill(int32_t{0});
-};
-
 // Codes of rows that are multiplied with sets of 4 unsigned codes of 16 columns, and the number of parts in
 // which a set's products are added.
 using RowCode = int8_t;
