@@ -200,6 +200,15 @@ def test_only_steps_that_may_drop_rows_need_no_room_for_interruptions() -> None:
     assert deadline.prefill_share == pytest.approx(expected, rel=0.01)
 
 
+def test_no_margin_is_larger_than_the_step() -> None:
+    """As where steps took several times their predictions, on a machine that stood still."""
+    tails = Tails(body=(4.0,) * 20, watched_s=10.0)
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN), tails=tails, drops_rows=True)
+    streams = step_shape(num_decodes=8, context=100)
+    assert model.margin == 1.0
+    assert model.prefill_caution(streams, LIMIT_S) == model.caution(LIMIT_S) == 2.0
+
+
 @given(num_decodes=st.integers(1, 600))
 def test_what_a_step_cannot_drop_any_more_needs_room(num_decodes: int) -> None:
     """Two thirds of its prefill, on average, and all of its streams."""

@@ -35,6 +35,8 @@ calibration, would pass for an interruption of short ones."""
 _PREVENTABLE = 0.5
 """Largest share of the limit that a margin covers. Longer interruptions are not counted: to avoid
 them, all steps would have to be half as long."""
+LARGEST_FACTOR = 1.0 / _PREVENTABLE
+"""Of all margins on predictions."""
 _CHEAP, _DEAR, _DEAR_BY = 1.0 / 3.0, 0.0025, 5.0
 """Room of this share of the limit is left for the rarest interruption. More takes most of what a
 prompt has of a step, and is left only against a larger chance of a late step than is aimed at: this
@@ -168,7 +170,7 @@ class Margin:
         if longest_s < cheap_s:
             borne = max(self._aim, min(_DEAR, _DEAR_BY * self._aim))
             longest_s = min(cheap_s, self._longest_at(borne, limit_s))
-        return max(_PREVENTABLE * limit_s, longest_s)
+        return max(limit_s / LARGEST_FACTOR, longest_s)
 
     def _longest_at(self, aim: float, limit_s: float) -> float:
         """Return the longest step with at most this chance to be late.

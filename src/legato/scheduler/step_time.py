@@ -8,7 +8,7 @@ from legato.core.plan import Deadline
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
 from legato.scheduler.deadlines import Deadlines
-from legato.scheduler.margin import Margin, Tails
+from legato.scheduler.margin import LARGEST_FACTOR, Margin, Tails
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
@@ -178,7 +178,7 @@ class StepTimeModel:
     def _prefill_factor(self) -> float | None:
         if self._deadlines is None:
             return None
-        return self._margin.body_factor + self._deadlines.haste
+        return min(self._margin.body_factor + self._deadlines.haste, LARGEST_FACTOR)
 
     def deadline(self, shape: StepShape, limit_s: float) -> Deadline | None:
         """Return the deadline of a step whose streams' tokens are due at `limit_s`.
