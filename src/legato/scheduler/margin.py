@@ -36,7 +36,7 @@ _PREVENTABLE = 0.5
 """Largest share of the limit that a margin covers. Longer interruptions are not counted: to avoid
 them, all steps would have to be half as long."""
 LARGEST_FACTOR = 1.0 / _PREVENTABLE
-"""Of all margins on predictions."""
+"""The largest factor that a margin has on a prediction."""
 _CHEAP, _DEAR, _DEAR_BY = 1.0 / 3.0, 0.0025, 5.0
 """Room of this share of the limit is left for the rarest interruption. More takes most of what a
 prompt has of a step, and is left only against a larger chance of a late step than is aimed at: this
