@@ -8,8 +8,7 @@ namespace legato {
 
 // Codes of rows [rows, depth] in tiles of 16 rows by 64 values, each contiguous, one row of tiles after
 // the other. A matrix of less depth takes the first tiles; values beyond its depth are zero in its last
-// one. All threads share them. Sums of products of up to 66,000
-// values fit into 32 bits.
+// one. All threads share them. Sums of products of up to 66,000 values fit into 32 bits.
 //
 // Values are rotated before they are rounded: a few columns of activations are much larger than all
 // others, and one scale for a whole row would leave these others a few codes. A Hadamard matrix spreads

@@ -15,20 +15,12 @@ from legato.model.quantization import QuantizedWeight, can_quantize, quantize
 from legato.model.sharding import shard
 from tests.gpu.numbers import assert_near, each_dtype
 from tests.gpu.test_weights import load, stands_for
-from tests.model.random_models import decoder_spec, random_decoder
+from tests.model.random_models import SIGMOIDS_IN_GROUPS, decoder_spec, random_decoder
 from tests.model.test_sharding import Rank
 
 MIXTURES: dict[str, dict[str, Any]] = {
     "softmax": {"is_normalized": False},
-    "sigmoids in groups, a shared expert": {
-        "num_active": 3,
-        "score": "sigmoid",
-        "has_selection_bias": True,
-        "num_groups": 3,
-        "num_active_groups": 2,
-        "factor": 1.5,
-        "shared_size": 96,
-    },
+    "sigmoids in groups, a shared expert": SIGMOIDS_IN_GROUPS,
     "a shared expert with a gate": {"shared_size": 32, "has_shared_gate": True, "size": 40},
     "limited gates, biases": {
         "num_active": 4,
@@ -48,7 +40,7 @@ def mixture_of(decoder: Decoder) -> nn.Module:
 
 
 def computed(decoder: Decoder, rows: torch.Tensor, num_padding: int = 0) -> torch.Tensor:
-    """The mixture's output of rows; after them is padding, of which nothing may be read."""
+    """The mixture's output of rows; after them is padding, which nothing reads."""
     from legato.gpu.decoder import _feed_forward
 
     padding = rows.new_full((num_padding, rows.shape[1]), torch.nan)

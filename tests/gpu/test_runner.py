@@ -122,7 +122,7 @@ def requests() -> list[AddRequest]:
 def test_replayed_steps_are_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decodes, chunks, both and drafts, some larger than any graph, two in flight.
 
-    The second layer has experts, of which each step picks others.
+    The second layer has experts, and each step picks others.
     """
     plain = random_decoder(decoder_spec(experts={"num_experts": 3}), torch.float32)
     settings = {**BLOCKS, "max_num_batched_tokens": BUDGET, "max_num_seqs": MAX_DECODES}

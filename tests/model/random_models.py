@@ -136,20 +136,19 @@ SPECS = {
 }
 
 
+SIGMOIDS_IN_GROUPS = {
+    "num_active": 3,
+    "score": "sigmoid",
+    "has_selection_bias": True,
+    "num_groups": 3,
+    "num_active_groups": 2,
+    "factor": 1.5,
+    "shared_size": 96,
+}
+"""Fields of `MoeSpec` that differ from the defaults here."""
 EXPERTS = {
     "experts": decoder_spec(experts={"is_normalized": False}),
-    "experts by sigmoids, in groups": decoder_spec(
-        residual_scale=0.5,
-        experts={
-            "num_active": 3,
-            "score": "sigmoid",
-            "has_selection_bias": True,
-            "num_groups": 3,
-            "num_active_groups": 2,
-            "factor": 1.5,
-            "shared_size": 96,
-        },
-    ),
+    "experts by sigmoids, in groups": decoder_spec(residual_scale=0.5, experts=SIGMOIDS_IN_GROUPS),
     "a shared expert with a gate": decoder_spec(
         experts={"activation": "gelu_tanh", "shared_size": 32, "has_shared_gate": True}
     ),

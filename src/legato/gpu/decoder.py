@@ -22,7 +22,7 @@ from legato.gpu.support import check_supported
 from legato.gpu.weights import check_fp8, load_weights
 from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
-from legato.model.decoder import Decoder, Embedding
+from legato.model.decoder import Decoder, Embedding, embedding_scale
 from legato.model.experts import MixtureOfExperts, Router
 from legato.model.layers import MLP, Attention, DecoderLayer, RMSNorm
 from legato.model.recurrence import Convolution, RecurrentMixer
@@ -83,8 +83,7 @@ class GpuDecoder(Decoder):
             check_fp8(dtype, device)
         super().__init__(spec, dtype=dtype, device=torch.device("meta"), communicator=communicator)
         self._is_fp8 = is_fp8
-        # As in training, the factor is rounded to the embeddings' dtype.
-        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=dtype))
+        self._embedding_scale = embedding_scale(spec, dtype)
         self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         for module in self.modules():
             if isinstance(

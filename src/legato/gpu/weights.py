@@ -16,9 +16,8 @@ from legato.gpu.kernels.experts import ExpertWeights
 from legato.gpu.linear import Fp8Linear, QuantizedLinear
 from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
-from legato.model.experts import Experts
+from legato.model.experts import EXPERT_PARTS, Experts
 from legato.model.layers import FusedLinear, Linear
-from legato.model.native_experts import EXPERT_PARTS
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import concatenate, in_blocks
 

@@ -25,12 +25,16 @@ from legato.model.spec import DecoderSpec, LayerInputsSpec
 from legato.model.states import StepStates
 
 
+def embedding_scale(spec: DecoderSpec, dtype: torch.dtype) -> float:
+    """Return the factor of embeddings: as in training, it is rounded to their dtype."""
+    return float(torch.tensor(spec.embedding_scale, dtype=dtype))
+
+
 def scaled_embeddings(rows: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
     """Return embeddings [T, E] as the first hidden states, in float32."""
     if spec.embedding_scale == 1.0:
         return rows.float()
-    # As in training, the factor is rounded to the embeddings' dtype.
-    return rows.float() * torch.tensor(spec.embedding_scale, dtype=rows.dtype).float()
+    return rows.float() * embedding_scale(spec, rows.dtype)
 
 
 def finished_logits(products: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:

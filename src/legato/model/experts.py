@@ -15,6 +15,9 @@ from legato.model.layers import Linear, MakeEmpty, make_activation, make_mlp, ma
 from legato.model.mlp_spec import MoeSpec
 from legato.model.spec import DecoderSpec
 
+EXPERT_PARTS = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+"""Key a matrix that kernels take of a gated expert, value the names of its parts."""
+
 
 class Router(nn.Module):
     """Picks experts for each row, and their weights.
@@ -87,7 +90,7 @@ class Experts(nn.Module):
         count, size = spec.num_experts, spec.size
         self.act_fn = make_activation(spec.activation, empty)
         self.gate_limit, self.gate_slope = spec.gate_limit, spec.gate_slope
-        self._parts = ("gate_proj", "up_proj") if spec.is_gated else ("up_proj",)
+        self._parts = EXPERT_PARTS["gate_up"] if spec.is_gated else ("up_proj",)
         num_rows = len(self._parts) * size
         self.gate_up_proj = nn.Parameter(empty(count, num_rows, hidden_size), requires_grad=False)
         self.down_proj = nn.Parameter(empty(count, hidden_size, size), requires_grad=False)

@@ -44,9 +44,6 @@ EXPERT_RULES = {
 }
 """What the extension computes of `MoeSpec`."""
 
-EXPERT_PARTS = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
-"""Key the extension's name of an expert's matrix, value the names of its parts."""
-
 
 def num_expert_weights(moe: MoeSpec) -> int:
     """Return the number of weights that a layer's mixture has in checkpoints."""

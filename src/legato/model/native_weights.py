@@ -5,8 +5,9 @@ from itertools import count
 
 import torch
 
+from legato.model.experts import EXPERT_PARTS
 from legato.model.mlp_spec import MoeSpec
-from legato.model.native_experts import EXPERT_PARTS, num_expert_weights, take_router
+from legato.model.native_experts import num_expert_weights, take_router
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import native_form
 from legato.model.spec import DecoderSpec
