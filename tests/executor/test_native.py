@@ -112,12 +112,16 @@ def computed(
 
 
 def check(spec: DecoderSpec, prompts: list[list[int]], kernels: NativeKernels, seed: int) -> None:
-    """Native logits are as exact as PyTorch's; arguments as of `computed`."""
-    native, rounded, exact = computed(spec, prompts, kernels, seed)
-    for ours, theirs, truth in zip(native.logits, rounded.logits, exact.logits, strict=True):
-        error, allowed = (ours - truth).abs(), (theirs - truth).abs()
-        assert float(error.max()) <= 1.5 * float(allowed.max()) + 0.01 * float(truth.abs().max())
-        assert float(error.mean()) <= 1.2 * float(allowed.mean()) + 0.002 * float(truth.abs().max())
+    """Native logits are as exact as PyTorch's; arguments as of `computed`.
+
+    Of all rows together: PyTorch's roundings of a single one may cancel out by luck.
+    """
+    native, rounded, exact = (
+        torch.cat(runner.logits) for runner in computed(spec, prompts, kernels, seed)
+    )
+    error, allowed = (native - exact).abs(), (rounded - exact).abs()
+    assert float(error.max()) <= 1.5 * float(allowed.max()) + 0.01 * float(exact.abs().max())
+    assert float(error.mean()) <= 1.2 * float(allowed.mean()) + 0.002 * float(exact.abs().max())
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

@@ -72,9 +72,11 @@ class Body:
 
 
 @asynccontextmanager
-async def lane_of_readers() -> AsyncIterator[tuple[Lane, Readers]]:
+async def lane_of_readers(
+    num_places: int = MAX_READERS,
+) -> AsyncIterator[tuple[Lane, Readers]]:
     readers = Readers()
-    lane = Lane(readers.fork)
+    lane = Lane(readers.fork, num_places)
     try:
         yield lane, readers
     finally:
@@ -100,6 +102,19 @@ async def test_a_flood_of_one_tenant_leaves_places_for_others() -> None:
         for body in [*others, *flood]:
             await body.end()
         assert readers.num_forked <= MAX_READERS, "readers are used again"
+
+
+async def test_on_two_processors_a_tenant_has_one_reader_and_another_tenant_a_second() -> None:
+    async with lane_of_readers(num_places=2) as (lane, readers):
+        flood = [readers.begin(lane, "a") for _ in range(12)]
+        await settled()
+        assert (readers.taken["a"], readers.num_forked) == (1, 1)
+        other = readers.begin(lane, "b")
+        await settled()
+        assert readers.taken == {"a": 1, "b": 1}
+        for body in [*flood, other]:
+            await body.end()
+        assert readers.num_forked == 2
 
 
 async def test_tenants_that_wait_take_turns() -> None:

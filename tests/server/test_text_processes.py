@@ -128,6 +128,22 @@ def test_a_stopped_reader_is_killed_and_its_body_read_again(trusting: ServerProc
     assert chat(trusting).status_code == 200
 
 
+def test_a_body_that_only_waits_for_a_processor_is_not_slow(trusting: ServerProcess) -> None:
+    """Or a busy machine would lower, end and fork readers, which cost more than the bodies."""
+    assert chat(trusting).status_code == 200
+    readers = trusting.zygote.children()
+    before = {reader.pid: reader.nice() for reader in readers}
+    with ThreadPoolExecutor(1) as pool:
+        for reader in readers:
+            reader.suspend()
+        asking = pool.submit(chat, trusting)
+        time.sleep(0.3)
+        for reader in readers:
+            reader.resume()
+        assert asking.result().status_code == 200
+    assert {reader.pid: reader.nice() for reader in trusting.zygote.children()} == before
+
+
 def test_a_stopped_zygote_is_replaced(trusting: ServerProcess) -> None:
     zygote = trusting.zygote
     zygote.suspend()

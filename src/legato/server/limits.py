@@ -54,7 +54,7 @@ LARGE_BODY_BYTES = 32 * 2**10
 MAX_WAITING_BYTES = 128 * 2**20
 """Bodies that wait to be read; one more is refused with 429."""
 MAX_READERS = 6
-"""Processes that read small bodies; as many again read large and slow ones."""
+"""Processes that read small bodies, or fewer, one a processor; as many read large and slow ones."""
 READER_MEMORY_BYTES = 2**30
 """Memory that reading one request may take."""
 KEPT_MEMORY_BYTES = 32 * 2**20

@@ -43,13 +43,14 @@ class Pulse:
 
     def tick(self) -> None:
         """Look at the process; call it every `TICK_S`."""
-        computed_s = _processor_time_s(self._pid)
+        computed_s = processor_time_s(self._pid)
         is_alive = self._has_answered or computed_s != self._computed_s
         self._num_silent = 0 if is_alive else self._num_silent + 1
         self._has_answered, self._computed_s = False, computed_s
 
 
-def _processor_time_s(pid: int) -> float:
+def processor_time_s(pid: int) -> float:
+    """Return how long a process has computed; 0 if it is gone."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:  # it is gone, or is ending

@@ -8,14 +8,11 @@ from contextlib import asynccontextmanager
 from legato.core.outputs import RefusalReason
 from legato.core.rotation import Rotation
 from legato.engine.errors import OverloadedError
-from legato.server.limits import MAX_READERS, MAX_WAITING_BYTES
+from legato.server.limits import MAX_WAITING_BYTES
 from legato.server.text.reader_process import ReaderProcess
 
 PATIENCE_S = 0.05
-"""How long a body waits for a busy reader before another is forked.
-
-A reader that works longer on it moves from the lane of small bodies.
-"""
+"""How long a body waits for a busy reader before another is forked."""
 _RETRY_AFTER_S = 1.0
 _IDLE_S = 10.0
 
@@ -36,16 +33,18 @@ class Place:
 class Lane:
     """Assigns readers to bodies; tenants take turns.
 
-    There are `MAX_READERS` places. A tenant may take one as long as it has fewer than are free, so
-    that there is always one for a tenant that has none (dynamic thresholds: Choudhury and Hahne,
-    1998). The same holds for the bytes that wait.
+    A tenant may take a place as long as it has fewer than are free, so that there is always one for
+    a tenant that has none (dynamic thresholds: Choudhury and Hahne, 1998). The same holds for the
+    bytes that wait.
 
     Args:
         fork: starts a reader.
+        num_places: readers that work at the same time.
     """
 
-    def __init__(self, fork: Callable[[], Awaitable[ReaderProcess]]) -> None:
+    def __init__(self, fork: Callable[[], Awaitable[ReaderProcess]], num_places: int) -> None:
         self._fork = fork
+        self._num_places = num_places
         self._idle: list[ReaderProcess] = []  # the most recently used is last
         self._num_taken = Counter[str]()  # places; key: tenant
         self._waiting = Rotation[tuple[str, asyncio.Future[ReaderProcess | None]]]()
@@ -92,7 +91,7 @@ class Lane:
         self._idle.clear()
 
     def _may_take(self, tenant: str) -> bool:
-        return self._num_taken[tenant] < MAX_READERS - self._num_taken.total()
+        return self._num_taken[tenant] < self._num_places - self._num_taken.total()
 
     async def _take(self, tenant: str, num_bytes: int) -> ReaderProcess:
         if self._may_take(tenant) and (reader := self._idle_reader()) is not None:

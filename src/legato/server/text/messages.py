@@ -11,7 +11,7 @@ from legato.text.vocabulary import Vocabulary
 QUICK_NICENESS, SLOW_NICENESS = 5, 10
 """Added niceness of readers, of small bodies and of large or slow ones: the engine's threads go
 first. A burst of small bodies takes longer than a step to read. At the engine's priority it took
-half of a core's time meanwhile, at this one a quarter."""
+half of a core's time meanwhile, at this one a quarter. What forks them has that of small bodies."""
 
 
 class LoadText(msgspec.Struct, frozen=True, tag=True):
@@ -36,7 +36,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         number: the reader's unique id.
-        niceness: added to its own from the start.
+        niceness: added to the server's from the start.
     """
 
     number: int

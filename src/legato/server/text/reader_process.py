@@ -10,7 +10,7 @@ import msgspec
 
 from legato.core.token_ids import TokenIds
 from legato.engine.process.channel import FrameDecoder, pack_frame
-from legato.engine.process.pulse import Pulse
+from legato.engine.process.pulse import Pulse, processor_time_s
 from legato.server.requests.outcome import End, Part, PromptTokens
 from legato.server.requests.serving import Kind
 from legato.server.text.messages import SLOW_NICENESS, BodyFollows, ReaderBegun, ReaderRetires
@@ -98,6 +98,10 @@ class ReaderProcess:
     def pulse(self) -> Pulse:
         """Return a watch on the process, which has just been given a body."""
         return Pulse(self._pid, _MAX_SILENT)
+
+    def processor_time_s(self) -> float:
+        """Return how long it has computed so far."""
+        return processor_time_s(self._pid)
 
     def lower(self) -> None:
         """Lower its priority from now on."""

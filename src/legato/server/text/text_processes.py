@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 from collections import Counter
 from functools import partial
@@ -16,7 +17,7 @@ from legato.engine.process.child_process import status_words
 from legato.engine.process.pulse import TICK_S
 from legato.server.arrival import Arrival
 from legato.server.http.errors import ApiError, out_of_memory, readers_dead
-from legato.server.limits import LARGE_BODY_BYTES
+from legato.server.limits import LARGE_BODY_BYTES, MAX_READERS
 from legato.server.requests.outcome import Generation, Piece, Refused, Warned
 from legato.server.requests.serving import Kind, Serving
 from legato.server.text.lane import PATIENCE_S, Lane, Place
@@ -29,6 +30,9 @@ from legato.text.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 _NUM_ATTEMPTS = 2
+_QUICK_S = 0.03
+"""Processor time; a body that takes more is slow. A busy machine makes none slow."""
+_MAX_LOOKS = 20  # at a reader that may be stopped
 _RESTART_TIMEOUT_S = 30.0
 _RESTART_PAUSE_S = 1.0
 _FORK_PAUSE_S = 0.1
@@ -37,6 +41,18 @@ _FORK_PAUSE_S = 0.1
 def _taken_note_of(reading: "asyncio.Task[Outcome]") -> None:
     if not reading.cancelled():
         reading.exception()
+
+
+async def _is_quick(reading: "asyncio.Task[Outcome]", reader: ReaderProcess) -> bool:
+    """Wait until a body is read, or turns out to be slow; return False for that."""
+    begun_s = reader.processor_time_s()
+    for _ in range(_MAX_LOOKS):
+        await asyncio.wait([reading], timeout=PATIENCE_S)
+        if reading.done():
+            return True
+        if reader.processor_time_s() - begun_s > _QUICK_S:
+            break
+    return False
 
 
 class _NoPlaceError(Exception):
@@ -67,8 +83,10 @@ class TextProcesses:
         self._timeout_s = timeout_s
         self._zygote = ZygoteProcess(self._asked)
         self._is_ready = asyncio.Event()
-        self._quick = Lane(partial(self._fork, QUICK_NICENESS))
-        self._slow = Lane(partial(self._fork, SLOW_NICENESS))
+        # More readers than processors only take them from the engine. (Two: one for another tenant.)
+        num_quick = min(MAX_READERS, max(2, os.cpu_count() or 1))
+        self._quick = Lane(partial(self._fork, QUICK_NICENESS), num_quick)
+        self._slow = Lane(partial(self._fork, SLOW_NICENESS), MAX_READERS)
         self._running: asyncio.Task[None] | None = None
         self._num_suspects = 0  # readers that may be stuck
         self.num_stuck = Counter[str](reader=0, zygote=0)
@@ -180,8 +198,7 @@ class TextProcesses:
         reading = asyncio.create_task(reader.read(kind, body, stored))
         reading.add_done_callback(_taken_note_of)  # avoids a warning for a task that is not awaited
         try:
-            await asyncio.wait([reading], timeout=PATIENCE_S)
-            if not reading.done() and place.lane is self._quick:
+            if place.lane is self._quick and not await _is_quick(reading, reader):
                 if not self._slow.moved(place):
                     raise _NoPlaceError
                 reader.lower()

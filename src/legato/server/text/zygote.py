@@ -20,6 +20,7 @@ from legato.engine.process.channel import ChannelClosedError, FrameDecoder, Ping
 from legato.server.requests.read import RequestReader
 from legato.server.text import reader
 from legato.server.text.messages import (
+    QUICK_NICENESS,
     Fork,
     FromZygote,
     LoadFailed,
@@ -104,13 +105,15 @@ class Zygote:
 
     def _obey(self, tokenizer: Tokenizer, defaults: ModelDefaults, timeout_s: float) -> None:
         requests: RequestReader | None = None
+        niceness_of_server = os.getpriority(os.PRIO_PROCESS, 0)
+        os.nice(QUICK_NICENESS)  # a fork takes as long as many a body
         while True:
             match self._next():
                 case Serve(serving):
                     requests = RequestReader(tokenizer, defaults, serving)
                 case Fork(number, niceness):
                     assert requests is not None, "bodies come once it is known what is served"
-                    self._fork_reader(number, niceness, requests, timeout_s)
+                    self._fork_reader(number, niceness_of_server + niceness, requests, timeout_s)
                 case Ping():
                     self._send(Pong())
 
@@ -120,7 +123,7 @@ class Zygote:
         sock = socket.socket(fileno=self._fds.popleft())
 
         def work() -> None:
-            os.nice(niceness)
+            os.setpriority(os.PRIO_PROCESS, 0, niceness)
             reader.serve(sock, requests, timeout_s)
 
         with sock:
