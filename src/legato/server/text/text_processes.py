@@ -83,7 +83,8 @@ class TextProcesses:
         self._timeout_s = timeout_s
         self._zygote = ZygoteProcess(self._asked)
         self._is_ready = asyncio.Event()
-        # More readers than processors only take them from the engine. (Two: one for another tenant.)
+        # More readers than processors only take time from the engine. The second of two is for
+        # another tenant.
         num_quick = min(MAX_READERS, max(2, os.cpu_count() or 1))
         self._quick = Lane(partial(self._fork, QUICK_NICENESS), num_quick)
         self._slow = Lane(partial(self._fork, SLOW_NICENESS), MAX_READERS)
