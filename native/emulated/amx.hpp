@@ -63,17 +63,19 @@ inline void _tile_stored(int from, void *to, long stride) {
 inline void _tile_dpbf16ps(int to, int left, int right) {
     const emulated::Tile &a = emulated::configured_tile(left), &b = emulated::configured_tile(right);
     for (int m = 0; m < 16; ++m) {
-        const auto row = emulated::loaded<emulated::Shorts>(a.rows[m]);
-        __m512 even{}, odd{};
-        for (int k = 0; k < 16; ++k) {
-            const auto column = emulated::loaded<emulated::Shorts>(b.rows[k]);
-            for (int n = 0; n < 16; ++n) {
-                even[n] = emulated::add_product(even[n], row[2 * k], column[2 * n]);
-                odd[n] = emulated::add_product(odd[n], row[2 * k + 1], column[2 * n + 1]);
+        for (int half : {0, 32}) {
+            __m256 even{}, odd{};
+            for (int k = 0; k < 16; ++k) {
+                const __m256i row = _mm256_set1_epi32(emulated::loaded<int32_t>(a.rows[m] + 4 * k));
+                const auto columns = emulated::loaded<__m256i>(b.rows[k] + half);
+                even = emulated::add_products(even, emulated::lower_bf16(row),
+                                              emulated::lower_bf16(columns));
+                odd = emulated::add_products(odd, emulated::upper_bf16(row),
+                                             emulated::upper_bf16(columns));
             }
+            auto *sums = emulated::configured_tile(to).rows[m] + half;
+            emulated::stored(sums, emulated::loaded<__m256>(sums) + (even + odd));
         }
-        auto &sums = emulated::configured_tile(to).rows[m];
-        emulated::stored(sums, emulated::loaded<__m512>(sums) + (even + odd));
     }
 }
 
@@ -84,8 +86,7 @@ inline void _tile_dpbsud(int to, int left, int right) {
         auto &sums = emulated::configured_tile(to).rows[m];
         auto total = emulated::loaded<__m512i>(sums);
         for (int k = 0; k < 16; ++k) {
-            int32_t four;
-            std::memcpy(&four, a.rows[m] + 4 * k, sizeof(four));
+            const auto four = emulated::loaded<int32_t>(a.rows[m] + 4 * k);
             total = _mm512_dpbusd_epi32(total, emulated::loaded<__m512i>(b.rows[k]),
                                         _mm512_set1_epi32(four));
         }
