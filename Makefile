@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # A file is one worker's, with its servers and engines, and so are files that share a server
 # (tests/distribution.py); tests/conftest.py puts the longest first.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Three workers keep two cores busy: they wait for servers a third of their time.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: serve test test-thorough test-fleet test-oldest-triton check lint types contracts format docs site bench clean
 
