@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.rows import CPU_ROWS, GPU_ROWS, RowCounts
+from legato.core.rows import CPU_ROWS, GPU_ROWS, UNPADDED, RowCounts
 
 MOST = 5000
 
 
-@pytest.mark.parametrize("rows", [CPU_ROWS, GPU_ROWS])
+@pytest.mark.parametrize("rows", [CPU_ROWS, GPU_ROWS, UNPADDED])
 @given(num_rows=st.integers(0, MOST))
 def test_a_batch_lies_between_two_neighbours_of_the_list(rows: RowCounts, num_rows: int) -> None:
     counts = [0, *rows.up_to(MOST)]

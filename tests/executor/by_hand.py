@@ -229,6 +229,7 @@ class FailingModel:
         self.cache, self.dtype, self.device = model.cache, model.dtype, model.device
         self.num_weight_bytes, self.load_weights = model.num_weight_bytes, model.load_weights
         self.num_torch_threads, self.drops_rows = model.num_torch_threads, model.drops_rows
+        self.rows = model.rows
         self._model = model
 
     def forward(

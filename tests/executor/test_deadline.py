@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from legato.core.plan import Deadline, ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
-from legato.core.rows import CPU_ROWS
+from legato.core.rows import CPU_ROWS, UNPADDED, RowCounts
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.executor.attention.base import AttentionBackend
@@ -162,7 +162,12 @@ class Watched:
     """
 
     def __init__(
-        self, num_decodes: int, chunks: Sequence[int], deadline: Deadline, paces_s: Sequence[float]
+        self,
+        num_decodes: int,
+        chunks: Sequence[int],
+        deadline: Deadline,
+        paces_s: Sequence[float],
+        row_counts: RowCounts = CPU_ROWS,
     ) -> None:
         self.now_s = 0.0
         self.deadline, self.paces_s = deadline, paces_s
@@ -187,11 +192,13 @@ class Watched:
             )
             for i, n in enumerate(sizes)
         ]
-        batch = pack(self.plan.chunks, sequences, block_size=BLOCK_SIZE, device=CPU)
+        batch = pack(
+            self.plan.chunks, sequences, block_size=BLOCK_SIZE, device=CPU, padding=row_counts
+        )
         cache = CacheSpec(layers=(LayerCache(1, 8),), dtype=torch.float32)
         backend = TorchAttentionBackend(cache, num_blocks=1, block_size=BLOCK_SIZE, device=CPU)
         self.num_rows, self.num_prefill = sum(sizes), sum(chunks)
-        self.watch = DeadlineWatch(self.plan, batch, backend, lambda: self.now_s, 0.0)
+        self.watch = DeadlineWatch(self.plan, batch, backend, row_counts, lambda: self.now_s, 0.0)
 
     def run(self) -> list[int]:
         """Return the rows that each group of layers computed, and take the time for it."""
@@ -217,21 +224,27 @@ class Watched:
     interrupted=st.lists(st.sampled_from([0.0, 0.0, 0.0, 1.0, 4.0]), min_size=4, max_size=8),
     left=st.floats(0.3, 1.5),
     share=st.floats(0.0, 0.95),
+    row_counts=st.sampled_from([CPU_ROWS, UNPADDED]),
 )
 def test_what_is_dropped_keeps_the_deadline_and_what_must_be_kept(
-    num_decodes: int, chunks: list[int], interrupted: list[float], left: float, share: float
+    num_decodes: int,
+    chunks: list[int],
+    interrupted: list[float],
+    left: float,
+    share: float,
+    row_counts: RowCounts,
 ) -> None:
     """`left`: of the undisturbed step's time; `interrupted`: in layers, for each group of them."""
     paces_s = [1.0 + longer for longer in interrupted]
     layers_s = left * LAYERS_A_LOOK * len(paces_s)
     deadline = Deadline(layers_s, late_s=1.2 * layers_s, prefill_share=share)
-    watched = Watched(num_decodes, chunks, deadline, paces_s)
+    watched = Watched(num_decodes, chunks, deadline, paces_s, row_counts)
     counts = watched.run()
     least = num_decodes + min(16, chunks[0])
     assert counts[:2] == [watched.num_rows] * 2  # no pace is known before ten layers
     for before, after in pairwise(counts):
         assert before >= after >= min(least, watched.num_rows)
-        assert after in (before, CPU_ROWS.full(after))
+        assert after in (before, row_counts.full(after))
     foreseen_s = watched.watch.foreseen_s
     assert foreseen_s is not None
     if watched.watch.cuts:
@@ -243,7 +256,7 @@ def test_what_is_dropped_keeps_the_deadline_and_what_must_be_kept(
         assert counts[-1] == watched.num_rows
     if not any(interrupted):
         assert foreseen_s == pytest.approx(watched.now_s)
-        is_least = counts[-1] <= CPU_ROWS.padded(least)
+        is_least = counts[-1] <= row_counts.padded(least)
         # Deadlines that cannot be kept are given up.
         given_up = watched.now_s > deadline.late_s * 0.999 and not watched.watch.cuts
         assert foreseen_s <= layers_s * 1.001 or is_least or given_up or not share

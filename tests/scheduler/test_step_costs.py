@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from legato.core.errors import ConfigError
 from legato.core.plan import ScheduledChunk, StepPlan
-from legato.core.rows import CPU_ROWS, GPU_ROWS
+from legato.core.rows import CPU_ROWS, GPU_ROWS, UNPADDED
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_costs import NUM_TERMS, ROW_BOUNDS, StepCosts, features
 from legato.scheduler.step_shape import StepShape
@@ -34,7 +34,7 @@ def padded_costs() -> st.SearchStrategy[StepCosts]:
     return st.builds(
         lambda costs, rows: msgspec.structs.replace(costs, rows=rows),
         true_costs(),
-        st.sampled_from([CPU_ROWS, GPU_ROWS]),
+        st.sampled_from([CPU_ROWS, GPU_ROWS, UNPADDED]),
     )
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from legato.core.plan import ScheduledChunk
-from legato.core.rows import CPU_ROWS
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.executor.sequence import SequenceState
 
 Int32s = npt.NDArray[np.int32]
@@ -99,8 +99,8 @@ class BlockTable(NamedTuple):
 class PackedBatch:
     """T tokens of R chunks; S rows are sampled.
 
-    The model's inputs are on its device, padded (`CPU_ROWS`) to P and Q rows; the last P - T and
-    Q - S results are not read. The inputs of attention are in host memory: a backend first makes
+    The model's inputs are on its device, padded to P and Q rows; the last P - T and Q - S results
+    are not read. The inputs of attention are in host memory: a backend first makes
     its own view of them, once a step, and some backends need the values to do so.
 
     Attributes:
@@ -170,8 +170,13 @@ def pack(
     *,
     block_size: int,
     device: torch.device,
+    padding: RowCounts = CPU_ROWS,
 ) -> PackedBatch:
-    """Pack a plan's chunks, at least one, for a model on `device`."""
+    """Pack a plan's chunks, at least one, for a model on `device`.
+
+    Args:
+        padding: the model's `rows`.
+    """
     flat = FlatChunks.of(chunks)
     rows = flat.rows()
     query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
@@ -183,6 +188,11 @@ def pack(
         slots = (table[rows.chunk, block] - block) * block_size + rows.position
         return BlockTable(slots, table)
 
+    def padded(values: Int64s) -> torch.Tensor:
+        zeros = np.zeros(padding.padded(len(values)), dtype=np.int64)
+        zeros[: len(values)] = values
+        return torch.from_numpy(zeros).to(device, non_blocking=True)
+
     pairs = list(zip(chunks, sequences, strict=True))
     own = located([sequence.block_row(chunk.block_ids) for chunk, sequence in pairs])
     windows = tuple(
@@ -190,9 +200,9 @@ def pack(
         for i in range(len(chunks[0].window_block_ids))
     )
     return PackedBatch(
-        input_ids=_padded(token_ids(chunks, sequences), device),
-        positions=_padded(rows.position, device),
-        sample_rows=_padded(flat.sampled(rows), device),
+        input_ids=padded(token_ids(chunks, sequences)),
+        positions=padded(rows.position),
+        sample_rows=padded(flat.sampled(rows)),
         slot_mapping=own.slot_mapping,
         query_start=query_start,
         context_len=(flat.starts + flat.counts).astype(np.int32),
@@ -212,10 +222,3 @@ def _block_table(rows: Sequence[Int32s]) -> Int32s:
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
     return table
-
-
-def _padded(values: Int64s, device: torch.device) -> torch.Tensor:
-    """Append zeros, up to a row count for which there are kernels."""
-    padded = np.zeros(CPU_ROWS.padded(len(values)), dtype=np.int64)
-    padded[: len(values)] = values
-    return torch.from_numpy(padded).to(device, non_blocking=True)

@@ -11,7 +11,7 @@ from statistics import median_low
 import msgspec
 
 from legato.core.plan import ChunkResult, RowCut, StepPlan, StepResult
-from legato.core.rows import CPU_ROWS
+from legato.core.rows import RowCounts
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch
 from legato.model.base import FirstRows
@@ -23,7 +23,7 @@ _FEWEST_LAYERS = 10
 MIN_LAYERS = 16
 """Layers of a model whose steps are watched. With fewer, hardly one look could drop any rows."""
 _LEAST_PREFILL = 16
-"""Rows of prompts that no step drops, so that prompts advance. Fewer cost hardly less."""
+"""Rows of prompts that no step drops, so that prompts advance."""
 
 
 class DeadlineWatch:
@@ -39,6 +39,7 @@ class DeadlineWatch:
         plan: it has a deadline.
         batch: its rows.
         attention: makes the view of fewer rows.
+        row_counts: the model's `rows`.
         begun_s: when the step was submitted, by `clock`.
 
     Attributes:
@@ -51,6 +52,7 @@ class DeadlineWatch:
         plan: StepPlan,
         batch: PackedBatch,
         attention: AttentionBackend,
+        row_counts: RowCounts,
         clock: Callable[[], float],
         begun_s: float,
     ) -> None:
@@ -58,6 +60,7 @@ class DeadlineWatch:
         self._deadline = plan.deadline
         self.batch = batch
         self._attention = attention
+        self._row_counts = row_counts
         self._clock = clock
         self._begun_s = self._looked_s = begun_s
         self._num_layers = self._num_looked = 0
@@ -66,7 +69,7 @@ class DeadlineWatch:
         self._num_prefill = sum(
             chunk.num_tokens for chunk in plan.chunks if chunk.kind == "prefill"
         )
-        self._least = _least_rows(plan)
+        self._least = _least_rows(plan, row_counts)
         self.cuts: list[RowCut] = []
         self.foreseen_s: float | None = None
 
@@ -110,7 +113,7 @@ class DeadlineWatch:
         if elapsed_s + rest_s * self._cost(self._least) > self._deadline.late_s:
             return self.num_rows
         fitting = max(0.0, self.num_rows - excess_s / row_s)
-        return max(CPU_ROWS.full(int(fitting)), self._least)
+        return max(self._row_counts.full(int(fitting)), self._least)
 
 
 def with_dropped(result: StepResult, plan: StepPlan, watch: DeadlineWatch) -> StepResult:
@@ -127,7 +130,7 @@ def with_dropped(result: StepResult, plan: StepPlan, watch: DeadlineWatch) -> St
     )
 
 
-def _least_rows(plan: StepPlan) -> int:
+def _least_rows(plan: StepPlan, row_counts: RowCounts) -> int:
     """Return the fewest rows of a step's first rows, which need no padding; or all of them."""
     num_kept, num_rows = 0, plan.num_tokens
     for chunk in plan.chunks:
@@ -135,4 +138,4 @@ def _least_rows(plan: StepPlan) -> int:
             num_kept += min(_LEAST_PREFILL, chunk.num_tokens)
             break
         num_kept += chunk.num_tokens
-    return min(CPU_ROWS.padded(num_kept), num_rows)
+    return min(row_counts.padded(num_kept), num_rows)

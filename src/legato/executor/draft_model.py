@@ -288,7 +288,13 @@ class DraftModel:
     ) -> list[tuple[int, float]]:
         """Return the likeliest token after each sampled row, and its probability."""
         with torch_threads(self._model.num_torch_threads):
-            batch = pack(chunks, sequences, block_size=self._block_size, device=self._model.device)
+            batch = pack(
+                chunks,
+                sequences,
+                block_size=self._block_size,
+                device=self._model.device,
+                padding=self._model.rows,
+            )
             step = self._attention.begin_step(batch)
             hidden = self._model.forward(batch.input_ids, batch.positions, step)
             num_samples = sum(chunk.num_samples for chunk in chunks)

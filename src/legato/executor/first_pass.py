@@ -51,7 +51,9 @@ def check_forward(
         num_groups=len(attention.blocks),
     )
     sequences = [SequenceState(request) for request in plan.new_requests]
-    batch = pack(plan.chunks, sequences, block_size=block_size, device=model.device)
+    batch = pack(
+        plan.chunks, sequences, block_size=block_size, device=model.device, padding=model.rows
+    )
 
     def values(first: int | None) -> torch.Tensor:
         step = attention.begin_step(batch)

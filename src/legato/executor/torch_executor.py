@@ -79,11 +79,17 @@ class TorchExecutor:
         ):
             step = self._sequences.begin(plan)
             batch = pack(
-                plan.chunks, step.sequences, block_size=self._block_size, device=self._model.device
+                plan.chunks,
+                step.sequences,
+                block_size=self._block_size,
+                device=self._model.device,
+                padding=self._model.rows,
             )
             watch: DeadlineWatch | None = None
             if plan.deadline is not None:
-                watch = DeadlineWatch(plan, batch, self._attention, self._clock, started_s)
+                watch = DeadlineWatch(
+                    plan, batch, self._attention, self._model.rows, self._clock, started_s
+                )
             hidden = self._forward(plan, batch, watch)
             if watch is not None and watch.cuts:
                 step, batch = step.first_rows(watch.num_rows), watch.batch

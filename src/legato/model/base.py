@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from legato.core.rows import RowCounts
 from legato.model.quantization import QuantizedWeight
 from legato.model.states import StepStates
 
@@ -230,6 +231,7 @@ class Model(Protocol):
         num_weight_bytes: weights read in a step; known once they are loaded.
         num_torch_threads: of PyTorch's operations during a step; None leaves PyTorch's setting.
         drops_rows: whether `forward` takes a watch.
+        rows: the numbers of rows to which its inputs are padded.
     """
 
     @property
@@ -237,6 +239,9 @@ class Model(Protocol):
 
     @property
     def drops_rows(self) -> bool: ...
+
+    @property
+    def rows(self) -> RowCounts: ...
 
     @property
     def cache(self) -> CacheSpec: ...

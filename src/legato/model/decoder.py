@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from legato.core.rows import CPU_ROWS
 from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator, part_size
 from legato.model.experts import Experts
@@ -121,6 +122,7 @@ class Decoder(nn.Module):
     """
 
     num_torch_threads: int | None = None
+    rows = CPU_ROWS
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from legato.core.errors import UnsupportedModelError
+from legato.core.rows import CPU_ROWS, UNPADDED
 from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, LayerInputs, finished_logits, scaled_embeddings
@@ -82,6 +83,9 @@ class NativeKernels:
 
     Args:
         instructions: one of `native_instructions()`, or of `emulated_instructions()`.
+
+    Attributes:
+        rows: as of `Model`.
     """
 
     def __init__(self, num_threads: int, instructions: str) -> None:
@@ -91,6 +95,7 @@ class NativeKernels:
         self.extension: Any = import_module(_module(instructions))
         self.pool = self.extension.ThreadPool(num_threads)
         self.operators = self.extension.Operators(self.pool)
+        self.rows = CPU_ROWS if instructions.endswith("amx") else UNPADDED
 
 
 class ReadsNativeCache:
@@ -183,6 +188,7 @@ class NativeModel(ReadsNativeCache):
         empty = partial(torch.empty, dtype=self.dtype)
         self.spec = spec
         self.kernels = kernels
+        self.rows = kernels.rows
         self.cache = spec.cache(self.dtype)
         self.num_weight_bytes = 0
         self._communicator = communicator

@@ -56,6 +56,7 @@ class PartlyNativeDecoder(Decoder, ReadsNativeCache):
     ) -> None:
         super().__init__(spec, dtype=DTYPE, device=torch.device("cpu"), communicator=communicator)
         self.kernels = kernels
+        self.rows = kernels.rows
         # As in `NativeModel`, PyTorch's threads would spin on the cores of the kernels' threads.
         # But experts are products of PyTorch's.
         has_experts = any(layer.moe is not None for layer in self.spec.layers)

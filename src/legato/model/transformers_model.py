@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.utils import ModelOutput
 
+from legato.core.rows import CPU_ROWS
 from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.native import NativeKernels, ReadsNativeCache
 from legato.model.native_operators import NativeProduct
@@ -38,6 +39,7 @@ class TransformersModel:
     """
 
     device = torch.device("cpu")
+    rows = CPU_ROWS
     drops_rows = False
     """Its layers are one call of transformers."""
 

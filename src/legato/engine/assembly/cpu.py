@@ -71,7 +71,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
         groups=groups,
         blocks=attention.blocks,
         states=() if states is None else states.tensors,
-        rows=cpu_rows(spec),
+        rows=cpu_rows(spec, model),
         kernels=_kernels(spec, kernels),
         untaken=untaken_pages(config.cache, attention, states),
         draft_model=_draft_model(blueprint, draft, kv.num_blocks),

@@ -77,11 +77,11 @@ def untaken_pages(
     return UntakenPages(*(() if states is None else states.tensors), *attention.blocks)
 
 
-def cpu_rows(spec: DecoderSpec | TransformersSpec) -> RowCounts:
+def cpu_rows(spec: DecoderSpec | TransformersSpec, model: Model) -> RowCounts:
     """Return what the time of a step depends on, besides the number of its rows."""
     if isinstance(spec, TransformersSpec):
-        return CPU_ROWS
-    return msgspec.structs.replace(CPU_ROWS, experts=spec.expert_counts)
+        return model.rows
+    return msgspec.structs.replace(model.rows, experts=spec.expert_counts)
 
 
 def native_kernels(blueprint: Blueprint, *, num_threads: int | None = None) -> NativeKernels | None:

@@ -99,6 +99,7 @@ def _fingerprint(runtime: ModelRuntime) -> dict[str, str]:
         "device": _device_name(runtime.model.device),
         "ranks": str(config.model.tensor_parallel_size),
         "threads": str(torch.get_num_threads()),
+        "rows": msgspec.json.encode(runtime.rows).decode(),
         "block size": str(runtime.kv.block_size),
         "max running": str(config.scheduler.max_num_seqs),
         "drafts": _measured_drafts(config.scheduler),

@@ -81,6 +81,7 @@ class LeadModel:
         self._divided = divided
         self._followers = followers
         self.num_torch_threads = num_torch_threads
+        self.rows = divided.own.rows
 
     @property
     def cache(self) -> CacheSpec:

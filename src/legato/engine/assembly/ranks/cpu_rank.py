@@ -102,7 +102,7 @@ class CpuRank:
             kv=kv,
             executor=executor,
             blocks=attention.blocks,
-            rows=cpu_rows(blueprint.checkpoint.spec),
+            rows=cpu_rows(blueprint.checkpoint.spec, model),
             kernels=self._kernels,
             untaken=self.untaken,
         )
