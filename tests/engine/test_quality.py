@@ -143,4 +143,4 @@ def test_what_calibrate_measures_undisturbed_is_kept_and_a_profile(
     assert profile.figures == "measured"
     assert profile.max_model_len == 8192
     assert 8192 <= profile.kv_cache_tokens < 20_000  # 256 MiB, at 23 kB a token
-    assert profile.costs == fit(profile.steps)
+    assert profile.costs == fit(profile.steps, profile.costs.rows)
