@@ -13,6 +13,7 @@ import torch
 from legato.gpu.kernels.activation import gate_heads, silu_mul
 from legato.gpu.kernels.attention import attend, make_scratch
 from legato.gpu.kernels.embedding import embed
+from legato.gpu.kernels.expert_choice import pick_experts
 from legato.gpu.kernels.experts import (
     ExpertWeights,
     project_gated,
@@ -30,6 +31,7 @@ from legato.gpu.state_work import StateWorkShape
 from legato.gpu.work_items import Tiling, section_size, work_lists
 from legato.model.base import SCALE_BYTES
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
+from legato.model.mlp_spec import MoeSpec
 from legato.model.recurrence import make_recurrence
 from legato.model.states import make_states
 from tests.gpu.limits import Architecture
@@ -197,6 +199,22 @@ def _experts(
     sum_outputs(outputs, None if is_limited else rows, gates, torch.empty_like(rows))
 
 
+def _pick(**moe: Any) -> None:
+    spec = MoeSpec(size=64, **moe)
+    numbers = torch.empty(spec.num_experts)
+    experts = torch.empty(512, spec.num_active, dtype=torch.int64)
+    pick_experts(
+        torch.empty(512, spec.num_experts),
+        spec,
+        numbers if spec.has_router_bias else None,
+        numbers if spec.has_selection_bias else None,
+        numbers if spec.has_expert_scale else None,
+        torch.empty(512, dtype=torch.int32),
+        experts,
+        torch.empty_like(experts, dtype=torch.float32),
+    )
+
+
 class Launch(NamedTuple):
     """What to call, and what to compile it for."""
 
@@ -237,6 +255,29 @@ LAUNCHES = {
     ),
     "mix, Falcon-H1": Launch(
         partial(_mix, Mamba2Spec(num_heads=32, num_groups=1, head_dim=64, state_size=256), 2048)
+    ),
+    "pick, Qwen3-30B-A3B": Launch(partial(_pick, num_experts=128, num_active=8)),
+    "pick, Qwen3-Next": Launch(partial(_pick, num_experts=512, num_active=10)),
+    "pick, gpt-oss-20b": Launch(
+        partial(
+            _pick,
+            num_experts=32,
+            num_active=4,
+            score="softmax_of_active",
+            has_router_bias=True,
+        )
+    ),
+    "pick, DeepSeek-V3": Launch(
+        partial(
+            _pick,
+            num_experts=256,
+            num_active=8,
+            score="sigmoid",
+            has_selection_bias=True,
+            num_groups=8,
+            num_active_groups=4,
+            factor=2.5,
+        )
     ),
     "experts, 1 row": Launch(partial(_experts, 1)),
     "experts, 512 rows": Launch(partial(_experts, 512), (90,)),

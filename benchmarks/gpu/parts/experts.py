@@ -62,7 +62,8 @@ class ExpertLayer:
         """All ways for so many rows, the first two compared."""
         moe, place = self.moe, {"generator": self._made, "device": self._device}
         rows = self._random(num_rows, self._size) * self._size**0.5
-        picked = torch.rand(num_rows, moe.num_experts, **place).argsort(1)[:, : moe.num_active]
+        order = torch.rand(num_rows, moe.num_experts, **place).argsort(1)
+        picked = order[:, : moe.num_active].contiguous()
         factors = torch.rand(picked.shape, **place)
         slots = torch.zeros(num_rows, dtype=torch.int32, device=self._device)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from legato.core.errors import ConfigError
-from legato.gpu.experts import GpuExperts
+from legato.gpu.experts import GpuExperts, route
 from legato.gpu.kernels.activation import gate_heads, silu_mul
 from legato.gpu.kernels.attention import AttentionScratch, attend
 from legato.gpu.kernels.embedding import embed
@@ -264,7 +264,8 @@ def _feed_forward(
 def _mixture(mixture: MixtureOfExperts, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     experts = mixture.get_submodule("experts")
     assert isinstance(experts, GpuExperts)
-    outputs: torch.Tensor = experts(rows, *mixture.gate(rows), slots)
+    picked, weights = route(mixture.gate, rows, slots)
+    outputs: torch.Tensor = experts(rows, picked, weights, slots)
     shared = None if mixture.shared_expert is None else _mlp(mixture.shared_expert, rows)
     gate = mixture.shared_expert_gate
     out = torch.empty_like(rows)

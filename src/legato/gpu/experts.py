@@ -1,8 +1,10 @@
-"""Experts on a GPU: grouped products for the experts that PyTorch's router picks."""
+"""Experts on a GPU: a fused router, and grouped products of the experts that it picks."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from legato.gpu.kernels.expert_choice import pick_experts
 from legato.gpu.kernels.experts import (
     ExpertWeights,
     project_gated,
@@ -10,7 +12,7 @@ from legato.gpu.kernels.experts import (
     sort_by_expert,
 )
 from legato.gpu.linear import packed
-from legato.model.experts import Experts
+from legato.model.experts import Experts, Router
 from legato.model.quantization import QuantizedWeight
 
 
@@ -41,17 +43,43 @@ class GpuExperts(nn.Module):
         """Map rows [T, E] to the outputs of their experts, times the router's weights: [T, A, E].
 
         Args:
-            experts, factors: [T, A] int64 and float32, from the router.
+            experts, factors: [T, A] int64 and float32, contiguous, from the router.
             slots: int32 [T], negative for padding, whose outputs are not written.
         """
-        pairs = sort_by_expert(experts.contiguous(), slots, self._num_experts)
+        pairs = sort_by_expert(experts, slots, self._num_experts)
         inner = rows.new_empty(experts.numel(), self._size)
         project_gated(
             rows, pairs, self._gate_up, inner, limit=self._gate_limit, slope=self._gate_slope
         )
         outputs = rows.new_empty(*experts.shape, self._hidden_size)
-        project_weighted(inner, pairs, self._down, factors.contiguous(), outputs)
+        project_weighted(inner, pairs, self._down, factors, outputs)
         return outputs
+
+
+def route(
+    router: Router, rows: torch.Tensor, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the experts [T, A] int64 and their weights [T, A] float32 of rows [T, E].
+
+    They are those of `router`'s own `forward`, as far as `pick_experts` promises.
+
+    Args:
+        slots: int32 [T], negative for padding, which gets no experts.
+    """
+    logits = F.linear(rows.float(), router.weight)
+    experts = rows.new_empty(len(rows), router.spec.num_active, dtype=torch.int64)
+    weights = torch.empty_like(experts, dtype=torch.float32)
+    pick_experts(
+        logits,
+        router.spec,
+        router.bias,
+        router.selection_bias,
+        router.expert_scale,
+        slots,
+        experts,
+        weights,
+    )
+    return experts, weights
 
 
 def codes_of(weight: QuantizedWeight, num_experts: int, device: torch.device) -> ExpertWeights:

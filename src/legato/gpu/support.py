@@ -110,7 +110,6 @@ _SUPPORTED: Rules = {
         "gate_limit": anything(),
         "gate_slope": anything(),
         "has_bias": anything(),
-        # The router is PyTorch's.
         "score": anything(),
         "has_router_bias": anything(),
         "has_selection_bias": anything(),
