@@ -164,12 +164,12 @@ void Experts::sort(ExpertsSpace &space, int num_rows) {
     for (int i = 0; i < pairs; ++i) space.places[i] = next[space.picked[i]]++;
 }
 
-void Experts::add(ExpertsSpace &space, const TiledRows &rows, int num_rows, float scale,
-                  float *sums, int num_threads) {
-    const RowShares shares(num_rows, num_threads);
+// Computes the output of each pair of a row and an expert.
+void Experts::compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_rows,
+                            int num_threads) {
     const int size = shape.hidden_size, num_active = shape.num_active;
     phases_[kSort].run(1, [&](int) { sort(space, num_rows); });
-    shares.run(phases_[kGather], [&](int row) {
+    RowShares(num_rows, num_threads).run(phases_[kGather], [&](int row) {
         for (int i = row * num_active; i < (row + 1) * num_active; ++i)
             for (int column = 0; column < size; column += kTileDepth)
                 std::copy_n(rows.at(row, column), kTileDepth,
@@ -189,17 +189,6 @@ void Experts::add(ExpertsSpace &space, const TiledRows &rows, int num_rows, floa
         gate(space, num_threads, [](Floats gate, Floats up) { return silu(gate) * up; });
     }
     project(space, num_threads);
-    shares.run(phases_[kSum], [&](int row) {
-        float *to = sums + static_cast<size_t>(row) * size;
-        for (int column = 0; column < size; column += 16) {
-            Floats total = fill(0.0f);
-            for (int i = row * num_active; i < (row + 1) * num_active; ++i) {
-                const float *from = &space.outputs[static_cast<size_t>(space.places[i]) * size];
-                total = fma(load(from + column), fill(space.weights[i]), total);
-            }
-            store(to + column, fma(total, fill(scale), load(to + column)));
-        }
-    });
 }
 
 // Calls work(group, first_panel, end_panel) for all panels of a matrix of each group's expert.

@@ -64,16 +64,32 @@ public:
     // Called by all threads: picks experts for rows, and computes the factors of the shared expert.
     void pick(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads);
 
-    // Called by all threads, after pick(): adds `scale` times the picked experts' outputs to the
-    // sums [num_rows, E].
-    void add(ExpertsSpace &space, const TiledRows &rows, int num_rows, float scale, float *sums,
-             int num_threads);
+    // Called by all threads, after pick(): computes the outputs of the picked experts, and calls
+    // keep(row, column, 16 sums) for all of the rows' weighted sums.
+    template <typename Keep>
+    void compute(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads,
+                 Keep keep) {
+        compute_pairs(space, rows, num_rows, num_threads);
+        RowShares(num_rows, num_threads).run(phases_[kSum], [&](int row) {
+            const int first = row * shape.num_active;
+            for (int column = 0; column < shape.hidden_size; column += 16) {
+                Floats total = fill(0.0f);
+                for (int i = first; i < first + shape.num_active; ++i) {
+                    const size_t place = space.places[i];
+                    total = fma(load(&space.outputs[place * shape.hidden_size] + column),
+                                fill(space.weights[i]), total);
+                }
+                keep(row, column, total);
+            }
+        });
+    }
 
     const ExpertsShape shape;
 
 private:
     void pick_row(ExpertsSpace &space, const TiledRows &rows, int row) const;
     void limit_groups(std::vector<float> &choice) const;
+    void compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads);
     void sort(ExpertsSpace &space, int num_rows);
     template <typename Activate>
     void gate(ExpertsSpace &space, int num_threads, Activate activate);

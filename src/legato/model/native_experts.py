@@ -46,10 +46,9 @@ EXPERT_RULES = {
 
 
 def num_expert_weights(moe: MoeSpec) -> int:
-    """Return the number of weights that a layer's mixture has in checkpoints."""
+    """Return the number of weights of a mixture in checkpoints, without its MLP for all rows."""
     num_router = 1 + moe.has_router_bias + moe.has_selection_bias + moe.has_shared_gate
-    num_shared = 0 if moe.shared is None else 3
-    return num_router + num_shared + 3 * (1 + moe.has_bias) * moe.num_experts
+    return num_router + 3 * (1 + moe.has_bias) * moe.num_experts
 
 
 def expert_numbers(mlp: MlpSpec | MoeSpec) -> dict[str, float]:

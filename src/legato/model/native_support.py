@@ -162,6 +162,18 @@ def why_not_computed(spec: DecoderSpec) -> str:
     return unsupported("native layers", spec, SUPPORTED)
 
 
+def why_not_experts(spec: DecoderSpec) -> str:
+    """Return why experts are PyTorch's in layers with other native parts; empty if none are."""
+    for layer in spec.layers:
+        if layer.mixture is not None:
+            return "they are beside an MLP"
+        if isinstance(layer.mlp, MoeSpec):
+            reason = unsupported("native experts", layer.mlp, {MoeSpec: EXPERT_RULES})
+            if reason:
+                return reason
+    return ""
+
+
 def why_not_in_parts(spec: DecoderSpec) -> str:
     """Return why PyTorch's layers of a decoder cannot have native parts; empty if they can.
 
