@@ -138,7 +138,7 @@ ExpertsShape experts_shape_of(const nb::dict &numbers) {
     return {whole("hidden_size"), whole("expert_size"), whole("num_experts"), whole("num_active"),
             whole("num_groups"), whole("num_active_groups"),
             static_cast<Score>(whole("score")), whole("is_normalized") != 0, real("factor"),
-            whole("is_gelu") != 0, real("gate_limit"), real("gate_slope")};
+            whole("is_gated") != 0, whole("is_gelu") != 0, real("gate_limit"), real("gate_slope")};
 }
 
 LayerShape shape_of(const nb::dict &numbers) {

@@ -19,13 +19,16 @@ struct ExpertsShape {
     Score score;
     bool is_normalized;              // weights are divided by their sum
     float factor;                    // on weights
+    bool is_gated;                   // else an expert's activation is a squared ReLU
     bool is_gelu;
     float gate_limit, gate_slope;    // 0 for gates without a limit
+
+    int entry_size() const { return (is_gated ? 2 : 1) * size; }
 };
 
 // Weights of an expert as in a checkpoint; null biases if there are none.
 struct ExpertWeights {
-    Weight gate_up;  // [2I, E]
+    Weight gate_up;  // [2I, E], or [I, E] without gates
     Weight down;     // [E, I]
     const bf16 *gate_up_bias, *down_bias;
 };
@@ -91,8 +94,11 @@ private:
     void limit_groups(std::vector<float> &choice) const;
     void compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads);
     void sort(ExpertsSpace &space, int num_rows);
+    template <typename Keep>
+    void enter(ExpertsSpace &space, int num_threads, Keep keep);
     template <typename Activate>
     void gate(ExpertsSpace &space, int num_threads, Activate activate);
+    void square(ExpertsSpace &space, int num_threads);
     void project(ExpertsSpace &space, int num_threads);
     template <typename Work>
     void for_each_share(const PackedMatrix &first, int num_threads, Phase &phase, Work work) const;

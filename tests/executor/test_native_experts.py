@@ -81,7 +81,19 @@ def test_experts_in_codes(bits: int, instructions: str) -> None:
 
 
 HIDDEN = 64
-MIXTURES = {name: spec.layers[-1].moe for name, spec in EXPERTS.items()}
+MIXTURES: dict[str, MoeSpec] = {
+    **{name: spec.layers[-1].moe for name, spec in EXPERTS.items()},
+    "squares without gates": MoeSpec(
+        num_experts=6,
+        num_active=3,
+        size=96,
+        activation="relu2",
+        is_gated=False,
+        has_bias=True,
+        score="sigmoid",
+        shared_size=40,
+    ),
+}
 
 
 def mixture_of(moe: MoeSpec, dtype: torch.dtype) -> MixtureOfExperts:
@@ -118,7 +130,6 @@ def random_rows(count: int) -> torch.Tensor:
 def test_a_mixture_alone_is_as_exact_as_pytorch(name: str, instructions: str) -> None:
     """The same experts for every row: all routers read the same numbers, and choose in float32."""
     moe = MIXTURES[name]
-    assert moe is not None
     rounded, exact = (mixture_of(moe, dtype) for dtype in (torch.bfloat16, torch.float32))
     native = native_mixture(rounded, None, instructions)
     for count in (1, 7, 80):
@@ -134,7 +145,6 @@ def test_a_mixture_alone_is_as_exact_as_pytorch(name: str, instructions: str) ->
 @torch.inference_mode()
 def test_other_rows_of_a_mixture_change_no_bit(instructions: str) -> None:
     moe = MIXTURES["limited gates, biases, sinks"]
-    assert moe is not None
     native = native_mixture(mixture_of(moe, torch.bfloat16), None, instructions)
     rows = random_rows(80)
     whole = native(rows)
@@ -148,7 +158,6 @@ def test_other_rows_of_a_mixture_change_no_bit(instructions: str) -> None:
 def test_a_mixture_in_codes(bits: int, instructions: str) -> None:
     """Near to what the codes stand for: rows of a few are rounded to 8 bits."""
     moe = MIXTURES["a shared expert with a gate"]
-    assert moe is not None
     mixture = mixture_of(moe, torch.bfloat16)
     native = native_mixture(mixture, bits, instructions)
     for _, weight in mixture.experts.checkpoint_slots("mlp.experts"):

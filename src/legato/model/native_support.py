@@ -6,7 +6,12 @@ import msgspec
 
 from legato.model.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
-from legato.model.native_experts import EXPERT_RULES, has_computed_order, same_experts
+from legato.model.native_experts import (
+    EXPERT_RULES,
+    LONE_EXPERT_RULES,
+    has_computed_order,
+    same_experts,
+)
 from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
 from legato.model.support import (
     Rule,
@@ -168,7 +173,7 @@ def why_not_experts(spec: DecoderSpec) -> str:
         if layer.mixture is not None:
             return "they are beside an MLP"
         if isinstance(layer.mlp, MoeSpec):
-            reason = unsupported("native experts", layer.mlp, {MoeSpec: EXPERT_RULES})
+            reason = unsupported("native experts", layer.mlp, {MoeSpec: LONE_EXPERT_RULES})
             if reason:
                 return reason
     return ""
