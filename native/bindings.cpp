@@ -99,6 +99,12 @@ std::vector<ExpertWeights> experts_of(const nb::dict &addresses) {
     return experts;
 }
 
+RouterWeights router_of(const nb::dict &addresses) {
+    const auto floats = [&](const char *name) { return at<float>(find(addresses, name)); };
+    return {weight_of(addresses, "router"), static_cast<int>(find(addresses, "router.num_rows")),
+            floats("router_bias"), floats("selection_bias"), floats("shared_gate")};
+}
+
 LayerWeights weights_of(const nb::dict &addresses) {
     const auto floats = [&](const char *name) { return at<float>(find(addresses, name)); };
     const auto bias = [&](const char *name) { return at<bf16>(find(addresses, name)); };
@@ -121,8 +127,7 @@ LayerWeights weights_of(const nb::dict &addresses) {
             bias("gate_up_bias"),
             bias("down_bias"),
             floats("sinks"),
-            {weight_of(addresses, "router"), static_cast<int>(find(addresses, "router.num_rows")),
-             floats("router_bias"), floats("selection_bias"), floats("shared_gate")},
+            router_of(addresses),
             experts_of(addresses)};
 }
 
@@ -133,7 +138,7 @@ ExpertsShape experts_shape_of(const nb::dict &numbers) {
     return {whole("hidden_size"), whole("expert_size"), whole("num_experts"), whole("num_active"),
             whole("num_groups"), whole("num_active_groups"),
             static_cast<Score>(whole("score")), whole("is_normalized") != 0, real("factor"),
-            whole("is_gelu") != 0, real("gate_limit"), real("gate_slope")};
+            whole("is_gated") != 0, whole("is_gelu") != 0, real("gate_limit"), real("gate_slope")};
 }
 
 LayerShape shape_of(const nb::dict &numbers) {
@@ -291,6 +296,18 @@ NB_MODULE(LEGATO_MODULE, m) {
             },
             "pool"_a, "rows"_a, "num_rows"_a, "out"_a);
 
+    nb::class_<Experts>(m, "Experts")
+        .def(
+            "__init__",
+            [](Experts *self, const nb::dict &numbers, const nb::dict &weights) {
+                const ExpertsShape shape = experts_shape_of(numbers);
+                const RouterWeights router = router_of(weights);
+                const std::vector<ExpertWeights> experts = experts_of(weights);
+                const nb::gil_scoped_release release;
+                new (self) Experts(shape, router, experts);
+            },
+            "numbers"_a, "weights"_a);
+
     nb::class_<Mixer>(m, "Mixer").def(
         "forward",
         [](Mixer &self, ThreadPool &pool, const std::vector<PlainRun> &runs, uintptr_t inputs,
@@ -338,6 +355,15 @@ NB_MODULE(LEGATO_MODULE, m) {
             },
             "gate"_a, "gate_bias"_a, "up"_a, "up_bias"_a, "down"_a, "down_bias"_a, "is_gelu"_a,
             "rows"_a, "num_rows"_a, "out"_a)
+        .def(
+            "run_experts",
+            [](Operators &self, Experts &experts, uintptr_t rows, int num_rows, uintptr_t shared,
+               uintptr_t out) {
+                const nb::gil_scoped_release release;
+                self.run_experts(experts, at<bf16>(rows), num_rows, at<bf16>(shared),
+                                 at<bf16>(out));
+            },
+            "experts"_a, "rows"_a, "num_rows"_a, "shared"_a, "out"_a)
         .def(
             "normalize",
             [](Operators &self, uintptr_t rows, int num_rows, int size, uintptr_t weight, float eps,

@@ -13,8 +13,8 @@ constexpr int kSharesAThread = 4;
 constexpr int kBestOfGroup = 2;  // scores that count for a group
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-PackedMatrix pack_router(const RouterWeights &router, int depth) {
-    return {router.rows, router.num_rows, depth, [](int i) { return i; }};
+PackedMatrix pack(const Weight &weight, int num_outputs, int depth) {
+    return {weight, num_outputs, depth, [](int i) { return i; }};
 }
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
@@ -65,16 +65,17 @@ void ExpertsSpace::reserve(const ExpertsShape &shape, int num_rows) {
 Experts::Experts(ExpertsShape shape, const RouterWeights &router,
                  const std::vector<ExpertWeights> &experts)
     : shape(shape),
-      router_(pack_router(router, shape.hidden_size)),
+      router_(pack(router.rows, router.num_rows, shape.hidden_size)),
       bias_(copied(router.bias, shape.count)),
       selection_bias_(copied(router.selection_bias, shape.count)),
       shared_gate_(copied(router.shared_gate, shape.hidden_size)) {
     experts_.reserve(experts.size());
     for (const auto &own : experts)
-        experts_.push_back({pack_gate_up(own.gate_up, shape.size, shape.hidden_size),
-                            PackedMatrix(own.down, shape.hidden_size, shape.size,
-                                         [](int i) { return i; }),
-                            widened(own.gate_up_bias, 2 * shape.size),
+        experts_.push_back({shape.is_gated
+                                ? pack_gate_up(own.gate_up, shape.size, shape.hidden_size)
+                                : pack(own.gate_up, shape.size, shape.hidden_size),
+                            pack(own.down, shape.hidden_size, shape.size),
+                            widened(own.gate_up_bias, shape.entry_size()),
                             widened(own.down_bias, shape.hidden_size)});
 }
 
@@ -164,19 +165,21 @@ void Experts::sort(ExpertsSpace &space, int num_rows) {
     for (int i = 0; i < pairs; ++i) space.places[i] = next[space.picked[i]]++;
 }
 
-void Experts::add(ExpertsSpace &space, const TiledRows &rows, int num_rows, float scale,
-                  float *sums, int num_threads) {
-    const RowShares shares(num_rows, num_threads);
+// Computes the output of each pair of a row and an expert.
+void Experts::compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_rows,
+                            int num_threads) {
     const int size = shape.hidden_size, num_active = shape.num_active;
     phases_[kSort].run(1, [&](int) { sort(space, num_rows); });
-    shares.run(phases_[kGather], [&](int row) {
+    RowShares(num_rows, num_threads).run(phases_[kGather], [&](int row) {
         for (int i = row * num_active; i < (row + 1) * num_active; ++i)
             for (int column = 0; column < size; column += kTileDepth)
                 std::copy_n(rows.at(row, column), kTileDepth,
                             space.gathered.at(space.places[i], column));
     });
     // One loop for each, so that a choice costs nothing a number.
-    if (shape.gate_limit > 0.0f) {
+    if (!shape.is_gated) {
+        square(space, num_threads);
+    } else if (shape.gate_limit > 0.0f) {
         const Floats most = fill(shape.gate_limit), least = fill(-shape.gate_limit);
         const Floats one = fill(1.0f), slope = fill(shape.gate_slope);
         gate(space, num_threads, [=](Floats gate, Floats up) {
@@ -189,17 +192,6 @@ void Experts::add(ExpertsSpace &space, const TiledRows &rows, int num_rows, floa
         gate(space, num_threads, [](Floats gate, Floats up) { return silu(gate) * up; });
     }
     project(space, num_threads);
-    shares.run(phases_[kSum], [&](int row) {
-        float *to = sums + static_cast<size_t>(row) * size;
-        for (int column = 0; column < size; column += 16) {
-            Floats total = fill(0.0f);
-            for (int i = row * num_active; i < (row + 1) * num_active; ++i) {
-                const float *from = &space.outputs[static_cast<size_t>(space.places[i]) * size];
-                total = fma(load(from + column), fill(space.weights[i]), total);
-            }
-            store(to + column, fma(total, fill(scale), load(to + column)));
-        }
-    });
 }
 
 // Calls work(group, first_panel, end_panel) for all panels of a matrix of each group's expert.
@@ -218,20 +210,40 @@ void Experts::for_each_share(const PackedMatrix &first, int num_threads, Phase &
     });
 }
 
-template <typename Activate>
-void Experts::gate(ExpertsSpace &space, int num_threads, Activate activate) {
+// Calls keep(biases, row, panel, 32 sums) for all products of sorted rows with their experts' first
+// matrices.
+template <typename Keep>
+void Experts::enter(ExpertsSpace &space, int num_threads, Keep keep) {
     for_each_share(experts_[0].gate_up, num_threads, phases_[kGateUp],
                    [&](const Group &group, int begin, int end) {
         const Expert &own = experts_[group.expert];
         multiply_panels(space.gathered, group.first, group.count, own.gate_up, begin, end,
                         [&](int row, int count, int panel, const float *sums) {
-            const int column = panel * 16;
-            for (int i = 0; i < count; ++i, sums += kPanel) {
-                const Floats gates = biased(sums, own.gate_up_bias, column);
-                const Floats ups = biased(sums + 16, own.gate_up_bias, shape.size + column);
-                store_bf16(space.gated.at(row + i, column), activate(gates, ups));
-            }
+            for (int i = 0; i < count; ++i, sums += kPanel)
+                keep(own.gate_up_bias, row + i, panel, sums);
         });
+    });
+}
+
+template <typename Activate>
+void Experts::gate(ExpertsSpace &space, int num_threads, Activate activate) {
+    enter(space, num_threads,
+          [&](const std::vector<float> &biases, int row, int panel, const float *sums) {
+        const int column = panel * 16;
+        const Floats gates = biased(sums, biases, column);
+        const Floats ups = biased(sums + 16, biases, shape.size + column);
+        store_bf16(space.gated.at(row, column), activate(gates, ups));
+    });
+}
+
+void Experts::square(ExpertsSpace &space, int num_threads) {
+    enter(space, num_threads,
+          [&](const std::vector<float> &biases, int row, int panel, const float *sums) {
+        for (int i = 0; i < kPanel; i += 16) {
+            const int column = panel * kPanel + i;
+            const Floats positive = max(biased(sums + i, biases, column), fill(0.0f));
+            store_bf16(space.gated.at(row, column), positive * positive);
+        }
     });
 }
 

@@ -19,13 +19,16 @@ struct ExpertsShape {
     Score score;
     bool is_normalized;              // weights are divided by their sum
     float factor;                    // on weights
+    bool is_gated;                   // else an expert's activation is a squared ReLU
     bool is_gelu;
     float gate_limit, gate_slope;    // 0 for gates without a limit
+
+    int entry_size() const { return (is_gated ? 2 : 1) * size; }
 };
 
 // Weights of an expert as in a checkpoint; null biases if there are none.
 struct ExpertWeights {
-    Weight gate_up;  // [2I, E]
+    Weight gate_up;  // [2I, E], or [I, E] without gates
     Weight down;     // [E, I]
     const bf16 *gate_up_bias, *down_bias;
 };
@@ -64,19 +67,38 @@ public:
     // Called by all threads: picks experts for rows, and computes the factors of the shared expert.
     void pick(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads);
 
-    // Called by all threads, after pick(): adds `scale` times the picked experts' outputs to the
-    // sums [num_rows, E].
-    void add(ExpertsSpace &space, const TiledRows &rows, int num_rows, float scale, float *sums,
-             int num_threads);
+    // Called by all threads, after pick(): computes the outputs of the picked experts, and calls
+    // keep(row, column, 16 sums) for all of the rows' weighted sums.
+    template <typename Keep>
+    void compute(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads,
+                 Keep keep) {
+        compute_pairs(space, rows, num_rows, num_threads);
+        RowShares(num_rows, num_threads).run(phases_[kSum], [&](int row) {
+            const int first = row * shape.num_active;
+            for (int column = 0; column < shape.hidden_size; column += 16) {
+                Floats total = fill(0.0f);
+                for (int i = first; i < first + shape.num_active; ++i) {
+                    const size_t place = space.places[i];
+                    total = fma(load(&space.outputs[place * shape.hidden_size] + column),
+                                fill(space.weights[i]), total);
+                }
+                keep(row, column, total);
+            }
+        });
+    }
 
     const ExpertsShape shape;
 
 private:
     void pick_row(ExpertsSpace &space, const TiledRows &rows, int row) const;
     void limit_groups(std::vector<float> &choice) const;
+    void compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads);
     void sort(ExpertsSpace &space, int num_rows);
+    template <typename Keep>
+    void enter(ExpertsSpace &space, int num_threads, Keep keep);
     template <typename Activate>
     void gate(ExpertsSpace &space, int num_threads, Activate activate);
+    void square(ExpertsSpace &space, int num_threads);
     void project(ExpertsSpace &space, int num_threads);
     template <typename Work>
     void for_each_share(const PackedMatrix &first, int num_threads, Phase &phase, Work work) const;

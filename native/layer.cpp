@@ -154,7 +154,12 @@ void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows) {
         gate(space, num_rows, threads);
         add_shared(space, rows, num_rows, threads);
     }
-    experts_->add(space.experts, space.normed, num_rows, residual_scale(rows), rows.sums, threads);
+    const Floats scale = fill(residual_scale(rows));
+    experts_->compute(space.experts, space.normed, num_rows, threads,
+                      [&](int row, int column, Floats total) {
+        float *to = rows.sums + static_cast<size_t>(row) * shape.hidden_size + column;
+        store(to, fma(total, scale, load(to)));
+    });
 }
 
 void Layer::finish(Workspace &space, const Rows &rows, const LayerInputs &inputs,

@@ -102,6 +102,26 @@ void Operators::run_mlp(const Projection &gate, const Projection &up, const Proj
     });
 }
 
+void Operators::run_experts(Experts &experts, const bf16 *rows, int num_rows, const bf16 *shared,
+                            bf16 *out) {
+    const ExpertsShape &shape = experts.shape;
+    const int size = shape.hidden_size, threads = pool_.size();
+    ExpertsSpace &space = experts_[{size, shape.size, shape.count, shape.num_active}];
+    space.reserve(shape, num_rows);
+    const TiledRows &inputs = tiled(kInputs, num_rows, size);
+    experts.reset();
+    Phase tiling;
+    pool_.run([&] {
+        tile(rows, num_rows, size, inputs, threads, tiling);
+        experts.pick(space, inputs, num_rows, threads);
+        experts.compute(space, inputs, num_rows, threads, [&](int row, int column, Floats total) {
+            const size_t at = static_cast<size_t>(row) * size + column;
+            if (shared) total = fma(load_bf16(shared + at), fill(space.shared[row]), total);
+            store_bf16(out + at, total);
+        });
+    });
+}
+
 void Operators::normalize(const bf16 *rows, int num_rows, int size, const float *weight, float eps,
                           bf16 *out) {
     Phase phase;

@@ -1,6 +1,7 @@
 // The products, norms and attention of layers that run outside the extension, one at a time.
 #pragma once
 
+#include <array>
 #include <map>
 #include <utility>
 
@@ -37,6 +38,10 @@ public:
     void run_mlp(const Projection &gate, const Projection &up, const Projection &down, bool is_gelu,
                  const bf16 *rows, int num_rows, bf16 *out);
 
+    // out [num_rows, E] = the weighted sums of the experts that are picked for rows [num_rows, E]. With
+    // `shared` [num_rows, E], the output of an expert for all rows, times its factor, is added.
+    void run_experts(Experts &experts, const bf16 *rows, int num_rows, const bf16 *shared, bf16 *out);
+
     // out = RMS norm of rows [num_rows, size].
     void normalize(const bf16 *rows, int num_rows, int size, const float *weight, float eps,
                    bf16 *out);
@@ -66,6 +71,7 @@ private:
 
     ThreadPool &pool_;
     std::map<std::pair<Use, int>, Scratch> tiled_;  // key: use, depth
+    std::map<std::array<int, 4>, ExpertsSpace> experts_;  // key: the sizes that it depends on
     Buffer<bf16> gates_;                            // [num_rows, I]
     Buffer<bf16> queries_;
     size_t num_queries_ = 0;

@@ -10,7 +10,10 @@ import torch
 
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig, Quantization
+from legato.model.experts import MixtureOfExperts
 from legato.model.native import NativeKernels, why_not_native
+from legato.model.native_operators import NativeMixture
+from legato.model.partly_native import PartlyNativeDecoder
 from tests.executor.instructions import TESTED
 from tests.executor.test_native import CPU
 from tests.executor.test_native import pytestmark as needs_native
@@ -61,7 +64,19 @@ def test_native_layers_are_as_exact_as_pytorch(name: str, saved: Saved) -> None:
         assert float(error.max()) <= 1.5 * float(allowed.max()) + 0.01 * largest, instructions
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3.5", "granite-4-h", "falcon-h1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lfm2",
+        "qwen3.5",
+        "granite-4-h",
+        "falcon-h1",
+        "qwen3.5-moe",
+        "granite-4-h-moe",
+        "lfm2-moe",
+        "nemotron-3",
+    ],
+)
 def test_partly_native_layers_multiply_with_codes(name: str, saved: Saved) -> None:
     """As exact as PyTorch's layers with the same weights widened."""
     folder, _ = saved(name)
@@ -74,6 +89,34 @@ def test_partly_native_layers_multiply_with_codes(name: str, saved: Saved) -> No
         error = (_logits(folder, prompt, kernels, quantization="int8") - exact).abs()
         assert float(error.mean()) <= 1.2 * float(allowed.mean()) + 0.01 * largest, instructions
         assert float(error.max()) <= 1.5 * float(allowed.max()) + 0.05 * largest, instructions
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("granite-4-h-moe", ""),
+        ("qwen3-next", ""),
+        ("nemotron-3", ""),
+        ("nemotron-3-latent", "latent_size is 64, not none"),
+    ],
+)
+def test_experts_beside_recurrences_are_native_unless_refused(
+    name: str, reason: str, saved: Saved, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = saved(name)
+    checkpoint = open_checkpoint(ModelConfig(model=str(folder)))
+    with caplog.at_level("INFO"):
+        model = load_model(
+            checkpoint, dtype=torch.bfloat16, device=CPU, kernels=NativeKernels(2, TESTED[0])
+        )
+    assert isinstance(model, PartlyNativeDecoder)
+    kinds = {type(module) for module in model.modules()}
+    assert (MixtureOfExperts in kinds) == bool(reason)
+    assert (NativeMixture in kinds) != bool(reason)
+    assert model.num_torch_threads == (None if reason else 1)
+    said = [record.message for record in caplog.records if "experts" in record.message]
+    words = f"PyTorch computes the experts, more slowly than native kernels: {reason}"
+    assert said == ([words] if reason else [])
 
 
 @pytest.mark.parametrize("name", ["gemma4-e2b", "gemma4-12b"])

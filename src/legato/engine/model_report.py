@@ -13,6 +13,7 @@ from legato.core.config import ModelConfig
 from legato.gpu import support as gpu
 from legato.kv.state_slots import StateSlots
 from legato.model import native
+from legato.model.native_support import why_not_experts
 from legato.model.packed_linear import can_pack
 from legato.model.spec import DecoderSpec
 
@@ -82,8 +83,8 @@ def report_model(config: ModelConfig) -> ModelReport:
         cpu_layers, why_not_gpu = "PyTorch" if reason else native_layers, gpu.why_not_computed(spec)
     else:
         cpu_layers, why_not_gpu = "transformers", "transformers' layers run on CPUs alone"
-    # Experts of partly native layers are PyTorch's, which widens them.
-    keeps_codes = not reason and not (spec.states and checkpoint.decoder_spec.expert_counts)
+    # PyTorch's experts in partly native layers are widened.
+    keeps_codes = not reason and not (spec.states and why_not_experts(checkpoint.decoder_spec))
     cache = spec.cache(dtype)
     return ModelReport(
         model=config.model,

@@ -25,14 +25,12 @@ from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, LayerInputs, finished_logits, scaled_embeddings
 from legato.model.layers import RMSNorm
-from legato.model.mlp_spec import MoeSpec
-from legato.model.native_experts import (
-    expert_numbers,
-)
+from legato.model.native_experts import expert_numbers
 from legato.model.native_support import why_not_computed, why_not_in_parts
 from legato.model.native_weights import (
     DTYPE,
     Weight,
+    addresses_of,
     as_computed,
     join,
     num_parts,
@@ -366,13 +364,9 @@ class NativeModel(ReadsNativeCache):
             for name in ("attention_output_norm", "mlp_output_norm")
         )
         self._output_norms[layer] = after_attention, after_mlp
-        addresses: dict[str, int] = {}
-        for name, weight in weights.items():
-            addresses |= weight_addresses(name, weight)
         mlp = self.spec.layers[layer].mlp
-        if isinstance(mlp, MoeSpec):
-            counts = {"num_experts": mlp.num_experts, "router.num_rows": weights["router"].shape[0]}
-            addresses |= counts
+        assert mlp is not None
+        addresses = addresses_of(weights, mlp)
         return self.kernels.extension.Layer(_numbers(self.spec, layer), addresses)
 
 

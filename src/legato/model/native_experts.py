@@ -42,14 +42,26 @@ EXPERT_RULES = {
     "has_shared_gate": switch("has_shared_gate"),
     "latent_size": one_of("latent_size", None),
 }
-"""What the extension computes of `MoeSpec`."""
+"""What native layers compute of `MoeSpec`."""
+
+
+def _has_known_activation(moe: MoeSpec) -> bool:
+    return moe.activation in (("silu", "gelu_tanh") if moe.is_gated else ("relu2",))
+
+
+LONE_EXPERT_RULES = {
+    **EXPERT_RULES,
+    "activation": Rule(_has_known_activation, "silu or gelu_tanh with gates, or relu2 without"),
+    "is_gated": switch("is_gated"),
+    "shared_size": anything(),
+}
+"""What the extension computes of `MoeSpec` apart from the rest of a layer."""
 
 
 def num_expert_weights(moe: MoeSpec) -> int:
-    """Return the number of weights that a layer's mixture has in checkpoints."""
+    """Return the number of weights of a mixture in checkpoints, without its MLP for all rows."""
     num_router = 1 + moe.has_router_bias + moe.has_selection_bias + moe.has_shared_gate
-    num_shared = 0 if moe.shared is None else 3
-    return num_router + num_shared + 3 * (1 + moe.has_bias) * moe.num_experts
+    return num_router + (2 + moe.is_gated) * (1 + moe.has_bias) * moe.num_experts
 
 
 def expert_numbers(mlp: MlpSpec | MoeSpec) -> dict[str, float]:
@@ -66,6 +78,7 @@ def expert_numbers(mlp: MlpSpec | MoeSpec) -> dict[str, float]:
         "score": _SCORES.index(mlp.score),
         "is_normalized": mlp.is_normalized,
         "factor": mlp.factor,
+        "is_gated": mlp.is_gated,
         "gate_limit": mlp.gate_limit or 0.0,
         "gate_slope": mlp.gate_slope,
     }

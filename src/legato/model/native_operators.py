@@ -1,11 +1,17 @@
-"""Native products and gated MLPs, one at a time, in layers that PyTorch runs. Rows are bfloat16."""
+"""Native products, gated MLPs and mixtures of experts, one at a time, in layers that PyTorch runs.
+
+Rows are bfloat16.
+"""
 
 from typing import Any
 
 import torch
 from torch import nn
 
+from legato.model.mlp_spec import MoeSpec
 from legato.model.native import NativeKernels, NativeLinear
+from legato.model.native_experts import expert_numbers
+from legato.model.native_weights import Weight, addresses_of, take_experts
 from legato.model.quantization import QuantizedWeight
 
 _DTYPE = torch.bfloat16
@@ -85,5 +91,53 @@ class NativeMLP(nn.Module):
         out = torch.empty_like(rows)
         self._operators.run_mlp(
             *self._parts, self._is_gelu, rows.data_ptr(), num_rows, out.data_ptr()
+        )
+        return out
+
+
+def pack_experts(
+    moe: MoeSpec, hidden_size: int, weights: dict[str, Weight], kernels: NativeKernels
+) -> Any:
+    """Return the extension's router and experts of a layer.
+
+    Args:
+        weights: of the router, the experts and the gate of the expert for all rows, which are taken
+            out. Key the name in a layer of a checkpoint.
+    """
+    numbers = {
+        "hidden_size": hidden_size,
+        "is_gelu": moe.activation == "gelu_tanh",
+        **expert_numbers(moe),
+    }
+    packed = take_experts(weights)
+    assert not weights, f"native experts do not know {', '.join(weights)}"
+    return kernels.extension.Experts(numbers, addresses_of(packed, moe))
+
+
+class NativeMixture(nn.Module):
+    """A mixture of experts: the router and the experts that it picks are one call.
+
+    Args:
+        experts: of `pack_experts`.
+        shared: the expert for all rows, from [T, E] to [T, E]; None if there is none.
+    """
+
+    def __init__(self, experts: Any, shared: nn.Module | None, kernels: NativeKernels) -> None:
+        super().__init__()
+        self._experts = experts
+        self._operators = kernels.operators
+        self.shared_expert = shared
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Map [T, E] to [T, E]."""
+        rows = rows.contiguous()
+        out = torch.empty_like(rows)
+        shared = None if self.shared_expert is None else self.shared_expert(rows)
+        self._operators.run_experts(
+            self._experts,
+            rows.data_ptr(),
+            len(rows),
+            0 if shared is None else shared.data_ptr(),
+            out.data_ptr(),
         )
         return out

@@ -6,7 +6,12 @@ import msgspec
 
 from legato.model.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
-from legato.model.native_experts import EXPERT_RULES, has_computed_order, same_experts
+from legato.model.native_experts import (
+    EXPERT_RULES,
+    LONE_EXPERT_RULES,
+    has_computed_order,
+    same_experts,
+)
 from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
 from legato.model.support import (
     Rule,
@@ -160,6 +165,18 @@ _PARTS: Rules = {
 def why_not_computed(spec: DecoderSpec) -> str:
     """Return why the extension cannot compute these layers; empty if it can."""
     return unsupported("native layers", spec, SUPPORTED)
+
+
+def why_not_experts(spec: DecoderSpec) -> str:
+    """Return why experts are PyTorch's in layers with other native parts; empty if none are."""
+    for layer in spec.layers:
+        if layer.mixture is not None:
+            return "they are beside an MLP"
+        if isinstance(layer.mlp, MoeSpec):
+            reason = unsupported("native experts", layer.mlp, {MoeSpec: LONE_EXPERT_RULES})
+            if reason:
+                return reason
+    return ""
 
 
 def why_not_in_parts(spec: DecoderSpec) -> str:

@@ -1,12 +1,12 @@
 """Weights of native layers: parts of checkpoints joined, as the extension takes them."""
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, takewhile
 
 import torch
 
 from legato.model.experts import EXPERT_PARTS
-from legato.model.mlp_spec import MoeSpec
+from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native_experts import num_expert_weights, take_router
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import native_form
@@ -75,7 +75,10 @@ def num_parts(spec: DecoderSpec, index: int) -> int:
     num_norms = 2 * (layer.has_norms_before + layer.has_norms_after)
     if attention.qk_norm is not None:
         num_norms += 1 + bool(attention.key_size)
-    num_mlp = num_expert_weights(mlp) if isinstance(mlp, MoeSpec) else 3 * (1 + mlp.has_bias)
+    if isinstance(mlp, MoeSpec):
+        num_mlp = num_expert_weights(mlp) + (0 if mlp.shared is None else 3)
+    else:
+        num_mlp = 3 * (1 + mlp.has_bias)
     num_inputs = 0 if spec.layer_inputs is None else 3
     num_others = attention.has_sinks + layer.has_output_scale
     return num_attention + num_norms + num_mlp + num_inputs + num_others
@@ -91,13 +94,7 @@ def take_parts(own: dict[str, Weight]) -> dict[str, Weight]:
     for name, parts in (_SHARED_MATRICES if has_experts else _MATRICES).items():
         layer |= _take_matrix(own, name, parts)
     if has_experts:
-        layer |= take_router(own)
-        for expert in count():
-            if f"mlp.experts.{expert}.down_proj.weight" not in own:
-                break
-            for name, parts in EXPERT_PARTS.items():
-                names = [f"mlp.experts.{expert}.{part}" for part in parts]
-                layer |= _take_matrix(own, f"expert{expert}.{name}", names)
+        layer |= take_experts(own)
     for name, part in {"sinks": "self_attn.sinks", "output_scale": "layer_scalar"}.items():
         if part in own:
             layer[name] = plain(own.pop(part)).float()
@@ -106,6 +103,16 @@ def take_parts(own: dict[str, Weight]) -> dict[str, Weight]:
             layer[name] = own.pop(f"{norm}.weight")
     assert not own, f"native layers do not know {', '.join(own)}"
     return layer
+
+
+def take_experts(own: dict[str, Weight]) -> dict[str, Weight]:
+    """Take a layer's router and its experts out of `own`, as `take_parts` does."""
+    found = take_router(own)
+    for expert in takewhile(lambda i: f"mlp.experts.{i}.down_proj.weight" in own, count()):
+        for name, parts in EXPERT_PARTS.items():
+            names = [f"mlp.experts.{expert}.{part}" for part in parts]
+            found |= _take_matrix(own, f"expert{expert}.{name}", names)
+    return found
 
 
 def _take_matrix(own: dict[str, Weight], name: str, parts: Sequence[str]) -> dict[str, Weight]:
@@ -132,6 +139,21 @@ def join(parts: Sequence[Weight]) -> Weight:
     for part, rows in zip(parts, torch.split(joined, sizes), strict=True):
         copy_plain(part, rows)
     return joined
+
+
+def addresses_of(weights: dict[str, Weight], mlp: MlpSpec | MoeSpec) -> dict[str, int]:
+    """Return the addresses of a layer's weights, and numbers of experts, by the extension's names.
+
+    Args:
+        weights: by the extension's names.
+        mlp: of the layer.
+    """
+    found: dict[str, int] = {}
+    for name, weight in weights.items():
+        found |= weight_addresses(name, weight)
+    if isinstance(mlp, MoeSpec):
+        found |= {"num_experts": mlp.num_experts, "router.num_rows": weights["router"].shape[0]}
+    return found
 
 
 def weight_addresses(name: str, weight: Weight) -> dict[str, int]:
