@@ -10,12 +10,14 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.errors import ConfigError
+from legato.core.kv_events import HitEnds
 from legato.core.request import Request
 from legato.kv.handovers import Handover
 from legato.kv.manager import KVCacheManager
 from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups
 from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
+from legato.observe.cache_mirror import CacheMirror
 from tests.kv.cache_watcher import CacheWatcher, cached_prompts
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
@@ -164,6 +166,56 @@ def test_windows_blocks_go_to_the_host_and_come_back() -> None:
     assert num_back == [6, 2, 3], "all blocks, and those that query 12 reads"
 
 
+def test_routers_are_told_when_a_window_lacks_a_block() -> None:
+    kv, watcher, router, mirror = manager(), CacheWatcher(), CacheWatcher(), CacheMirror()
+    kv.watch()
+
+    def told() -> tuple[list[int], list[int]]:
+        """The ends of hits, and the blocks that routers of other projects know."""
+        for event in kv.take_events():
+            watcher.take([event])
+            router.take(mirror.note(event))
+        check_ends(kv, watcher)
+        return sorted(map(len, watcher.ends())), sorted(len(one) for _, one in router.prompts())
+
+    request = admitted(kv, "a", range(13))
+    compute(kv, request, 6)
+    compute(kv, request, 6)
+    kv.release(request)
+    assert told() == ([2, 4, 6, 8, 10, 12], [2, 4, 6, 8, 10, 12])
+    keys, _ = path(kv, request)
+    small, large = kv.windows.groups
+    large._evict(large._cached[keys[4]])
+    assert told() == ([2, 4, 6, 8], [2, 4, 6, 8]), "query 12 of the large window reads tokens 8, 9"
+    small._evict(small._cached[keys[0]])
+    assert told() == ([6, 8], [2, 4, 6, 8]), "block 0 is on the way to a hit of 8 tokens"
+    again = admitted(kv, "b", range(13))
+    assert again.num_computed_tokens == 8
+    compute(kv, again, 5)
+    assert told() == ([6, 8, 10, 12], [2, 4, 6, 8, 10, 12])
+
+
+def test_ends_of_hits_stay_where_a_part_of_the_path_comes_back_from_the_host() -> None:
+    kv, watcher = manager(num_blocks=7, num_host_slots=60), CacheWatcher()
+    kv.watch()
+    for first in (0, 100):
+        request = admitted(kv, str(first), range(first, first + 13))
+        compute(kv, request, 6)
+        compute(kv, request, 6)
+        kv.release(request)
+    short = admitted(kv, "c", range(7))
+    assert short.num_computed_tokens == 6
+    kv.release(short)
+    watcher.take(kv.take_events())
+    check_ends(kv, watcher)
+    group = kv.windows.groups[0]
+    group._evict(group._cached[path(kv, short)[0][2]])
+    [gone] = [event for event in kv.take_events() if isinstance(event, HitEnds)]
+    watcher.take([gone])
+    check_ends(kv, watcher)
+    assert len(gone.removed) == 2, "of 6 and of 8 tokens, in host memory"
+
+
 def test_blocks_passed_under_a_step_come_free_when_it_lands() -> None:
     kv = manager(is_caching=False)
     request = admitted(kv, "a", range(14))
@@ -264,7 +316,7 @@ class WindowsMachine(HoldingMachine):
         self.received: list[tuple[Handover, tuple[int, ...]]] = []
         self.sent: list[tuple[Handover, tuple[int, ...]]] = []
         assert self.kv.windows is not None
-        self.watcher = CacheWatcher()
+        self.watcher, self.router, self.mirror = CacheWatcher(), CacheWatcher(), CacheMirror()
         self.windows = (None, *WINDOWS)
         self.host: dict[int, list[tuple[int, ...] | None]] = {}  # of the first group; key slot
         self.flights: deque[Flight] = deque()
@@ -450,17 +502,40 @@ class WindowsMachine(HoldingMachine):
         self.kv.watch()
 
     @invariant()
-    def routers_hear_of_the_blocks_of_all_tokens_alone(self) -> None:
-        if hasattr(self, "kv"):
-            self.watcher.take(self.kv.take_events())
-            if self.watcher.is_watching:
-                assert not self.watcher.has_ends
-                assert self.watcher.prompts() == cached_prompts(self.kv)
+    def who_watches_knows_where_hits_end(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        for event in self.kv.take_events():
+            self.watcher.take([event])
+            self.router.take(self.mirror.note(event))
+        if not self.watcher.is_watching:
+            return
+        assert self.watcher.has_ends
+        assert not self.router.has_ends, "a router of another project does not know of them"
+        ends, prompts = self.watcher.ends(), cached_prompts(self.kv)
+        assert self.watcher.prompts() == prompts
+        assert self.router.prompts() == {
+            (medium, tokens)
+            for medium, tokens in prompts
+            if any(end[: len(tokens)] == tokens for end in ends)
+        }
+        check_ends(self.kv, self.watcher)
 
     @invariant()
     def blocks_are_conserved(self) -> None:
         if hasattr(self, "kv"):
             check_blocks(self.kv)
+
+
+def check_ends(kv: KVCacheManager, watcher: CacheWatcher) -> None:
+    """Of each cached path, the last end that was told is where the manager's hit ends."""
+    ends = watcher.ends()
+    # Otherwise no request can begin, and blocks in host memory may not come back for one.
+    can_begin = kv.windows.has_place and not kv.windows._leaving
+    for _, tokens in watcher.prompts():
+        believed = max((len(end) for end in ends if tokens[: len(end)] == end), default=0)
+        found = kv.match(request_for("?", [*tokens, -1])).num_tokens
+        assert found == believed or (not can_begin and found < believed)
 
 
 def read(

@@ -52,7 +52,7 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class HitEnds(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """A hit may end after other blocks than before, in a cache of states of recurrent layers.
+    """A hit may end after other blocks than before, in a cache with sliding windows or states.
 
     The first one, which comes right after `AllBlocksCleared`, says that hits end nowhere else: a
     cache without this event lets them end after any block. It is Legato's own, for its own routers;

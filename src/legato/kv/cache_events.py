@@ -1,7 +1,7 @@
 """Reports changes of the tree's blocks as events, by hashes that routers know."""
 
 from bisect import bisect_left
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from legato.core.block_hash import ROOT, BlockHash, block_hash
 from legato.core.kv_events import (
@@ -14,6 +14,7 @@ from legato.core.kv_events import (
     KVEvent,
     Medium,
 )
+from legato.kv.path_ends import PathEnds
 from legato.kv.prefix_node import Node, is_host_key, place_of
 
 _MOST_CAUGHT_UP = 128
@@ -28,10 +29,10 @@ class CacheEvents:
     the root on. Until then, new blocks below them are left out, and are reported with them.
 
     Args:
-        ends: keys of the blocks after which a hit may end; None if it may after any block.
+        ends: where hits may end on reported paths; None if they may after any block.
     """
 
-    def __init__(self, ends: Container[int] | None = None) -> None:
+    def __init__(self, ends: PathEnds | None = None) -> None:
         self._ends = ends
         self._is_watched = False
         self._events: list[KVEvent] = []
@@ -39,8 +40,6 @@ class CacheEvents:
         self._hashes: dict[Medium, dict[int, BlockHash]] = {DEVICE: {}, HOST: {}}
         # Nodes whose blocks, and those below them, are still to be reported; the last goes first.
         self._untold: dict[Node, None] = {}
-        # Reported ends; key the block's key, which another block may have once it is gone.
-        self._told_ends: dict[int, BlockHash] = {}
 
     @property
     def has_untold(self) -> bool:
@@ -53,7 +52,7 @@ class CacheEvents:
         self._events = [AllBlocksCleared()]
         if self._ends is not None:
             self._events.append(HitEnds())
-        self._told_ends.clear()
+            self._ends.clear()
         for hashes in self._hashes.values():
             hashes.clear()
         self._untold = dict.fromkeys(root.children.values())
@@ -63,6 +62,8 @@ class CacheEvents:
         room = _MOST_CAUGHT_UP
         while self._untold and room > 0:
             room -= self._catch_up(room)
+        if self._ends is not None:
+            self._tell_ends(*self._ends.take())
         events, self._events = self._events, []
         return events
 
@@ -92,40 +93,37 @@ class CacheEvents:
             )
         )
         if self._ends is not None:
-            keys = zip(node.block_keys(start, end), hashes, strict=True)
-            self._tell_ends({k: h for k, h in keys if k in self._ends and k not in self._told_ends})
+            parents = [first, *hashes[:-1]]
+            keys = node.block_keys(start, end)
+            for name, parent, key in zip(hashes, parents, keys, strict=True):
+                self._ends.put(name, parent, key)
 
-    def end_added(self, key: int) -> None:
-        """Report that a hit may end after a block; skip blocks that were never reported."""
-        if self._is_watched:
-            block_hash = self._hashes[HOST if is_host_key(key) else DEVICE].get(place_of(key))
-            self._tell_ends({} if block_hash is None else {key: block_hash})
+    def ends_changed(self, key: int) -> None:
+        """Note that something beside a block has come or gone, on which ends of hits depend."""
+        if self._is_watched and self._ends is not None:
+            name = self._hashes[HOST if is_host_key(key) else DEVICE].get(place_of(key))
+            if name is not None:
+                self._ends.change(name)
 
-    def end_removed(self, key: int) -> None:
-        """Report that no hit can end after a block any more, before the block itself is removed."""
-        block_hash = self._told_ends.pop(key, None)
-        if block_hash is not None:
-            self._events.append(HitEnds(removed=[block_hash]))
+    def removed(self, places: Iterable[int], *, from_host: bool, is_moved: bool = False) -> None:
+        """Report blocks as removed from their places; skip blocks that were never reported.
 
-    def end_moved(self, key: int, new_key: int) -> None:
-        """Record another key of a block."""
-        if key in self._told_ends:
-            self._told_ends[new_key] = self._told_ends.pop(key)
-
-    def _tell_ends(self, ends: dict[int, BlockHash]) -> None:
-        if ends:
-            self._told_ends |= ends
-            self._events.append(HitEnds(added=list(ends.values())))
-
-    def removed(self, places: Iterable[int], *, from_host: bool) -> None:
-        """Report blocks as removed from their places; skip blocks that were never reported."""
+        Args:
+            is_moved: whether they are about to be stored elsewhere.
+        """
         if not self._is_watched:
             return
         medium = HOST if from_host else DEVICE
         known = self._hashes[medium]
         hashes = [known.pop(place) for place in places if place in known]
+        if self._ends is not None and not is_moved:
+            self._tell_ends([], self._ends.remove(hashes))
         if hashes:
             self._events.append(BlockRemoved(block_hashes=hashes, medium=medium))
+
+    def _tell_ends(self, added: list[BlockHash], removed: list[BlockHash]) -> None:
+        if added or removed:
+            self._events.append(HitEnds(added=added, removed=removed))
 
     def _catch_up(self, most: int) -> int:
         """Report up to `most` blocks of the next untold node; return their number, at least 1."""

@@ -94,7 +94,7 @@ class Checkpoints:
         """Keep a state, whose request is its first user; its block must have no other."""
         assert checkpoint.key not in self._checkpoints, "a block has two checkpoints"
         self._checkpoints[checkpoint.key] = checkpoint
-        self._events.end_added(checkpoint.key)
+        self._events.ends_changed(checkpoint.key)
 
     def use(self, key: int, take_slot: Callable[[], int]) -> Checkpoint:
         """Return a block's checkpoint for a request that begins there, and keep it meanwhile.
@@ -170,12 +170,11 @@ class Checkpoints:
             if checkpoint is not None:
                 checkpoint.key = new_key
                 self._checkpoints[new_key] = checkpoint
-                self._events.end_moved(key, new_key)
                 self.spilled.rename(key, new_key)
 
     def _remove(self, checkpoint: Checkpoint) -> int | None:
         self.spilled.forget(checkpoint.key)
         del self._checkpoints[checkpoint.key]
-        self._events.end_removed(checkpoint.key)
+        self._events.ends_changed(checkpoint.key)
         checkpoint.entry = None
         return checkpoint.slot

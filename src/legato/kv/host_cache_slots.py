@@ -54,7 +54,7 @@ class HostCacheSlots:
             node.leave()
             return
         block_ids = node.places
-        self._events.removed(block_ids[::-1], from_host=False)
+        self._events.removed(block_ids[::-1], from_host=False, is_moved=True)
         slots = block_array(self._free.pop() for _ in block_ids)
         self._moves += map(BlockMove, block_ids, slots, [True] * len(slots))
         node.places, node.is_spilled = slots, True
@@ -84,7 +84,7 @@ class HostCacheSlots:
     def replace(self, node: Node, block_ids: BlockIds) -> None:
         """Replace a held node's slots by blocks with the same contents."""
         keys = node.block_keys()
-        self._free_slots(node.places)
+        self._free_slots(node.places, is_moved=True)
         node.places, node.is_spilled = block_ids, False
         self._dependents.moved(keys, block_ids)
         self._events.stored(node)
@@ -98,6 +98,6 @@ class HostCacheSlots:
             del self._spilled[node]
             node.leave()
 
-    def _free_slots(self, slots: BlockIds) -> None:
-        self._events.removed(slots, from_host=True)
+    def _free_slots(self, slots: BlockIds, *, is_moved: bool = False) -> None:
+        self._events.removed(slots, from_host=True, is_moved=is_moved)
         self._free += slots

@@ -17,6 +17,7 @@ from legato.kv.dependents import Dependents
 from legato.kv.handovers import Handover, Handovers
 from legato.kv.holds import Holds
 from legato.kv.host_cache_slots import HostCacheSlots
+from legato.kv.path_ends import PathEnds, Reach
 from legato.kv.prefix_node import SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
 from legato.kv.quarantine import Quarantine
@@ -77,7 +78,9 @@ class KVCacheManager:
         self.windows = windows
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._events = CacheEvents(None if states is None else states.checkpoints)
+        self._events = CacheEvents(PathEnds(_reaches(windows, states)) if has_more else None)
+        if windows is not None:
+            windows.report_to(self._events)
         if states is not None:
             states.checkpoints.report_to(self._events)
         dependents = Dependents(windows, states)
@@ -525,3 +528,10 @@ class KVCacheManager:
 
     def _num_blocks(self, request: Request) -> int:
         return -(-request.num_expected_tokens // self.block_size)
+
+
+def _reaches(windows: WindowGroups | None, states: StateSlots | None) -> list[Reach]:
+    """Return what a hit needs besides blocks of the tree."""
+    groups = () if windows is None else windows.groups
+    reaches = [Reach(group.num_visible_blocks, group) for group in groups]
+    return reaches if states is None else [*reaches, Reach(1, states.checkpoints)]

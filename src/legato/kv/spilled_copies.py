@@ -19,7 +19,7 @@ class SpilledCopies:
         self._slots: OrderedDict[int, int] = OrderedDict()
         self._moves: list[BlockMove] = []
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._slots
 
     def take_moves(self, group: int) -> list[BlockMove]:

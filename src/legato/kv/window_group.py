@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.kv.block_pool import BlockPool
+from legato.kv.cache_events import CacheEvents
 from legato.kv.spilled_copies import SpilledCopies
 
 
@@ -76,6 +77,15 @@ class WindowGroup:
         self._passed: OrderedDict[int, None] = OrderedDict()
         self._unused: OrderedDict[int, None] = OrderedDict()
         self._worth_keeping: set[int] = set()  # cached blocks
+        self._events = CacheEvents()
+
+    def report_to(self, events: CacheEvents) -> None:
+        """Report the copies that come and go to a journal, as ends of hits depend on them."""
+        self._events = events
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a block of the tree has a copy, here or in host memory."""
+        return key in self._cached or key in self.spilled
 
     @property
     def num_free_blocks(self) -> int:
@@ -255,7 +265,9 @@ class WindowGroup:
         while count > self._pool.num_free:
             block_id = next(iter(self._passed or self._unused))
             if self.spilled.num_slots and block_id in self._unused:
-                self.spilled.spill(self._key_of[block_id], block_id)
+                dropped = self.spilled.spill(self._key_of[block_id], block_id)
+                if dropped is not None:
+                    self._events.ends_changed(dropped)
             self._evict(block_id)
         fresh = self._pool.allocate(count, after=after)
         assert fresh is not None
@@ -282,6 +294,7 @@ class WindowGroup:
         self._cached[key] = block_id
         self._key_of[block_id] = key
         self._num_users[block_id] = 1
+        self._events.ends_changed(key)
 
     def _keep(self, block_id: int) -> None:
         if block_id in self._num_users:
@@ -292,5 +305,7 @@ class WindowGroup:
         self._unused.pop(block_id, None)
         self._worth_keeping.discard(block_id)
         del self._num_users[block_id]
-        del self._cached[self._key_of.pop(block_id)]
+        key = self._key_of.pop(block_id)
+        del self._cached[key]
+        self._events.ends_changed(key)
         self._pool.free([block_id])

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.plan import BlockMove
+from legato.kv.cache_events import CacheEvents
 from legato.kv.prefix_node import Way
 from legato.kv.window_group import WindowGroup
 
@@ -29,6 +30,11 @@ class WindowGroups:
         self._running: set[str] = set()  # request ids
         # (last step that names them, blocks of each group)
         self._leaving: deque[tuple[int, list[BlockIds]]] = deque()
+
+    def report_to(self, events: CacheEvents) -> None:
+        """Report copies that come and go to a journal; see `WindowGroup`."""
+        for group in self.groups:
+            group.report_to(events)
 
     @property
     def has_place(self) -> bool:

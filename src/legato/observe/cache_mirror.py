@@ -1,9 +1,10 @@
 """The blocks of one cache by its events, as routers of other projects are to see them.
 
 A router that knows only blocks expects a hit on all blocks that a prompt shares with the cache.
-With recurrent layers a hit ends at a checkpoint (`HitEnds`), and blocks after the last one on their
-path are of no use. So a block is published only while it, or a block after it, is an end. A prompt
-that leaves a published path before its end still finds less than the router expects.
+With recurrent layers a hit ends at a checkpoint, and with sliding windows where each window finds
+its last blocks (`HitEnds`). Blocks after the last such end on their path are of no use. So a block
+is published only while it, or a block after it, is an end. A prompt that leaves a published path
+before its end still finds less than the router expects.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,16 +83,13 @@ class CacheMirror:
     ) -> list[KVEvent]:
         if self._ends is None:
             self._ends = set()
-        events: list[KVEvent] = []
-        for name in added:
-            if name not in self._ends:
-                self._ends.add(name)
-                events += self._stored(self._need(name))
-        for name in removed:
-            if name in self._ends:
-                self._ends.remove(name)
-                events += self._removed(self._need_no_longer(name))
-        return events
+        come = [name for name in added if name not in self._ends]
+        gone = [name for name in removed if name in self._ends]
+        self._ends.update(come)
+        self._ends.difference_update(gone)
+        stored = [published for name in come for published in self._need(name)]
+        dropped = [published for name in gone for published in self._need_no_longer(name)]
+        return [*self._stored(stored), *self._removed(dropped)]
 
     def _need(self, end: BlockHash) -> list[BlockHash]:
         """Count a reason to publish a block; return the blocks published now, in order."""

@@ -9,9 +9,9 @@ class PrefixIndex:
     """Follows the replicas' cache events, and the prompts sent to them in the meantime.
 
     A hash stands for a block and all blocks before it, so no tree is needed: a replica with a block
-    has the blocks before it, or will not use it. A replica whose model has recurrent layers uses
-    them up to an end (`HitEnds`). A prompt sent there may end anywhere: the replica keeps a state
-    where the next prompt leaves it.
+    has the blocks before it, or will not use it. A replica whose model has recurrent layers or
+    sliding windows uses them up to an end (`HitEnds`). A prompt sent there may end anywhere: while
+    it runs, the replica has what the next prompt needs where the two part.
     """
 
     def __init__(self) -> None:
