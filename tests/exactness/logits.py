@@ -68,7 +68,7 @@ def chunked_logits(model: Model, token_ids: list[int], chunk: int, keep: int) ->
     for start in range(0, len(token_ids), chunk):
         size = min(chunk, len(token_ids) - start)
         plan = ScheduledChunk("", start, size, block_ids, 0, "prefill")
-        batch = pack([plan], [sequence], block_size=_BLOCK_SIZE, device=_CPU)
+        batch = pack([plan], [sequence], block_size=_BLOCK_SIZE, device=_CPU, padding=model.rows)
         hidden = model.forward(batch.input_ids, batch.positions, backend.begin_step(batch))
         rows.append(hidden[max(0, size - keep) : size])
     return model.compute_logits(torch.cat(rows)[-keep:])

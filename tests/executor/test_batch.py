@@ -33,7 +33,9 @@ class Step:
         sequences = [
             _sequence(c.request_id, t) for c, t in zip(self.chunks, self.tokens, strict=True)
         ]
-        return pack(self.chunks, sequences, block_size=self.block_size, device=CPU)
+        return pack(
+            self.chunks, sequences, block_size=self.block_size, device=CPU, padding=CPU_ROWS
+        )
 
 
 def _sequence(request_id: str, tokens: list[int]) -> SequenceState:
@@ -123,7 +125,8 @@ def test_a_table_that_grew_is_packed_anew() -> None:
     tables = []
     for block_ids in ((3,), (3, 8), (3, 8), (4, 9)):
         chunk = ScheduledChunk("a", 2, 1, block_ids, 1, "decode")
-        tables.append(pack([chunk], [sequence], block_size=4, device=CPU).block_table.tolist())
+        batch = pack([chunk], [sequence], block_size=4, device=CPU, padding=CPU_ROWS)
+        tables.append(batch.block_table.tolist())
     assert tables == [[[3]], [[3, 8]], [[3, 8]], [[4, 9]]]
 
 

@@ -55,7 +55,7 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> None:
-        batch = pack(chunks, sequences, block_size=BLOCK_SIZE, device=CPU)
+        batch = pack(chunks, sequences, block_size=BLOCK_SIZE, device=CPU, padding=self._model.rows)
         attention = self._backend.begin_step(batch)
         states = None if self._states is None else self._states.begin_step(batch, chunks)
         hidden = self._model.forward(batch.input_ids, batch.positions, attention, states=states)

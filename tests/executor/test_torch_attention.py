@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from legato.core.plan import ScheduledChunk
 from legato.core.request import AddRequest
+from legato.core.rows import CPU_ROWS
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.executor.attention.partial import attend_part, merge_parts
@@ -83,6 +84,7 @@ def test_equals_dense_attention(
             [sequences[int(c.request_id)] for c in chunks],
             block_size=BLOCK_SIZE,
             device=CPU,
+            padding=CPU_ROWS,
         )
         step = backend.begin_step(batch)
         new_keys = torch.cat([k[s:e] for k, s, e in zip(keys, starts, ends, strict=True)])

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from legato.core.plan import ScheduledChunk
-from legato.core.rows import CPU_ROWS, RowCounts
+from legato.core.rows import RowCounts
 from legato.executor.sequence import SequenceState
 
 Int32s = npt.NDArray[np.int32]
@@ -100,8 +100,8 @@ class PackedBatch:
     """T tokens of R chunks; S rows are sampled.
 
     The model's inputs are on its device, padded to P and Q rows; the last P - T and Q - S results
-    are not read. The inputs of attention are in host memory: a backend first makes
-    its own view of them, once a step, and some backends need the values to do so.
+    are not read. The inputs of attention are in host memory: a backend first makes its own view of
+    them, once a step, and some backends need the values to do so.
 
     Attributes:
         input_ids: int64 [P].
@@ -170,7 +170,7 @@ def pack(
     *,
     block_size: int,
     device: torch.device,
-    padding: RowCounts = CPU_ROWS,
+    padding: RowCounts,
 ) -> PackedBatch:
     """Pack a plan's chunks, at least one, for a model on `device`.
 

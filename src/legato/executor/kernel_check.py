@@ -256,7 +256,13 @@ def _hidden(model: Model, attention: AttentionBackend, start: int, count: int) -
     )
     blocks = tuple(range(-(-end // BLOCK_MULTIPLE)))
     chunk = ScheduledChunk(request.request_id, start, count, blocks, 1, "prefill")
-    batch = pack([chunk], [SequenceState(request)], block_size=BLOCK_MULTIPLE, device=_CPU)
+    batch = pack(
+        [chunk],
+        [SequenceState(request)],
+        block_size=BLOCK_MULTIPLE,
+        device=_CPU,
+        padding=model.rows,
+    )
     return model.forward(batch.input_ids, batch.positions, attention.begin_step(batch))[:count]
 
 
