@@ -15,6 +15,7 @@ from legato.core.kv_events import (
 )
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node
+from legato.observe.cache_mirror import CacheMirror
 
 Prompts = set[tuple[Medium, tuple[int, ...]]]
 """Of each block that is cached: where it lies, and all tokens up to its end."""
@@ -77,6 +78,37 @@ class CacheWatcher:
             assert (event.medium, name) not in self._stored, "told of twice"
             self._tokens[name] = before
             self._stored.add((event.medium, name))
+
+
+class Routers:
+    """Attributes: `own` knows of ends of hits; `other`, of another project, is told of blocks."""
+
+    def __init__(self) -> None:
+        self.own, self.other = CacheWatcher(), CacheWatcher()
+        self._mirror = CacheMirror()
+
+    def take(self, events: Iterable[KVEvent]) -> None:
+        for event in events:
+            self.own.take([event])
+            self.other.take(self._mirror.note(event))
+
+    def check(self, kv: KVCacheManager) -> None:
+        """The first knows all blocks, and the other those up to the last end that the first knows.
+
+        So does a third one that comes now.
+        """
+        assert self.own.has_ends
+        assert not self.other.has_ends, "a router of another project does not know of them"
+        ends, prompts = self.own.ends(), cached_prompts(kv)
+        assert self.own.prompts() == prompts
+        assert self.other.prompts() == {
+            (medium, tokens)
+            for medium, tokens in prompts
+            if any(end[: len(tokens)] == tokens for end in ends)
+        }
+        anew = CacheWatcher()
+        anew.take(self._mirror.told_anew())
+        assert anew.prompts() == self.other.prompts()
 
 
 def cached_prompts(kv: KVCacheManager) -> Prompts:

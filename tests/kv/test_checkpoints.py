@@ -15,8 +15,7 @@ from legato.kv.handovers import Handover
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Node, Way
 from legato.kv.state_slots import CheckpointEnds, StateSlots
-from legato.observe.cache_mirror import CacheMirror
-from tests.kv.cache_watcher import CacheWatcher, cached_ends, cached_prompts
+from tests.kv.cache_watcher import Routers, cached_ends
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
@@ -143,15 +142,14 @@ def test_checkpoints_leave_with_their_blocks() -> None:
 
 
 def test_a_router_is_told_of_no_block_after_the_last_checkpoint() -> None:
-    kv, mirror, router = manager(), CacheMirror(), CacheWatcher()
+    kv, routers = manager(), Routers()
     kv.watch()
     prompt = list(range(15))
     request = begun(kv, "a", prompt)
 
     def told() -> list[int]:
-        for event in kv.take_events():
-            router.take(mirror.note(event))
-        return sorted(len(tokens) for _, tokens in router.prompts())
+        routers.take(kv.take_events())
+        return sorted(len(tokens) for _, tokens in routers.other.prompts())
 
     compute(kv, request, 7)
     assert told() == [], "six of its tokens are cached, and no prompt can begin after them"
@@ -316,7 +314,7 @@ class CheckpointsMachine(HoldingMachine):
         self.flights: deque[Flight] = deque()
         self.num_added = 0
         self.contents: dict[int, tuple[int, ...] | None] = {ZERO_STATE: ()}
-        self.watcher, self.router, self.mirror = CacheWatcher(), CacheWatcher(), CacheMirror()
+        self.routers = Routers()
 
     @initialize(
         num_requests=st.sampled_from([1, 2]),
@@ -503,23 +501,11 @@ class CheckpointsMachine(HoldingMachine):
     def who_watches_knows_where_hits_end(self) -> None:
         if not hasattr(self, "kv"):
             return
-        for event in self.kv.take_events():
-            self.watcher.take([event])
-            self.router.take(self.mirror.note(event))
-        if not self.watcher.is_watching:
+        self.routers.take(self.kv.take_events())
+        if not self.routers.own.is_watching:
             return
-        assert self.watcher.has_ends
-        assert not self.router.has_ends, "a router of another project does not know of them"
-        ends, prompts = cached_ends(self.kv), cached_prompts(self.kv)
-        assert (self.watcher.ends(), self.watcher.prompts()) == (ends, prompts)
-        assert self.router.prompts() == {
-            (medium, tokens)
-            for medium, tokens in prompts
-            if any(end[: len(tokens)] == tokens for end in ends)
-        }
-        anew = CacheWatcher()
-        anew.take(self.mirror.told_anew())
-        assert anew.prompts() == self.router.prompts()
+        self.routers.check(self.kv)
+        assert self.routers.own.ends() == cached_ends(self.kv)
 
     @invariant()
     def slots_are_conserved(self) -> None:

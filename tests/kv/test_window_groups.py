@@ -17,8 +17,7 @@ from legato.kv.manager import KVCacheManager
 from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups
 from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
-from legato.observe.cache_mirror import CacheMirror
-from tests.kv.cache_watcher import CacheWatcher, cached_prompts
+from tests.kv.cache_watcher import CacheWatcher, Routers
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
@@ -167,16 +166,15 @@ def test_windows_blocks_go_to_the_host_and_come_back() -> None:
 
 
 def test_routers_are_told_when_a_window_lacks_a_block() -> None:
-    kv, watcher, router, mirror = manager(), CacheWatcher(), CacheWatcher(), CacheMirror()
+    kv, routers = manager(), Routers()
     kv.watch()
 
     def told() -> tuple[list[int], list[int]]:
         """The ends of hits, and the blocks that routers of other projects know."""
-        for event in kv.take_events():
-            watcher.take([event])
-            router.take(mirror.note(event))
-        check_ends(kv, watcher)
-        return sorted(map(len, watcher.ends())), sorted(len(one) for _, one in router.prompts())
+        routers.take(kv.take_events())
+        check_ends(kv, routers.own)
+        known = sorted(len(tokens) for _, tokens in routers.other.prompts())
+        return sorted(map(len, routers.own.ends())), known
 
     request = admitted(kv, "a", range(13))
     compute(kv, request, 6)
@@ -316,7 +314,7 @@ class WindowsMachine(HoldingMachine):
         self.received: list[tuple[Handover, tuple[int, ...]]] = []
         self.sent: list[tuple[Handover, tuple[int, ...]]] = []
         assert self.kv.windows is not None
-        self.watcher, self.router, self.mirror = CacheWatcher(), CacheWatcher(), CacheMirror()
+        self.routers = Routers()
         self.windows = (None, *WINDOWS)
         self.host: dict[int, list[tuple[int, ...] | None]] = {}  # of the first group; key slot
         self.flights: deque[Flight] = deque()
@@ -505,21 +503,11 @@ class WindowsMachine(HoldingMachine):
     def who_watches_knows_where_hits_end(self) -> None:
         if not hasattr(self, "kv"):
             return
-        for event in self.kv.take_events():
-            self.watcher.take([event])
-            self.router.take(self.mirror.note(event))
-        if not self.watcher.is_watching:
+        self.routers.take(self.kv.take_events())
+        if not self.routers.own.is_watching:
             return
-        assert self.watcher.has_ends
-        assert not self.router.has_ends, "a router of another project does not know of them"
-        ends, prompts = self.watcher.ends(), cached_prompts(self.kv)
-        assert self.watcher.prompts() == prompts
-        assert self.router.prompts() == {
-            (medium, tokens)
-            for medium, tokens in prompts
-            if any(end[: len(tokens)] == tokens for end in ends)
-        }
-        check_ends(self.kv, self.watcher)
+        self.routers.check(self.kv)
+        check_ends(self.kv, self.routers.own)
 
     @invariant()
     def blocks_are_conserved(self) -> None:
