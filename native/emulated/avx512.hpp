@@ -271,7 +271,8 @@ inline __m512i _mm512_cvtepi8_epi32(__m128i x) {
         emulated::each<emulated::Lanes>(bytes, [](int8_t value) { return int32_t{value}; }));
 }
 
-[[gnu::always_inline]] inline __m512i _mm512_dpbusd_epi32(__m512i total, __m512i unsigned_bytes, __m512i signed_bytes) {
+[[gnu::always_inline]] inline __m512i _mm512_dpbusd_epi32(__m512i total, __m512i unsigned_bytes,
+                                                          __m512i signed_bytes) {
     // Bytes at even and at odd places, as 16-bit numbers.
     const auto add = [](__m256i sums, __m256i a, __m256i b) {
         const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)),
