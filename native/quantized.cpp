@@ -97,6 +97,9 @@ void multiply_block(const RoundedRows &rows, int first, const PackedMatrix &matr
         for (; step < end; ++step, block += 64 * bits) {
             for (long line = 0; is_read_first && line < 64 * bits; line += 64)
                 prefetch(block + kAheadBytes + line);
+            const int32_t *const row_codes = rows.codes(step, first);
+            const float *const row_scales = rows.scales(step, first);
+            const float *const row_sums = rows.sums<num_groups>(step, first);
             for (int group = 0; group < num_groups; ++group) {
                 ProductSum<kProductBits<codes>> products[num_rows];
 #pragma GCC unroll 8  // otherwise the sums are kept in memory
@@ -105,11 +108,11 @@ void multiply_block(const RoundedRows &rows, int first, const PackedMatrix &matr
                     const Ints found = load_codes<codes>(block, table, set);
 #pragma GCC unroll 8
                     for (int row = 0; row < num_rows; ++row)
-                        products[row].add(found, fill(rows.codes(first + row)[step * kSets + set]));
+                        products[row].add(found, row_codes + row * kSets + set);
                 }
                 for (int row = 0; row < num_rows; ++row) {
-                    const Floats by = numbers.scales[group] * fill(rows.scales(first + row)[step]);
-                    const float sum = rows.sums<num_groups>(first + row)[step * num_groups + group];
+                    const Floats by = numbers.scales[group] * fill(row_scales[row]);
+                    const float sum = row_sums[row * num_groups + group];
                     totals[row] = fma(to_floats(products[row].total()), by, totals[row]);
                     totals[row] = fma(numbers.minima[group], fill(sum), totals[row]);
                 }
@@ -162,8 +165,16 @@ void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles) {
 }
 
 bool are_rounded(const PackedMatrix &matrix, int num_rows) {
-    const bool are_many = num_rows > kFewRows;
-    return matrix.codes != Codes::kFloat && (!are_many || (matrix.rounds_rows && kRoundsMany));
+    if (matrix.codes == Codes::kFloat) return false;
+    if (num_rows <= kFewRows) return true;
+#ifdef LEGATO_AMX
+    return false;  // tiles multiply bfloat16 faster than scales of small groups allow
+#else
+#ifndef LEGATO_AVX512
+    if (matrix.bits == 8) return false;  // each code is multiplied in two parts
+#endif
+    return num_rows <= kSeveralRows || matrix.rounds_rows;
+#endif
 }
 
 TiledRows reordered(const TiledRows &rows, int first, int num_rows,
@@ -176,20 +187,19 @@ TiledRows reordered(const TiledRows &rows, int first, int num_rows,
 }
 
 void RoundedRows::assign(const TiledRows &rows, int first, int num_rows, int depth) {
-    num_steps_ = depth / kTileDepth;
-    codes_.reserve(num_rows * num_steps_ * kSets);
-    scales_.reserve(num_rows * num_steps_);
-    sums_.reserve(num_rows * num_steps_);
-    half_sums_.reserve(num_rows * num_steps_ * 2);
+    num_rows_ = num_rows;
+    const int num_steps = depth / kTileDepth;
+    codes_.reserve(num_rows * num_steps * kSets);
+    scales_.reserve(num_rows * num_steps);
+    sums_.reserve(num_rows * num_steps);
+    half_sums_.reserve(num_rows * num_steps * 2);
     for (int row = 0; row < num_rows; ++row)
-        for (int step = 0; step < num_steps_; ++step) {
-            const int at = row * num_steps_ + step;
-            round(rows.at(first + row, step * kTileDepth),
-                  reinterpret_cast<int8_t *>(codes_.get() + at * kSets), at);
-        }
+        for (int step = 0; step < num_steps; ++step)
+            round(rows.at(first + row, step * kTileDepth), at(step, row));
 }
 
-void RoundedRows::round(const bf16 *values, int8_t *codes, int at) {
+void RoundedRows::round(const bf16 *values, long at) {
+    int8_t *const codes = reinterpret_cast<int8_t *>(codes_.get() + at * kSets);
     const Floats halves[] = {load_bf16(values), load_bf16(values + 16)};
     const float most = largest(max(abs(halves[0]), abs(halves[1])));
     const float scale = most / 127.0f;

@@ -6,14 +6,9 @@
 
 namespace legato {
 
-// Up to this many rows are themselves rounded to 8 bits, with a scale per 32 values, as llama.cpp
-// does: unpacking the weights would take longer than reading them.
-constexpr int kFewRows = 8;
-#ifdef LEGATO_AMX
-constexpr bool kRoundsMany = false;  // tiles multiply bfloat16 faster than scales of small groups allow
-#else
-constexpr bool kRoundsMany = true;
-#endif
+// Up to so many rows are themselves rounded to 8 bits, with a scale per 32 values, as llama.cpp does:
+// unpacking the weights would take longer than reading them, and than multiplying with their codes.
+constexpr int kFewRows = 8, kSeveralRows = 64;
 #ifdef LEGATO_AVX512
 constexpr int kRowsAtOnce = 8;  // whose sums fit into registers
 #else
@@ -40,20 +35,22 @@ public:
     // sums [count, 32] = rows [first, first + count) times a panel.
     void multiply(int first, int count, const PackedMatrix &matrix, int panel, float *sums) const;
 
-    // A row's codes; and for each 32 of them, their scale and the sum of their values, or with two groups
-    // the sums of 16 values each.
-    const int32_t *codes(int row) const { return codes_.get() + row * num_steps_ * kSets; }
-    const float *scales(int row) const { return scales_.get() + row * num_steps_; }
+    // The codes of a step [rows, kSets] from a row on, their scales [rows], and the sums of their values
+    // [rows, num_groups]: the rows that are multiplied at once lie together.
+    const int32_t *codes(int step, int row) const { return codes_.get() + at(step, row) * kSets; }
+    const float *scales(int step, int row) const { return scales_.get() + at(step, row); }
     template <int num_groups>
-    const float *sums(int row) const {
-        if constexpr (num_groups == 1) return sums_.get() + row * num_steps_;
-        return half_sums_.get() + row * num_steps_ * 2;
+    const float *sums(int step, int row) const {
+        if constexpr (num_groups == 1) return sums_.get() + at(step, row);
+        return half_sums_.get() + at(step, row) * 2;
     }
 
 private:
-    void round(const bf16 *values, int8_t *codes, int at);
+    void round(const bf16 *values, long at);
 
-    int num_steps_ = 0;
+    long at(int step, int row) const { return static_cast<long>(step) * num_rows_ + row; }
+
+    int num_rows_ = 0;
     Buffer<int32_t> codes_;  // four codes in each
     Buffer<float> scales_, sums_, half_sums_;
 };

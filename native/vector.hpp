@@ -16,12 +16,12 @@ inline float to_float(bf16 value) {
     return result;
 }
 
-// Sums products of unsigned codes of `bits` with signed codes, of up to 8 sets: add() the four products of
-// each lane's bytes.
+// Sums products of unsigned codes of `bits` with signed codes, of up to 8 sets: add() the products of each
+// lane's four bytes with four signed codes.
 template <int bits>
 class ProductSum {
 public:
-    void add(Ints codes, Ints signed_codes) { total_ = add_products<bits>(total_, codes, signed_codes); }
+    void add(Ints codes, const int32_t *four) { total_ = add_products<bits>(total_, codes, four); }
     Ints total() const { return total_; }
 
 private:

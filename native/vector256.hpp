@@ -185,9 +185,10 @@ inline void store_shorts(int16_t *to, Ints x) {
 // Returns the lowest 4 bits of each lane.
 inline Floats lowest_4_bits(Ints x) { return to_floats(x & fill(int32_t{0x0f})); }
 
-// Returns total + the 4 products of each lane's bytes: unsigned codes of `bits` times signed codes.
+// Returns total + the 4 products of each lane's bytes: unsigned codes of `bits` times four signed codes.
 template <int bits>
-Ints add_products(Ints total, Ints codes, Ints signed_codes) {
+Ints add_products(Ints total, Ints codes, const int32_t *four) {
+    const Ints signed_codes = fill(*four);
     const auto half = [](__m256i total, __m256i codes, __m256i factors) {
         const auto products = [=](__m256i small_codes, int16_t times) {
             return _mm256_madd_epi16(_mm256_maddubs_epi16(small_codes, factors),
@@ -213,7 +214,8 @@ class ProductSum;  // as in vector.hpp
 template <>
 class ProductSum<4> {
 public:
-    void add(Ints codes, Ints signed_codes) {
+    void add(Ints codes, const int32_t *four) {
+        const Ints signed_codes = fill(*four);
         low_ = _mm256_add_epi16(low_, _mm256_maddubs_epi16(codes.low, signed_codes.low));
         high_ = _mm256_add_epi16(high_, _mm256_maddubs_epi16(codes.high, signed_codes.high));
     }

@@ -27,10 +27,17 @@ _BLOCKS = ((2, 0, 1), (1, 2, 0))
 """A prompt's blocks in the first group of the cache, and in the second."""
 
 
-def chunked_logits(model: Model, prompt: list[int], *, is_quantized: bool = False) -> torch.Tensor:
-    """Return logits [T, V] of a prompt as long as `CHUNKS` says.
+def chunked_logits(
+    model: Model,
+    prompt: list[int],
+    *,
+    bounds: tuple[int, int, int, int] = CHUNKS,
+    is_quantized: bool = False,
+) -> torch.Tensor:
+    """Return logits [T, V] of a prompt.
 
     Args:
+        bounds: of its three chunks.
         is_quantized: whether the cache is int8.
     """
     cache = replace(model.cache, is_quantized=is_quantized)
@@ -46,7 +53,7 @@ def chunked_logits(model: Model, prompt: list[int], *, is_quantized: bool = Fals
     )
     sequence = SequenceState(message)
     slots = (ZERO_STATE, FIRST_STATE, FIRST_STATE + 1, FIRST_STATE)
-    for (start, end), change in zip(pairwise(CHUNKS), pairwise(slots), strict=True):
+    for (start, end), change in zip(pairwise(bounds), pairwise(slots), strict=True):
         state = StateChange(*change) if shapes else None
         own, *windows = _BLOCKS[: len(groups)]
         chunk = ScheduledChunk(
