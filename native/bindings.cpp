@@ -207,6 +207,7 @@ void make_mamba2(Mamba2 *self, const nb::dict &numbers, const nb::dict &weights)
 NB_MODULE(LEGATO_MODULE, m) {
     // A model lives until its process ends, which is no leak.
     nb::set_leak_warnings(false);
+    m.def("most_rounded", &most_rounded, "bits"_a);
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "num_threads"_a);
 
     nb::class_<Step>(m, "Step").def(

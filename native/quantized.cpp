@@ -164,17 +164,16 @@ void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles) {
     for (int half = 0; half < 2; ++half) unpack_one(matrix, panel, half, tiles);
 }
 
+int most_rounded([[maybe_unused]] int bits) {
+#ifndef LEGATO_AVX512
+    if (bits == 8) return kFewRows;  // each code is multiplied in two parts
+#endif
+    return kRoundsMany ? kSeveralRows : kFewRows;
+}
+
 bool are_rounded(const PackedMatrix &matrix, int num_rows) {
     if (matrix.codes == Codes::kFloat) return false;
-    if (num_rows <= kFewRows) return true;
-#ifdef LEGATO_AMX
-    return false;  // tiles multiply bfloat16 faster than scales of small groups allow
-#else
-#ifndef LEGATO_AVX512
-    if (matrix.bits == 8) return false;  // each code is multiplied in two parts
-#endif
-    return num_rows <= kSeveralRows || matrix.rounds_rows;
-#endif
+    return num_rows <= most_rounded(matrix.bits) || (matrix.rounds_rows && kRoundsMany);
 }
 
 TiledRows reordered(const TiledRows &rows, int first, int num_rows,

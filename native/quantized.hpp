@@ -6,9 +6,15 @@
 
 namespace legato {
 
-// Up to so many rows are themselves rounded to 8 bits, with a scale per 32 values, as llama.cpp does:
-// unpacking the weights would take longer than reading them, and than multiplying with their codes.
+// Rows may themselves be rounded to 8 bits, with a scale per 32 values, as llama.cpp does: for a few
+// rows, unpacking the weights would take longer than reading them, and for several still longer than
+// multiplying with their codes.
 constexpr int kFewRows = 8, kSeveralRows = 64;
+#ifdef LEGATO_AMX
+constexpr bool kRoundsMany = false;  // tiles multiply bfloat16 faster than scales of small groups allow
+#else
+constexpr bool kRoundsMany = true;
+#endif
 #ifdef LEGATO_AVX512
 constexpr int kRowsAtOnce = 8;  // whose sums fit into registers
 #else
@@ -19,6 +25,9 @@ constexpr int kSets = 8;  // sets of 4 values by 16 outputs in a block
 
 // Unpacks a panel's weights to tiles of bfloat16 [num_steps, 2, 512].
 void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles);
+
+// Most rows that are rounded for any matrix with codes of so many bits; no rows are for 8-bit floats.
+int most_rounded(int bits);
 
 // Whether so many rows are rounded, and the weights are not unpacked.
 bool are_rounded(const PackedMatrix &matrix, int num_rows);

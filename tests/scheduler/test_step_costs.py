@@ -17,6 +17,7 @@ from legato.scheduler.step_shape import StepShape
 from tests.scheduler.step_times import calibrate, step_shape, true_costs
 
 ROUNDING = 1e-9
+PACKED = msgspec.structs.replace(UNPADDED, most_packed=64)
 
 
 def shapes() -> st.SearchStrategy[StepShape]:
@@ -32,9 +33,10 @@ def shapes() -> st.SearchStrategy[StepShape]:
 
 def padded_costs() -> st.SearchStrategy[StepCosts]:
     return st.builds(
-        lambda costs, rows: msgspec.structs.replace(costs, rows=rows),
+        lambda costs, rows, unpack_s: msgspec.structs.replace(costs, rows=rows, unpack_s=unpack_s),
         true_costs(),
-        st.sampled_from([CPU_ROWS, GPU_ROWS, UNPADDED]),
+        st.sampled_from([CPU_ROWS, GPU_ROWS, UNPADDED, PACKED]),
+        st.floats(0.0, 0.05),
     )
 
 
@@ -112,6 +114,21 @@ def test_rows_that_are_not_computed_make_a_chunk_shorter_and_those_that_are_do_n
     assert by_rows.unpadded_chunk(beside, 0, 412) == 412
     by_steps = StepCosts(step_s=20e-3, row_s=(20e-6,) * 5, rows=GPU_ROWS)
     assert by_steps.unpadded_chunk(beside, 0, 130) == 130
+
+
+def test_rows_that_would_have_weights_unpacked_are_left_out_unless_they_are_many() -> None:
+    beside = step_shape(num_decodes=32, context=500)
+    costs = StepCosts(step_s=4e-3, row_s=(6e-4,) * 5, unpack_s=20e-3, rows=PACKED)
+    assert costs.rows_s(64) + 20e-3 == pytest.approx(costs.rows_s(65) - 6e-4)
+    assert costs.unpadded_chunk(beside, 0, 40) == 32
+    assert costs.unpadded_chunk(beside, 0, 200) == 200
+    assert costs.unpadded_chunk(beside, 0, 30) == 30
+
+
+def test_the_cost_of_unpacking_is_found_and_is_none_where_nothing_is_unpacked() -> None:
+    costs = StepCosts(step_s=4e-3, row_s=(6e-4,) * 2 + (8e-4,) * 3, unpack_s=20e-3, rows=PACKED)
+    assert fit(calibrate(costs, 4000), PACKED).unpack_s == pytest.approx(20e-3, rel=0.02)
+    assert fit(calibrate(costs, 4000), UNPADDED).unpack_s == 0.0
 
 
 def test_costs_are_found_where_batches_are_padded_far() -> None:

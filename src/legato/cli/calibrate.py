@@ -106,6 +106,7 @@ def _table(costs: "StepCosts", *, has_drafts: bool) -> "Table":
         ("a query-key pair of a prefill chunk", costs.area_s),
         ("a sampled row", costs.sample_s),
         *([("an expert that computes any row", costs.expert_s)] if costs.rows.experts else ()),
+        *([("unpacking the weights", costs.unpack_s)] if costs.rows.most_packed else ()),
     ]
     for what, seconds in lines:
         table.add_row(

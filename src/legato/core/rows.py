@@ -34,11 +34,14 @@ class RowCounts(
             multiple of `multiple`.
         multiple: beyond all bounds, the row count is a multiple of this.
         experts: None if no layer has experts.
+        most_packed: most rows that are multiplied with packed weights; weights are unpacked for
+            more rows. 0 if the number of rows makes no such difference.
     """
 
     stairs: tuple[tuple[int, int], ...]
     multiple: int
     experts: ExpertCounts | None = None
+    most_packed: int = 0
 
     def padded(self, num_rows: int) -> int:
         """Return the row count, at least `num_rows`, that a batch is padded to."""
@@ -46,6 +49,10 @@ class RowCounts(
             if num_rows <= bound:
                 return -(-num_rows // multiple) * multiple
         return -(-num_rows // self.multiple) * self.multiple
+
+    def are_unpacked(self, num_rows: int) -> bool:
+        """Whether weights are unpacked for so many rows, and would not be for fewer."""
+        return 0 < self.most_packed < num_rows
 
     def full(self, num_rows: int) -> int:
         """Return the largest row count, at most `num_rows`, that needs no padding."""

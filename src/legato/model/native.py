@@ -7,7 +7,7 @@ on this processor.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 
@@ -83,7 +84,7 @@ class NativeKernels:
         instructions: one of `native_instructions()`, or of `emulated_instructions()`.
 
     Attributes:
-        rows: as of `Model`.
+        rows: as of `Model`, where no weights are packed.
     """
 
     def __init__(self, num_threads: int, instructions: str) -> None:
@@ -94,6 +95,14 @@ class NativeKernels:
         self.pool = self.extension.ThreadPool(num_threads)
         self.operators = self.extension.Operators(self.pool)
         self.rows = CPU_ROWS if instructions.endswith("amx") else UNPADDED
+
+    def most_packed(self, weight: Weight) -> int:
+        """Return the `RowCounts.most_packed` of products with this weight."""
+        if isinstance(weight, torch.Tensor) or weight.is_stored_only or weight.is_rotated:
+            return 0
+        if weight.rounds_rows or weight.is_float8:
+            return 0
+        return int(self.extension.most_rounded(weight.bits))
 
 
 class ReadsNativeCache:
@@ -220,6 +229,7 @@ class NativeModel(ReadsNativeCache):
         while later layers are read.
         """
         num_bytes = 0
+        packed: Counter[int] = Counter()  # key most rows for which, value bytes that stay packed
         others: dict[str, Weight] = {}
         unpacked: defaultdict[int, dict[str, Weight]] = defaultdict(dict)  # key the layer
         with ThreadPoolExecutor(self.kernels.num_threads) as threads:
@@ -227,6 +237,7 @@ class NativeModel(ReadsNativeCache):
             for name, found in weights:
                 weight = as_computed(name, found)
                 num_bytes += weight_bytes(weight) if self.spec.reads_every_step(name) else 0
+                packed[self.kernels.most_packed(weight)] += weight_bytes(weight)
                 match = _OF_LAYER.fullmatch(name)
                 if match is None:
                     others[name] = weight
@@ -247,6 +258,8 @@ class NativeModel(ReadsNativeCache):
             self._layers = [layers[index].result() for index in range(self.spec.num_layers)]
         self._native = self.kernels.extension.Layers(self._layers)
         self.num_weight_bytes = num_bytes
+        most_packed = packed.most_common(1)[0][0]
+        self.rows = msgspec.structs.replace(self.kernels.rows, most_packed=most_packed)
 
     def forward(
         self,

@@ -13,12 +13,12 @@ from legato.scheduler.step_shape import StepShape, chunk_area
 ROW_BOUNDS = (16, 64, 256, 1024)
 """Rows at which matrix products change regime: bound by memory below, by arithmetic above."""
 
-NUM_TERMS = 8 + len(ROW_BOUNDS) + 1 + 2
-DECODE_TERMS, ROW_TERMS, DRAFT_TERMS = slice(1, 3), slice(8, -2), slice(-2, None)
+NUM_TERMS = 9 + len(ROW_BOUNDS) + 1 + 2
+DECODE_TERMS, ROW_TERMS, DRAFT_TERMS = slice(1, 3), slice(9, -2), slice(-2, None)
 """Slices of `StepCosts.vector`: a decode's row and keys, `row_s`, a draft's row and keys."""
 
-EXPERT_TERM = 7
-"""Place of `expert_s` in `StepCosts.vector`."""
+EXPERT_TERM, UNPACK_TERM = 7, 8
+"""Places of `expert_s` and `unpack_s` in `StepCosts.vector`."""
 
 
 class StepCosts(
@@ -32,6 +32,7 @@ class StepCosts(
         decode_row_s, decode_context_s: cost of a decode, and of a key that it reads. Recurrent
             states are of a fixed size, so to read and write one is a part of `decode_row_s`, and of
             a prefill chunk's `chunk_s`.
+        unpack_s: cost of unpacking quantized weights, for more rows than `rows.most_packed`.
         draft_row_s, draft_context_s: the same for a draft.
         chunk_s: fixed cost of a prefill chunk, whatever its length.
         area_s: cost of a query-key pair in the attention of a prefill chunk.
@@ -50,6 +51,7 @@ class StepCosts(
     context_s: float = 0.0
     sample_s: float = 0.0
     expert_s: float = 0.0
+    unpack_s: float = 0.0
     draft_row_s: float = 0.0
     draft_context_s: float = 0.0
     rows: RowCounts = CPU_ROWS
@@ -64,8 +66,8 @@ class StepCosts(
     def from_vector(cls, vector: np.ndarray, rows: RowCounts = CPU_ROWS) -> "StepCosts":
         """Inverse of `vector`: float [NUM_TERMS]."""
         values = map(float, vector)
-        step, decode_row, decode_context, chunk, area, context, sample, expert, *others = values
-        *row, draft_row, draft_context = others
+        step, decode_row, decode_context, chunk, area, context, sample, *others = values
+        expert, unpack, *row, draft_row, draft_context = others
         return cls(
             step_s=step,
             row_s=tuple(row),
@@ -76,6 +78,7 @@ class StepCosts(
             context_s=context,
             sample_s=sample,
             expert_s=expert,
+            unpack_s=unpack,
             draft_row_s=draft_row,
             draft_context_s=draft_context,
             rows=rows,
@@ -93,6 +96,7 @@ class StepCosts(
             self.context_s,
             self.sample_s,
             self.expert_s,
+            self.unpack_s,
             *self.row_s,
             self.draft_row_s,
             self.draft_context_s,
@@ -116,6 +120,7 @@ class StepCosts(
     def rows_s(self, num_tokens: int) -> float:
         """Return the cost of a batch's tokens apart from attention."""
         seconds = _rows_s(self.row_s, self.rows, num_tokens)
+        seconds += self.unpack_s * self.rows.are_unpacked(num_tokens)
         return seconds + self.expert_s * _touched(self.rows, num_tokens)
 
     def chunk_cost_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
@@ -151,18 +156,21 @@ class StepCosts(
         )
 
     def unpadded_chunk(self, shape: StepShape, start: int, num_tokens: int) -> int:
-        """Return the chunk's length, or a shorter one that needs no padding.
+        """Return the chunk's length, or a shorter one without padding, or with weights packed.
 
-        The shorter one is returned if it computes more of the prompt's tokens per second. It may
+        A shorter one is returned if it computes more of the prompt's tokens per second. It may
         not: costs that do not shrink with the chunk may be most of the step.
         """
-        shorter = self.rows.full(shape.num_tokens + num_tokens) - shape.num_tokens
-        if not ROW_BOUNDS[0] <= shorter < num_tokens:
+        num_rows = shape.num_tokens
+        shorter = self.rows.full(num_rows + num_tokens), self.rows.most_packed
+        lengths = [n - num_rows for n in shorter if ROW_BOUNDS[0] <= n - num_rows < num_tokens]
+        if not lengths:
             return num_tokens
         step_s = self.seconds(shape)
-        longer_s = step_s + self.chunk_cost_s(shape, start, num_tokens)
-        shorter_s = step_s + self.chunk_cost_s(shape, start, shorter)
-        return shorter if shorter * longer_s > num_tokens * shorter_s else num_tokens
+        return max(
+            (num_tokens, *lengths),
+            key=lambda n: n / (step_s + self.chunk_cost_s(shape, start, n)),
+        )
 
 
 @lru_cache(maxsize=8192)
@@ -194,6 +202,7 @@ def features(shape: StepShape, rows: RowCounts = CPU_ROWS) -> list[float]:
         float(shape.prefill_context),
         float(shape.num_samples),
         _touched(rows, shape.num_tokens),
+        float(rows.are_unpacked(shape.num_tokens)),
     ]
     num_rows, low = rows.padded(shape.num_tokens), 0
     for bound in (*ROW_BOUNDS, num_rows):

@@ -16,7 +16,7 @@ from legato.core.plan import StepPlan
 from legato.engine.calibration.calibration import MOST_DRAFTS
 from legato.executor.simulated import VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep
-from legato.scheduler.step_costs import EXPERT_TERM, ROW_BOUNDS, StepCosts
+from legato.scheduler.step_costs import EXPERT_TERM, ROW_BOUNDS, UNPACK_TERM, StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.simulation.clients import Delays
 from legato.simulation.drafts import Acceptance
@@ -39,11 +39,10 @@ class Truth:
     def __init__(self, costs: StepCosts, *, error: float, noise: float, seed: int) -> None:
         self._random = random.Random(seed)
         self._noise = noise
-        has_experts = costs.expert_s > 0.0  # else equal seeds draw what they always drew
+        # Without these costs, equal seeds draw what they drew before there were any.
+        left_out = [i for i in (EXPERT_TERM, UNPACK_TERM) if not costs.vector[i]]
         factors = [
-            self._random.uniform(1.0 - error, 1.0 + error)
-            if has_experts or place != EXPERT_TERM
-            else 1.0
+            self._random.uniform(1.0 - error, 1.0 + error) if place not in left_out else 1.0
             for place in range(len(costs.vector))
         ]
         self._costs = StepCosts.from_vector(np.array(costs.vector) * factors, costs.rows)
