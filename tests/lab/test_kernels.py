@@ -30,7 +30,7 @@ def test_a_chunk_sees_what_is_before_each_of_its_tokens() -> None:
 
 
 def test_a_step_takes_the_longer_of_reading_and_multiplying() -> None:
-    roofline = MeasuredRates(bytes_a_s=10.0, flops_a_s=100.0)
+    roofline = MeasuredRates(10.0, 50.0).or_faster(MeasuredRates(5.0, 100.0))
     assert roofline.least_s(Work(num_bytes=20.0, num_flops=100.0)) == 2.0
     assert roofline.least_s(Work(num_bytes=20.0, num_flops=500.0)) == 5.0
 

@@ -40,6 +40,12 @@ class MeasuredRates(msgspec.Struct, frozen=True):
     def least_s(self, work: Work) -> float:
         return max(work.num_bytes / self.bytes_a_s, work.num_flops / self.flops_a_s)
 
+    def or_faster(self, other: "MeasuredRates") -> "MeasuredRates":
+        """Return the higher of both measurements of each rate."""
+        return MeasuredRates(
+            max(self.bytes_a_s, other.bytes_a_s), max(self.flops_a_s, other.flops_a_s)
+        )
+
     def operators_s(self, operators: Mapping[str, Work]) -> float:
         """Return the least time of operators that run one after another."""
         return sum(map(self.least_s, operators.values()))
