@@ -207,7 +207,13 @@ void make_mamba2(Mamba2 *self, const nb::dict &numbers, const nb::dict &weights)
 NB_MODULE(LEGATO_MODULE, m) {
     // A model lives until its process ends, which is no leak.
     nb::set_leak_warnings(false);
-    m.def("most_rounded", &most_rounded, "bits"_a);
+    m.def(
+        "most_packed",
+        [](int bits, bool rounds_rows) {
+            const int most = most_rounded(bits, rounds_rows);
+            return most == kAnyNumber ? 0 : most;
+        },
+        "bits"_a, "rounds_rows"_a);
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "num_threads"_a);
 
     nb::class_<Step>(m, "Step").def(

@@ -164,7 +164,8 @@ void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles) {
     for (int half = 0; half < 2; ++half) unpack_one(matrix, panel, half, tiles);
 }
 
-int most_rounded([[maybe_unused]] int bits) {
+int most_rounded([[maybe_unused]] int bits, bool rounds_rows) {
+    if (rounds_rows && kRoundsMany) return kAnyNumber;
 #ifndef LEGATO_AVX512
     if (bits == 8) return kFewRows;  // each code is multiplied in two parts
 #endif
@@ -172,8 +173,7 @@ int most_rounded([[maybe_unused]] int bits) {
 }
 
 bool are_rounded(const PackedMatrix &matrix, int num_rows) {
-    if (matrix.codes == Codes::kFloat) return false;
-    return num_rows <= most_rounded(matrix.bits) || (matrix.rounds_rows && kRoundsMany);
+    return matrix.codes != Codes::kFloat && num_rows <= most_rounded(matrix.bits, matrix.rounds_rows);
 }
 
 TiledRows reordered(const TiledRows &rows, int first, int num_rows,

@@ -1,6 +1,8 @@
 // Products with quantized weights: unpacked to bfloat16, or as 8-bit integers with rounded rows.
 #pragma once
 
+#include <limits>
+
 #include "rows.hpp"
 #include "weights.hpp"
 
@@ -26,10 +28,12 @@ constexpr int kSets = 8;  // sets of 4 values by 16 outputs in a block
 // Unpacks a panel's weights to tiles of bfloat16 [num_steps, 2, 512].
 void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles);
 
-// Most rows that are rounded for any matrix with codes of so many bits; no rows are for 8-bit floats.
-int most_rounded(int bits);
+constexpr int kAnyNumber = std::numeric_limits<int>::max();
 
-// Whether so many rows are rounded, and the weights are not unpacked.
+// Most rows that are rounded for a matrix with codes of so many bits.
+int most_rounded(int bits, bool rounds_rows);
+
+// Whether so many rows are rounded, and the weights are not unpacked. 8-bit floats always are.
 bool are_rounded(const PackedMatrix &matrix, int num_rows);
 
 // Returns rows [first, first + num_rows), whose value i is value order[i] of the given ones.

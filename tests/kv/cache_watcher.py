@@ -81,7 +81,12 @@ class CacheWatcher:
 
 
 class Routers:
-    """Attributes: `own` knows of ends of hits; `other`, of another project, is told of blocks."""
+    """Two routers that follow the events of a cache.
+
+    Attributes:
+        own: Legato's router, which understands events about the ends of hits.
+        other: another project's router, which gets events about blocks alone.
+    """
 
     def __init__(self) -> None:
         self.own, self.other = CacheWatcher(), CacheWatcher()
@@ -93,9 +98,10 @@ class Routers:
             self.other.take(self._mirror.note(event))
 
     def check(self, kv: KVCacheManager) -> None:
-        """The first knows all blocks, and the other those up to the last end that the first knows.
+        """Check that each router knows the blocks that it can use.
 
-        So does a third one that comes now.
+        Legato's router knows all blocks. Another project's router knows each block before an end
+        of a hit, and so does a router that joins now.
         """
         assert self.own.has_ends
         assert not self.other.has_ends, "a router of another project does not know of them"

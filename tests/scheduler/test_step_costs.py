@@ -96,7 +96,7 @@ def test_the_longest_chunk_is_the_inverse_of_the_seconds(
 def test_a_chunk_ends_where_padding_begins_if_that_computes_more_a_second(
     costs: StepCosts, shape: StepShape, start: int, num_tokens: int
 ) -> None:
-    chosen = costs.unpadded_chunk(shape, start, num_tokens)
+    chosen = costs.cheapest_chunk(shape, start, num_tokens)
     if chosen == num_tokens:
         return
     num_rows = shape.num_tokens + chosen
@@ -110,19 +110,19 @@ def test_rows_that_are_not_computed_make_a_chunk_shorter_and_those_that_are_do_n
     """On a GPU that multiplies by rows, or by nothing but its weights."""
     beside = step_shape(num_decodes=100, context=500)
     by_rows = StepCosts(step_s=1e-3, row_s=(20e-6,) * 5, rows=GPU_ROWS)
-    assert by_rows.unpadded_chunk(beside, 0, 500) == 412
-    assert by_rows.unpadded_chunk(beside, 0, 412) == 412
+    assert by_rows.cheapest_chunk(beside, 0, 500) == 412
+    assert by_rows.cheapest_chunk(beside, 0, 412) == 412
     by_steps = StepCosts(step_s=20e-3, row_s=(20e-6,) * 5, rows=GPU_ROWS)
-    assert by_steps.unpadded_chunk(beside, 0, 130) == 130
+    assert by_steps.cheapest_chunk(beside, 0, 130) == 130
 
 
 def test_rows_that_would_have_weights_unpacked_are_left_out_unless_they_are_many() -> None:
     beside = step_shape(num_decodes=32, context=500)
     costs = StepCosts(step_s=4e-3, row_s=(6e-4,) * 5, unpack_s=20e-3, rows=PACKED)
     assert costs.rows_s(64) + 20e-3 == pytest.approx(costs.rows_s(65) - 6e-4)
-    assert costs.unpadded_chunk(beside, 0, 40) == 32
-    assert costs.unpadded_chunk(beside, 0, 200) == 200
-    assert costs.unpadded_chunk(beside, 0, 30) == 30
+    assert costs.cheapest_chunk(beside, 0, 40) == 32
+    assert costs.cheapest_chunk(beside, 0, 200) == 200
+    assert costs.cheapest_chunk(beside, 0, 30) == 30
 
 
 def test_the_cost_of_unpacking_is_found_and_is_none_where_nothing_is_unpacked() -> None:

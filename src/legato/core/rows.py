@@ -1,4 +1,4 @@
-"""What a batch's rows cost besides their number: padding, and the experts that compute them."""
+"""What a batch's rows cost besides their number: padding, experts, and unpacking of weights."""
 
 import msgspec
 
@@ -27,7 +27,7 @@ class ExpertCounts(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_
 class RowCounts(
     msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The few row counts that batches are padded to, and the experts that compute rows.
+    """Row counts that batches are padded to, experts, and when weights are unpacked.
 
     Attributes:
         stairs: pairs (bound, multiple), in order of bounds: up to `bound` rows, the row count is a

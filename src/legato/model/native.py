@@ -98,11 +98,11 @@ class NativeKernels:
 
     def most_packed(self, weight: Weight) -> int:
         """Return the `RowCounts.most_packed` of products with this weight."""
-        if isinstance(weight, torch.Tensor) or weight.is_stored_only or weight.is_rotated:
+        if isinstance(weight, torch.Tensor) or weight.is_stored_only:
             return 0
-        if weight.rounds_rows or weight.is_float8:
+        if weight.is_rotated or weight.is_float8:
             return 0
-        return int(self.extension.most_rounded(weight.bits))
+        return int(self.extension.most_packed(weight.bits, weight.rounds_rows))
 
 
 class ReadsNativeCache:
@@ -237,7 +237,8 @@ class NativeModel(ReadsNativeCache):
             for name, found in weights:
                 weight = as_computed(name, found)
                 num_bytes += weight_bytes(weight) if self.spec.reads_every_step(name) else 0
-                packed[self.kernels.most_packed(weight)] += weight_bytes(weight)
+                if most := self.kernels.most_packed(weight):
+                    packed[most] += weight_bytes(weight)
                 match = _OF_LAYER.fullmatch(name)
                 if match is None:
                     others[name] = weight
@@ -258,7 +259,7 @@ class NativeModel(ReadsNativeCache):
             self._layers = [layers[index].result() for index in range(self.spec.num_layers)]
         self._native = self.kernels.extension.Layers(self._layers)
         self.num_weight_bytes = num_bytes
-        most_packed = packed.most_common(1)[0][0]
+        most_packed = max(packed, key=packed.__getitem__, default=0)
         self.rows = msgspec.structs.replace(self.kernels.rows, most_packed=most_packed)
 
     def forward(

@@ -155,11 +155,11 @@ class StepCosts(
             ),
         )
 
-    def unpadded_chunk(self, shape: StepShape, start: int, num_tokens: int) -> int:
-        """Return the chunk's length, or a shorter one without padding, or with weights packed.
+    def cheapest_chunk(self, shape: StepShape, start: int, num_tokens: int) -> int:
+        """Return the chunk's length, or one that ends before padding, or before unpacking, begins.
 
-        A shorter one is returned if it computes more of the prompt's tokens per second. It may
-        not: costs that do not shrink with the chunk may be most of the step.
+        The length that computes most of the prompt's tokens per second is returned. It may be the
+        whole: costs that do not shrink with the chunk may be most of the step.
         """
         num_rows = shape.num_tokens
         shorter = self.rows.full(num_rows + num_tokens), self.rows.most_packed

@@ -101,7 +101,7 @@ class StepTimeModel:
     ) -> int:
         """Return the longest chunk at `start` whose step ends in time.
 
-        If time bounds the chunk, it may be a little shorter to avoid padding.
+        If time bounds the chunk, it may be shorter to avoid padding or unpacking.
 
         Args:
             limit_s: how long the step may take.
@@ -112,7 +112,7 @@ class StepTimeModel:
         assert self._costs is not None
         allowed_s = limit_s / self.prefill_caution(shape, limit_s) if has_margin else limit_s
         longest = self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
-        return longest if longest == cap else self._costs.unpadded_chunk(shape, start, longest)
+        return longest if longest == cap else self._costs.cheapest_chunk(shape, start, longest)
 
     @property
     def most_drafts(self) -> int:
