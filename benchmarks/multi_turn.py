@@ -27,7 +27,7 @@ from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE, running_server, servers
 from legato.checkpoint.source import resolve_source
 from legato.cli.table import Table, duration
-from legato.core.cache_config import CacheConfig
+from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import DEFAULT_MODEL
 from legato.simulation.record import RequestError
 from legato.simulation.summary import Distribution, distribution
@@ -194,7 +194,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--answer", type=int, default=64, help="tokens of each, at most")
     parser.add_argument("--think", type=float, default=1.0, help="seconds between turns, mean")
     parser.add_argument(
-        "--block-size", type=int, default=CacheConfig().block_size, help="of the ideal cache"
+        "--block-size", type=int, default=BLOCK_SIZES["cpu"], help="of the ideal cache"
     )
     add_rounds(parser, 1, help="in each of which every server is started anew")
     add_peers(parser)

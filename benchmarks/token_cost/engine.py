@@ -8,6 +8,7 @@ All else is the engine's own. What it takes of a processor is what a token costs
 import sys
 from functools import partial
 
+from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import EngineConfig
 from legato.core.stats import CacheInfo
 from legato.engine.assembly.main import main
@@ -45,7 +46,7 @@ def build(step_s: float, config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         acceptance=None,
         is_sharing=False,
     )
-    block_size = config.cache.block_size
+    block_size = BLOCK_SIZES["cpu"]
     info = EngineInfo(
         model=config.model.model,
         served_model_names=("simulated",),

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from legato.gpu.kernels.activation import gate_heads, silu_mul
-from legato.gpu.kernels.attention import attend, make_scratch
+from legato.gpu.kernels.attention import attend
+from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.expert_choice import pick_experts
 from legato.gpu.kernels.experts import (
@@ -38,7 +39,7 @@ from tests.gpu.limits import Architecture
 from tests.model.random_models import with_recurrence
 
 _META = torch.device("meta")
-_BLOCK_SIZE = 32
+_BLOCK_SIZE = 64
 
 
 def _cache(
@@ -47,11 +48,12 @@ def _cache(
     dtype: torch.dtype = torch.bfloat16,
     *,
     is_quantized: bool,
+    block_size: int = _BLOCK_SIZE,
 ) -> torch.Tensor:
     """Keys and values of a layer."""
     dtype = torch.int8 if is_quantized else dtype
     numbers = head_dim + (SCALE_BYTES if is_quantized else 0)
-    return torch.empty(2, 64, num_kv_heads, _BLOCK_SIZE, numbers, dtype=dtype)
+    return torch.empty(2, 64, num_kv_heads, block_size, numbers, dtype=dtype)
 
 
 def _attend(
@@ -63,11 +65,12 @@ def _attend(
     is_quantized: bool = False,
     softcap: float | None = None,
     has_sinks: bool = False,
+    block_size: int = _BLOCK_SIZE,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     num_rows = 512
     query = torch.empty(num_rows, num_heads, head_dim, dtype=dtype)
-    cache = _cache(num_kv_heads, head_dim, dtype, is_quantized=is_quantized)
+    cache = _cache(num_kv_heads, head_dim, dtype, is_quantized=is_quantized, block_size=block_size)
     tiling = Tiling(num_heads, num_kv_heads, 132, has_wide=dtype != torch.float32)
     shape = tiling.shape(num_rows, has_chunks=True)
     attend(
@@ -224,6 +227,7 @@ class Launch(NamedTuple):
 
 LAUNCHES = {
     "attend, Llama 3.1 8B": Launch(partial(_attend, 32, 8, 128)),
+    "attend, blocks of 32": Launch(partial(_attend, 32, 8, 128, block_size=32), (90,)),
     "attend, a window and heads of 96": Launch(partial(_attend, 32, 32, 96, 2047), (90,)),
     # On an Ampere, chunks of such heads spill 48 bytes.
     "attend, heads of 256": Launch(partial(_attend, 16, 8, 256), (90,)),

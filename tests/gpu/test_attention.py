@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.gpu.kernels.attention import attend, make_scratch
+from legato.gpu.kernels import attention
+from legato.gpu.kernels.attention import attend
+from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.work_items import Tiling, section_size, work_lists, write_work
 from tests.gpu.numbers import DTYPES, assert_near, each_dtype
 from tests.gpu.paged import PagedStep, numpy_section
@@ -62,13 +64,17 @@ def _check(step: PagedStep, out: torch.Tensor, sliding_window: int | None = None
 
 
 def _mixed(
-    device: torch.device, dtype: torch.dtype = DTYPES[0], *more: tuple[int, int]
+    device: torch.device,
+    dtype: torch.dtype = DTYPES[0],
+    *more: tuple[int, int],
+    head_dim: int = 32,
+    block_size: int = 16,
 ) -> PagedStep:
     return PagedStep.random(
         [*MIXED, *more],
         heads=(8, 2),
-        head_dim=32,
-        block_size=16,
+        head_dim=head_dim,
+        block_size=block_size,
         num_padding=5,
         dtype=dtype,
         device=device,
@@ -84,6 +90,27 @@ def test_a_mixed_step(dtype: torch.dtype, device: torch.device) -> None:
 def test_without_wide_items(device: torch.device) -> None:
     step = _mixed(device)
     _check(step, _attend(step, has_chunks=False))
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("sliding_window", [None, 1, 50, 150])
+def test_blocks_that_hold_all_keys_of_a_product(
+    sliding_window: int | None, is_quantized: bool, device: torch.device
+) -> None:
+    step = _mixed(device, torch.float16, LONG, block_size=64)
+    if is_quantized:
+        step = step.quantized()
+    _check(step, _attend(step, sliding_window=sliding_window), sliding_window)
+
+
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 64), (128, 128)])
+def test_keys_loaded_as_tiles(
+    head_dim: int, block_size: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a Hopper, elsewhere too."""
+    monkeypatch.setattr(attention, "multiplies_from_shared_memory", lambda: True)
+    step = _mixed(device, torch.float16, LONG, head_dim=head_dim, block_size=block_size)
+    _check(step, _attend(step))
 
 
 @pytest.mark.parametrize("sliding_window", [1, 50])
@@ -148,6 +175,7 @@ def test_shapes_of_other_models(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [32, 64])
 @pytest.mark.parametrize("is_quantized", [False, True])
 @pytest.mark.parametrize(
     ("heads", "head_dim"), [((32, 8), 128), ((32, 8), 64), ((16, 8), 256), ((32, 32), 96)]
@@ -157,6 +185,7 @@ def test_shapes_of_large_models(
     heads: tuple[int, int],
     head_dim: int,
     is_quantized: bool,
+    block_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
@@ -165,7 +194,7 @@ def test_shapes_of_large_models(
         [(1, 4095), (1, 17), (5, 900), (300, 2000), (513, 0), *[(1, 1000)] * 60],
         heads=heads,
         head_dim=head_dim,
-        block_size=32,
+        block_size=block_size,
         num_padding=64,
         dtype=dtype,
         device=device,

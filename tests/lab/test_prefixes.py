@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.cache_config import CacheConfig
+from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import SchedulerConfig
 from legato.simulation.profiled_server import SimulatedServer
 from legato.simulation.prompts import SimulatedPrompts
@@ -21,7 +21,7 @@ from legato.simulation.workload import (
 from tests.lab.simulated import CPU
 from tests.lab.test_workload import workloads
 
-_BLOCK = CacheConfig().block_size
+_BLOCK = BLOCK_SIZES["cpu"]
 _ENDLESS = msgspec.structs.replace(CPU, max_model_len=32_768, kv_cache_tokens=10_000_000)
 
 

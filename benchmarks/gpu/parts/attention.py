@@ -11,7 +11,8 @@ from benchmarks.gpu.clock import median_s
 from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
-from legato.gpu.kernels.attention import attend, make_scratch
+from legato.gpu.kernels.attention import attend
+from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.work_items import Span, Tiling, section_size, work_lists, write_work
 from legato.lab.work import MeasuredRates, Work
 from legato.model.spec import DecoderSpec

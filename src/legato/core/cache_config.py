@@ -14,13 +14,18 @@ BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 KVRole = Literal["prefill", "decode", "both"]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
+BLOCK_SIZES = {"cpu": 32, "cuda": 64}
+"""Key the kind of device. A GPU's attention reads 64 keys at once, faster from one block."""
+
 
 class CacheConfig(Config, frozen=True, kw_only=True):
     """Size of the paged KV cache."""
 
     flag_group = "KV cache"
 
-    block_size: Annotated[BlockSize, Flag("tokens a block", metavar="TOKENS")] = 32
+    block_size: Annotated[
+        BlockSize | None, Flag("tokens a block", metavar="TOKENS", default="32; 64 on a GPU")
+    ] = None
     kv_cache_dtype: Annotated[
         KVCacheDType,
         Flag(
@@ -84,6 +89,15 @@ class CacheConfig(Config, frozen=True, kw_only=True):
             raise ConfigError("swap space is for blocks of the prefix cache, which is turned off")
         if self.state_checkpoints and not self.enable_prefix_caching:
             raise ConfigError("state checkpoints are for the prefix cache, which is turned off")
+
+    def resolve(self, device: str) -> "CacheConfig":
+        """Replace the default size of a block by a number.
+
+        Args:
+            device: the kind that the model is on, "cpu" or "cuda".
+        """
+        size = self.block_size or BLOCK_SIZES[device]
+        return msgspec.structs.replace(self, block_size=size)
 
 
 class TransferConfig(Config, frozen=True, kw_only=True):

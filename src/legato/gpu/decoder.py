@@ -10,7 +10,8 @@ from torch import nn
 from legato.core.errors import ConfigError
 from legato.gpu.experts import GpuExperts, route
 from legato.gpu.kernels.activation import gate_heads, silu_mul
-from legato.gpu.kernels.attention import AttentionScratch, attend
+from legato.gpu.kernels.attention import attend
+from legato.gpu.kernels.attention_parts import AttentionScratch
 from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.experts import sum_outputs
 from legato.gpu.kernels.norm import add_rms_norm, normalize

@@ -12,7 +12,7 @@ from legato.executor.sequence import SamplingRow
 from legato.executor.state_cache import StateCache
 from legato.gpu.decoder import GpuDecoder, Memory
 from legato.gpu.device import Device
-from legato.gpu.kernels.attention import make_scratch
+from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.sampler import sample
 from legato.gpu.step_inputs import Layout, StepInputs, StepSize
 from legato.gpu.work_items import Tiling

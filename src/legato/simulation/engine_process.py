@@ -8,7 +8,7 @@ It runs in real time, so that routers can be tried without the machines.
 import sys
 from functools import partial
 
-from legato.core.cache_config import CacheConfig
+from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import EngineConfig
 from legato.core.stats import CacheInfo
 from legato.engine.assembly.main import main
@@ -63,7 +63,7 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
     address: TransferAddress | None = None
     if engine.transfers is not None:
         address = TransferAddress(config.transfer.kv_transfer_host, engine.transfers.port)
-    block_size = CacheConfig().block_size
+    block_size = BLOCK_SIZES["cpu"]
     info = EngineInfo(
         model=config.model.model,
         served_model_names=(config.model.model,),

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from legato.core.cache_config import CacheConfig
+from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
@@ -96,7 +96,7 @@ def simulated_engine(
         is_sharing: whether there is a prefix cache.
         make_transfers: what joins it to other engines; None where there are none.
     """
-    block_size = CacheConfig().block_size
+    block_size = BLOCK_SIZES["cpu"]
     num_blocks = -(-kv_cache_tokens // block_size)
     kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=is_sharing)
     resolved = config.resolve(max_model_len)

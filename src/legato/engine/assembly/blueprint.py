@@ -78,9 +78,16 @@ class Blueprint:
         return sum(shape.num_bytes(self.dtype) for shape in self.checkpoint.spec.states)
 
     @property
+    def block_size(self) -> int:
+        """Tokens of a block of the cache."""
+        size = self.config.cache.block_size
+        assert size is not None
+        return size
+
+    @property
     def blocks_per_request(self) -> int:
         """Blocks of the longest request."""
-        return -(-self.max_model_len // self.config.cache.block_size)
+        return -(-self.max_model_len // self.block_size)
 
 
 def draw_blueprint(
@@ -102,9 +109,13 @@ def draw_blueprint(
             "--device cpu"
         )
     max_model_len = _within_model(config.model.max_model_len, checkpoint.spec)
-    scheduler = config.scheduler.resolve(max_model_len, device.type)
+    resolved = msgspec.structs.replace(
+        config,
+        scheduler=config.scheduler.resolve(max_model_len, device.type),
+        cache=config.cache.resolve(device.type),
+    )
     return Blueprint(
-        msgspec.structs.replace(config, scheduler=scheduler),
+        resolved,
         checkpoint,
         resolve_dtype(config.model, checkpoint),
         device,

@@ -99,8 +99,8 @@ def native_kernels(blueprint: Blueprint, *, num_threads: int | None = None) -> N
         return None
     part = blueprint.checkpoint.spec.part(config.model.tensor_parallel_size)
     reason = why_not_native(part, blueprint.dtype, blueprint.device)
-    if not reason and config.cache.block_size % BLOCK_MULTIPLE:
-        reason = f"the block size {config.cache.block_size} is not a multiple of {BLOCK_MULTIPLE}"
+    if not reason and blueprint.block_size % BLOCK_MULTIPLE:
+        reason = f"the block size {blueprint.block_size} is not a multiple of {BLOCK_MULTIPLE}"
     known = native_instructions()
     if not reason and asked not in ("auto", *known):
         reason = f"only {', '.join(known)} can"
@@ -136,6 +136,7 @@ def make_attention(
     Raises:
         ConfigError: there is not enough memory.
     """
+    assert config.block_size is not None, "the configuration was resolved"
     num_tokens = [count * config.block_size for count in sizes]
     num_bytes = sum(
         count * group.cache.token_bytes for count, group in zip(num_tokens, groups, strict=True)

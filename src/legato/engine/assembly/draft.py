@@ -69,7 +69,7 @@ def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:
     check_forward(
         draft.model,
         attention,
-        block_size=config.block_size,
+        block_size=blueprint.block_size,
         vocab_size=blueprint.checkpoint.spec.vocab_size,
         max_len=blueprint.max_model_len,
         num_layers=blueprint.checkpoint.spec.num_layers,
@@ -78,7 +78,7 @@ def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:
         draft.model,
         attention,
         num_blocks=num_blocks,
-        block_size=config.block_size,
+        block_size=blueprint.block_size,
         vocab_size=blueprint.checkpoint.spec.vocab_size,
         max_len=blueprint.max_model_len,
     )

@@ -127,7 +127,7 @@ class GpuShard:
                 "weights: lower --max-num-batched-tokens"
             ) from error
         if config.swap_space_bytes:
-            block_bytes = config.block_size * self._cache.token_bytes
+            block_bytes = blueprint.block_size * self._cache.token_bytes
             own = max(0, own - num_staged_blocks(block_bytes) * block_bytes)
         return self._num_ranks * own
 
@@ -145,7 +145,7 @@ class GpuShard:
         try:
             self.program = self._make_program(num_blocks, num_states)
         except MemoryError as error:
-            block_bytes = blueprint.config.cache.block_size * self._cache.token_bytes
+            block_bytes = blueprint.block_size * self._cache.token_bytes
             state_bytes = num_states * blueprint.state_bytes
             raise no_memory(num_blocks * block_bytes + state_bytes) from error
         timer.end("cache")
@@ -190,7 +190,7 @@ class GpuShard:
 
     def _make_program(self, num_blocks: int, num_states: int) -> StepProgram:
         """Raises `MemoryError`."""
-        blueprint, block_size = self._blueprint, self._blueprint.config.cache.block_size
+        blueprint, block_size = self._blueprint, self._blueprint.block_size
         states: StateCache | None = None
         with raising_memory_error():
             if shapes := self.model.spec.states:

@@ -43,7 +43,7 @@ def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
             "--kv-cache-dtype int8 is not supported for a model with latent attention"
         )
     for head_dim in {layer.head_dim for layer in cache.layers}:
-        if cache.is_quantized and config.block_size * head_dim % SCALE_BYTES:
+        if cache.is_quantized and blueprint.block_size * head_dim % SCALE_BYTES:
             raise ConfigError(
                 f"with --kv-cache-dtype int8, --block-size times the head size, {head_dim}, must "
                 f"be a multiple of {SCALE_BYTES}"
@@ -96,7 +96,7 @@ def make_kv_manager(
     if states is not None:
         memory_bytes -= states.num_slots * blueprint.state_bytes
         swap_bytes -= states.num_host_slots * blueprint.state_bytes
-    bytes_per_block = config.block_size * kept.cache.token_bytes
+    bytes_per_block = blueprint.block_size * kept.cache.token_bytes
     windows: WindowGroups | None = None
     if windowed:
         windows, taken_bytes = _windows(
@@ -104,7 +104,7 @@ def make_kv_manager(
         )
         memory_bytes -= taken_bytes
         swap_bytes -= sum(
-            made.spilled.num_slots * config.block_size * group.cache.token_bytes
+            made.spilled.num_slots * blueprint.block_size * group.cache.token_bytes
             for made, group in zip(windows.groups, windowed, strict=True)
         )
     num_blocks = num_cache_blocks(
@@ -118,7 +118,7 @@ def make_kv_manager(
     )
     return KVCacheManager(
         num_blocks,
-        config.block_size,
+        blueprint.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         num_host_slots=num_host_slots,
         states=states,
@@ -138,7 +138,7 @@ def _windows(
     Args:
         swap_share: swap space for each byte of the memory.
     """
-    block_size, scheduler = blueprint.config.cache.block_size, blueprint.config.scheduler
+    block_size, scheduler = blueprint.block_size, blueprint.config.scheduler
     assert scheduler.num_steps_in_flight is not None
     needs = [
         WindowNeed.of(
@@ -207,7 +207,7 @@ def _state_slots(
             f"{memory_bytes:,}: raise --kv-cache-memory"
         )
     num_requests = min(num_requests, blueprint.max_num_seqs)
-    block_size = blueprint.config.cache.block_size
+    block_size = blueprint.block_size
     unit = math.lcm(CHUNK_MULTIPLE, block_size)
     spacing = unit
     while spacing < max(_LEAST_SPACING, blueprint.state_bytes / token_bytes):

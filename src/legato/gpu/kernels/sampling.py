@@ -3,6 +3,10 @@
 Weights are integers, so their sums are exact in any order, and filters bisect over scores instead
 of sorting them. A score is at most 0. It is compared by its key, the bits of its magnitude: the
 lower the key, the likelier the token.
+
+A filter seldom keeps more than a few hundred tokens. So the likeliest some thousand, the
+*candidates*, are gathered in the order of tokens, and filters and the draw read these alone, from
+registers. Where they do not suffice, all tokens are read, again and again.
 """
 
 import torch
@@ -18,14 +22,13 @@ FAULTY = -2
 """Replaces the token of a row with logits that are not finite."""
 
 _TILE = 4096
-_DEPTH = 8
-"""Likely tokens of a row that one lane of a tile can keep."""
+_MOST_CANDIDATES = 4096
+_WANTED_CANDIDATES = 2048
+"""Least candidates of a row: as many lanes of a tile have a greatest logit among them."""
 _NUM_WARPS = 8
 
 _NOTHING, _DRAWN = tl.constexpr(NOTHING), tl.constexpr(DRAWN)
 _NO_TOKEN, _FAULTY = tl.constexpr(NO_TOKEN), tl.constexpr(FAULTY)
-_LIKELY_KEY = tl.constexpr(0x41400000)
-"""Key of the score -12. Tokens at least as likely are read first, and are enough for most rows."""
 _LAST_KEY = tl.constexpr(0x7F800000)
 """Key of the score -inf."""
 _NUM_STAGES = tl.constexpr(3)
@@ -62,7 +65,8 @@ def sample_rows(
     """
     num_rows, vocab_size = logits.shape
     tile = min(_TILE, triton.next_power_of_2(vocab_size))
-    likely = torch.empty(num_rows, _DEPTH * tile, dtype=logits.dtype, device=logits.device)
+    room = min(_MOST_CANDIDATES, tile)
+    candidates = torch.empty(num_rows, 2, room, dtype=torch.int32, device=logits.device)
     _sample[(num_rows,)](
         logits,
         given,
@@ -75,11 +79,12 @@ def sample_rows(
         sample_slots,
         last_token,
         sampled,
-        likely,
+        candidates,
         vocab_size,
         unit=weight_unit(vocab_size),
         tile=tile,
-        max_depth=_DEPTH,
+        room=room,
+        num_wanted=min(_WANTED_CANDIDATES, tile),
         num_warps=_NUM_WARPS,
     )
 
@@ -109,48 +114,49 @@ def _sample(
     sample_slots,
     last_token,
     sampled,
-    likely,
+    candidates,
     vocab_size,
     unit: tl.constexpr,
     tile: tl.constexpr,
-    max_depth: tl.constexpr,
+    room: tl.constexpr,
+    num_wanted: tl.constexpr,
 ):
     row = tl.program_id(0)
     kind = tl.load(kinds + row)
     if kind == _NOTHING:
         return
     start = row.to(tl.int64) * vocab_size
-    best, token = _likeliest(logits + start, vocab_size, tile)
+    best, token, greatest = _likeliest(logits + start, vocab_size, tile)
     if not _is_finite(best):
         token = _FAULTY
         if best == float("-inf"):
-            best_given, _ = _likeliest(given + start, vocab_size, tile)
+            best_given, _, _ = _likeliest(given + start, vocab_size, tile)
             if _is_finite(best_given):
                 token = _NO_TOKEN
     elif kind == _DRAWN:
-        halving = tl.load(halvings + row)
-        key, total = _filter(
+        token = _draw(
             logits + start,
-            likely + row.to(tl.int64) * max_depth * tile,
+            candidates + row.to(tl.int64) * 2 * room,
             vocab_size,
             best,
-            halving,
+            greatest,
+            tl.load(halvings + row),
             tl.load(top_ks + row),
             tl.load(top_ps + row),
             tl.load(lowest_scores + row),
+            tl.load(uniforms + row),
             unit,
             tile,
-            max_depth,
+            room,
+            num_wanted,
         )
-        point = (tl.load(uniforms + row) * total.to(tl.float64)).to(tl.int64)
-        token = _pick(logits + start, vocab_size, best, halving, key, point, unit, tile)
     tl.store(sampled + row, token)
     tl.store(last_token + tl.load(sample_slots + row), tl.maximum(token, 0))
 
 
 @triton.jit
 def _likeliest(row, vocab_size, tile: tl.constexpr):
-    """Return the greatest logit (NaN if any logit is) and the lowest token with it."""
+    """Return the greatest logit (NaN if any is), the lowest token with it, and each lane's."""
     lane = tl.arange(0, tile)
     greatest = tl.full([tile], float("-inf"), tl.float32)
     tokens = lane
@@ -165,78 +171,122 @@ def _likeliest(row, vocab_size, tile: tl.constexpr):
     token = tl.min(tl.where(greatest == best, tokens, vocab_size), axis=0)
     if tl.sum(num_nans, axis=0) > 0:
         best = float("nan")
-    return best, token
+    return best, token, greatest
 
 
 @triton.jit
-def _filter(
+def _draw(
     row,
-    likely,
+    candidates,
     vocab_size,
     best,
+    greatest,
     halving,
     top_k,
     top_p,
     lowest_score,
+    uniform,
     unit: tl.constexpr,
     tile: tl.constexpr,
-    max_depth: tl.constexpr,
+    room: tl.constexpr,
+    num_wanted: tl.constexpr,
 ):
-    """Return the highest key that min_p, top_k and top_p keep, and the total weight kept."""
+    """Return a token, drawn from those that min_p, top_k and top_p keep."""
     key = _magnitude(lowest_score)
     has_top_k = (top_k > 0) & (top_k < vocab_size)
-    total = _measure(row, vocab_size, best, halving, _LAST_KEY, unit, tile, True, _NUM_STAGES)
+    # The candidates have all tokens with keys up to this.
+    last_known = tl.full([], -1, tl.int32)
+    tokens = tl.full([room], 0, tl.int32)
+    weights = tl.zeros([room], tl.int64)
+    keys = tl.full([room], _LAST_KEY, tl.int32)
     if has_top_k | (top_p < 1.0) | (key < _LAST_KEY):
-        num_likely, depth = _gather_likely(row, likely, vocab_size, best, halving, tile, max_depth)
-        # A lane with more than max_depth likely tokens has lost some: then all tokens are read.
-        num_gathered = tl.where(depth <= max_depth, depth * tile, 0)
-        if has_top_k:
-            is_enough = (num_gathered > 0) & (num_likely >= top_k)
-            source, size = _source(is_enough, likely, num_gathered, row, vocab_size)
-            wanted = top_k.to(tl.int64)
-            kth = _bisect(source, size, best, halving, wanted, unit, tile, False)
-            key = tl.minimum(key, kth)
-        if key < _LAST_KEY:
-            is_enough = (num_gathered > 0) & (key <= _LIKELY_KEY)
-            source, size = _source(is_enough, likely, num_gathered, row, vocab_size)
-            total = _measure(source, size, best, halving, key, unit, tile, True)
-        if top_p < 1.0:
-            wanted = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-            gathered = _measure(likely, num_gathered, best, halving, _LAST_KEY, unit, tile, True)
-            source, size = _source(gathered >= wanted, likely, num_gathered, row, vocab_size)
-            key = _bisect(source, size, best, halving, wanted, unit, tile, True)
-            total = _measure(source, size, best, halving, key, unit, tile, True)
-    return key, total
+        last_known, tokens, logit = _gather(
+            row, candidates, vocab_size, best, greatest, halving, tile, room, num_wanted
+        )
+        weights, keys = _weight(logit, best, halving, unit)
+    if has_top_k:
+        wanted = top_k.to(tl.int64)
+        kth = _bisect_known(keys, tl.full([room], 1, tl.int64), wanted)
+        if kth > last_known:
+            kth = _bisect(row, vocab_size, best, halving, last_known, wanted, unit, tile, False)
+        key = tl.minimum(key, kth)
+    if key <= last_known:
+        total = _sum_known(keys, weights, key)
+    else:
+        total = _measure(row, vocab_size, best, halving, key, unit, tile, True, _NUM_STAGES)
+    if top_p < 1.0:
+        wanted = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
+        nth = _bisect_known(keys, weights, wanted)
+        if nth > last_known:
+            nth = _bisect(row, vocab_size, best, halving, last_known, wanted, unit, tile, True)
+            total = _measure(row, vocab_size, best, halving, nth, unit, tile, True)
+        else:
+            total = _sum_known(keys, weights, nth)
+        key = nth
+    point = (uniform * total.to(tl.float64)).to(tl.int64)
+    if key <= last_known:
+        kept = tl.where(keys <= key, weights, 0)
+        at = tl.sum((tl.cumsum(kept, axis=0) <= point).to(tl.int32), axis=0)
+        token = tl.sum(tl.where(tl.arange(0, room) == at, tokens, 0), axis=0)
+    else:
+        token = _pick(row, vocab_size, best, halving, key, point, unit, tile)
+    return token
 
 
 @triton.jit
-def _gather_likely(
-    row, likely, vocab_size, best, halving, tile: tl.constexpr, max_depth: tl.constexpr
+def _gather(
+    row,
+    candidates,
+    vocab_size,
+    best,
+    greatest,
+    halving,
+    tile: tl.constexpr,
+    room: tl.constexpr,
+    num_wanted: tl.constexpr,
 ):
-    """Return the number of likely tokens, in all and on the fullest lane of the tiles.
+    """Return the last key whose tokens are all candidates, and their tokens and logits [room].
 
-    Each lane writes its first likely logits to `likely` [max_depth, tile], then -inf.
+    -1 if there are more candidates than there is room for. What is not filled has logits of -inf.
     """
+    ones = tl.full([tile], 1, tl.int64)
+    limit = _bisect_known(_magnitude(best - greatest), ones, tl.full([], num_wanted, tl.int64))
     lane = tl.arange(0, tile)
-    depth = tl.zeros([tile], tl.int32)
-    for first in range(0, vocab_size, tile):
+    count = tl.full([], 0, tl.int32)
+    for first in tl.range(0, vocab_size, tile, num_stages=_NUM_STAGES):
         logit = _load(row, first + lane, vocab_size)
-        is_likely = _key(logit, best, halving) <= _LIKELY_KEY
-        is_kept = is_likely & (depth < max_depth)
-        tl.store(likely + depth * tile + lane, logit.to(likely.dtype.element_ty), mask=is_kept)
-        depth += is_likely.to(tl.int32)
-    deepest = tl.max(depth, axis=0)
-    for level in range(tl.minimum(deepest, max_depth)):
-        nothing = tl.full([tile], float("-inf"), likely.dtype.element_ty)
-        tl.store(likely + level * tile + lane, nothing, mask=depth <= level)
+        is_candidate = (_magnitude(best - logit) <= limit) & (first + lane < vocab_size)
+        place = count + tl.cumsum(is_candidate.to(tl.int32), axis=0) - 1
+        is_kept = is_candidate & (place < room)
+        tl.store(candidates + place, first + lane, mask=is_kept)
+        tl.store(candidates + room + place, logit.to(tl.int32, bitcast=True), mask=is_kept)
+        count += tl.sum(is_candidate.to(tl.int32), axis=0)
     tl.debug_barrier()  # threads read what others have written
-    return tl.sum(depth, axis=0), deepest
+    index = tl.arange(0, room)
+    tokens = tl.load(candidates + index, mask=index < count, other=0)
+    logits = tl.load(candidates + room + index, mask=index < count, other=0)
+    logits = tl.where(index < count, logits.to(tl.float32, bitcast=True), float("-inf"))
+    last_known = _magnitude(tl.div_rn(limit.to(tl.float32, bitcast=True), halving)) - 1
+    last_known = tl.where(limit == _LAST_KEY, _LAST_KEY, last_known)
+    return tl.where(count <= room, last_known, -1), tokens, logits
 
 
 @triton.jit
-def _source(is_enough, likely, num_likely, row, vocab_size):
-    """Return the likely tokens if they are enough, else all tokens."""
-    return tl.where(is_enough, likely, row), tl.where(is_enough, num_likely, vocab_size)
+def _bisect_known(keys, amounts, wanted):
+    """Return the lowest key up to which there is the `wanted` amount, or that of -inf."""
+    below = tl.full([], -1, tl.int32)
+    key = tl.full([], _LAST_KEY, tl.int32)
+    while below + 1 < key:
+        middle = below + (key - below) // 2
+        is_enough = _sum_known(keys, amounts, middle) >= wanted
+        below = tl.where(is_enough, below, middle)
+        key = tl.where(is_enough, middle, key)
+    return key
+
+
+@triton.jit
+def _sum_known(keys, amounts, last_key):
+    return tl.sum(tl.where(keys <= last_key, amounts, 0), axis=0)
 
 
 @triton.jit
@@ -245,13 +295,16 @@ def _bisect(
     size,
     best,
     halving,
+    below,
     wanted,
     unit: tl.constexpr,
     tile: tl.constexpr,
     by_weight: tl.constexpr,
 ):
-    """Return the lowest key such that tokens up to it reach the `wanted` number, or weight."""
-    below = tl.full([], -1, tl.int32)
+    """Return the lowest key such that tokens up to it reach the `wanted` number, or weight.
+
+    It is greater than `below`.
+    """
     key = tl.full([], _LAST_KEY, tl.int32)
     while below + 1 < key:
         middle = below + (key - below) // 2
@@ -317,11 +370,6 @@ def _weight(logit, best, halving, unit: tl.constexpr):
     """Return the int64 weight and the int32 key of each logit."""
     score = tl.div_rn(logit - best, halving)
     return (tl.exp2(score) * unit).to(tl.int64), _magnitude(score)
-
-
-@triton.jit
-def _key(logit, best, halving):
-    return _magnitude(tl.div_rn(logit - best, halving))
 
 
 @triton.jit
