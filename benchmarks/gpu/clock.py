@@ -9,10 +9,11 @@ import torch
 
 _WARM_UPS = 3
 _REPEATS_ON_HOST = 2
+_CALLS_IN_GRAPH = 8
 
 
 def median_s(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    """Of several calls, one behind the other on the device; the first ones do not count.
+    """Of several calls, one after the other on the device; the first ones do not count.
 
     On a host a few will do, where only the benchmark itself is tried.
     """
@@ -21,6 +22,32 @@ def median_s(call: Callable[[], object], device: torch.device, repeats: int = 10
     for _ in range(_WARM_UPS):
         call()
     return statistics.median(_on_device(call, repeats))
+
+
+def median_in_graph_s(call: Callable[[], object], device: torch.device) -> float:
+    """As in a step: launched by a graph, so that what the host takes to launch does not count."""
+    if device.type != "cuda":
+        return median_s(call, device)
+
+    def calls() -> None:
+        for _ in range(_CALLS_IN_GRAPH):
+            call()
+
+    return median_s(captured(calls), device) / _CALLS_IN_GRAPH
+
+
+def captured(work: Callable[[], object]) -> Callable[[], None]:
+    """One CUDA graph of it."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(_WARM_UPS):
+            work()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
 
 
 def _on_device(call: Callable[[], object], repeats: int) -> list[float]:

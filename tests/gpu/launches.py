@@ -246,6 +246,8 @@ LAUNCHES = {
     "embed": Launch(_embed, (90,)),
     "4 bits, 128 rows": Launch(partial(_codes, 4, 128)),
     "8 bits, 128 rows": Launch(partial(_codes, 8, 128), (90,)),
+    "4 bits, 32 rows": Launch(partial(_codes, 4, 32)),
+    "8 bits, 64 rows": Launch(partial(_codes, 8, 64)),
     "8 bits, 1 row": Launch(partial(_codes, 8, 1), (90,)),
     "gate of heads": Launch(_gate_heads, (90,)),
     "mix, LFM2": Launch(partial(_mix, ShortConvSpec(kernel_size=3), 2048)),

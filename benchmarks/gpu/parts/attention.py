@@ -7,17 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
-from benchmarks.gpu.clock import median_s
+from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
+from legato.core.cache_config import BLOCK_SIZES
 from legato.gpu.kernels.attention import attend
 from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.work_items import Span, Tiling, section_size, work_lists, write_work
 from legato.lab.work import MeasuredRates, Work
 from legato.model.spec import DecoderSpec
 
-_BLOCK_SIZE = 32
+_BLOCK_SIZE = BLOCK_SIZES["cuda"]
 _TOLERANCE = 2e-2
 """Between two ways to compute in bfloat16."""
 
@@ -83,7 +84,7 @@ class AttentionCase:
         return [
             Row(
                 name=f"{who}: {self._name}",
-                value=1e6 * median_s(call, self._device),
+                value=1e6 * median_in_graph_s(call, self._device),
                 unit="µs",
                 least=least,
             )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from benchmarks.gpu.clock import median_s
+from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
@@ -80,7 +80,7 @@ class ExpertLayer:
         return [
             Row(
                 name=f"{name}: {num_rows:,} row" + "s" * (num_rows > 1),
-                value=1e6 * median_s(call, self._device),
+                value=1e6 * median_in_graph_s(call, self._device),
                 unit="µs",
                 least=1e6 * roofline.least_s(self._work(picked, num_bits)),
             )

@@ -1,12 +1,12 @@
 """What else runs without a network: PyTorch alone at its best for decodes, and transformers."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.clock import median_s
+from benchmarks.gpu.clock import captured, median_s
 from benchmarks.gpu.figures import PartFailedError, Report, Row
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.base import Checkpoint
@@ -52,21 +52,7 @@ def _static_step_s(model: Decoder, count: int, context: int, device: torch.devic
         hidden = model(token_ids, positions, attention)
         token_ids.copy_(model.compute_logits(hidden).argmax(dim=-1))
 
-    return median_s(_captured(step) if device.type == "cuda" else step, device)
-
-
-def _captured(step: Callable[[], None]) -> Callable[[], None]:
-    """One CUDA graph of it."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    return median_s(captured(step) if device.type == "cuda" else step, device)
 
 
 class StaticAttention(StepAttention):

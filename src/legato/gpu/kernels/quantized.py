@@ -10,7 +10,8 @@ from legato.model.quantization import BLOCK
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Rows of a tile; all of them share the decoding of a tile of codes."""
 _NUM_OUTPUTS, _DEPTH = 32, 128
-"""Size of a tile of codes; with `_MOST_ROWS` rows, it has twice as many outputs."""
+"""Size of a tile of codes; with more than `_FEWEST_ROWS` rows, it has twice as many outputs, so
+that rows are read half as often."""
 _PROGRAMS = 512
 """Programs that keep a large GPU busy: four on each of 132 processors, almost."""
 _FEWEST_PRODUCTS = 8
@@ -43,7 +44,7 @@ def multiply(
     (num_rows, depth), num_outputs = rows.shape, len(codes)
     tile_rows = min(max(triton.next_power_of_2(num_rows), _FEWEST_ROWS), _MOST_ROWS)
     is_large = tile_rows == _MOST_ROWS
-    tile_outputs = (2 if is_large else 1) * _NUM_OUTPUTS
+    tile_outputs = (1 if tile_rows == _FEWEST_ROWS else 2) * _NUM_OUTPUTS
     tiles = triton.cdiv(num_rows, tile_rows), triton.cdiv(num_outputs, tile_outputs)
     num_parts, part_depth = _parts(tiles[0] * tiles[1], depth)
     parts = out
