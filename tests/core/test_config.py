@@ -47,7 +47,7 @@ def test_settings_that_cannot_be_kept_are_refused(settings: dict[str, Any], comp
         (ModelConfig, {"model": None}, "model: expected `str`, got `null`"),
         (ModelConfig, {"chat_template": "{{ '\udcff' }}"}, "chat_template has bytes"),
         (ModelConfig, {"max_model_len": 0}, "max_model_len: expected `int` >= 1, got 0"),
-        (CacheConfig, {"block_size": "8"}, "block_size: expected `int`, got `str`"),
+        (CacheConfig, {"block_size": "8"}, "block_size: expected `int | null`, got `str`"),
         (CacheConfig, {"gpu_memory_utilization": 0.0}, "gpu_memory_utilization"),
         (CacheConfig, {"gpu_memory_utilization": 1.1}, "gpu_memory_utilization"),
         (CacheConfig, {"kv_cache_memory_bytes": 1, "gpu_memory_utilization": 0.5}, "exclude"),

@@ -24,8 +24,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_kernels_spill_no_registers(kernels: list[dict[str, Any]]) -> None:
-    """But those that load tiles of keys, which were measured to be faster with spills."""
-    spilling = {kernel["launch"] for kernel in kernels if kernel["spilled"]}
+    """Two, at most. Only where chunks load tiles of keys, more of them were measured to pay."""
+    spilling = {kernel["launch"] for kernel in kernels if kernel["spilled"] > 8}
     assert spilling <= {_WITH_TILES}
     assert [kernel for kernel in kernels if kernel["spilled"] > _MOST_SPILLED] == []
 

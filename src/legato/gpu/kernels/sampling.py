@@ -191,7 +191,7 @@ def _draw(
     room: tl.constexpr,
     num_wanted: tl.constexpr,
 ):
-    """Return a token, drawn from those that min_p, top_k and top_p keep."""
+    """Return a token, drawn from the tokens that min_p, top_k and top_p keep."""
     key = _magnitude(lowest_score)
     has_top_k = (top_k > 0) & (top_k < vocab_size)
     # The candidates have all tokens with keys up to this.
