@@ -15,6 +15,7 @@ from legato.model.experts import MixtureOfExperts
 from legato.model.native import NativeKernels, why_not_native
 from legato.model.native_operators import NativeMixture
 from legato.model.partly_native import PartlyNativeDecoder
+from legato.model.quantization import quantize
 from tests.executor.instructions import TESTED
 from tests.executor.test_native import CPU
 from tests.executor.test_native import pytestmark as needs_native
@@ -91,6 +92,23 @@ def test_partly_native_layers_multiply_with_codes(name: str, saved: Saved) -> No
         error = (codes(NativeKernels(2, instructions)) - exact).abs()
         assert float(error.mean()) <= 1.2 * float(allowed.mean()) + 0.01 * largest, instructions
         assert float(error.max()) <= 1.5 * float(allowed.max()) + 0.05 * largest, instructions
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_step_times_of_partly_native_models_know_of_unpacking(
+    quantization: Quantization | None, saved: Saved
+) -> None:
+    folder, _ = saved("granite-4-h-moe")
+    kernels = NativeKernels(2, TESTED[0])
+    model = load_model(
+        open_checkpoint(ModelConfig(model=str(folder))),
+        dtype=torch.bfloat16,
+        device=CPU,
+        kernels=kernels,
+        quantization=quantization,
+    )
+    most = 0 if quantization is None else kernels.most_packed(quantize(torch.randn(64, 64), 4))
+    assert model.rows.most_packed == most
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from legato.core.errors import UnsupportedModelError
-from legato.core.rows import CPU_ROWS, UNPADDED
+from legato.core.rows import CPU_ROWS, UNPADDED, RowCounts
 from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, LayerInputs, finished_logits, scaled_embeddings
@@ -103,6 +103,11 @@ class NativeKernels:
         if weight.is_rotated or weight.is_float8:
             return 0
         return int(self.extension.most_packed(weight.bits, weight.rounds_rows))
+
+    def rows_with(self, packed: Counter[int]) -> RowCounts:
+        """Return a model's row counts; key `most_packed` of weights, value bytes of these."""
+        most_packed = max(packed, key=packed.__getitem__, default=0)
+        return msgspec.structs.replace(self.rows, most_packed=most_packed)
 
 
 class ReadsNativeCache:
@@ -229,7 +234,7 @@ class NativeModel(ReadsNativeCache):
         while later layers are read.
         """
         num_bytes = 0
-        packed: Counter[int] = Counter()  # key most rows for which, value bytes that stay packed
+        packed: Counter[int] = Counter()
         others: dict[str, Weight] = {}
         unpacked: defaultdict[int, dict[str, Weight]] = defaultdict(dict)  # key the layer
         with ThreadPoolExecutor(self.kernels.num_threads) as threads:
@@ -259,8 +264,7 @@ class NativeModel(ReadsNativeCache):
             self._layers = [layers[index].result() for index in range(self.spec.num_layers)]
         self._native = self.kernels.extension.Layers(self._layers)
         self.num_weight_bytes = num_bytes
-        most_packed = max(packed, key=packed.__getitem__, default=0)
-        self.rows = msgspec.structs.replace(self.kernels.rows, most_packed=most_packed)
+        self.rows = self.kernels.rows_with(packed)
 
     def forward(
         self,

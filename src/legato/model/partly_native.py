@@ -6,6 +6,7 @@ not compute.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -134,6 +135,7 @@ class PartlyNativeDecoder(Decoder, ReadsNativeCache):
         sites: dict[str, _Site | _ExpertsSite] = {**dict(self._sites()), **self._experts_sites()}
         site_of = {part: path for path, site in sites.items() for part in site.names}
         unpacked: dict[str, dict[str, Weight]] = {}  # key the site's path
+        stay_packed: Counter[int] = Counter()
         self.num_weight_bytes = 0
         with ThreadPoolExecutor(self.kernels.num_threads) as threads:
             packed: dict[str, Future[Any]] = {}
@@ -144,6 +146,8 @@ class PartlyNativeDecoder(Decoder, ReadsNativeCache):
                 if path is None:
                     copy_plain(weight, slots[name])
                 else:
+                    if most := self.kernels.most_packed(weight):
+                        stay_packed[most] += _num_bytes(weight)
                     own, site = unpacked.setdefault(path, {}), sites[path]
                     own[name] = weight
                     if len(own) == site.num_weights:
@@ -153,6 +157,7 @@ class PartlyNativeDecoder(Decoder, ReadsNativeCache):
                     packed[_HEAD] = threads.submit(head)
             parts = {path: part.result() for path, part in packed.items()}
         self._replace(parts)
+        self.rows = self.kernels.rows_with(stay_packed)
 
     def _replace(self, packed: dict[str, Any]) -> None:
         """Put native parts in the places of PyTorch's; key the path of a product or of experts."""
