@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from legato.gpu import linear
+from legato.gpu.decoder import GpuDecoder
 from legato.model.quantization import BLOCK, FLOAT8_TABLE, QuantizedWeight, quantize
 from legato.model.quantized_forms import in_blocks, with_whole_table
 from tests.gpu.numbers import assert_near, each_dtype
+from tests.model.random_models import SPECS, random_decoder
 
 
 @each_dtype
@@ -38,6 +41,24 @@ def test_multiplies_with_codes(
     parts = (packed(weight), blocks.scales, blocks.minima, bias)
     multiply(rows.to(device), *(part.to(device) for part in parts), out)
     assert_near(out, rows.double() @ weight.dequantize().double().T + bias.double(), dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float16, linear.MOST_ROWS), (torch.float32, 0)], ids=str
+)
+def test_step_times_are_told_for_how_many_rows_codes_are_multiplied(
+    dtype: torch.dtype, most: int, device: torch.device
+) -> None:
+    plain = random_decoder(SPECS["grouped"], dtype)
+    weights = plain.checkpoint_slots()
+    codes = {
+        name: quantize(weight.float(), 4) if "down_proj" in name else weight
+        for name, weight in weights.items()
+    }
+    for loaded, expected in ((weights, 0), (codes, most)):
+        model = GpuDecoder(plain.spec, dtype=dtype, device=device)
+        model.load_weights(loaded.items())
+        assert model.most_packed == expected
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -16,7 +16,7 @@ from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.experts import sum_outputs
 from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
-from legato.gpu.linear import Fp8Linear
+from legato.gpu.linear import MOST_ROWS, Fp8Linear, QuantizedLinear
 from legato.gpu.recurrence import mix
 from legato.gpu.step_inputs import StepInputs
 from legato.gpu.support import check_supported
@@ -95,6 +95,12 @@ class GpuDecoder(Decoder):
     @torch.inference_mode()
     def load_weights(self, weights: NamedWeights) -> None:
         self.num_weight_bytes = load_weights(self, weights, device=self.device, is_fp8=self._is_fp8)
+
+    @property
+    def most_packed(self) -> int:
+        """As in `RowCounts`, of its projections."""
+        has_codes = any(isinstance(module, QuantizedLinear) for module in self.modules())
+        return MOST_ROWS if has_codes and self.dtype != torch.float32 else 0
 
     def compute_step(
         self,

@@ -9,7 +9,7 @@ from legato.model.quantization import BLOCK, QuantizedWeight
 from legato.model.quantized_forms import in_blocks
 
 _HALF = BLOCK // 2
-_MOST_ROWS = 512
+MOST_ROWS = 512
 """Most rows of a product with codes; for more rows, dequantizing the matrix first is less work."""
 
 
@@ -40,7 +40,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Map [T, in] to [T, out]."""
         weight = (self._codes, self._scales, self._minima)
-        if len(rows) > _MOST_ROWS or rows.dtype == torch.float32:
+        if len(rows) > MOST_ROWS or rows.dtype == torch.float32:
             plain = rows.new_empty(self.shape)
             dequantize(*weight, plain)
             return F.linear(rows, plain, self._bias)

@@ -176,7 +176,11 @@ class GpuShard:
             kv=kv,
             executor=executor,
             blocks=(self.program.blocks,),
-            rows=msgspec.structs.replace(GPU_ROWS, experts=self.model.spec.expert_counts),
+            rows=msgspec.structs.replace(
+                GPU_ROWS,
+                experts=self.model.spec.expert_counts,
+                most_packed=self.model.most_packed,
+            ),
             kernels="triton",
         )
 
