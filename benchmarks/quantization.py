@@ -5,7 +5,7 @@
 
 For each quantization that the model and the device can have: perplexity over Python's own
 documentation, 1,024 tokens at a time, and the time a token takes with 1, 8 and 32 streams. With
-`--llama-cpp`, llama.cpp decodes the same file with 1 stream in the same run; its Python package has
+`--llama-cpp`, llama.cpp decodes the same file with as many in the same run; its Python package has
 to be installed.
 
 With `--formats`, the default model is written in formats in which models are published ("all", or
@@ -22,6 +22,7 @@ import statistics
 import time
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import msgspec
 
@@ -72,6 +73,7 @@ def measure(run: Run) -> None:
                 device=flags.device,
                 dtype="bfloat16",
                 quantization=quantization,
+                speculative="off",
                 kv_cache_memory_bytes=2**31,
             )
             status.update(f"{name}: perplexity")
@@ -130,6 +132,7 @@ def _llm(path: str, quantization: Quantization | None) -> LLM:
         dtype="bfloat16",
         max_model_len=2 * _WINDOW,
         quantization=quantization,
+        speculative="off",
         kv_cache_memory_bytes=2**29,
     )
 
@@ -200,21 +203,49 @@ def _token_s(llm: LLM, num_streams: int, num_rounds: int) -> float:
 
 
 def _llama_cpp(path: Path, num_rounds: int) -> Outcome:
-    """Evaluate one token, take the likeliest; llama.cpp's own clock, so without its Python side."""
+    """Steps of one token for each of several sequences, as its server's slots share them.
+
+    Sampling is left out.
+    """
     import llama_cpp
 
-    num_threads = len(os.sched_getaffinity(0))
-    llama = llama_cpp.Llama(str(path), n_ctx=1024, n_threads=num_threads, verbose=False)
+    model = llama_cpp.llama_model_load_from_file(
+        str(path).encode(), llama_cpp.llama_model_default_params()
+    )
+    rounds = [
+        {count: _llama_cpp_step_s(model, count) for count in STREAMS} for _ in range(num_rounds)
+    ]
+    return Outcome(
+        "llama.cpp",
+        None,
+        {count: statistics.median(times_s[count] for times_s in rounds) for count in STREAMS},
+    )
+
+
+def _llama_cpp_step_s(model: Any, num_streams: int) -> float:
+    """Median over as many steps as Legato's streams have tokens."""
+    import llama_cpp
+
+    settings = llama_cpp.llama_context_default_params()
+    settings.n_ctx, settings.n_seq_max = 256 * num_streams, num_streams
+    settings.n_threads = settings.n_threads_batch = len(os.sched_getaffinity(0))
+    context = llama_cpp.llama_init_from_model(model, settings)
+    batch = llama_cpp.llama_batch_init(num_streams, 0, 1)
+    batch.n_tokens = num_streams
     times_s = []
-    for _ in range(num_rounds):
-        llama.reset()
-        llama.eval(llama.tokenize(_PROMPT.encode()))
-        llama_cpp.llama_perf_context_reset(llama.ctx)
-        for _ in range(_DECODED):
-            llama.eval([llama.sample(temp=0.0)])
-        clock = llama_cpp.llama_perf_context(llama.ctx)
-        times_s.append(clock.t_eval_ms / clock.n_eval / 1e3)
-    return Outcome("llama.cpp", None, {1: statistics.median(times_s)})
+    for step in range(_DECODED):
+        for stream in range(num_streams):
+            batch.token[stream], batch.pos[stream] = 100 + step, step
+            batch.n_seq_id[stream], batch.seq_id[stream][0] = 1, stream
+            batch.logits[stream] = True
+        begin = time.perf_counter()
+        if llama_cpp.llama_decode(context, batch):
+            raise RuntimeError("llama.cpp computed no step")
+        llama_cpp.llama_get_logits_ith(context, num_streams - 1)  # waits for it
+        times_s.append(time.perf_counter() - begin)
+    llama_cpp.llama_batch_free(batch)
+    llama_cpp.llama_free(context)
+    return statistics.median(times_s)
 
 
 def _table(outcomes: list[Outcome]) -> Table:
