@@ -4,9 +4,10 @@
 
 Runs parts one after the other and prints each as it ends: what the machine can do; decodes, prompts
 and both in one step beside the roofline; streams with an ITL promise while long prompts come; the
-tests of the kernels, of graphs and of steps in flight on the device; attention beside PyTorch's; a
-static batch of PyTorch's, and transformers. Weights are random ones of the shape of Llama 3.1 8B,
-or of the config.json in `--model`, so that nothing is downloaded.
+tests of the kernels, of graphs and of steps in flight on the device; attention beside PyTorch's;
+experts, products and sampling alone; a static batch of PyTorch's, and transformers. Weights are
+random ones of the shape of Llama 3.1 8B, or of the config.json in `--model`, so that nothing is
+downloaded.
 
 Figures are kept, row by row, as JSON: a second call goes on where the first one ended. `page.md`
 beside them has all of it, and `out/gpu.tar.gz` has the folder as one file. Exits with status 1

@@ -25,6 +25,8 @@ PARTS = {
     "correctness": 180.0,
     "attention": 60.0,
     "experts": 60.0,
+    "products": 60.0,
+    "sampling": 60.0,
     "peers": 120.0,
     "fp8": 90.0,
     "int4": 90.0,

@@ -10,7 +10,6 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from transformers import (
-    AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -22,10 +21,8 @@ from transformers import (
 from legato.checkpoint.gguf import _GLOBAL_NAMES, _LAYER_NAMES
 from legato.checkpoint.gguf_file import GGUFFile
 from legato.checkpoint.loader import open_checkpoint
-from legato.checkpoint.source import resolve_source
-from legato.core.config import DEFAULT_MODEL, ModelConfig
+from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
-from legato.text.tokenizer import load_tokenizer
 from tests.model.conftest import TINY, SaveTiny, assert_same_logits, load, reference_logits
 from tests.model.dense import packed_logits
 
@@ -155,18 +152,6 @@ def test_window_of_a_mistral_file(save_tiny: SaveTiny, tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", "llama", model, **{"attention.sliding_window": 7})
     (logits,) = packed_logits(load(tmp_path / "model.gguf", "float32"), [PROMPT])
     assert_same_logits(logits, reference_logits(model, PROMPT))
-
-
-def test_smollm2_equals_transformers(smollm2_path: Path) -> None:
-    tokenizer = load_tokenizer(resolve_source(DEFAULT_MODEL))
-    prompt = tokenizer.encode("The seven wonders of 12345 worlds, as told in verse: " * 4)[:50]
-    model = AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32
-    )
-    expected = reference_logits(model, prompt)
-    del model
-    (logits,) = packed_logits(load(DEFAULT_MODEL, "float32"), [prompt])
-    assert_same_logits(logits, expected)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])

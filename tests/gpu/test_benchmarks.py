@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.gpu.figures import Report
-from benchmarks.gpu.parts import attention, experts, fp8, steps
+from benchmarks.gpu.parts import attention, experts, fp8, products, sampling, steps
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes
 
 from legato.checkpoint.loader import open_checkpoint
@@ -76,6 +76,15 @@ def test_experts_are_compared_with_pytorchs(settings: Settings) -> None:
     ]
     assert all(row.value > 0 and row.least for row in figures.rows)
     assert "3 experts, 2 a row, of 64 x 32" in figures.notes[0]
+
+
+@pytest.mark.parametrize(("part", "num_rows"), [(products, 6), (sampling, 8)], ids=str)
+def test_kernels_are_measured_alone(part: Any, num_rows: int, settings: Settings) -> None:
+    report = Report(part.TITLE)
+    part.run(settings, report)
+    figures = report.figures()
+    assert len(figures.rows) >= num_rows
+    assert all(row.value > 0 and row.least for row in figures.rows)
 
 
 def test_steps_run_two_at_a_time(settings: Settings) -> None:

@@ -241,9 +241,9 @@ def test_a_page(settings: Settings) -> None:
     assert "| ITL | 6 ms | 5 ms | 1.20 | 1.20 |" in text
     assert "| prompt | 20,000 tokens/s | 40,000 tokens/s | 2 |  |" in text
     assert (
-        "Not measured yet: ceilings, streams, correctness, attention, experts, peers, fp8, int4."
-        in text
-    )
+        "Not measured yet: ceilings, streams, correctness, attention, experts, products, sampling, "
+        "peers, fp8, int4."
+    ) in text
     assert "**Failed**: broken" in section(Figures(title="Peers", failure="broken"))
 
 

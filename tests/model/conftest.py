@@ -8,8 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from legato.checkpoint.loader import load_model, open_checkpoint, resolve_dtype
-from legato.checkpoint.source import resolve_source
-from legato.core.config import DEFAULT_MODEL, ModelConfig, Quantization
+from legato.core.config import ModelConfig, Quantization
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel, native_instructions
 
@@ -79,8 +78,3 @@ def save_tiny(tmp_path: Path) -> SaveTiny:
         return tmp_path, model
 
     return save
-
-
-@pytest.fixture(scope="session")
-def smollm2_path() -> Path:
-    return resolve_source(DEFAULT_MODEL).path
