@@ -271,7 +271,7 @@ class Unreapable:
         self.kill()
 
     def wait(self, _timeout: float | None = None) -> int:
-        assert self.released.wait(60), "whoever waits here has waited too long"
+        assert self.released.wait(60), "nothing ended this wait"
         status = self._process.wait()
         self.is_reaped.set()
         return status

@@ -251,7 +251,7 @@ def prompt_scores(engine: EngineLoop) -> list[float]:
     return [entry.logprob for entry in entries]
 
 
-def test_a_part_that_is_damaged_is_refused_by_whoever_reads_it(
+def test_a_part_that_is_damaged_is_refused_by_the_rank_that_reads_it(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     name = "model.layers.1.mlp.up_proj.weight"

@@ -220,7 +220,7 @@ def test_what_nobody_keeps_is_computed(model: Path, prefill: Engine, decode: Eng
 
 
 def test_another_prompts_blocks_are_not_taken(model: Path, prefill: Engine, decode: Engine) -> None:
-    """Or whoever knows a name could have what follows it be computed from something else."""
+    """Or a client that knows a name could have what follows it be computed from something else."""
     other = [1] * 300
     prefill.go(sent("a"))
     run(prefill, until=lambda: prefill.end("a") is not None)

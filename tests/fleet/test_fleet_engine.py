@@ -139,7 +139,7 @@ async def test_a_replica_that_is_to_end_ends_what_it_has(tmp_path: Path) -> None
         assert not engine.num_restarts
 
 
-async def test_whoever_leaves_is_computed_no_more(tmp_path: Path) -> None:
+async def test_a_request_whose_client_leaves_is_computed_no_more(tmp_path: Path) -> None:
     async with fleet(tmp_path, 1) as (engine, replicas):
         [replica] = replicas.by_id.values()
         async with begun(engine, [1, 2, 3]):

@@ -67,7 +67,7 @@ def test_replicas_are_one_server(fleet: ServerProcess) -> None:
 
 
 def test_nothing_listens_beyond_this_machine(fleet: ServerProcess) -> None:
-    """Ray's processes do not, either; and whoever is on the machine needs Ray's token."""
+    """Ray's processes do not, either; and other users of the machine need Ray's token."""
     own = psutil.Process(fleet.process.pid)
     opened = [found for one in (own, *own.children(recursive=True)) for found in sockets(one)]
     addresses = {found.laddr.ip for found in opened if found.status == psutil.CONN_LISTEN}

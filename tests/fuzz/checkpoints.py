@@ -46,7 +46,7 @@ _VALUES: list[Any] = [
 
 @contextmanager
 def memory_limit() -> Iterator[None]:
-    """Let no allocation, whoever makes it, take what a hostile header asks for."""
+    """Let no allocation take what a hostile header asks for."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     room = psutil.Process().memory_info().vms + _ROOM_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))

@@ -58,7 +58,9 @@ def test_every_promise_counts() -> None:
 
 
 @pytest.mark.parametrize(("waited_s", "counted"), [(0.9, {}), (1.1, {"gold ttft late": 1})])
-def test_whoever_leaves_in_vain_waited_too_long(waited_s: float, counted: dict[str, float]) -> None:
+def test_a_client_that_leaves_in_vain_waited_too_long(
+    waited_s: float, counted: dict[str, float]
+) -> None:
     """A client that goes away before its deadline says nothing of the server."""
     counts = Counts()
     request = counts.request()

@@ -1,4 +1,4 @@
-"""Bodies that take long to read, by whoever reads them: nobody else waits for that."""
+"""Bodies that take long to read: while they are read, nobody else waits."""
 
 import contextlib
 import json

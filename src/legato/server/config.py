@@ -41,7 +41,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     api_keys: Annotated[
         tuple[str, ...],
         Flag(
-            "ask clients for this key; TENANT=KEY makes whoever has it that tenant; may be "
+            "ask clients for this key; TENANT=KEY makes a client that has it that tenant; may be "
             "repeated, or list several with commas",
             metavar="KEY",
             default="the API is open",
@@ -243,7 +243,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             if endpoint is not None and not _NEAR.fullmatch(endpoint):
                 raise ConfigError(
                     f"{name} is on this machine, such as tcp://127.0.0.1:5557 or ipc:///run/kv, "
-                    f"since whoever connects learns what is in prompts; got {endpoint!r}"
+                    f"since a client that connects learns what is in prompts; got {endpoint!r}"
                 )
         is_replayed = self.kv_events_replay_endpoint is not None
         if self.kv_events_endpoint is None and (is_replayed or self.kv_events_topic):
