@@ -1,4 +1,4 @@
-"""Bodies that take long to read: while they are read, nobody else waits."""
+"""A body that takes long to read delays no other request."""
 
 import contextlib
 import json

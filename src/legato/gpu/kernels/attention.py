@@ -5,7 +5,6 @@ Gimelshein, 2018, arXiv:1805.02867), in powers of two. If an item is a part of a
 logarithm of its denominator is stored beside its result, and `merge_parts` merges parts in order.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,12 +13,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from legato.gpu.kernels.attention_parts import AttentionScratch, merge_parts
+from legato.gpu.kernels.attention_parts import LOG2_E, AttentionScratch, merge_parts
 from legato.gpu.kernels.cache import scales_of
 from legato.gpu.kernels.target import multiplies_from_shared_memory
 from legato.gpu.work_items import ITEM_FIELDS, WIDE_ROWS, WorkList
 
-_LOG2_E = tl.constexpr(math.log2(math.e))
 _TILE_DIMS = (64, 128)
 """Sizes of heads whose blocks are loaded as tiles."""
 
@@ -96,7 +94,7 @@ def _attend_list(
     is_wide = work.shape.product_rows >= WIDE_ROWS
     has_tiles = is_plain and is_wide and _loads_tiles(query.dtype, head_dim, block_size)
     if has_tiles:
-        how = _How(64, 4, 3)
+        how = _WITH_TILES
         rows = [num_blocks * num_kv_heads * block_size, head_dim]
         tile = [how.num_keys, head_dim]
         loaded = [TensorDescriptor(cache, rows, [head_dim, 1], tile) for cache in caches]
@@ -112,7 +110,7 @@ def _attend_list(
         out,
         *scratch,
         sinks,
-        (scale if softcap is None else softcap) * _LOG2_E.value,
+        (scale if softcap is None else softcap) * LOG2_E.value,
         0.0 if softcap is None else scale / softcap,
         sliding_window or 0,
         query.stride(0),
@@ -145,6 +143,9 @@ class _How(NamedTuple):
     num_stages: int
 
 
+_WITH_TILES = _How(64, 4, 3)
+
+
 def _loads_tiles(dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
     """Whether the GPU copies the keys of a product, which lie in one block, as one tile.
 
@@ -153,8 +154,9 @@ def _loads_tiles(dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
     are spilled, and it is still faster: on an H200, 475 TFLOP/s for a prompt of 8,192, where 8
     warps without tiles had 384.
     """
-    is_fitting = dtype.itemsize == 2 and head_dim in _TILE_DIMS and block_size % 64 == 0
-    return is_fitting and multiplies_from_shared_memory()
+    is_in_one_block = block_size % _WITH_TILES.num_keys == 0
+    is_fitting = dtype.itemsize == 2 and head_dim in _TILE_DIMS
+    return is_in_one_block and is_fitting and multiplies_from_shared_memory()
 
 
 def _how(product_rows: int, head_dim: int, dtype: torch.dtype, *, is_quantized: bool) -> _How:
@@ -243,7 +245,7 @@ def _attend_items(
     top = tl.full([product_rows], -1e30, tl.float32)
     total = tl.zeros([product_rows], tl.float32)
     if sinks is not None and scratch_row < 0:  # otherwise they are merged
-        top = tl.load(sinks + head) * _LOG2_E
+        top = tl.load(sinks + head) * LOG2_E
         total += 1.0
     acc = tl.zeros([product_rows, padded_dim], tl.float32)
     head_numbers: tl.constexpr = block_size * (head_dim + (4 if is_quantized else 0))
@@ -409,6 +411,6 @@ def _load_keys(
 @triton.jit
 def _tanh(values):
     """Return the hyperbolic tangent, with an error of 1e-7; there is none in Triton's language."""
-    power = tl.exp2(tl.abs(values) * (-2.0 * _LOG2_E))
+    power = tl.exp2(tl.abs(values) * (-2.0 * LOG2_E))
     size = (1.0 - power) / (1.0 + power)
     return tl.where(values < 0.0, -size, size)

@@ -22,9 +22,7 @@ FAULTY = -2
 """Replaces the token of a row with logits that are not finite."""
 
 _TILE = 4096
-_MOST_CANDIDATES = 4096
-_WANTED_CANDIDATES = 2048
-"""Least candidates of a row: as many lanes of a tile have a greatest logit among them."""
+"""Also the most candidates of a row."""
 _NUM_WARPS = 8
 
 _NOTHING, _DRAWN = tl.constexpr(NOTHING), tl.constexpr(DRAWN)
@@ -65,8 +63,7 @@ def sample_rows(
     """
     num_rows, vocab_size = logits.shape
     tile = min(_TILE, triton.next_power_of_2(vocab_size))
-    room = min(_MOST_CANDIDATES, tile)
-    candidates = torch.empty(num_rows, 2, room, dtype=torch.int32, device=logits.device)
+    candidates = torch.empty(num_rows, 2, tile, dtype=torch.int32, device=logits.device)
     _sample[(num_rows,)](
         logits,
         given,
@@ -83,8 +80,6 @@ def sample_rows(
         vocab_size,
         unit=weight_unit(vocab_size),
         tile=tile,
-        room=room,
-        num_wanted=min(_WANTED_CANDIDATES, tile),
         num_warps=_NUM_WARPS,
     )
 
@@ -118,8 +113,6 @@ def _sample(
     vocab_size,
     unit: tl.constexpr,
     tile: tl.constexpr,
-    room: tl.constexpr,
-    num_wanted: tl.constexpr,
 ):
     row = tl.program_id(0)
     kind = tl.load(kinds + row)
@@ -136,7 +129,7 @@ def _sample(
     elif kind == _DRAWN:
         token = _draw(
             logits + start,
-            candidates + row.to(tl.int64) * 2 * room,
+            candidates + row.to(tl.int64) * 2 * tile,
             vocab_size,
             best,
             greatest,
@@ -147,8 +140,6 @@ def _sample(
             tl.load(uniforms + row),
             unit,
             tile,
-            room,
-            num_wanted,
         )
     tl.store(sampled + row, token)
     tl.store(last_token + tl.load(sample_slots + row), tl.maximum(token, 0))
@@ -188,46 +179,39 @@ def _draw(
     uniform,
     unit: tl.constexpr,
     tile: tl.constexpr,
-    room: tl.constexpr,
-    num_wanted: tl.constexpr,
 ):
     """Return a token, drawn from the tokens that min_p, top_k and top_p keep."""
     key = _magnitude(lowest_score)
     has_top_k = (top_k > 0) & (top_k < vocab_size)
     # The candidates have all tokens with keys up to this.
     last_known = tl.full([], -1, tl.int32)
-    tokens = tl.full([room], 0, tl.int32)
-    weights = tl.zeros([room], tl.int64)
-    keys = tl.full([room], _LAST_KEY, tl.int32)
+    tokens = tl.full([tile], 0, tl.int32)
+    weights = tl.zeros([tile], tl.int64)
+    keys = tl.full([tile], _LAST_KEY, tl.int32)
     if has_top_k | (top_p < 1.0) | (key < _LAST_KEY):
         last_known, tokens, logit = _gather(
-            row, candidates, vocab_size, best, greatest, halving, tile, room, num_wanted
+            row, candidates, vocab_size, best, greatest, halving, tile
         )
         weights, keys = _weight(logit, best, halving, unit)
     if has_top_k:
         wanted = top_k.to(tl.int64)
-        kth = _bisect_known(keys, tl.full([room], 1, tl.int64), wanted)
-        if kth > last_known:
-            kth = _bisect(row, vocab_size, best, halving, last_known, wanted, unit, tile, False)
+        ones = tl.full([tile], 1, tl.int64)
+        kth = _find(
+            keys, ones, last_known, row, vocab_size, best, halving, wanted, unit, tile, False
+        )
         key = tl.minimum(key, kth)
-    if key <= last_known:
-        total = _sum_known(keys, weights, key)
-    else:
-        total = _measure(row, vocab_size, best, halving, key, unit, tile, True, _NUM_STAGES)
+    total = _total(keys, weights, last_known, row, vocab_size, best, halving, key, unit, tile)
     if top_p < 1.0:
         wanted = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-        nth = _bisect_known(keys, weights, wanted)
-        if nth > last_known:
-            nth = _bisect(row, vocab_size, best, halving, last_known, wanted, unit, tile, True)
-            total = _measure(row, vocab_size, best, halving, nth, unit, tile, True)
-        else:
-            total = _sum_known(keys, weights, nth)
-        key = nth
+        key = _find(
+            keys, weights, last_known, row, vocab_size, best, halving, wanted, unit, tile, True
+        )
+        total = _total(keys, weights, last_known, row, vocab_size, best, halving, key, unit, tile)
     point = (uniform * total.to(tl.float64)).to(tl.int64)
     if key <= last_known:
         kept = tl.where(keys <= key, weights, 0)
         at = tl.sum((tl.cumsum(kept, axis=0) <= point).to(tl.int32), axis=0)
-        token = tl.sum(tl.where(tl.arange(0, room) == at, tokens, 0), axis=0)
+        token = tl.sum(tl.where(tl.arange(0, tile) == at, tokens, 0), axis=0)
     else:
         token = _pick(row, vocab_size, best, halving, key, point, unit, tile)
     return token
@@ -242,33 +226,73 @@ def _gather(
     greatest,
     halving,
     tile: tl.constexpr,
-    room: tl.constexpr,
-    num_wanted: tl.constexpr,
 ):
-    """Return the last key whose tokens are all candidates, and their tokens and logits [room].
+    """Return the last key whose tokens are all candidates, and their tokens and logits [tile].
 
-    -1 if there are more candidates than there is room for. What is not filled has logits of -inf.
+    At least half of the lanes have their greatest logit among them. The key is -1 if there are more
+    candidates than lanes. What is not filled has logits of -inf.
     """
     ones = tl.full([tile], 1, tl.int64)
-    limit = _bisect_known(_magnitude(best - greatest), ones, tl.full([], num_wanted, tl.int64))
+    limit = _bisect_known(_magnitude(best - greatest), ones, tl.full([], tile // 2, tl.int64))
     lane = tl.arange(0, tile)
     count = tl.full([], 0, tl.int32)
     for first in tl.range(0, vocab_size, tile, num_stages=_NUM_STAGES):
         logit = _load(row, first + lane, vocab_size)
         is_candidate = (_magnitude(best - logit) <= limit) & (first + lane < vocab_size)
         place = count + tl.cumsum(is_candidate.to(tl.int32), axis=0) - 1
-        is_kept = is_candidate & (place < room)
+        is_kept = is_candidate & (place < tile)
         tl.store(candidates + place, first + lane, mask=is_kept)
-        tl.store(candidates + room + place, logit.to(tl.int32, bitcast=True), mask=is_kept)
+        tl.store(candidates + tile + place, logit.to(tl.int32, bitcast=True), mask=is_kept)
         count += tl.sum(is_candidate.to(tl.int32), axis=0)
     tl.debug_barrier()  # threads read what others have written
-    index = tl.arange(0, room)
-    tokens = tl.load(candidates + index, mask=index < count, other=0)
-    logits = tl.load(candidates + room + index, mask=index < count, other=0)
-    logits = tl.where(index < count, logits.to(tl.float32, bitcast=True), float("-inf"))
+    tokens = tl.load(candidates + lane, mask=lane < count, other=0)
+    logits = tl.load(candidates + tile + lane, mask=lane < count, other=0)
+    logits = tl.where(lane < count, logits.to(tl.float32, bitcast=True), float("-inf"))
     last_known = _magnitude(tl.div_rn(limit.to(tl.float32, bitcast=True), halving)) - 1
     last_known = tl.where(limit == _LAST_KEY, _LAST_KEY, last_known)
-    return tl.where(count <= room, last_known, -1), tokens, logits
+    return tl.where(count <= tile, last_known, -1), tokens, logits
+
+
+@triton.jit
+def _find(
+    keys,
+    amounts,
+    last_known,
+    row,
+    vocab_size,
+    best,
+    halving,
+    wanted,
+    unit: tl.constexpr,
+    tile: tl.constexpr,
+    by_weight: tl.constexpr,
+):
+    """Return the lowest key up to which all tokens have the `wanted` number, or weight."""
+    key = _bisect_known(keys, amounts, wanted)
+    if key > last_known:
+        key = _bisect(row, vocab_size, best, halving, last_known, wanted, unit, tile, by_weight)
+    return key
+
+
+@triton.jit
+def _total(
+    keys,
+    weights,
+    last_known,
+    row,
+    vocab_size,
+    best,
+    halving,
+    last_key,
+    unit: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Return the weight of all tokens with keys up to `last_key`."""
+    if last_key <= last_known:
+        total = _sum_known(keys, weights, last_key)
+    else:
+        total = _measure(row, vocab_size, best, halving, last_key, unit, tile, True)
+    return total
 
 
 @triton.jit
@@ -291,8 +315,8 @@ def _sum_known(keys, amounts, last_key):
 
 @triton.jit
 def _bisect(
-    logits,
-    size,
+    row,
+    vocab_size,
     best,
     halving,
     below,
@@ -308,7 +332,9 @@ def _bisect(
     key = tl.full([], _LAST_KEY, tl.int32)
     while below + 1 < key:
         middle = below + (key - below) // 2
-        is_enough = _measure(logits, size, best, halving, middle, unit, tile, by_weight) >= wanted
+        is_enough = (
+            _measure(row, vocab_size, best, halving, middle, unit, tile, by_weight) >= wanted
+        )
         below = tl.where(is_enough, below, middle)
         key = tl.where(is_enough, middle, key)
     return key
@@ -316,21 +342,20 @@ def _bisect(
 
 @triton.jit
 def _measure(
-    logits,
-    size,
+    row,
+    vocab_size,
     best,
     halving,
     last_key,
     unit: tl.constexpr,
     tile: tl.constexpr,
     by_weight: tl.constexpr,
-    num_stages: tl.constexpr = 1,
 ):
     """Return the weight, or the number, of tokens with keys up to `last_key`."""
     lane = tl.arange(0, tile)
     total = tl.zeros([tile], tl.int64)
-    for first in tl.range(0, size, tile, num_stages=num_stages):
-        weight, key = _weight(_load(logits, first + lane, size), best, halving, unit)
+    for first in tl.range(0, vocab_size, tile, num_stages=_NUM_STAGES):
+        weight, key = _weight(_load(row, first + lane, vocab_size), best, halving, unit)
         total += tl.where(key <= last_key, weight if by_weight else 1, 0)
     return tl.sum(total, axis=0)
 
