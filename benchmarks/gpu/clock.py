@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from legato.gpu.device import CudaDevice
+
 _WARM_UPS = 3
 _REPEATS_ON_HOST = 2
 _CALLS_IN_GRAPH = 8
@@ -33,21 +35,14 @@ def median_in_graph_s(call: Callable[[], object], device: torch.device) -> float
         for _ in range(_CALLS_IN_GRAPH):
             call()
 
-    return median_s(captured(calls), device) / _CALLS_IN_GRAPH
+    return median_s(captured(calls, device), device) / _CALLS_IN_GRAPH
 
 
-def captured(work: Callable[[], object]) -> Callable[[], None]:
-    """One CUDA graph of it."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(_WARM_UPS):
-            work()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """One CUDA graph of it, as steps are recorded."""
+    for _ in range(_WARM_UPS):
         work()
-    return graph.replay
+    return CudaDevice(device).capture(work)
 
 
 def _on_device(call: Callable[[], object], repeats: int) -> list[float]:

@@ -52,7 +52,7 @@ def _static_step_s(model: Decoder, count: int, context: int, device: torch.devic
         hidden = model(token_ids, positions, attention)
         token_ids.copy_(model.compute_logits(hidden).argmax(dim=-1))
 
-    return median_s(captured(step) if device.type == "cuda" else step, device)
+    return median_s(captured(step, device) if device.type == "cuda" else step, device)
 
 
 class StaticAttention(StepAttention):

@@ -1,11 +1,11 @@
 """The products of one MLP alone, with each kind of weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
@@ -27,7 +27,11 @@ TITLE = "Products"
 class _Way(NamedTuple):
     name: str
     num_bits: int
-    layers: list[nn.Module]
+    layers: list[Callable[[torch.Tensor], torch.Tensor]]
+
+    def run(self, rows: torch.Tensor) -> None:
+        for layer in self.layers:
+            layer(rows)
 
 
 def run(settings: Settings, report: Report) -> None:
@@ -46,11 +50,6 @@ def run(settings: Settings, report: Report) -> None:
         for way in _ways(num_outputs, depth, checkpoint.dtype, device):
             for num_rows in settings.sizes.streams:
                 rows = torch.randn(num_rows, depth, device=device).to(checkpoint.dtype)
-
-                def call(way: _Way = way, rows: torch.Tensor = rows) -> None:
-                    for layer in way.layers:
-                        layer(rows)
-
                 work = Work(
                     num_bytes=num_outputs * depth * way.num_bits / 8,
                     num_flops=2 * num_rows * num_outputs * depth,
@@ -58,7 +57,9 @@ def run(settings: Settings, report: Report) -> None:
                 report.add(
                     Row(
                         name=f"{way.name}: {num_rows:,} x {depth:,} to {num_outputs:,}",
-                        value=1e6 * median_in_graph_s(call, device) / len(way.layers),
+                        value=1e6
+                        * median_in_graph_s(partial(way.run, rows), device)
+                        / len(way.layers),
                         unit="µs",
                         least=1e6 * roofline.least_s(work),
                     )
@@ -71,7 +72,8 @@ def _ways(num_outputs: int, depth: int, dtype: torch.dtype, device: torch.device
         torch.randn(num_outputs, depth, generator=made, device=device) * depth**-0.5
         for _ in range(2)
     ]
-    yield _Way("plain", 8 * dtype.itemsize, [_Plain(weight.to(dtype)) for weight in weights])
+    plain = [partial(F.linear, weight=weight.to(dtype)) for weight in weights]
+    yield _Way("plain", 8 * dtype.itemsize, [*plain])
     for bits in (8, 4):
         layers = [QuantizedLinear(quantize(weight, bits), None, device) for weight in weights]
         yield _Way(f"{bits} bits", bits + _SCALE_BITS, [*layers])
@@ -80,12 +82,3 @@ def _ways(num_outputs: int, depth: int, dtype: torch.dtype, device: torch.device
     except ConfigError:
         return
     yield _Way("fp8", 8, [Fp8Linear(weight.to(dtype), None) for weight in weights])
-
-
-class _Plain(nn.Module):
-    def __init__(self, weight: torch.Tensor) -> None:
-        super().__init__()
-        self._weight = weight
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return F.linear(rows, self._weight)

@@ -1,5 +1,6 @@
 """Sampling alone, with the settings that chats have."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,19 +41,10 @@ def run(settings: Settings, report: Report) -> None:
                 inputs = _inputs(SamplingParams(seed=0, **given), num_rows, device)
                 slots = torch.arange(num_rows, dtype=torch.int32, device=device)
                 last_token, sampled = torch.zeros(2, num_rows + 1, dtype=torch.int32, device=device)
-
-                def call(
-                    logits: torch.Tensor = logits,
-                    inputs: SamplingInputs = inputs,
-                    slots: torch.Tensor = slots,
-                    last_token: torch.Tensor = last_token,
-                    sampled: torch.Tensor = sampled,
-                ) -> None:
-                    sample(logits, inputs, slots, last_token, sampled[:-1])
-
+                call = partial(sample, logits, inputs, slots, last_token, sampled[:-1])
                 report.add(
                     Row(
-                        name=f"{name}: {num_rows:,} rows{', flat' * is_flat}",
+                        name=f"{name}: {num_rows:,} row{'s' * (num_rows > 1)}{', flat' * is_flat}",
                         value=1e6 * median_in_graph_s(call, device),
                         unit="µs",
                         least=1e6 * roofline.least_s(Work(logits.nbytes, 0.0)),
