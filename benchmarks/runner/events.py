@@ -76,10 +76,19 @@ async def stream(
     async with http.stream("POST", url, json=body) as response:
         if response.is_error:
             raise RequestError(f"{response.status_code}: {(await response.aread()).decode()}")
-        async for line in response.aiter_lines():
-            if not line.startswith("data:") or line.endswith("[DONE]"):
+        async for line in _lines(response):
+            if not line.startswith(b"data:") or line.rstrip().endswith(b"[DONE]"):
                 continue
-            event = _decode(line.removeprefix("data:"))
+            event = _decode(line.removeprefix(b"data:"))
             if event.error is not None:
                 raise RequestError(event.error)
             yield event
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield lines. `aiter_lines` would also cut at U+2028 and its like, which JSON may contain."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line

@@ -55,10 +55,10 @@ def messages(draw: st.DrawFn) -> list[MessageDelta]:
 def sent(pieces: Iterable[bytes]) -> list[dict[str, Any]]:
     """Events as they came; each has the name that its data says."""
     found = []
-    for event in b"".join(pieces).split(b"\n\n")[:-1]:
-        name, body = event.split(b"\n")
-        found.append(msgspec.json.decode(body.removeprefix(b"data: ")))
-        assert name == b"event: " + found[-1]["type"].encode()
+    lines = b"".join(pieces).decode().splitlines()
+    for name, body, empty in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
+        found.append(msgspec.json.decode(body.removeprefix("data: ")))
+        assert (name, empty) == ("event: " + found[-1]["type"], "")
     return found
 
 

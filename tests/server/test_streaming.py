@@ -98,6 +98,13 @@ def test_characters_are_never_torn(http: httpx.Client) -> None:
     assert "" in texts, "a token that only begins a character is a chunk all the same"
 
 
+def test_what_python_takes_for_line_ends_cuts_no_event(http: httpx.Client) -> None:
+    """httpx's `iter_lines`, by which `events` reads, cuts at all that `str.splitlines` does."""
+    said = "a\u2028b\u2029c\x85d\x0be"
+    chunks = events(http, "/v1/completions", prompt=said, max_tokens=1, echo=True)
+    assert chunks[0]["choices"][0]["text"].startswith(said)
+
+
 def test_echo(http: httpx.Client) -> None:
     chunks = events(http, "/v1/completions", prompt="Once upon", max_tokens=2, echo=True, n=2)
     firsts = {}

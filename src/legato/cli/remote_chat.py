@@ -12,8 +12,8 @@ from legato.core.errors import ConfigError, InvalidRequestError
 
 # An answer may wait for a long time, until others have finished.
 _TIMEOUT = httpx.Timeout(10.0, read=None)
-_DATA = "data:"
-_DONE = "[DONE]"
+_DATA = b"data:"
+_DONE = b"[DONE]"
 
 
 class RemoteChat:
@@ -84,13 +84,21 @@ def _refuse_errors(response: httpx.Response) -> None:
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     """Yield the data of server-sent events, until OpenAI's end mark."""
-    for line in response.iter_lines():
+    for line in _lines(response):
         data = line.removeprefix(_DATA).strip()
         if data == _DONE:
             return
         if line.startswith(_DATA):
             yield json.loads(data)
     raise InvalidRequestError("the answer breaks off")
+
+
+def _lines(response: httpx.Response) -> Iterator[bytes]:
+    """Yield lines. `iter_lines` would also cut at U+2028 and its like, which JSON may contain."""
+    rest = b""
+    for data in response.iter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
 
 
 def _message(body: dict[str, Any]) -> str:

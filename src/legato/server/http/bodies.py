@@ -21,6 +21,8 @@ from legato.server.limits import MAX_PLAIN_BODY_BYTES
 
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
+# Many clients cut events into lines as Python's `splitlines` does: at these characters, too.
+_LINE_ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029"]
 # Proxies must not buffer a live stream.
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -71,8 +73,14 @@ def json_response(body: msgspec.Struct | bytes) -> Response:
 
 
 def event(data: bytes) -> bytes:
-    """Format `data` as an event. It must not contain line breaks; JSON escapes them."""
-    return b"data: " + data + b"\n\n"
+    """Format JSON as an event. It must not contain CR or LF; strings of JSON escape them."""
+    return b"data: " + _in_one_line(data) + b"\n\n"
+
+
+def _in_one_line(json: bytes) -> bytes:
+    for end, escaped in _LINE_ENDS:
+        json = json.replace(end, escaped)
+    return json
 
 
 class TypedEvent(msgspec.Struct, frozen=True, tag_field="type"):
@@ -85,11 +93,11 @@ def typed_event_pieces(
     """Format events, in pieces.
 
     Args:
-        encode: makes JSON of an event, without line breaks.
+        encode: makes JSON of an event, as for `event`; each piece has whole characters.
     """
     for event in events:
         yield b"event: %b\ndata: " % _name(type(event))
-        yield from encode(event)
+        yield from map(_in_one_line, encode(event))
         yield b"\n\n"
 
 
