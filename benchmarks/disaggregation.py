@@ -178,7 +178,7 @@ async def _measure(servers: Servers, load: Load) -> Round:
 
 
 class _Texts:
-    """Prompts of the documentation, no two of which begin alike."""
+    """Prompts of the documentation. No two begin alike."""
 
     def __init__(self) -> None:
         files = sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))

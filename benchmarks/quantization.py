@@ -160,7 +160,7 @@ def _format_row(outcome: FormatOutcome) -> list[str]:
 
 
 def quantizations(model: str, device: str) -> list[Quantization | None]:
-    """Those that a model can have on a device; none first."""
+    """Return the quantizations that a model can have on a device; None first."""
     able: list[Quantization | None] = [None, "int8", "int4"]
     if resolve_source(model).is_gguf:
         able.append("gguf")

@@ -28,10 +28,8 @@ from legato.simulation.workload import RandomPrompts
 
 MINUTES = 8
 
-LEGATO = {
-    "Legato": f"{SERVE_AS_PEERS_DO} --speculative off",
-    "Legato, PyTorch kernels": f"{SERVE_AS_PEERS_DO} --speculative off --kernels torch",
-}
+LEGATO = {"Legato": f"{SERVE_AS_PEERS_DO} --speculative off"}
+ON_TORCH = {"Legato, PyTorch kernels": f"{SERVE_AS_PEERS_DO} --speculative off --kernels torch"}
 DRAFTING = {"Legato, drafts": f"{SERVE_AS_PEERS_DO} --speculative auto"}
 NUM_STREAMS = (1, 8, 32, 64)
 PROMPTS = (512, 2000, 7000)
@@ -49,6 +47,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS, metavar="TOKENS")
     parser.add_argument("--drafts", action="store_true", help="Legato with drafts, too")
     parser.add_argument(
+        "--torch",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Legato with PyTorch's kernels, too",
+    )
+    parser.add_argument(
         "--offline", action=argparse.BooleanOptionalAction, default=True, help="throughput, too"
     )
     add_peers(parser)
@@ -57,7 +61,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def measure(run: Run) -> None:
     flags = run.flags
-    legato = DRAFTING | LEGATO if flags.drafts else LEGATO
+    legato = (DRAFTING if flags.drafts else {}) | LEGATO | (ON_TORCH if flags.torch else {})
     sides = servers(legato, flags.peer, flags.server_flags)
     found: dict[str, list[Figures]] = {side.name: [] for side in sides}
     for number, (name, model, command) in turns(sides, flags.rounds):

@@ -49,7 +49,7 @@ _FORM = {
     "required": ["name", "items"],
     "additionalProperties": False,
 }
-"""Of streams that are to go on: nobody reaches two hundred items."""
+"""For streams that are to go on: no output reaches two hundred items."""
 
 _NAMES = st.text("abcdefghij_é ", min_size=1, max_size=8)
 _VALUES = st.recursive(

@@ -4,7 +4,7 @@
 
 Three runs of the same light load: alone, beside a flood of another tenant's, and beside the same
 flood as one and the same tenant, which is fairness turned off. First on simulated machines, on a
-virtual clock, which takes a minute; then on a real server, each run of which ends `_GRACE_S` after
+virtual clock, which takes a minute; then on a real server, where each run ends `_GRACE_S` after
 the last arrival. A request that has had no token by then counts with what it has waited. Ratios are
 to the first run.
 """
@@ -72,7 +72,7 @@ class Figures(msgspec.Struct, frozen=True):
     Attributes:
         num_cut_off: requests whose first token had not come when the run ended.
         ttft_s: at `_QUANTILES`.
-        itl_p99_s: of all streams.
+        itl_p99_s: over the streams together.
         flood_tokens_per_s: of the flood, while the light load lasted.
     """
 

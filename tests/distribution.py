@@ -1,4 +1,4 @@
-"""Which files pytest-xdist gives to one worker: those that share servers or models."""
+"""Files that pytest-xdist gives to one worker, because they share servers or models."""
 
 from xdist.scheduler import LoadFileScheduling
 
@@ -52,7 +52,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "tests/server/test_tool_templates.py",
     ),
 }
-"""Key a name for the group; value its files, none of which is in another group."""
+"""Key a name for the group; value its files; a file is in one group at most."""
 
 _GROUP_OF = {file: name for name, files in TOGETHER.items() for file in files}
 

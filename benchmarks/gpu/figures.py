@@ -12,7 +12,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One figure.
 
     Attributes:
-        unit: "ms" and other times, of which less is better, or something a second.
+        unit: "ms" or another time, where less is better, or something a second.
         least: what the machine's roofline allows, in the same unit.
         target: how many times that is good enough.
         limit: what was promised of it, in the same unit.

@@ -46,7 +46,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         streams: that decode at once.
         context: of each of them.
-        decoded: steps, of which the median counts.
+        decoded: number of steps; their median counts.
         prompt: a long one.
         chunks: that it is computed in.
         mixed: chunks beside `mixed_streams`, at position `mixed_start`.

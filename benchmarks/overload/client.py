@@ -151,7 +151,7 @@ class _Exchange:
         leaves_after = self._arrival.leaves_after
         stream = TokenStream(self.token_times_s)
         last = b""
-        # What frames the events, each of which is a chunk of HTTP, is no line of theirs.
+        # Each event is a chunk of HTTP: the lines of its frame are none of the event.
         while chunk := await reader.read(_READ_BYTES):
             stream.feed(chunk, time.perf_counter())
             last = (last + chunk)[-_READ_BYTES:]

@@ -50,7 +50,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         share_p99_gap: of whose gaps at least 99 % were: all of them, where they are below 100.
         share_kept: both this and the first token: the requests within their promises.
         goodput_per_s: requests a second that were.
-        itl_p99_s: of all gaps of all requests, of clients that left too.
+        itl_p99_s: P99 of all gaps, those of clients that left too.
         refusal_max_s: the longest wait for a refusal.
     """
 

@@ -55,7 +55,7 @@ _VLLM_FILES = (
     "scale_out/render/test_render.py",
     "scale_out/token_in_token_out/test_serving_tokens.py",
 )
-"""Those that ask a server, without images and gpt-oss."""
+"""Tests that ask a server, without images and gpt-oss."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         project: whose source package on PyPI has them.
         folder: of the tests, within the package.
-        files: those that ask a server for what Legato has, below `below`.
+        files: tests that ask a server for what Legato has, below `below`.
         below: a folder in `folder`.
         packages: that they need.
         plugin: points them at a server.

@@ -31,7 +31,7 @@ _VOCAB_SIZE = 32_000
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """What all routings are tried on.
+    """The fleet and the load that each routing is tried on.
 
     Attributes:
         profile: as of `load_machine`.
@@ -92,8 +92,8 @@ class RealRun(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a workload in real time.
 
     Attributes:
-        records: of all requests, by arrival.
-        cpu_share: of this machine's processors, that were busy meanwhile with whatever there was.
+        records: one a request, by arrival.
+        cpu_share: share of this machine's processors that was busy meanwhile, with any program.
         late_s: by how much the client itself sent requests too late, each.
     """
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.routing.local_fleet --simulate PROFILE [any flags of `legato fleet`]
 
-Messages go to replicas without a network between. Nobody starts another replica where one has gone.
+Messages go to replicas without a network between. A replica that has gone is not replaced.
 """
 
 import argparse

@@ -25,7 +25,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Of the requests that came after the warm-up, over all seeds; shares are of them all.
 
     Attributes:
-        hit_rate: of the prompt tokens of those that finished.
+        hit_rate: share of the finished requests' prompt tokens.
         attainments: of each seed.
     """
 

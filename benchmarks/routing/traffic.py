@@ -36,7 +36,7 @@ _PAUSE_S = (12.0, 0.7)
 """Likewise of what passes between an answer and the next turn, in seconds."""
 _READS_TOKEN_S = 0.05
 """What an answer takes for each of its tokens, if it comes as fast as it is read: turns come at
-their times, whatever became of the one before."""
+their times, even if the turn before failed."""
 _EARLIEST_S = 600.0
 """Conversations that began longer before the start have ended."""
 _IDS_OF_ONE = 2**10
@@ -64,10 +64,10 @@ def azure(seconds: float, rate_per_s: float, seed: int) -> Workload:
 
 
 def conversations(seconds: float, rate_per_s: float, seed: int) -> Workload:
-    """Turns of conversations, each of which begins with all that was said before.
+    """Turns of conversations. Each begins with all that was said before.
 
     All conversations of an application begin with its system prompt. Many are under way at the
-    start, of which nothing is cached, as of a fleet that is deployed anew under load.
+    start, and nothing is cached, as in a fleet that is deployed anew under load.
     """
     rng = np.random.default_rng(seed)
     starts_s = _poisson(rng, _EARLIEST_S + seconds, rate_per_s / _MEAN_TURNS) - _EARLIEST_S
@@ -82,7 +82,7 @@ def conversations(seconds: float, rate_per_s: float, seed: int) -> Workload:
 def _turns(
     rng: np.random.Generator, number: int, start_s: float, seconds: float
 ) -> Iterator[WorkloadRequest]:
-    """Those that come in time, of one conversation.
+    """Yield the turns of one conversation that come in time.
 
     Args:
         number: at least 1; no other has it.

@@ -94,7 +94,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         load_average: of the last 1, 5 and 15 minutes, at the end.
         own: by the benchmark and all processes below it, its servers among them.
-        others: by all others, those that ended meanwhile too.
+        others: by all other processes, including ended ones.
         busiest: the busiest of the others that were there at the beginning and the end; key its
             name and pid.
     """
@@ -176,7 +176,7 @@ class _Reading:
 
     Attributes:
         busy_s: of the whole machine.
-        own_s: of this process and all below it, those that have ended too.
+        own_s: of this process and all below it, including ended ones.
         others_s: of each other process; key its pid, and when it began.
     """
 

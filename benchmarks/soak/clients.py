@@ -63,7 +63,7 @@ class LostError(Exception):
 
 
 async def complete(http: httpx.AsyncClient, case: Case, *, stream: bool) -> Outcome:
-    """Send a request and read its answer to the end, whatever it is."""
+    """Send a request and read its answer to the end."""
     body = {**case.request, "stream": stream}
     read = _read_stream if stream else _read_whole
     return await _ending(read(http, body))

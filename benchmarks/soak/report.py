@@ -109,7 +109,7 @@ def _is(sent: Sent, end: End) -> bool:
 
 
 def ends_table(soak: Soak) -> Table:
-    """How many requests of which kind ended how."""
+    """Counts of requests by kind and end."""
     counts = Counter((sent.kind, sent.outcome.end) for sent in soak.sent if sent.outcome)
     rows = [[kind, *(str(counts[kind, end]) for end in End)] for kind in KINDS]
     return Table("Ends", ["requests", *(end.value for end in End)], rows)

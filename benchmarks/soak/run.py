@@ -21,7 +21,7 @@ _OVERLOAD = 3.0
 _MOST_EXTENDED = 4.0
 KINDS = ("malformed", "leaves", "waits", "streams")
 _SHARES = (0.05, 0.20, 0.25, 0.50)
-_MEAN_STAY_S = 5.0  # of those that leave: some wait, some have begun to read
+_MEAN_STAY_S = 5.0  # of clients that leave: some wait, some have begun to read
 _KILL_AT = 0.5  # of the soak
 _SAMPLE_S = 0.5
 _IDLE_TIMEOUT_S = 60.0
@@ -50,7 +50,7 @@ class Counts(msgspec.Struct, frozen=True):
     Attributes:
         num_unfinished: requests that run or wait.
         kv_usage: share of the cache's blocks that requests hold.
-        num_ended: requests, from the start, of whatever reason.
+        num_ended: requests that ended since the start, for any reason.
     """
 
     num_unfinished: float

@@ -1,4 +1,4 @@
-"""Streams of one server, each of which asks as soon as it has been answered."""
+"""Streams of one server. Each asks again as soon as it has an answer."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         num_tokens: that came within `seconds`.
         seconds: while all streams ran.
-        num_deliveries: events with text within them, of which each holds one token or several.
+        num_deliveries: events with text; each holds one token or several.
         tpot_s: the median over answers of the time between tokens.
         slowest_tpot_s: the same of the stream with the longest.
         itl_p50_s: of gaps between deliveries within them, as is `itl_p99_s`.
@@ -75,7 +75,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """A server, of which streams ask.
+    """A server that streams ask.
 
     Args:
         model: its name there.
@@ -155,7 +155,7 @@ async def _drafts(http: httpx.AsyncClient) -> dict[str, int]:
 
 
 def counted(metrics: str) -> dict[str, int]:
-    """Drafted and accepted tokens that a page of metrics tells of, over all labels."""
+    """Drafted and accepted tokens in a page of metrics, summed over the labels."""
     found: dict[str, int] = {}
     for name, value in _COUNTED.findall(metrics):
         found[name] = found.get(name, 0) + int(float(value))

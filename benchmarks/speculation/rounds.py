@@ -1,4 +1,4 @@
-"""Rounds, in each of which all sides answer the same: which there are, and what came of them."""
+"""Rounds and their results. In each round, all sides answer the same."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ def size_of(num_streams: int) -> Size:
 
 
 def plan(workloads: Sequence[str], num_streams: Sequence[int], scale: float) -> list[Round]:
-    """All rounds, of which no two ask the same.
+    """Return all rounds. No two ask the same.
 
     Args:
         scale: as many times the rounds of `size_of`, but at least one.

@@ -1,6 +1,6 @@
 """What streams ask: to copy from their prompts, to converse, and to go on behind random tokens.
 
-Texts are those that every Python carries. No prompt is asked twice: a server that remembers
+Texts come with every Python. No prompt is asked twice: a server that remembers
 recent answers would know what comes.
 """
 
@@ -76,7 +76,7 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """Attributes: token_ids: of the prompt; seed: of what is drawn behind it, at temperature 1."""
+    """Attributes: token_ids: of the prompt; seed: of the answer, at temperature 1."""
 
     token_ids: list[int]
     seed: int

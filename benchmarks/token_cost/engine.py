@@ -21,7 +21,7 @@ from legato.simulation.simulated_run import simulated_engine
 
 _PROFILE = PROFILES["llama-3-8b-h100"]
 _VOCAB_SIZE = 2**16
-"""Any prompt's tokens are below; those that are sampled are below the executor's own bound."""
+"""Above the tokens of any prompt; sampled ones are below the executor's own bound."""
 
 
 def build(step_s: float, config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:

@@ -40,7 +40,7 @@ _OBJECTS = (
 _MIXED = (*_GENERATION, "StreamOptions")
 """Schemas with fields of more than one origin."""
 _OPTIONS = tuple(name for name in GenerationOptions.model_fields if name not in ("model", "stream"))
-"""Fields that a request for generation has whatever API it is of."""
+"""Fields that a request for generation has in every API."""
 _HEADS = ("field", "type", "default", "defined by", "")
 _OPENAI_TYPES = (
     openai_chat.CompletionCreateParamsBase,
@@ -91,7 +91,7 @@ def _statuses() -> str:
 
 
 def _shared_fields() -> str:
-    """Those that both kinds of completions have, and alike."""
+    """Return the fields that both kinds of completions share, with equal schemas."""
     chat, completion = map(_properties, _GENERATION)
     shared = {name: schema for name, schema in chat.items() if completion.get(name) == schema}
     rows = [

@@ -49,7 +49,7 @@ def _of_requests() -> str:
 
 
 def _constants(module: ModuleType) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Those of a module, each of which has its words in the line below."""
+    """Yield the constants of a module, each with the words in the line below it."""
     statements = ast.parse(inspect.getsource(module)).body
     for statement, below in itertools.pairwise(statements):
         match statement:

@@ -68,7 +68,7 @@ class Canvas:
         *,
         is_chosen: bool = False,
     ) -> None:
-        """With lines in its middle, the first of which is its name."""
+        """Draw a box with lines in its middle. The first is its name."""
         kind = "chosen" if is_chosen else "box"
         self._parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" '

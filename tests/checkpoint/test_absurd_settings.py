@@ -1,4 +1,4 @@
-"""Whatever a checkpoint says of itself is refused in one clear line, or computes numbers."""
+"""A checkpoint with absurd settings is refused in one clear line, or computes numbers."""
 
 import json
 import math

@@ -53,8 +53,8 @@ _NAMES = {
 
 class Family(NamedTuple):
     """Attributes:
-    kind: of all matrices but the experts' down projections.
-    down_kind: of those.
+    kind: format of the matrices, without the experts' down projections.
+    down_kind: format of the down projections.
     second_norm: name of a layer's second norm.
     """
 

@@ -33,7 +33,7 @@ SHAPE = {
 }
 PROMPT = [(11 * i + 5 * i * i) % 320 for i in range(80)]
 LONG = 73
-"""A chunk whose rows are not rounded, whatever the instructions."""
+"""A chunk whose rows are not rounded with any instructions."""
 MIXES: dict[str, TypeOf] = {
     **{kind: everything(kind) for kind in (*SMALL, *LARGE, "BF16", "F16")},
     "Q4_K_M": medium_mix,

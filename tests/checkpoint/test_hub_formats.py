@@ -32,7 +32,7 @@ SHAPE = {
 """Blocks of 128 are cut at the edges."""
 PROMPT = [(11 * i + 5 * i * i) % 320 for i in range(80)]
 LONG = 73
-"""A chunk whose rows are not rounded, whatever the instructions."""
+"""A chunk whose rows are not rounded with any instructions."""
 DOWN = "model.layers.1.mlp.down_proj"
 MOST_BITS = {"GPTQ 8 bits": 8.7, "W8A8": 8.2, "NVFP4": 5.1, "NVFP4 ModelOpt": 5.1} | {
     name: 8.4 for name in FORMATS if name.startswith("FP8")
@@ -190,7 +190,7 @@ def test_other_formats_are_refused_before_weights_are_read(
 def test_groups_that_kernels_lack_are_widened(
     model: LlamaForCausalLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Blocks of 8 inputs, of which no kernel has products."""
+    """Blocks of 8 inputs: no kernel multiplies them."""
     config = FORMATS["FP8 blocks"].config | {"weight_block_size": [8, 8]}
     form = HubFormat(config, _float8("weight_scale_inv", (8, 8)))
     values = save_quantized(model, tmp_path, form)

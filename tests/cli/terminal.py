@@ -1,4 +1,4 @@
-"""A program as somebody at a keyboard has it."""
+"""A program in a terminal, as a person at a keyboard runs it."""
 
 import fcntl
 import os

@@ -70,7 +70,7 @@ def _go_together(settings: dict[str, Any]) -> bool:
 
 @st.composite
 def _configs(draw: st.DrawFn, name: str) -> EngineConfig:
-    """With this field other than by default, and whatever other fields go together with it."""
+    """Settings with this field other than by default, and with the fields that it needs."""
     needed = _NEEDS.get(name, {})
     values = _values(_FIELDS[name]).filter(lambda value: value != _FIELDS[name].default)
     value = draw(values.filter(lambda value: _go_together({name: value, **needed})))

@@ -1,4 +1,4 @@
-"""The drawn pictures are those that the code draws."""
+"""The pictures in docs/ are as the code draws them."""
 
 from xml.etree import ElementTree
 

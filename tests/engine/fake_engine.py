@@ -4,7 +4,7 @@
 
 Each start takes a line away from the file SCRIPT and does what it says: "serve", "die" while
 loading, or "refuse" the configuration. A request named "die" or "hang" has it do that; any other
-ends at once, with the budget that the engine was configured with as the number of those that run.
+ends at once, with the budget that the engine was configured with as the number of running requests.
 Of its state, it says that it has so many blocks.
 """
 

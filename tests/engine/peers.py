@@ -32,7 +32,7 @@ class Engine(EngineLoop):
     """A tiny model's.
 
     Args:
-        make_mover: of what joins it to others; None is for others in this process.
+        make_mover: makes the connection to other engines; None for engines in this process.
         settings: fields of `EngineConfig`'s parts.
 
     Attributes:
@@ -97,7 +97,7 @@ class Engine(EngineLoop):
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is held for anybody."""
+        """Whether nothing is held for another engine."""
         check_blocks(self.kv)
         return self.kv.num_free_blocks == self.kv.num_blocks
 

@@ -115,7 +115,7 @@ def test_the_costs_of_drafts_are_found_where_there_will_be_some() -> None:
 
 
 def test_drafts_are_tokens_of_the_prompt_and_no_more_than_a_step_holds() -> None:
-    """What is written of them is what was there, and rows that nobody samples are not read."""
+    """It writes back what was there, and reads no row that is not sampled."""
     measured = Measurement(most_drafts=40, max_num_seqs=32, slowdown=0.1)
     plans = measured.executor.plans
     drafting = [plan for plan in plans if any(c.kind == "verify" for c in plan.chunks)]
@@ -182,5 +182,5 @@ def test_where_nothing_need_be_written_decodes_read_more_than_was_computed() -> 
 
 
 def test_at_most_one_request_is_left_behind() -> None:
-    """It is told of in the next plan's `ended_requests`, as a scheduler's last one is."""
+    """The next plan's `ended_requests` names it, as a scheduler's last one does."""
     assert len(Measurement().executor.held) <= 1

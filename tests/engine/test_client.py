@@ -170,7 +170,7 @@ async def test_completions_overload_and_aborts(client: EngineClient) -> None:
     with pytest.raises(OverloadedError) as refusal:
         await complete(client, SamplingParams(max_tokens=2000, ignore_eos=True, n=8))
     assert refusal.value.retry_after_s > 0
-    await idle(client)  # those that were not refused were aborted with the rest
+    await idle(client)  # the accepted ones were aborted with the rest
 
     async with begun(client):
         assert client.stats.num_running == 1

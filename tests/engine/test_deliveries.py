@@ -1,4 +1,4 @@
-"""What is told of the gaps that clients were given."""
+"""Reports on the gaps of delivered tokens."""
 
 import pytest
 

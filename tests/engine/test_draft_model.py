@@ -1,4 +1,4 @@
-"""An engine with a draft model: the same tokens, sooner, whatever the draft model does."""
+"""An engine with a draft model: the same tokens, sooner, with any draft model."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

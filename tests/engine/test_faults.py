@@ -1,4 +1,4 @@
-"""Faults of the real model's steps: those to blame end, and nobody's tokens change."""
+"""Faults of the real model's steps: the requests to blame end, and no other tokens change."""
 
 import subprocess
 import sys

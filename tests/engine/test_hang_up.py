@@ -1,4 +1,4 @@
-"""Ranks that cannot be told of a loss where they wait: a thread sees the end of a socket go."""
+"""Ranks that cannot be notified of a loss where they wait: a thread sees a socket's end close."""
 
 import os
 import socket

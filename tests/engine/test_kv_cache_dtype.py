@@ -21,7 +21,7 @@ def test_hits_and_preemption_change_no_token() -> None:
     llm = LLM(kv_cache_memory_bytes=64 * BLOCK_BYTES, **SETTINGS)  # type: ignore[arg-type]
     alone = [generate(llm, [prompt])[0] for prompt in PROMPTS]
     assert generate(llm, PROMPTS) == alone
-    # 9 blocks, of which each stream comes to want 3.
+    # 9 blocks; each stream comes to want 3.
     cramped = LLM(
         kv_cache_memory_bytes=9 * BLOCK_BYTES,
         admission_optimism=1.0,

@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 
 def processes(program: str) -> list[psutil.Process]:
-    """Those that this one started, and that these did."""
+    """Child processes, and their children."""
     children = psutil.Process().children(recursive=True)
     return [child for child in children if program in child.cmdline()]
 

@@ -36,7 +36,7 @@ class Server:
     Attributes:
         waited: what others have of the machine.
         fault: what each step raises, if anything.
-        longest_s: of what was done while there was nothing to do.
+        longest_s: the longest task that was done while the engine was idle.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Records tell all that happened; where nobody asks, only what the latest step was."""
+"""Records hold all that happened; without a reader, only the latest step."""
 
 from collections import defaultdict
 from itertools import pairwise

@@ -87,7 +87,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
 
 @asynccontextmanager
 async def supervised(timeout_s: float = 300.0) -> AsyncIterator[tuple[EngineSupervisor, Listener]]:
-    """Of which nothing is left at the end."""
+    """A supervisor that leaves nothing at the end."""
     listener = Listener()
     async with EngineProcess.starting(CONFIG) as engine:
         assert await engine.ready() == fake_engine.INFO
@@ -249,7 +249,7 @@ async def test_it_can_be_closed_before_it_has_begun_and_while_it_starts_again(
 
 
 class Unreapable:
-    """A process that no signal reaches and whose end nobody sees, until it is released.
+    """A process that no signal reaches and whose end is not seen until it is released.
 
     As if it were stuck in the kernel.
     """
@@ -328,7 +328,7 @@ async def test_a_start_that_fails_does_not_wait_for_what_cannot_be_reaped(
 async def test_an_engine_that_reads_nothing_can_be_abandoned(
     script: Script, unreapable: list[Unreapable]
 ) -> None:
-    """What it was sent and has not read holds up nobody."""
+    """Unread messages to it delay no other process."""
     script("serve")
     async with EngineProcess.starting(CONFIG) as engine:
         await engine.ready()

@@ -1,4 +1,4 @@
-"""Embeddings equal the hidden states of transformers, whatever else is in a step."""
+"""Embeddings equal the hidden states of transformers, in any batch."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Greedy tokens of the real model in fp32 are those of transformers, whatever the schedule."""
+"""Greedy tokens of the real model in fp32 are those of transformers, under any schedule."""
 
 from dataclasses import dataclass
 

@@ -157,7 +157,7 @@ class ByHand:
             stream.num_dropped += result.num_dropped
 
     def finish(self) -> None:
-        """Steps with all that is left of everybody, until nobody may get more."""
+        """Steps with all that is left of every request, until no request may get more."""
         while running := {name: s for name, s in self.streams.items() if s.num_left}:
             self.step(**{name: len(s.tokens) - s.num_computed for name, s in running.items()})
 
@@ -176,7 +176,7 @@ class ByHand:
         stream.block_ids = ()
 
     def swap_in(self, request_id: str) -> None:
-        """To blocks that need not be those that it left."""
+        """Resume a request, perhaps in other blocks than before."""
         stream = self.streams[request_id]
         self._grow(stream, len(stream.slots))
         self._move(stream, to_host=False)

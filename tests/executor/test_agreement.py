@@ -31,7 +31,7 @@ def exchanged(group: Communicator, exchange: Exchange) -> bool:
 def attempts(
     group: Communicator, steps: list[list[Exchange]], failures: list[dict[int, int]]
 ) -> list[str]:
-    """How a rank fares in steps, in some of which some ranks fail at some place."""
+    """A rank's results of steps. In some of them, some ranks fail at some place."""
     agreement = Agreement(group)
     told = []
     for exchanges, fails_at in zip(steps, failures, strict=True):

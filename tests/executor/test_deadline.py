@@ -40,7 +40,7 @@ SPEC = decoder_spec(
 ALWAYS_LATE = Deadline(layers_s=0.0, late_s=1e9, prefill_share=0.9)
 
 # A row is computed in the same way here, however many rows there are. Emulated kernels share all
-# that matters here with those that run.
+# that matters here with the running ones.
 on_backends = pytest.mark.parametrize(
     "backend", params([EXACT, *(backend for backend in NATIVE if backend.kernels == backend.name)])
 )

@@ -1,4 +1,4 @@
-"""A draft model guesses what it would say itself, whatever it guessed wrong before."""
+"""A draft model guesses what it would say itself, after any wrong guesses."""
 
 import logging
 import math
@@ -226,7 +226,7 @@ def test_a_model_that_is_always_wrong_is_tried_again_some_day() -> None:
 
 
 def test_a_cache_that_is_full() -> None:
-    """Whoever has no room is not drafted, and has room again when another has ended."""
+    """A request without room is not drafted for, and has room again when another has ended."""
     model, _ = drafter(num_blocks=4, max_len=200)
     first, second = request("first", prompt(70)), request("second", prompt(60, 1))
     expected = guesses(model, first, 3)

@@ -165,7 +165,7 @@ def assert_same(stream: Stream, expected: Stream) -> None:
 
 @on_exact_backends
 def test_nothing_may_follow_a_draft_that_was_right(backend: Backend) -> None:
-    """Whoever may have nothing more has all that came before, drafted or not."""
+    """A request that may have no more tokens has all that came before, drafted or not."""
     expected = alone(backend, "greedy").output
     bad = {"bad_words_token_ids": tuple((expected[2], other) for other in range(VOCAB_SIZE))}
     streams: list[Stream] = []

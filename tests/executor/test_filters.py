@@ -43,7 +43,7 @@ def test_keeps_the_same_tokens(
 
 
 def test_tokens_that_tie_for_the_last_place_count_towards_top_p() -> None:
-    """Of 2 : 1 : 1 : 1, top_k = 2 leaves all, of which the first is but 40 percent."""
+    """Of 2 : 1 : 1 : 1, top_k = 2 leaves all, and the first has only 40 percent."""
     scores = torch.tensor([[1.0, 0.0, 0.0, 0.0]]) - 1.0
     params = [SamplingParams(top_k=2, top_p=top_p) for top_p in (0.39, 0.41)]
     scores = scores.repeat(2, 1)

@@ -205,7 +205,7 @@ def test_ranks_together_are_as_exact_as_one(name: str, instructions: str) -> Non
 def test_chunks_do_not_change_a_bit(
     chunks: list[int], instructions: str, is_quantized: bool
 ) -> None:
-    """A row is summed in one order, whatever is computed beside it; keys are not split so far."""
+    """A row is summed in one order beside any other rows; keys are not split so far."""
     prompt = token_array((3 * j * j + j) % VOCAB_SIZE for j in range(600))
     logits = []
     for lengths in ([599, 1], chunks):

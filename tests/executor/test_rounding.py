@@ -44,7 +44,7 @@ PAIRS = {backend.kernels: backend for backend in QUANTIZED}
 
 
 def prompt_scores(backend: Backend) -> torch.Tensor:
-    """Of 250 tokens, of which some come in chunks and others one by one."""
+    """Logits of 250 tokens; some come in chunks and others one by one."""
     hand, _ = run_by_hand(backend)
     stream = hand.add("a", prompt(250), prompt_logprobs=0)
     for count in (100, 1, 1, 33, 115):

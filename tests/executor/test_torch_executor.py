@@ -135,7 +135,7 @@ def test_computed_again_after_a_preemption(backend: Backend) -> None:
 
 @on_all_backends
 def test_swapped_to_the_host_and_back(backend: Backend) -> None:
-    """To other blocks, while somebody else writes to those that it had."""
+    """Resume in other blocks, while another request writes to the former ones."""
     hand, _ = run_by_hand(backend)
     a = hand.add("a", prompt(80), **EVERYTHING)
     hand.step(a=80)

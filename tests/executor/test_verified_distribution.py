@@ -1,4 +1,4 @@
-"""Tokens that come through verification are distributed as the model says, whatever was drafted."""
+"""Verified tokens are distributed as the model says, with any drafts."""
 
 import itertools
 from collections import Counter
@@ -60,7 +60,7 @@ DRAFTS: dict[str, Callable[[int], list[int]]] = {"likeliest": likeliest, "arbitr
 
 
 def p_value(draft: Callable[[int], list[int]], rule: Rule) -> tuple[float, int]:
-    """Of what many seeds' first tokens are, if the model is right; and how many drafts counted."""
+    """The expected counts of many seeds' first tokens, and the number of drafts that counted."""
     outputs: dict[int, list[int]] = {seed: [] for seed in range(NUM_SEEDS)}
     num_accepted = 0
     while running := [seed for seed, output in outputs.items() if len(output) < NUM_TOKENS]:

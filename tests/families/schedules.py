@@ -1,4 +1,4 @@
-"""Greedy tokens of a small model, whatever the schedule, against transformers'.
+"""Greedy tokens of a small model, under any schedule, against transformers'.
 
 Prompts are longer than a window and several blocks.
 """

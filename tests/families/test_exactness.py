@@ -1,4 +1,4 @@
-"""Greedy tokens of every family in float32 are those of transformers, whatever the schedule."""
+"""Greedy tokens of every family in float32 are those of transformers, under any schedule."""
 
 import pytest
 

@@ -56,7 +56,7 @@ class InProcessReplicas:
         return replica
 
     async def end(self, replica_id: str) -> None:
-        """As Ray does: once nobody is joined to it."""
+        """End it, as Ray does, once no other process is joined to it."""
         replica = self.by_id.pop(replica_id)
         self.lines[replica_id].end()
         while replica._doors:

@@ -63,7 +63,7 @@ def config(folder: Path, **scheduler: Any) -> EngineConfig:
 async def pools(
     folder: Path, *replica_ids: str, **scheduler: Any
 ) -> AsyncIterator[tuple[FleetEngine, InProcessReplicas]]:
-    """Those that begin with "p" prefill, the others decode."""
+    """Replicas whose names begin with "p" prefill, the others decode."""
     asked = config(folder, **scheduler)
     replicas = InProcessReplicas(asked, write_profile(folder))
     await asyncio.gather(*(add(replicas, replica_id) for replica_id in replica_ids))
@@ -88,7 +88,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def is_clean(engine: FleetEngine, replicas: InProcessReplicas) -> None:
-    """Nothing is held for anybody, once leases have ended."""
+    """Nothing is held for another replica, once leases have ended."""
     assert not len(engine._dispatcher.placed)
     assert not any(view.num_in_flight for view in engine._router.replicas.values())
     for replica in replicas.by_id.values():
@@ -116,7 +116,7 @@ async def test_prompts_come_from_one_pool_to_the_other(tmp_path: Path) -> None:
         assert [one.num_cached_tokens for one in done] == [NUM_HANDED] * 6
         queries = {name: r._stats.num_prefix_cache_queries for name, r in replicas.by_id.items()}
         assert min(queries.values()) > 0, queries
-        # Scored prompts, and those of less than a block, are nobody else's.
+        # Scored prompts, and prompts of less than a block, stay with one replica.
         scored = msgspec.structs.replace(SHORT, prompt_logprobs=0)
         assert (await complete(engine, [9, *PROMPT], scored)).num_cached_tokens == 0
         assert (await complete(engine, [1, 2, 3], SHORT)).num_cached_tokens == 0
@@ -181,7 +181,7 @@ async def test_a_prefill_that_dies_costs_a_computation_elsewhere(tmp_path: Path)
         await joined(engine, 3)
         assert (await complete(engine, [8, *PROMPT], SHORT)).num_cached_tokens == NUM_HANDED
         await is_clean(engine, replicas)
-        # Without any, those that decode compute prompts, too; and the other way round.
+        # Without any, replicas that decode compute prompts, too; and the other way round.
         await replicas.kill("p0")
         await joined(engine, 2)
         assert (await complete(engine, [9, *PROMPT], SHORT)).num_cached_tokens == 0
@@ -295,7 +295,7 @@ async def test_a_replica_believes_no_ticket_unchecked(tmp_path: Path, role: Any)
             output = await answer(events)
             assert output.finish_reason is FinishReason.ERROR
             assert message in (output.error or "")
-        # Without a ticket, it has nothing to do with others, whatever it says.
+        # Without a ticket, it has nothing to do with others.
         told = FetchBlocks("t", "192.0.2.1", 1)
         plain = msgspec.structs.replace(request, kv_transfer=told)
         assert len((await answer([plain])).new_token_ids) == 1

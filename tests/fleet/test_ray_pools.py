@@ -49,7 +49,7 @@ def _pool(engine: psutil.Process) -> str:
 
 
 def num_cached(fleet: ServerProcess, word: str) -> int:
-    """Of the 60 or more tokens of a prompt that nobody else has."""
+    """The 60 or more tokens of a prompt that no other request has."""
     body = {"prompt": f"{word} " * 60, "max_tokens": 5, "ignore_eos": True}
     answer = httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == httpx.codes.OK, answer.text

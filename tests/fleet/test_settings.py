@@ -17,7 +17,7 @@ from tests.fleet.in_process import CONFIG, SHORT, complete, fleet, joined
 
 _CHUNK = 32
 _NEW = itertools.count(2)
-"""Tokens of prompts of which nothing is cached."""
+"""Tokens of prompts without anything cached."""
 _CHANGED = msgspec.structs.replace(CONFIG.scheduler, max_num_batched_tokens=_CHUNK, ttft_slo_s=9.0)
 
 

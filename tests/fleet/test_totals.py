@@ -38,7 +38,7 @@ def engine(first: int) -> EngineStats:
 
 
 def numbers(stats: msgspec.Struct) -> dict[str, float]:
-    """Those that are summed; key the field."""
+    """The summed ones; key the field."""
     found = msgspec.structs.asdict(stats)
     return {name: found[name] for name in found.keys() - NOT_SUMMED - {"name"}}
 

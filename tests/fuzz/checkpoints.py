@@ -120,7 +120,7 @@ def break_folder(seeds: Seeds, rng: random.Random, folder: Path) -> Path:
 
 
 def damage_weights(seeds: Seeds, rng: random.Random, folder: Path) -> Path:
-    """Make one weight no number, in either format, which nobody may serve."""
+    """Make one weight no number, in either format; no server may serve it."""
     bad = rng.choice([math.nan, math.inf, -math.inf])
     if rng.random() < 0.5:
         path = folder / "damaged.gguf"

@@ -1,4 +1,4 @@
-"""From what was waited for to who is to blame: the delays of a server beyond the machine's own."""
+"""The delays of a server beyond the machine's own, and what is to blame for them."""
 
 import bisect
 from collections.abc import Sequence

@@ -66,7 +66,7 @@ def send_chunks(server: ServerProcess, body: Body) -> list[str]:
 
 
 def send_pipelined(server: ServerProcess, body: Body) -> list[str]:
-    """Several over one connection, none of which waits for the answer to the one before."""
+    """Several over one connection, without waiting for answers."""
     return [_exchange(server, body, lambda sock, wire: sock.sendall(wire * _NUM_PIPELINED))]
 
 

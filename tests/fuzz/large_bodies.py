@@ -1,4 +1,4 @@
-"""Bodies that are hostile by their size: whatever reads them has much to do."""
+"""Bodies that are hostile by their size: they take long to read."""
 
 import json
 import random

@@ -73,7 +73,7 @@ def _check(
     def check(case: schemathesis.Case) -> None:
         # A schema cannot say which fields go together, or which model and classes there are.
         response = case.call()
-        if response.status_code != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # whatever is wrong in it
+        if response.status_code != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # for any fault in it
             case.validate_response(response, excluded_checks=[positive_data_acceptance])
         told[f"{operation.label} {response.status_code}"] += 1
         if mode is GenerationMode.POSITIVE and operation.path in _GOOD:

@@ -64,7 +64,7 @@ def kept() -> Exports:
 
 @pytest.mark.endurance
 async def test_an_engine_that_prefills_survives_who_asks(caplog: pytest.LogCaptureFixture) -> None:
-    """Who does not show the key learns nothing, and who comes afterwards is served."""
+    """A client without the key learns nothing, and the next client is served."""
     side, exports, rng = Side("exports"), kept(), random.Random(0)
     service = ExportService(exports, side.mover, side.memory, LAYOUT, KEY)
     server = await asyncio.start_server(service.serve, "127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""The fuzzer sees who is held up, and by whom."""
+"""The fuzzer sees which stream is delayed, and by which case."""
 
 import time
 from collections.abc import Callable

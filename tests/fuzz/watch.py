@@ -43,7 +43,7 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         start_s: on the clock of `time.monotonic`, which all processes share.
-        detail: of what is broken.
+        detail: what is broken.
     """
 
     what: str

@@ -56,7 +56,7 @@ class Watched(msgspec.Struct):
     Attributes:
         machine_s: the machine's own longest delay.
         before, after: what its processes hold in memory, in bytes, by `held_bytes`.
-        peak_bytes: of all processes, shared pages counted by each.
+        peak_bytes: memory of the processes, shared pages counted by each.
         failures: of no single case.
     """
 

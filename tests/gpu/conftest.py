@@ -1,4 +1,4 @@
-"""Kernels on whatever is there: compiled on a GPU, in Triton's interpreter elsewhere."""
+"""Kernels, compiled on a GPU and in Triton's interpreter elsewhere."""
 
 import os
 

@@ -48,7 +48,7 @@ class TwinEvent:
 class HostTwin:
     """A `Device` on the CPU. On `meta` it computes nothing, so that any look at a value raises."""
 
-    num_processors = 1  # few items, each of which takes the interpreter a while
+    num_processors = 1  # few items: each takes the interpreter a while
 
     def __init__(self, torch_device: str = "cpu") -> None:
         self.torch_device = torch.device(torch_device)
@@ -67,7 +67,7 @@ class HostTwin:
         pass
 
     def host_tensor(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Full of what nobody wrote."""
+        """Memory full of numbers that no program wrote."""
         self._pinned.append(torch.full(shape, 77, dtype=dtype))
         return self._pinned[-1]
 
@@ -109,7 +109,7 @@ class Recording(TorchDispatchMode):
     """What a thread asked of PyTorch, Triton and other ranks, with the very tensors.
 
     As a graph, it knows no others: a replay writes to the addresses that the recorded calls wrote
-    to, whatever Python would do now.
+    to, even if Python would take others now.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ _interpreter = threading.RLock()
 
 
 def _recorded(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, of which a `Recording` knows that is being made."""
+    """The same, noted by the `Recording` that is being made."""
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         recording = getattr(_thread, "recording", None)

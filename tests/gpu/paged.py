@@ -18,7 +18,7 @@ class PagedStep:
     All else in the cache is NaN: blocks of others, and what lies behind a request's last token.
 
     Attributes:
-        query: [P, H, D], of which rows behind the last span's are padding.
+        query: [P, H, D]; rows after the last span's are padding.
         keys, values: a request's own, [context, K, D] each, in the order of `spans`.
         block_table: int32 [slots, max blocks].
     """
@@ -48,7 +48,7 @@ class PagedStep:
         random = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads = heads
         num_blocks = [math.ceil((n + p) / block_size) for n, p in rows]
-        # Block 0, which a table's empty entries may seem to name, is nobody's.
+        # Block 0, which a table's empty entries may seem to name, belongs to no request.
         ids = (1 + torch.randperm(sum(num_blocks) + 2, generator=random)).tolist()
         slots = torch.randperm(len(rows) + 1, generator=random).tolist()
         # What lies behind a table's last entry must not be used: it names no block.

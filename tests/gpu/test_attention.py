@@ -32,7 +32,7 @@ def _attend(
     has_wide: bool = True,
     **options: Any,
 ) -> torch.Tensor:
-    """By the kernels: [P, H, D], of which padding is -7.
+    """Attention by the kernels: [P, H, D], where padding is -7.
 
     Args:
         options: of `attend`.

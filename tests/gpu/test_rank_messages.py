@@ -76,7 +76,7 @@ def test_every_rank_has_the_same_inputs() -> None:
 
 
 def test_every_rank_verifies_the_same_drafts() -> None:
-    """Behind tokens that only the devices have, of which each rank has its own."""
+    """After tokens that only the devices have, each rank its own."""
     followers = Followers()
     prompts = {f"{i}": [i, 7, 9] for i in range(2)}
     outputs = {name: greedy(prompt, 20) for name, prompt in prompts.items()}

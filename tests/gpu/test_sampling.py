@@ -96,7 +96,7 @@ MANY: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_k": 20, "top_p": 0.95, "min_p": 0.01},
     {"top_k": 9_000, "top_p": 0.999999},
 ]
-"""Of which some keep more tokens than are gathered: all are then looked at."""
+"""Some rows keep more tokens than are gathered: all are then looked at."""
 
 
 @each_dtype
@@ -121,7 +121,7 @@ def test_likely_tokens_that_share_a_lane_are_all_looked_at(
 def test_unlikely_tokens_are_looked_at_if_a_filter_keeps_some(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hundreds of them outweigh the likeliest, of which top_k leaves but four."""
+    """Hundreds of them outweigh the likeliest, and top_k leaves only four of these."""
     logits = torch.linspace(-9.0, -9.1, 9_000)[None].clone()
     logits[0, 0] = 0.0
     fix_uniforms(monkeypatch, 0.9)

@@ -194,6 +194,6 @@ def test_the_cache_has_what_steps_and_graphs_leave(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runner, "_MOST_ROWS", 256)
     sized: Any = Sized()
     graphs = GraphRunner(sized, sized, GPU_ROWS, max_decodes=2)
-    # 9,000 may be used, of which 3,000 are without the program's own cache, and steps take 1,500.
+    # 9,000 may be used: 3,000 are taken without the program's own cache, and steps take 1,500.
     assert free_for_cache(sized, graphs, sized, 0.9) == 4500
     assert free_for_cache(sized, graphs, sized, 0.4) == 0

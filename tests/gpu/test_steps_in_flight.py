@@ -1,4 +1,4 @@
-"""Steps in flight: tokens are the same at any depth, whatever happens."""
+"""Steps in flight: tokens are the same at any depth, after any events."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

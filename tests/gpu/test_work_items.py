@@ -1,4 +1,4 @@
-"""Work items as a property: each row's keys are attended to once, whatever is in the step."""
+"""Work items as a property: each row's keys are attended to once, in any step."""
 
 from typing import NamedTuple
 

@@ -56,7 +56,7 @@ class CacheWatcher:
 
     @property
     def hashes(self) -> set[BlockHash]:
-        """Of all blocks, wherever they lie."""
+        """The keys and values of every block."""
         return {name for _, name in self._stored}
 
     def ends(self) -> set[tuple[int, ...]]:

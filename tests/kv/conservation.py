@@ -1,4 +1,4 @@
-"""What must hold of blocks and of the tree whatever was done to them."""
+"""Invariants of blocks and of the tree after any operations."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -77,7 +77,7 @@ def _check_states(kv: KVCacheManager, in_tree: set[int]) -> None:
 
 
 def tables(kv: KVCacheManager) -> list[BlockTable]:
-    """Of all requests and transfers, and of what was let go of under a step in flight."""
+    """Blocks of requests and transfers, and blocks that were let go under a step in flight."""
     return [*kv._tables, *(handover.table for handover in kv.handovers)]
 
 

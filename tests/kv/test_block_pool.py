@@ -12,7 +12,7 @@ NUM_BLOCKS = 40
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Blocks are conserved and never handed out twice, whatever is taken and given back."""
+    """Blocks are conserved and never handed out twice, in any order of taking and giving back."""
 
     def __init__(self) -> None:
         super().__init__()

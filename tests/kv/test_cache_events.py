@@ -1,4 +1,4 @@
-"""What a cache tells, once somebody watches."""
+"""The events of a cache, once a client watches."""
 
 from legato.core.block_hash import block_hashes
 from legato.core.kv_events import AllBlocksCleared, BlockStored

@@ -1,4 +1,4 @@
-"""Who has which blocks, and what of them is shared."""
+"""Which request has which blocks, and which blocks are shared."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Blocks of layers with sliding windows: who has them, what is in them, and when they come free."""
+"""Blocks of layers with sliding windows: their requests, contents and release."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping

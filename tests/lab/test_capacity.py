@@ -120,7 +120,7 @@ def test_gives_up_on_servers_beyond_its_reach() -> None:
 
 @pytest.mark.parametrize("least_s", [120.0, 240.0, 480.0])
 def test_finds_where_a_queue_begins_to_grow(least_s: float) -> None:
-    """And says so whatever the length of a trial; never more than can be served."""
+    """Capacity is never more than can be served, for any length of a trial."""
     length = TrialLength(least_s=least_s)
     found = find(queue(0.2), length=length, num_seeds=3, precision=0.01)
     assert found.rate_per_s == pytest.approx(4.9, rel=0.025)

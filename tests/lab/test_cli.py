@@ -75,7 +75,7 @@ def test_capacity_under_a_promise_that_nobody_can_keep(
     assert isinstance(report, CapacityReport)
     assert report.capacity.rate_per_s == 0.0
     assert [trial.rate_per_s for trial in report.capacity.trials[:2]] == [100.0, 50.0]
-    # Where nobody finishes in time on a slow machine, there is no gap to measure.
+    # If no request finishes in time on a slow machine, there is no gap to measure.
     assert all(trial.broken for trial in report.capacity.trials)
     assert any("ITL" in trial.broken for trial in report.capacity.trials)
     assert "100/s not sustained" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_right_drafts_make_streams_faster_and_wrong_ones_hardly_slower() -> None
 
 
 def test_which_drafts_are_right_is_the_same_whatever_the_schedule() -> None:
-    """Every draft that was not right stands where it does whatever else is drafted."""
+    """A wrong draft stands at the same place with any other drafts."""
     wrong: list[set[int]] = []
     for count in (2, 5):
         config = SchedulerConfig(speculative=count)

@@ -192,7 +192,7 @@ def test_of_replicas_that_die_nothing_is_lost_silently(split: Split) -> None:
     assert statuses["error"] == run.num_lost > 0
     assert run.num_reruns > 0
     assert all(r.num_tokens == r.request.num_output_tokens for r in run.records if r.status == "ok")
-    # What a dead replica had begun is told of, and others' blocks are free again.
+    # Requests that a dead replica had begun are reported, and others' blocks are free again.
     assert all(replica.stats.kv_usage == 0.0 for replica in run.replicas if not replica.is_lost)
     assert sum(replica.num_requests for replica in run.replicas) >= len(crowd) + run.num_reruns
 

@@ -1,4 +1,4 @@
-"""What a simulated run always is, whatever was simulated."""
+"""Invariants of every simulated run."""
 
 from itertools import pairwise
 

@@ -168,7 +168,7 @@ EXPERTS = {
 
 
 def random_decoder(spec: DecoderSpec, dtype: torch.dtype) -> Decoder:
-    """The same weights for every dtype: those that bfloat16 can hold."""
+    """The same weights for every dtype: numbers that bfloat16 can hold."""
     torch.manual_seed(0)
     decoder = Decoder(spec, dtype=dtype, device=CPU)
     for name, weight in decoder.named_parameters():

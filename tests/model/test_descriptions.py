@@ -46,7 +46,7 @@ NOT_DEFAULT = {
 PLAIN = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 """Architectures that read all of these fields."""
 FACTOR = {"factor": st.floats(1, 64)}
-# Key the type, value parameters that it cannot do without, and those that it can.
+# Key the type, value its required parameters and its optional ones.
 ROPE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {}),
     "linear": (FACTOR, {}),

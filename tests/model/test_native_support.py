@@ -1,4 +1,4 @@
-"""Which decoders the native layers take: those that they are listed to compute, and no others."""
+"""The native layers take the decoders on their list, and no others."""
 
 from typing import Any, NamedTuple
 

@@ -303,7 +303,7 @@ def test_it_is_recorded_what_drafts_are_expected_to_take() -> None:
 
 
 def test_drafts_have_what_they_are_expected_to_take() -> None:
-    """The prompt's step holds as many of another's drafts whatever these cost."""
+    """The prompt's step holds as many of another's drafts at any cost of these."""
 
     def told(record: EngineRecord) -> EngineRecord:
         if not isinstance(record, StepRecord):

@@ -55,7 +55,7 @@ def test_each_is_as_if_it_were_asked_for(records: list[EngineRecord], tmp_path: 
 def test_a_trace_may_begin_and_end_in_the_middle(
     records: list[EngineRecord], tmp_path: Path
 ) -> None:
-    """Who came before it has gaps, and who has not ended is there."""
+    """Earlier requests have gaps, and unfinished ones are listed."""
     cut = [r for r in records if not (isinstance(r, RequestArrived) and r.request_id == "0")]
     stories = {s.request_id: s for s in read_stories(write(tmp_path / "t.jsonl", cut[:-8]))}
     assert len(stories) == len(ARRIVALS)

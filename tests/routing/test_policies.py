@@ -46,7 +46,7 @@ def request(
 
 
 def router(policy: str, *states: ReplicaState) -> Router:
-    """In front of replicas "0", "1", ..., which have just told of themselves."""
+    """A router in front of replicas "0", "1", ..., which have just reported."""
     made = Router(policy)
     for place, told in enumerate(states):
         made.join(str(place))
@@ -116,7 +116,7 @@ def test_a_session_moves_to_an_idle_replica_rather_than_break_its_promise(
 
 
 def test_a_session_stays_where_moving_it_would_delay_many() -> None:
-    """All replicas have much to do, so that whatever is computed twice delays all that come."""
+    """All replicas have much to do, so that a prefix computed twice delays all later requests."""
     made = router("kept-promise", state(delay_s=1.0), state(delay_s=3.0))
     for number in range(200):
         made.route(request(f"before {number}", slo=SloClass()), 0.05 * number)
@@ -167,7 +167,7 @@ def test_streams_that_fill_the_cache_keep_long_prompts_away() -> None:
 
 
 def pools(*replica_ids: str) -> Router:
-    """Those that begin with "p" prefill, the others decode."""
+    """Replicas whose names begin with "p" prefill, the others decode."""
     made = Router("kept-promise")
     for replica_id in replica_ids:
         role: Role = "prefill" if replica_id.startswith("p") else "decode"

@@ -20,7 +20,7 @@ class RandomDrafter:
         rightness: of each token to be right.
 
     Attributes:
-        num_told: key request id, value its tokens when it was last told of.
+        num_told: key request id, value its number of tokens at the last call.
     """
 
     name: DrafterName = "model"

@@ -119,7 +119,7 @@ class Harness:
         self.quarantined: list[str] = []
         """Key request id, of those whose blocks another engine reads or writes."""
         self.known: set[str] = set()
-        """Requests that the executor has been told of and not yet of their end."""
+        """Requests that the executor knows, without their end."""
 
     def add(
         self,
@@ -310,7 +310,7 @@ class Harness:
         Args:
             counted: how many tokens count of a chunk where that is another number than it has; key
                 request id.
-            cuts: how rows were dropped; `counted` then says of which chunks.
+            cuts: how rows were dropped; `counted` names their chunks.
             foreseen_s: as in `StepResult`.
         """
         assert plan is self.in_flight.popleft()
@@ -361,7 +361,7 @@ class Harness:
         return not self.finish_reasons[chunk.request_id]
 
     def counted(self, chunk: ScheduledChunk, num_tokens: int) -> ScheduledChunk:
-        """A chunk of which fewer tokens count than it has, or more, as if drafts were right."""
+        """A chunk with fewer counted tokens than it has, or more, as if drafts were right."""
         if num_tokens == chunk.num_tokens:
             return chunk
         num_samples = max(0, chunk.num_samples + num_tokens - chunk.num_tokens)
@@ -392,7 +392,7 @@ class Harness:
         return result
 
     def hear(self, plan: StepPlan) -> None:
-        """What an executor would do: note who comes and who is gone."""
+        """Note new and ended requests, as an executor does."""
         self.known.difference_update(plan.ended_requests)
         self.known.update(request.request_id for request in plan.new_requests)
         assert self.known.issuperset(chunk.request_id for chunk in plan.chunks)
@@ -424,7 +424,7 @@ class Harness:
         self.shadow.check(hold.block_ids, computed, self.salt(request_id))
 
     def end_transfer(self, request_id: str) -> None:
-        """Whatever has come of it."""
+        """The step's result, in any case."""
         hold = self.holds[request_id]
         if isinstance(hold.transfer, FetchBlocks):
             self.arrive(request_id, hold.num_arrived, is_over=True)

@@ -16,7 +16,7 @@ def waiting_request(
     tenant: str = DEFAULT_TENANT,
     slo: SloClass | None = None,
 ) -> Request:
-    """A request of which nothing has been computed yet; best-effort unless `slo` says else."""
+    """A request before its first step; best-effort unless `slo` says else."""
     message = AddRequest(
         request_id=request_id,
         prompt_token_ids=token_array([1]) * prompt_len,

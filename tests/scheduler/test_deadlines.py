@@ -34,7 +34,7 @@ class Server:
 
     Args:
         rate: interruptions a second of steps, each of 20 to 30 ms.
-        speed: factor on the time of steps, of which the scheduler knows nothing.
+        speed: factor on the time of steps, unknown to the scheduler.
     """
 
     def __init__(self, *, drops_rows: bool, rate: float, speed: float = 1.0, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Which drafts a step holds: the best of those that fit, so that nobody's token is late."""
+"""A step holds the best drafts that fit, so that no token is late."""
 
 import itertools
 import math

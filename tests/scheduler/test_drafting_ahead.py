@@ -49,7 +49,7 @@ class Engine(EngineLoop):
     """On a simulated device.
 
     Args:
-        host_s: that pass whenever somebody looks at the clock.
+        host_s: seconds that pass at each look at the clock.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def ask(name: str, num_prompt_tokens: int = 5, **params: Any) -> AddRequest:
 
 
 def expected(request: AddRequest) -> list[int]:
-    """What a simulated request gets, whatever is planned."""
+    """The tokens of a simulated request, the same under any plan."""
     first, tokens = len(request.prompt_token_ids), list[int]()
     for position in range(first, first + (request.params.max_tokens or 0)):
         tokens.append(token_at(request.request_id, position))
@@ -146,7 +146,7 @@ def test_the_first_guess_is_of_the_token_in_flight(first_is_right: bool, num_acc
 
 
 def test_nobody_drafts_before_its_first_token_is_known() -> None:
-    """Drafters are told of a stream with that."""
+    """Drafters get a stream with this."""
     engine = Engine(Foretold(token_at))
     engine.run(ask("it", max_tokens=3))
     assert [plan.chunks[0].kind for plan, _ in engine.plans[:2]] == ["prefill", "decode"]
@@ -195,7 +195,7 @@ def test_a_wait_is_what_the_host_does_beside_a_device_that_computes(
     engine.executor._clock.advance_to(1000.0)  # with nothing to do
     engine.run(ask("other"))
     assert bool(noted) is is_known
-    # Its end, events, planning and submission, at each of which somebody looks at the clock.
+    # Its end, events, planning and submission each look at the clock.
     assert all(0.001 < seconds < 0.01 for seconds in noted)
 
 

@@ -1,4 +1,4 @@
-"""Who is admitted is served in time, and who is refused could hardly have been."""
+"""Admitted requests are served in time, and refused ones could hardly have been."""
 
 import copy
 import itertools
@@ -33,7 +33,7 @@ _NEARLY = 0.5
 and counts with a margin: in contrived cases what it refuses would have come well in time."""
 _CHANGE_S = 12.0
 _STEP_S = 1.0
-"""More than the longest step takes, at whose end it is seen who is late."""
+"""More than the longest step takes; at its end, late requests are found."""
 
 
 class SheddingHarness(Harness):
@@ -67,7 +67,7 @@ class SheddingHarness(Harness):
 def most_used(scheduler: Scheduler, message: AddRequest) -> float:
     """The largest share of its promise that a TTFT takes if a request is let in after all.
 
-    Of those that wait, the new one among them, if none comes after it.
+    For the waiting requests, the new one among them, if none comes after it.
     """
     scheduler._shedding._config = msgspec.structs.replace(scheduler._config, shed_load=False)
     clock = VirtualClock()

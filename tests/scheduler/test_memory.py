@@ -1,4 +1,4 @@
-"""Who is admitted and who is preempted where the cache is too small for all."""
+"""Admission and preemption if the cache is too small for all requests."""
 
 import math
 import random

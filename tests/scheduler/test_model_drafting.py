@@ -28,14 +28,14 @@ class FakeDraftModel:
     """Guesses what comes; every other guess is wrong where the chance says so.
 
     Args:
-        pass_s: that a pass takes, whatever its rows.
+        pass_s: time of a pass with any number of rows.
         row_s: that each row takes beside it.
         chance: that it believes in, and has: guesses are right up to the first that is not.
 
     Attributes:
         asked: requests and depth of each draft.
         slices: seconds of each time that it caught up.
-        spent_s: of all its passes.
+        spent_s: time of its passes together.
     """
 
     name: DrafterName = "model"

@@ -89,7 +89,7 @@ def test_nobody_is_overtaken_after_the_delay_of_its_own_rank(
     slos: tuple[SloClass, SloClass],
     priority: int,
 ) -> None:
-    """What arrives that long after it ranks behind it, whatever it is."""
+    """A request that arrives that long after it ranks after it, in any case."""
     first = waiting_request(prompt_len=prompt_lens[0], slo=slos[0], priority=priority)
     delay_s = rank(first, order)[1] - PRIORITY_STEP_S * priority
     newcomer = waiting_request(

@@ -24,7 +24,7 @@ class CountedValues(ValuesView[Any]):
 
 
 class CountedDict(OrderedDict[str, Request]):
-    """Counts each entry that an iteration, of whatever kind, comes by."""
+    """Counts the entries that iterations of any kind visit."""
 
     def __iter__(self) -> Iterator[str]:
         return counted(super().__iter__())
@@ -108,7 +108,7 @@ def harness_with(num_waiting: int, **settings: Any) -> Harness:
 
 
 def looks(num_waiting: int, **settings: Any) -> Counter[str]:
-    """What ten steps look at while so many wait behind those that run."""
+    """Entries that ten steps look at while so many requests wait."""
     harness = harness_with(num_waiting, **settings)
     LOOKS.clear()
     for _ in range(10):

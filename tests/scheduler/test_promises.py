@@ -36,7 +36,7 @@ class PromiseHarness(Harness):
         self.model = StepTimeModel(calibrate(costs, MAX_MODEL_LEN))
         self.allowed_s: dict[int, float] = {}  # key step
         self.promised: dict[int, list[str]] = {}
-        """Key step, value the requests whose tokens must come in time, whatever it holds."""
+        """Key step, value the requests whose tokens must come in time."""
         actual_s = truth(costs, noise_of(seed))
         super().__init__(
             budget=100,
@@ -79,7 +79,7 @@ class PromiseHarness(Harness):
 
 
 def must_run(plan: StepPlan, streams: Collection[str], best_effort: Collection[str]) -> StepShape:
-    """Decodes that a step holds whatever the time: all with a promise, and one without."""
+    """Decodes that a step holds at any time: all with a promise, and one without."""
     chunks = [chunk for chunk in plan.chunks if chunk.request_id in streams]
     turns = [chunk for chunk in chunks if chunk.request_id in best_effort]
     shape = StepShape()

@@ -119,7 +119,7 @@ class QueuesMachine(RuleBasedStateMachine):
                 continue
             assert found.is_late >= self.is_lost(found), "lost, and nobody noticed"
             place = self.queues.place(found)
-            # Tenants of whom none has had less go first in any order.
+            # Tenants with equal service go first in any order.
             assert place[:2] == min(self.queues.place(r)[:2] for r in queue)
             own = [r for r in queue if self.queues.tenant(r) is self.queues.tenant(found)]
             assert place == min(map(self.queues.place, own))

@@ -1,4 +1,4 @@
-"""A plan says why each chunk is no longer, and why nobody else was admitted."""
+"""A plan says why each chunk is no longer, and why no other request was admitted."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Other settings between two steps: at once for everybody, and nobody loses anything."""
+"""Other settings between two steps: at once for all requests, and no request loses anything."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ def test_those_that_wait_are_ranked_anew(order: str, first: str) -> None:
 
 
 def test_drafts_are_turned_on_and_off() -> None:
-    """A stream that began without is drafted for, whatever the engine was started with."""
+    """A stream that began without drafts gets drafts, on an engine started with any setting."""
     drafter = RandomDrafter(coming, vocab_size=VOCAB_SIZE, rightness=1.0)
     harness = Harness(speculative="off", drafters=[drafter])
     harness.add("a", 8, max_tokens=40)

@@ -1,4 +1,4 @@
-"""Every request gets its first token, whatever else keeps coming."""
+"""Every request gets its first token, under any further load."""
 
 import itertools
 import math

@@ -108,7 +108,7 @@ def test_interruptions_do_not_pass_for_a_slower_machine(factor: float) -> None:
 
 @pytest.mark.parametrize("is_calibrated", [True, False])
 def test_costs_stay_known_after_long_without_such_steps(is_calibrated: bool) -> None:
-    """Whatever the noise of the decodes that run meanwhile, and at the machine's new speed."""
+    """Under any noise of the decodes that run meanwhile, and at the machine's new speed."""
     rng = random.Random(0)
     shapes = [step_shape(num_decodes=8, context=1000, chunk=c, start=3000) for c in (200, 500, 900)]
     model = StepTimeModel(calibrate(COSTS, MAX_LEN) if is_calibrated else ())

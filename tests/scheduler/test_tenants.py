@@ -1,4 +1,4 @@
-"""Between tenants: nobody's flood takes more than its share from who wants something else."""
+"""Between tenants: a flood takes no more than its share from another tenant."""
 
 import itertools
 from typing import Any
@@ -219,7 +219,7 @@ def test_a_prompt_of_who_is_owed_service_shares_no_step_with_a_flood() -> None:
 
 
 def test_a_flood_fills_half_of_a_step_while_others_may_come() -> None:
-    """Who comes waits for the step that has begun."""
+    """A new request waits for the step that has begun."""
 
     def longest_s(light_s: float) -> float:
         harness = harness_of(itl_slo_s=0.1, max_num_seqs=30, budget=500)
@@ -251,9 +251,9 @@ def test_a_flood_fills_half_of_a_step_while_others_may_come() -> None:
 def test_a_flood_gets_all_that_others_leave_and_its_share_at_least(
     lens: list[int], pauses: list[int], itl_slo_s: float | None
 ) -> None:
-    """Prompts of who is owed service have steps to themselves, but pay for them: they are not owed
-    more for long. So a flood is never idle where nobody else wants anything, and others that want
-    all they can get leave it its share."""
+    """Prompts of a tenant that is owed service have steps to themselves, but pay for them: it is
+    not owed more for long. So a flood is never idle while no other tenant wants anything, and
+    tenants that want all they can get leave it its share."""
     harness = harness_of(budget=64, max_num_seqs=8, itl_slo_s=itl_slo_s)
     names = [f"light-{i}" for i in range(len(lens))]
     ids = itertools.count()
@@ -275,7 +275,7 @@ def test_a_flood_gets_all_that_others_leave_and_its_share_at_least(
 
 
 def test_a_burst_is_owed_no_more_than_its_credit() -> None:
-    """Who has been away for long comes back with more work than that: then both take turns."""
+    """A tenant that has been away for long comes back with more work: then both take turns."""
     harness = harness_of(budget=64, max_num_seqs=4)
     harness.add("first", 4, 1, tenant="burst")
     harness.drain()

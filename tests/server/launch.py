@@ -86,7 +86,7 @@ class ServerProcess:
         self.process.stdout.close()
 
     def _processes(self, module: str) -> list[psutil.Process]:
-        """Those that it has started of one program."""
+        """Child processes that run one program."""
         children = psutil.Process(self.process.pid).children()
         return [child for child in children if module in child.cmdline()]
 

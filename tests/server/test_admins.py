@@ -1,4 +1,4 @@
-"""Who may change a server's settings, and see the requests of all its clients."""
+"""Admins may change a server's settings, and see the requests of all its clients."""
 
 import socket
 from collections.abc import Iterator

@@ -44,7 +44,7 @@ def ask(claude: anthropic.Anthropic, messages: list[Any] = QUESTION, **fields: A
 
 
 def events(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
-    """All events of a stream, each of which Anthropic's types describe."""
+    """All events of a stream; Anthropic's types describe each."""
     body = {"messages": QUESTION, "max_tokens": 50, **GREEDY, "stream": True, **fields}
     *sent, rest = http.post("/v1/messages", json=body).text.split("\n\n")
     assert not rest

@@ -120,7 +120,7 @@ def test_min_tokens_and_ignore_eos(http: httpx.Client) -> None:
 
 
 def test_what_vllm_bench_sends(http: httpx.Client) -> None:
-    """The fields of `vllm bench serve`'s client, those that are null included."""
+    """The fields of `vllm bench serve`'s client, including null ones."""
     request = {
         "model": MODEL,
         "prompt": PROMPT,

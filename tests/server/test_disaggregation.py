@@ -69,7 +69,7 @@ def complete(asked: ServerProcess, **fields: Any) -> dict[str, Any]:
 
 
 def prefilled(prefill: ServerProcess, **fields: Any) -> dict[str, Any]:
-    """What a router is told of a prompt that it has had computed."""
+    """A router's ticket for a prompt that was computed for it."""
     answer = complete(
         prefill, max_tokens=1, kv_transfer_params={"do_remote_decode": True}, **fields
     )
@@ -103,7 +103,7 @@ def num_cached(answer: dict[str, Any]) -> int:
 
 
 def salted(name: str) -> dict[str, Any]:
-    """A prompt that nobody else has had."""
+    """A prompt that no request has had before."""
     return {"cache_salt": name}
 
 
@@ -142,7 +142,7 @@ def test_what_nobody_fetches_is_let_go_of(prefill: ServerProcess) -> None:
 def test_engines_sleep_while_there_is_nothing_to_move(
     prefill: ServerProcess, decode: ServerProcess
 ) -> None:
-    """NIXL's own thread, which nobody needs, takes a core for itself."""
+    """NIXL's own thread, which is not needed, takes a core for itself."""
     complete(decode, kv_transfer_params=prefilled(prefill, **salted("sleep")), **salted("sleep"))
     prefill.wait_for_metric("kv_transfer_leases", 0.0)
     used_s = [cpu_s(server) for server in (prefill, decode)]

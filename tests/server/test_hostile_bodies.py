@@ -70,7 +70,7 @@ def prober(attacked: ServerProcess) -> Iterator[Prober]:
 def delays_nobody(
     prober: Prober, attack: Callable[[], object], *, is_computed: bool = False
 ) -> bool:
-    """Whether nobody waits for it; a machine that is busy otherwise gets another chance.
+    """Whether no client waits for it; a machine that is busy otherwise gets another chance.
 
     Args:
         is_computed: whether steps hold it, which streams do wait for.
@@ -123,7 +123,7 @@ def test_hundreds_of_prompts_hold_up_nobody(attacked: ServerProcess, prober: Pro
 
 
 def _resident_bytes(process: psutil.Process) -> int:
-    """Return a process's pages and its part of those that it shares; 0 if it has ended."""
+    """Return a process's own pages and its part of shared ones; 0 if it has ended."""
     with contextlib.suppress(psutil.Error):
         return int(process.memory_full_info().pss)
     return 0
@@ -131,7 +131,7 @@ def _resident_bytes(process: psutil.Process) -> int:
 
 def test_memory_comes_back(attacked: ServerProcess) -> None:
     def num_bytes() -> int:
-        """Of all processes together; a page that they share counts once."""
+        """Memory of the processes together; a page that they share counts once."""
         server = psutil.Process(attacked.process.pid)
         processes = (server, *server.children(recursive=True))
         return sum(_resident_bytes(process) for process in processes)

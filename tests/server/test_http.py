@@ -149,7 +149,7 @@ def test_a_client_that_is_gone_frees_its_request(
 
 
 def pass_on(source: socket.socket, target: socket.socket) -> None:
-    """All bytes, and then their end; hang up where nobody takes them."""
+    """Send all bytes, and then their end; hang up if the server takes no more."""
     try:
         while data := source.recv(2**16):
             target.sendall(data)

@@ -1,4 +1,4 @@
-"""What an operator may limit: who is served, how large a body is, how many may wait."""
+"""Limits that an operator may set: keys, sizes of bodies, numbers of waiting requests."""
 
 import threading
 from collections.abc import Iterator

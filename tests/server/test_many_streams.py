@@ -1,4 +1,4 @@
-"""Streams whose tokens are written in one pass: each gets its own, whatever its neighbours do."""
+"""Streams whose tokens are written in one pass: each gets its own beside any neighbours."""
 
 import json
 import socket
@@ -32,7 +32,7 @@ def impatient(servers: Servers) -> ServerProcess:
 
 
 def greedy(index: int) -> tuple[str, dict[str, Any]]:
-    """One of many requests, no two of which are alike."""
+    """One of many requests. No two are alike."""
     fields = {"temperature": 0, "max_tokens": 6 + index % 7, "n": 1 + index % 2}
     if index % 2:
         return CHAT, {**fields, "messages": [{"role": "user", "content": f"Count from {index}."}]}
@@ -104,7 +104,7 @@ def test_clients_that_leave_take_nothing_from_those_that_stay(server: ServerProc
             leaver.sendall(post(COMPLETIONS, long_request()))
             assert leaver.recv(1) == b"H"
             sock.sendall(post(path, {**fields, "stream": True}))
-            # A reset, which reaches the server in the middle of whatever it does.
+            # A reset, which may reach the server at any moment.
             leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             leaver.close()
         assert [streamed_texts(read_stream(sock)) for sock in staying] == expected

@@ -107,7 +107,7 @@ def test_the_parts_of_a_requests_time_add_up(watched: ServerProcess) -> None:
 
 
 def test_every_step_is_seen(watched: ServerProcess) -> None:
-    """Those that only compute a part of a prompt, too."""
+    """Steps that only compute a part of a prompt, too."""
     growth, prompt = Growth(watched), LONG_PROMPT[:600]
     complete(watched, prompt=prompt, max_tokens=4)
     assert growth("iteration_prefill_tokens_sum") == len(prompt)

@@ -48,7 +48,7 @@ def families(watched: ServerProcess) -> list[Metric]:
 
 @pytest.fixture(scope="module")
 def labels(families: list[Metric]) -> dict[str, set[str]]:
-    """Key the name of a sample. Of what has none here, such as replicas, as declared."""
+    """Key the name of a sample. Names without samples here, such as replicas', are as declared."""
     labels: dict[str, set[str]] = {"up": set()}
     declared = {
         metric.name: {*_TARGET, "model_name", *metric.labels} for metric in reference.declared()

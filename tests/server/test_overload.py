@@ -28,7 +28,7 @@ def test_nothing_is_lost_and_nobody_waits_without_bound(
         server.wait_for_metric("num_requests_running", 0)
         assert server.metric("num_requests_waiting") == 0
         assert "Traceback" not in server.log.read_text()
-    # Whatever is neither an answer to its end nor a 429 with Retry-After is an error here.
+    # Anything but a finished answer or a 429 with Retry-After is an error here.
     told = Counter(answer.status for answer in load.answers)
     assert told.total() == len(traffic)
     assert not told["error"], [answer.error for answer in load.answers if answer.error]

@@ -43,7 +43,7 @@ def ask(client: openai.OpenAI, asked: Any = QUESTION, **fields: Any) -> Response
 
 
 def events(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
-    """All events of a stream, each of which OpenAI's types describe."""
+    """All events of a stream; OpenAI's types describe each."""
     body = {"input": QUESTION, "temperature": 0, "stream": True, **fields}
     answer = http.post("/v1/responses", json=body)
     assert answer.headers["content-type"].startswith("text/event-stream")

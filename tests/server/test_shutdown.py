@@ -39,7 +39,7 @@ def test_drain(own_server: ServerProcess, number: signal.Signals) -> None:
     assert refused.status_code == 503
     assert int(refused.headers["Retry-After"]) >= 1
     assert refused.json()["error"]["code"] == "shutting_down"
-    watcher.read()  # to its end: nobody waits for who only watches
+    watcher.read()  # to its end: the server does not wait for watchers
     stream.join()
     assert stream.is_complete
     assert len(stream.chunks) == 200

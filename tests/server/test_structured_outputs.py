@@ -158,7 +158,7 @@ def test_keywords_that_are_not_supported_are_passed_over_unless_strict(http: htt
 
 
 def test_what_recurses_too_deep_is_refused(http: httpx.Client) -> None:
-    """The compiler overflows its stack, and nobody else notices."""
+    """The compiler overflows its stack, and no other request notices."""
     rules = "".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(9000))
     grammar = f'start: r0\n{rules}r9000: "a"'
     response = chat(http, structured_outputs={"grammar": grammar})

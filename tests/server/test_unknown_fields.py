@@ -1,4 +1,4 @@
-"""Fields that Legato does not have, and peers' names for those that it has."""
+"""Fields that Legato lacks, and peers' names for its own fields."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Streams as drafters are told of them, without a scheduler."""
+"""Streams as drafters see them, without a scheduler."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Drafts are what stood behind the same tokens before, of nobody else's, in bounded memory."""
+"""Drafts continue the same tokens as before, from no other tenant's text, in bounded memory."""
 
 import random
 from typing import Any
@@ -18,7 +18,7 @@ SLICE = lookup._SLICE
 MOST_KEPT = lookup._MOST_KEPT
 MOST_OWNERS = lookup._MOST_OWNERS
 LONG = range(100, 200)
-"""More tokens than are held against guesses of them when a request is told of."""
+"""More tokens than are compared with guesses when a request is new."""
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_long_prompt_is_taken_in_by_slices(own: OwnTokens) -> None:
 def test_who_is_forgotten_leaves_nothing(own: OwnTokens, recent: RecentOutputs) -> None:
     request = stream([1, 2, 1, 2])
     for drafter in (own, recent):
-        assert drafter.propose(request, 3) is None  # nobody has told of it
+        assert drafter.propose(request, 3) is None  # it is unknown
         drafter.forget(request)
     come(request, [1], own)
     own.forget(request)
@@ -246,7 +246,7 @@ def test_what_was_kept_last_stays(recent: RecentOutputs) -> None:
 def test_a_long_stream_is_followed_from_its_last_tokens(
     recent: RecentOutputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anybody had ended, there was nothing to look up."""
+    """Before any request had ended, there was nothing to look up."""
     request = stream([0])
     come(request, range(5000), recent)
     ended(recent, "first", [4998, 4999, 7])

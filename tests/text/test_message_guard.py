@@ -54,7 +54,7 @@ def said(*texts: str) -> Messages:
 
 
 def special_strings(tokenizer: Tokenizer) -> list[str]:
-    """Those that only the template may write, whether or not they are called special."""
+    """Tokens that only the template may write, even if they are not called special."""
     template, marks = tokenizer.chat_template(), ("think", "tool_call")
     return [
         added.content

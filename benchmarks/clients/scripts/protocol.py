@@ -40,13 +40,13 @@ WEATHER = {
     "required": ["city"],
     "additionalProperties": False,
 }
-"""The parameters of a tool, and an answer's schema: its strings end, whoever writes them."""
+"""The parameters of a tool, and an answer's schema: its strings are short enough for any model."""
 
 _functions: dict[str, Callable[[], Any]] = {}
 
 
 class ClientFaultError(Exception):
-    """The client cannot, whatever the server does; the text says why."""
+    """The client cannot do this with any server; the text says why."""
 
 
 class OutOfTimeError(BaseException):
@@ -75,7 +75,7 @@ def check_city(arguments: str | dict[str, Any]) -> None:
 
 
 def check_idle() -> None:
-    """That the server soon runs no request: whoever went away has been noticed."""
+    """Check that the server soon runs no request: it has noticed that a client went away."""
     deadline_s = time.monotonic() + _IDLE_TIMEOUT_S
     while running := _running():
         check(time.monotonic() < deadline_s, f"{running:g} requests run on after their client left")

@@ -117,7 +117,7 @@ class _Measured:
         sizes = self._sizes
         count, start = sizes.mixed_streams, sizes.mixed_start
         decodes = self._decodes(count, sizes.decoded, None)
-        # It overwrites keys and values that nobody reads for what they are.
+        # It overwrites keys and values whose numbers do not matter.
         self._add("chunk", 0, known=start + chunk + 1, room=start + chunk)
         part = self._steps.chunk("chunk", start, chunk)
         steps = [[*rows, part] for rows in decodes]

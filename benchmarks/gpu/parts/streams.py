@@ -142,7 +142,7 @@ def _raise_of_ended(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def _gaps_ms(streams: list[list[float]], begun_s: float, ended_s: float) -> np.ndarray:
-    """Between deliveries, of which the second came in that time."""
+    """Gaps between deliveries, if the second came in that time."""
     gaps = [
         1e3 * (later - earlier)
         for times in streams

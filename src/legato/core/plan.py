@@ -253,7 +253,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         num_tokens: how many of the chunk's tokens count, from its start on: all of them except
             wrong drafts and dropped rows.
-        token_ids: tokens sampled after those that count: none inside a prompt, one at a request's
+        token_ids: tokens sampled after the counted ones: none inside a prompt, one at a request's
             last token, and one more for each right draft. There is none, either, if the step could
             not wait to learn which tokens are allowed: then the last token does not count, and is
             computed again.

@@ -56,7 +56,7 @@ Event = AddRequest | AbortRequest | BlocksArrived
 
 
 class Request:
-    """A request's progress: a row of tokens, the first `num_computed_tokens` of which are cached.
+    """A request's progress: a row of tokens, whose first `num_computed_tokens` are cached.
 
     There is no phase flag. A request with one token left to compute is decoding, one with more is
     prefilling, and a preempted one simply has nothing computed.
@@ -69,7 +69,7 @@ class Request:
                                                      yet to be sampled, by a step in flight
 
     Args:
-        max_model_len: number of tokens at which it ends, whatever it asks for.
+        max_model_len: number of tokens at which it ends, even if it asks for more.
 
     Attributes:
         slo: its promise.

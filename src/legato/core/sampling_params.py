@@ -54,8 +54,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             word's other tokens, for the word tokenized with and without a space in front. Other
             tokens that spell the same text may come.
         bad_words_token_ids: the same, as tokens; the front end adds those of `bad_words`.
-        seed: of the random number that each token is drawn by, whatever else is in the batch. The
-            tokens are the same as long as the logits are, which other batches may round otherwise.
+        seed: of the random numbers that draw the tokens, which no batch changes. The tokens are the
+            same as long as the logits are, which other batches may round otherwise.
         max_tokens: most tokens to generate; None means up to the model's context.
         min_tokens: end-of-sequence and stop tokens are not sampled before this many.
         stop: strings that end the output, at most 64.

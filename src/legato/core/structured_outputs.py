@@ -21,7 +21,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Attributes:
         json: a JSON schema, given as a dict or as text; kept as text.
         regex: a pattern of the whole output, in the syntax of Rust's `regex`.
-        choice: texts, one of which is the output; kept as a tuple.
+        choice: texts; the output is one of them. Kept as a tuple.
         grammar: a Lark grammar, in llguidance's dialect, whose rule `start` is the output; or
             llama.cpp's GBNF, with `root`.
         json_object: any JSON object; True if set.

@@ -57,7 +57,7 @@ class SampledRows:
 
     Attributes:
         request_ids: the request of each row.
-        places: index of each among all rows that the plan samples, some of which may be left out.
+        places: index of each among all rows that the plan samples; some may be left out.
     """
 
     request_ids: Sequence[str]

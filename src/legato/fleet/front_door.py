@@ -36,7 +36,7 @@ class BehindProxy:
     """The application behind another server.
 
     Ray's proxy gives each request an id, in a header of the request and of the answer. No client
-    counts as local, whatever the proxy says: admins need a key.
+    counts as local, even if the proxy says so: admins need a key.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -192,13 +192,15 @@ class StepRows:
         firsts, starts, counts, _ = self._flat
         return np.stack([firsts, firsts + counts, starts, *changes.T], axis=1)
 
-    def write(self, sections: Sequence[Int32s], sampling: SamplingTable, *, nobody: int) -> None:
+    def write(
+        self, sections: Sequence[Int32s], sampling: SamplingTable, *, padding_slot: int
+    ) -> None:
         """Write all sections except those of runs and of attention's items.
 
         Args:
             sections: from `Layout.sections`.
             sampling: settings of the requests in the slots.
-            nobody: the padding slot.
+            padding_slot: the slot of rows that sample nothing.
         """
         words, sample_rows, sample_slots, input_source, positions, slot_mapping, *_ = sections
         rows = self._flat.rows()
@@ -208,7 +210,9 @@ class StepRows:
         sampled = self._flat.sampled(rows)
         whose = self._slots[rows.chunk[sampled]]
         _fill(sample_rows, sampled, 0)
-        _fill(sample_slots, np.where(rows.num_left[sampled] == 1, whose, nobody), nobody)
+        _fill(
+            sample_slots, np.where(rows.num_left[sampled] == 1, whose, padding_slot), padding_slot
+        )
         num_prompt_tokens = np.array([s.num_prompt_tokens for s in self._step.sequences])
         num_output_tokens = rows.position[sampled] + 1 - num_prompt_tokens[rows.chunk[sampled]]
         sampling.write(words, whose, num_output_tokens)

@@ -67,7 +67,7 @@ class StepLoader:
         assert size.num_samples <= program.max_samples, "more samples than a step may have"
         layout, words = program.layout(size), self._staged.next()
         sections = layout.sections(words)
-        rows.write(sections, self._settings, nobody=program.num_slots)
+        rows.write(sections, self._settings, padding_slot=program.num_slots)
         if layout.state_shape is not None:
             layout.state_shape.write(sections[-2], rows.runs)
         write_work(sections[-1], layout.work_shape, rows.spans, self._window)

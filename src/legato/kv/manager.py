@@ -446,7 +446,7 @@ class KVCacheManager:
         self._pool.free(self._tree.forget())
 
     def watch(self) -> None:
-        """Make `take_events` report the shared blocks, first those that are cached now."""
+        """Make `take_events` report the shared blocks, first the ones cached now."""
         self._events.watch(self._tree.root)
 
     @property

@@ -64,8 +64,8 @@ def operators_of(
     """Return the work by operator, of all layers together; key its name.
 
     Args:
-        token_bytes: of a token's keys and values in the cache.
-        weight_bytes: of all weights that a step reads.
+        token_bytes: size of a token's keys and values in the cache.
+        weight_bytes: size of the weights that a step reads.
     """
     attentions = spec.attentions
     inputs, outputs = zip(*(_projections(own, spec.hidden_size) for own in attentions), strict=True)

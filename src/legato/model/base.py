@@ -227,7 +227,7 @@ class Model(Protocol):
     Attributes:
         cache: layout of the KV cache that its attention needs.
         dtype: of its weights and of the results of `forward`.
-        device: of all its inputs and outputs.
+        device: where its inputs and outputs are.
         num_weight_bytes: weights read in a step; known once they are loaded.
         num_torch_threads: of PyTorch's operations during a step; None leaves PyTorch's setting.
         drops_rows: whether `forward` takes a watch.

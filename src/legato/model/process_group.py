@@ -29,7 +29,7 @@ class ProcessGroup:
     Call `join` before any exchange.
 
     Args:
-        device: of all tensors; this rank's own.
+        device: this rank's own, where all tensors are.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device = _CPU) -> None:

@@ -16,7 +16,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._bits: dict[str, int] = {}  # key replica, value its bit
-        # Key a block, values the bits of replicas that have it, and of those that will.
+        # Key a block, value the bits of the replicas that have it, or that will have it.
         self._holders: dict[BlockHash, int] = {}
         self._expected: dict[BlockHash, int] = {}
         self._with_ends = 0  # bits of replicas with ends
@@ -32,7 +32,7 @@ class PrefixIndex:
         _add(self._expected, hashes, self._bit(replica_id))
 
     def expect_no_longer(self, replica_id: str, hashes: Iterable[BlockHash]) -> None:
-        """Drop expected blocks of an ended request: the replica has reported those that it has."""
+        """Drop expected blocks of an ended request: the replica has reported the ones it has."""
         _drop(self._expected, hashes, self._bits.get(replica_id, 0))
 
     def store(self, replica_id: str, hashes: Iterable[BlockHash]) -> None:

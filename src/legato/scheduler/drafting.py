@@ -1,4 +1,4 @@
-"""Chooses the drafts of a step: those that raise its tokens per second.
+"""Chooses the drafts that raise the tokens per second of a step.
 
 A drafted row yields a token if it and all drafts before it are right. Its cost is the time that it
 adds to the step. Rows are ranked by their chance, and the step takes as many of the first as give

@@ -137,7 +137,7 @@ class Margin:
 
         Args:
             limit_s: how long it was allowed to take; None if nothing was promised.
-            is_mixed: it had prefill beside decodes. Other steps tell of interruptions alone.
+            is_mixed: it had prefill beside decodes. Other steps show interruptions alone.
         """
         body = self._body if is_mixed else self._decode_body
         threshold = body.value if len(body) else _LEAST_BODY

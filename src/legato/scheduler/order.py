@@ -2,7 +2,7 @@
 
 A rank is a time in seconds, lower first. Each order shifts a request's arrival by a bounded delay
 or head start, so no request starves: once a request has waited as long as its shift exceeds that of
-a new request, no new request goes before it, whatever the load. Priority shifts the rank too, by a
+a new request, no new request goes before it, under any load. Priority shifts the rank too, by a
 bounded time.
 
 Earliest deadline first is the best order while all deadlines can be met, and the worst beyond that:

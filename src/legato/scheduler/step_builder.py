@@ -158,7 +158,7 @@ class StepBuilder:
             self._preempt(victim)
 
     def add_decodes(self) -> None:
-        """Move every running stream forward by one token, whatever the budget.
+        """Move every running stream forward by one token, even beyond the budget.
 
         If promised tokens are due, best-effort streams take turns: the stream that waited longest
         joins the step, and the others as far as they fit into the time that prefill leaves.

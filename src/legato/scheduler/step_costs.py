@@ -34,7 +34,7 @@ class StepCosts(
             a prefill chunk's `chunk_s`.
         unpack_s: cost of unpacking quantized weights, for more rows than `rows.most_packed`.
         draft_row_s, draft_context_s: the same for a draft.
-        chunk_s: fixed cost of a prefill chunk, whatever its length.
+        chunk_s: fixed cost of a prefill chunk of any length.
         area_s: cost of a query-key pair in the attention of a prefill chunk.
         context_s: cost of a key that a prefill chunk reads.
         sample_s: cost of a row whose logits are computed.

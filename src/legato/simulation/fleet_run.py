@@ -21,7 +21,7 @@ class FleetRun(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         records: of the requests that were sent, by arrival; empty if they were tallied.
         duration_s: from the start of the run to the last step, on the virtual clock.
-        replicas: all that have served, including those that died.
+        replicas: all that have served, including dead ones.
         num_tried_again: how often a request refused by a replica was sent to another.
         num_retries: how often clients sent a refused request again.
         num_reruns: requests rerun elsewhere because their replica died or hung.

@@ -18,8 +18,8 @@ class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Measured over fitted durations, in the order of measurement.
 
     Attributes:
-        decodes: of steps without prefill; they are short, so a hiccup is a larger share.
-        prefills: of all other steps.
+        decodes: errors of steps without prefill; they are short, so a hiccup is a larger share.
+        prefills: errors of the other steps.
     """
 
     decodes: tuple[float, ...] = (1.0,)

@@ -38,7 +38,7 @@ class SuffixIndex:
     """The last place of each run of 1, 2 and 4 tokens in a growing row.
 
     A table has a run's place at the run's hash; of runs with equal hashes it keeps the later one.
-    So memory is 24 to 48 bytes a token, whatever the tokens are, and the time for a token does not
+    So memory is 24 to 48 bytes a token for any tokens, and the time for a token does not
     grow with the row.
 
     Args:

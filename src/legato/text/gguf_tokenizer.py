@@ -41,7 +41,7 @@ class _ByteLevelKind(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         split: pattern of the pieces within which merges stay; None for GPT-2's own.
         individual_digits: split numbers into digits first.
-        ignore_merges: take a piece that is a token whole, whatever the merges say.
+        ignore_merges: take a piece that is a token whole, even if the merges would not.
         nfc: normalize the text to NFC.
         add_bos: default for files without this setting.
     """

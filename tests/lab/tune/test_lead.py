@@ -18,7 +18,7 @@ SLOS = Slos(default=SloClass(ttft_s=1.0))
 
 
 def records(kept: list[bool]) -> list[RequestRecord]:
-    """Requests, some of which had their first token in time, and all their last at 100 s."""
+    """Requests. Some had their first token in time, and all their last at 100 s."""
     return [
         RequestRecord(
             request=WorkloadRequest(0.0, 10, 2),

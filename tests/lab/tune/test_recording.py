@@ -1,4 +1,4 @@
-"""What a trace tells of a machine: a simulated one, of which everything is known."""
+"""What a trace shows about a machine: a simulated one, about which everything is known."""
 
 from pathlib import Path
 

@@ -45,7 +45,7 @@ class Submission:
     """The progress of prompts submitted together. Made by `Engine.submitted`.
 
     Args:
-        num_completions: of all prompts.
+        num_completions: number of completions, summed over the prompts.
 
     Attributes:
         request_ids: the engine's ids of the requests that were sent.

@@ -147,7 +147,7 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialWatch:
-    """Detects when a running trial can no longer be sustained, whatever follows.
+    """Detects when a running trial can no longer be sustained.
 
     A trial is also lost once requests lag further behind their arrivals than chance explains. Each
     record is looked at only until its request ends, since there are many records.

@@ -68,7 +68,7 @@ class IdleMachine(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         machine: without anything about a server on it.
         about: what the figures depend on: model, dtype, device, ...
-        steps: of all budgets.
+        steps: the steps measured with all budgets.
     """
 
     machine: Machine

@@ -131,8 +131,8 @@ _OPERATIONS = {
     "responses": ("chat", "resp_"),
     "text_completion": ("text_completion", "cmpl-"),
 }
-"""Key the operation of an `AnswerRecord`; value its OpenTelemetry name, of which there is one for
-all conversations, and the prefix of the answer's id."""
+"""Key the operation of an `AnswerRecord`; value its OpenTelemetry name, which conversations
+share, and the prefix of the answer's id."""
 
 
 def span_attributes(answer: AnswerRecord, progress: list[Progress], model_name: str) -> Attributes:

@@ -44,8 +44,8 @@ def trace_format(path: Path) -> TraceFormat:
         if name.endswith(suffix):
             return found
     raise ConfigError(
-        f"a trace's name ends with .jsonl (lines of JSON) or .json (for the Perfetto UI), and .gz "
-        f"behind it where it is to be compressed; got {path.name!r}"
+        f"a trace's name ends with .jsonl (lines of JSON) or .json (for the Perfetto UI), with .gz "
+        f"after it to compress the trace; got {path.name!r}"
     )
 
 

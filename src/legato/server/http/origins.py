@@ -35,7 +35,7 @@ class HostNames:
     key, it accepts the names that containers and clusters give to machines and services.
 
     If clients need a key, it accepts any host unless some are allowed: a page without the key
-    learns nothing, whatever it calls the server.
+    learns nothing under any name.
     """
 
     def __init__(self, config: ServerConfig) -> None:

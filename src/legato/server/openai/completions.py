@@ -75,7 +75,7 @@ class _ShownPrompt(NamedTuple):
         token_ids: items of `prompt_token_ids`.
         scores: items of `prompt_logprobs`.
         columns: items of `logprobs`, before those of the completion.
-        writer: of those columns.
+        writer: writes these columns.
     """
 
     token_ids: Iterable[bytes]

@@ -84,7 +84,7 @@ class ResponseStore:
     store. Continuing a response counts as a use of it and of all that it continues.
 
     Args:
-        max_responses, max_bytes: of all tenants together.
+        max_responses, max_bytes: limits for all tenants together.
         max_body_bytes: the most stored data that one request may refer to.
     """
 
