@@ -64,8 +64,10 @@ void DeltaNet::advance_token(int head, int row, const float *from, float *to) co
     for (int i = 0; i < keys; i += 4)
         for (int j = 0; j < values; j += 16) {
             Floats held = load(out + j);
-            for (int k = i; k < i + 4; ++k)
+            for (int k = i; k < i + 4; ++k) {
+                prefetch(from + k * values + j + kStateAhead);
                 held = fma(fill(key[k]), load(from + k * values + j), held);
+            }
             store(out + j, held);
         }
     for (int j = 0; j < values; j += 16) {
@@ -80,7 +82,7 @@ void DeltaNet::advance_token(int head, int row, const float *from, float *to) co
             for (int k = i; k < i + 4; ++k) {
                 const Floats state =
                     fma(fill(key[k]), change, fill(decay) * load(from + k * values + j));
-                store(to + k * values + j, state);
+                stream(to + k * values + j, state);
                 result = fma(fill(query[k]), state, result);
             }
             store(out + j, result);

@@ -43,8 +43,9 @@ void Mamba2::advance_token(int head, int row, const float *from, float *to) cons
         const Floats input = fill(step * x[i]);
         Floats result = fill(0.0f);
         for (int j = 0; j < size; j += 16) {
+            prefetch(from + j + kStateAhead);
             const Floats state = fma(input, load(b + j), decay * load(from + j));
-            store(to + j, state);
+            stream(to + j, state);
             result = fma(state, load(c + j), result);
         }
         out[i] = sum(result) + skips_[head] * x[i];

@@ -6,18 +6,27 @@
 #include <memory>
 #include <new>
 
+#include <sys/mman.h>
+
 namespace legato {
 
 struct Free {
     void operator()(void *memory) const { std::free(memory); }
 };
 
-// Allocates uninitialized memory that begins at a cache line.
+constexpr size_t kLargePageBytes = 2 << 20;
+
+// Allocates uninitialized memory that begins at a cache line, or at a large page if it is large. Reading
+// gigabytes of weights in pages of 4 KiB takes a tenth longer, to look up the pages.
 template <typename T>
 std::unique_ptr<T[], Free> aligned_array(size_t count) {
-    const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-    void *memory = std::aligned_alloc(64, std::max<size_t>(bytes, 64));
-    if (memory == nullptr) throw std::bad_alloc();
+    const size_t bytes = std::max<size_t>((count * sizeof(T) + 63) / 64 * 64, 64);
+    const bool is_large = bytes >= 2 * kLargePageBytes;
+    void *memory;
+    if (posix_memalign(&memory, is_large ? kLargePageBytes : 64, bytes)) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (is_large) madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
     return std::unique_ptr<T[], Free>(static_cast<T *>(memory));
 }
 

@@ -91,12 +91,12 @@ void multiply_block(const RoundedRows &rows, int first, const PackedMatrix &matr
     for (auto &total : totals) total = fill(0.0f);
     for (int step = 0; step < matrix.num_steps; from += number_bytes) {
         for (long line = 0; is_read_first && line < number_bytes; line += 64)
-            prefetch(from + kAheadBytes + line);
+            prefetch_twice(from + line, kAheadBytes);
         const Numbers<num_groups> numbers(matrix, from);
         const int end = step + matrix.steps_a_group;
         for (; step < end; ++step, block += 64 * bits) {
             for (long line = 0; is_read_first && line < 64 * bits; line += 64)
-                prefetch(block + kAheadBytes + line);
+                prefetch_twice(block + line, kAheadBytes);
             const int32_t *const row_codes = rows.codes(step, first);
             const float *const row_scales = rows.scales(step, first);
             const float *const row_sums = rows.sums<num_groups>(step, first);

@@ -13,6 +13,10 @@
 
 namespace legato {
 
+// A token's step reads a state from memory once, and writes another past the caches: they are as large
+// together as the caches or larger, and a cached line would first be read. Values read ahead:
+constexpr int kStateAhead = 1024;
+
 // One request's rows [start, end) of a step, the first at `position`. Its state is read from one slot and
 // written to another, which no other run reads or writes.
 struct Run {

@@ -154,7 +154,7 @@ inline void multiply_block(const StripShape &shape, const BlockRows<Row> &rows, 
             for (int half = 0; half < kHalves; ++half) {
                 columns[half] =
                     (first_half + half ? operands.right : operands.left) + pair * pair_values;
-                if (first_row == 0) prefetch(columns[half] + operands.ahead);
+                if (first_row == 0) prefetch_twice(columns[half], operands.ahead);
             }
             const auto pair_of = [&](int row) { return values[row] + 2 * pair; };
             add_part<0>(totals, columns, pair_of);
@@ -238,7 +238,7 @@ inline void multiply_byte_block(const ByteStrip &strip, int first_row, int first
             columns[half] = (first_half + half ? strip.right : strip.left) + tile * kByteTileValues;
         for (int set = 0; set < kTileRows; ++set) {
             if (first_row == 0)
-                for (const auto *column : columns) prefetch(column + strip.ahead);
+                for (const auto *column : columns) prefetch_twice(column, strip.ahead);
             add_sets<0>(totals, rows, columns);
             if constexpr (kSetParts == 2) add_sets<1>(totals, rows, columns);
             for (auto &row : rows) row += 4;

@@ -30,6 +30,13 @@ private:
 
 // Prefetches a cache line into the second-level cache.
 inline void prefetch(const void *from) { __builtin_prefetch(from, 0, 2); }
+// Prefetches `ahead` values after `from`, and again at half of that way. A processor may drop a prefetch
+// while many are under way; the second fetches what the first did not.
+template <typename T>
+inline void prefetch_twice(const T *from, long ahead) {
+    prefetch(from + ahead);
+    prefetch(from + ahead / 2);
+}
 
 // Returns the 8-bit floats (e4m3fn) in the lowest bytes of the lanes. NaN becomes 480.
 //
