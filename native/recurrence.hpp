@@ -13,8 +13,8 @@
 
 namespace legato {
 
-// A token's step reads a state from memory once, and writes another past the caches: they are as large
-// together as the caches or larger, and a cached line would first be read. Values read ahead:
+// Values that a token's step reads ahead of a state. It writes the next state past the caches: states do
+// not stay there until the next step, and a cache would read each line before it is written.
 constexpr int kStateAhead = 1024;
 
 // One request's rows [start, end) of a step, the first at `position`. Its state is read from one slot and
