@@ -4,9 +4,10 @@
 
 Starts one server after the other: Legato with its own kernels, with PyTorch's, and any peers. With
 several rounds, figures are medians of them. Prints each server's figures and their ratio to the
-last one's. Legato drafts nothing, as peers do by default; `--drafts` measures it with drafts, too.
-ITL is the median gap between two events of a stream, which drafts lengthen; the time per token is
-what a stream's user waits for a token on average.
+last one's. `--no-torch` leaves PyTorch's kernels out, and `--no-offline` throughput. Legato drafts
+nothing, as peers do by default; `--drafts` measures it with drafts, too. ITL is the median gap
+between two events of a stream, which drafts lengthen; the time per token is what a stream's user
+waits for a token on average.
 """
 
 import argparse
