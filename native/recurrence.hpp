@@ -13,8 +13,8 @@
 
 namespace legato {
 
-// Values that a token's step reads ahead of a state. It writes the next state past the caches: states do
-// not stay there until the next step, and a cache would read each line before it is written.
+// How far ahead, in values, a token's step prefetches a state. The next state is written past the caches:
+// states do not stay there until the next step, and a cache would read each line before it is written.
 constexpr int kStateAhead = 1024;
 
 // One request's rows [start, end) of a step, the first at `position`. Its state is read from one slot and

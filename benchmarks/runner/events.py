@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from legato.core.lines import LineBuffer
 from legato.simulation.record import RequestError
 
 
@@ -76,19 +77,12 @@ async def stream(
     async with http.stream("POST", url, json=body) as response:
         if response.is_error:
             raise RequestError(f"{response.status_code}: {(await response.aread()).decode()}")
-        async for line in _lines(response):
-            if not line.startswith(b"data:") or line.rstrip().endswith(b"[DONE]"):
-                continue
-            event = _decode(line.removeprefix(b"data:"))
-            if event.error is not None:
-                raise RequestError(event.error)
-            yield event
-
-
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield lines. `aiter_lines` would also cut at U+2028 and its like, which JSON may contain."""
-    rest = b""
-    async for data in response.aiter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line
+        lines = LineBuffer()
+        async for chunk in response.aiter_bytes():
+            for line in lines.feed(chunk):
+                if not line.startswith(b"data:") or line.rstrip().endswith(b"[DONE]"):
+                    continue
+                event = _decode(line.removeprefix(b"data:"))
+                if event.error is not None:
+                    raise RequestError(event.error)
+                yield event

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import httpx
 
 from legato.cli.conversation import Message
 from legato.core.errors import ConfigError, InvalidRequestError
+from legato.core.lines import LineBuffer
 
 # An answer may wait for a long time, until others have finished.
 _TIMEOUT = httpx.Timeout(10.0, read=None)
@@ -84,21 +86,13 @@ def _refuse_errors(response: httpx.Response) -> None:
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     """Yield the data of server-sent events, until OpenAI's end mark."""
-    for line in _lines(response):
+    for line in chain.from_iterable(map(LineBuffer().feed, response.iter_bytes())):
         data = line.removeprefix(_DATA).strip()
         if data == _DONE:
             return
         if line.startswith(_DATA):
             yield json.loads(data)
     raise InvalidRequestError("the answer breaks off")
-
-
-def _lines(response: httpx.Response) -> Iterator[bytes]:
-    """Yield lines. `iter_lines` would also cut at U+2028 and its like, which JSON may contain."""
-    rest = b""
-    for data in response.iter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
 
 
 def _message(body: dict[str, Any]) -> str:

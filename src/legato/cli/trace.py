@@ -16,7 +16,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "convert",
         help="write a trace in another format",
         description="Write a trace of lines of JSON as another file, whose name tells its format: "
-        ".json for the Perfetto UI, .jsonl, either may end in .gz.",
+        ".json for the Perfetto UI, .jsonl; either may end in .gz.",
     )
     convert.add_argument("trace", type=Path, metavar="TRACE", help="as --trace FILE.jsonl writes")
     convert.add_argument("output", type=Path, metavar="FILE", help="is overwritten")

@@ -137,7 +137,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         str | None,
         _tracing(
             "record every step and request: FILE.jsonl for `legato explain`, FILE.json for the "
-            "Perfetto UI, either may end in .gz",
+            "Perfetto UI; either may end in .gz",
             metavar="FILE",
         ),
     ] = None

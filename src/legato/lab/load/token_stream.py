@@ -4,6 +4,7 @@ import re
 
 import msgspec
 
+from legato.core.lines import LineBuffer
 from legato.simulation.record import RequestError
 
 # Matches events that carry a token. Within a JSON string, the quotes would be escaped.
@@ -48,7 +49,7 @@ class TokenStream:
         self._token_times_s = token_times_s
         self._token_counts = token_counts
         self._num_so_far = 0
-        self._rest = b""  # of an incomplete line
+        self._lines = LineBuffer()
         self._num_counted: int | None = None
         self._is_done = False
         self.num_cached_tokens: int | None = None
@@ -59,8 +60,7 @@ class TokenStream:
         Raises:
             RequestError: the server reports an error, or the bytes are not in OpenAI's format.
         """
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
+        for line in self._lines.feed(chunk):
             if not line.startswith(_DATA):
                 continue
             if _TOKEN.search(line):
