@@ -223,7 +223,7 @@ def declare_engine_metrics(
     )
     engine.read_gauges(
         "cache_config_info",
-        "Size of the KV cache, always 1; the labels are vLLM's, whatever the device.",
+        "Size of the KV cache, always 1; the labels are vLLM's, on CPUs too.",
         "block_size",
         "num_gpu_blocks",
         "cache_dtype",
@@ -255,7 +255,7 @@ def _declare_transfers(registry: MetricRegistry, stats: Callable[[], TransferSta
     )
     transfers.read_counter(
         "kv_transfer_prompts_recomputed",
-        "Prompts of which blocks did not come, and were computed here; the log says why.",
+        "Prompts with blocks that did not come and were computed here; the log says why.",
         lambda: stats().num_recomputed,
         own=True,
     )
