@@ -179,8 +179,9 @@ def test_few_tiles_are_summed_in_parts(
     from legato.gpu.kernels import quantized
     from legato.gpu.linear import packed
 
-    monkeypatch.setattr(quantized, "_FEWEST_PRODUCTS", 1)
-    monkeypatch.setattr(quantized, "_PROGRAMS", 7)  # three for each of two tiles
+    short = quantized._Tiling(32, 7, 1, 4, 1)  # three programs for each of two tiles
+    monkeypatch.setattr(quantized, "_WEIGHTS_FIRST", {16: short})
+    monkeypatch.setattr(quantized, "_ROWS_FIRST", {16: short})
     num_parts = 0
     sum_parts = quantized._sum_parts
 
@@ -222,9 +223,9 @@ def test_a_long_row_of_codes_is_cut_where_there_are_few_tiles(
     num_tiles: int, depth: int, num_parts: int
 ) -> None:
     """Into parts that cover it once, and that begin with a tile."""
-    from legato.gpu.kernels.quantized import _DEPTH, _parts
+    from legato.gpu.kernels.quantized import _DEPTH, _ROWS_FIRST
 
-    count, part_depth = _parts(num_tiles, depth)
+    count, part_depth = _ROWS_FIRST[16].parts(num_tiles, depth)
     assert count == num_parts
     assert part_depth % _DEPTH == 0
     assert (count - 1) * part_depth < depth <= count * part_depth

@@ -1,5 +1,7 @@
 """Products with quantized weights, dequantization, and rounding of rows to 8-bit floats."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -10,12 +12,36 @@ from legato.model.quantization import BLOCK
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Rows of a tile; all of them share the decoding of a tile of codes."""
 _NUM_OUTPUTS, _DEPTH = 32, 128
-"""Size of a tile of codes; with more than `_FEWEST_ROWS` rows, it has twice as many outputs, so
-that rows are read half as often."""
-_PROGRAMS = 512
-"""Programs that keep a large GPU busy: four on each of 132 processors, almost."""
-_FEWEST_PRODUCTS = 8
-"""Products of tiles in a part. Fewer would not be worth the time that summing parts takes."""
+"""Size of a tile of codes that are dequantized; the depth is that of products, too."""
+
+
+class _Tiling(NamedTuple):
+    """How a product is cut.
+
+    A row of codes is cut into parts until there are `num_programs`, which keep a large GPU busy, or
+    a part has `fewest_products` of tiles: fewer would not be worth the time that summing parts
+    takes. Neither number depends on the GPU, so that sums are rounded alike on all of them.
+    """
+
+    num_outputs: int
+    num_programs: int
+    fewest_products: int
+    num_warps: int
+    num_stages: int
+
+    def parts(self, num_tiles: int, depth: int) -> tuple[int, int]:
+        """Return how many parts a row of codes is cut into, and the codes of each."""
+        count = min(self.num_programs // num_tiles, depth // (self.fewest_products * _DEPTH))
+        part_depth = triton.cdiv(triton.cdiv(depth, max(1, count)), _DEPTH) * _DEPTH
+        return triton.cdiv(depth, part_depth), part_depth
+
+
+_WEIGHTS_FIRST = {16: _Tiling(64, 1056, 4, 4, 3), 32: _Tiling(128, 264, 8, 8, 3)}
+_WEIGHTS_FIRST[64] = _WEIGHTS_FIRST[32]
+"""Of 4 bits, by the rows of a tile: as it was fastest on an H200."""
+_ROWS_FIRST = {16: _Tiling(32, 512, 8, 4, 3), 32: _Tiling(64, 512, 8, 4, 3)}
+_ROWS_FIRST |= {64: _ROWS_FIRST[32], 128: _Tiling(64, 512, 8, 8, 2)}
+"""Of tiles with 128 rows, and of 8 bits. With 3 stages, an Ampere has too few registers for 128."""
 _SUMMED = 512
 """Outputs of a program that sums parts."""
 _GROUP = tl.constexpr(BLOCK)
@@ -42,15 +68,16 @@ def multiply(
         out: [T, N], in the dtype of `rows`; written.
     """
     (num_rows, depth), num_outputs = rows.shape, len(codes)
+    bits = 8 * codes.shape[1] // depth
     tile_rows = min(max(triton.next_power_of_2(num_rows), _FEWEST_ROWS), _MOST_ROWS)
-    is_large = tile_rows == _MOST_ROWS
-    tile_outputs = (1 if tile_rows == _FEWEST_ROWS else 2) * _NUM_OUTPUTS
-    tiles = triton.cdiv(num_rows, tile_rows), triton.cdiv(num_outputs, tile_outputs)
-    num_parts, part_depth = _parts(tiles[0] * tiles[1], depth)
+    has_weights_first = bits == 4 and tile_rows in _WEIGHTS_FIRST
+    tiling = (_WEIGHTS_FIRST if has_weights_first else _ROWS_FIRST)[tile_rows]
+    tiles = triton.cdiv(num_rows, tile_rows), triton.cdiv(num_outputs, tiling.num_outputs)
+    num_parts, part_depth = tiling.parts(tiles[0] * tiles[1], depth)
     parts = out
     if num_parts > 1:
         parts = out.new_empty(num_parts, *out.shape, dtype=torch.float32)
-    _multiply[(*tiles, num_parts)](
+    (_multiply_weights if has_weights_first else _multiply_rows)[(*tiles, num_parts)](
         rows,
         codes,
         scales,
@@ -61,28 +88,17 @@ def multiply(
         num_outputs,
         depth,
         part_depth,
-        bits=8 * codes.shape[1] // depth,
+        bits=bits,
         tile_rows=tile_rows,
-        tile_outputs=tile_outputs,
+        tile_outputs=tiling.num_outputs,
         tile_depth=_DEPTH,
-        num_warps=8 if is_large else 4,
-        num_stages=2 if is_large else 3,  # with 3, an Ampere has too few registers
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
     )
     if num_parts > 1:
         _sum_parts[num_rows, triton.cdiv(num_outputs, _SUMMED)](
             parts, bias, out, num_rows, num_outputs, num_parts=num_parts, block=_SUMMED
         )
-
-
-def _parts(num_tiles: int, depth: int) -> tuple[int, int]:
-    """Return how many parts a row of codes is cut into, and the codes of each.
-
-    Parts keep a GPU's processors busy if a step has few tiles. They do not depend on the GPU, so
-    that sums are rounded alike on all of them.
-    """
-    count = min(_PROGRAMS // num_tiles, depth // (_FEWEST_PRODUCTS * _DEPTH))
-    part_depth = triton.cdiv(triton.cdiv(depth, max(1, count)), _DEPTH) * _DEPTH
-    return triton.cdiv(depth, part_depth), part_depth
 
 
 def dequantize(
@@ -160,7 +176,7 @@ def _sum_parts(
 
 
 @triton.jit(do_not_specialize=("num_rows",))
-def _multiply(
+def _multiply_rows(
     rows,
     codes,
     scales,
@@ -176,6 +192,7 @@ def _multiply(
     tile_outputs: tl.constexpr,
     tile_depth: tl.constexpr,
 ):
+    """Multiply a tile of rows by weights, which are written to shared memory."""
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
     is_row = row < num_rows
@@ -186,12 +203,64 @@ def _multiply(
             sums, rows, row, is_row, codes, scales, minima, output, num_outputs, first, depth, bits,
             tile_depth,
         )  # fmt: skip
+    _store(sums, bias, out, row, num_rows, output, num_outputs)
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def _multiply_weights(
+    rows,
+    codes,
+    scales,
+    minima,
+    bias,
+    out,
+    num_rows,
+    num_outputs,
+    depth,
+    part_depth,
+    bits: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr,
+    tile_depth: tl.constexpr,
+):
+    """Multiply a tile of weights, of 4 bits, by rows.
+
+    A Hopper's tensor cores take the left operand from registers, where weights are made. Scales
+    are loaded one product ahead, for Triton loads only tiles of at least 4 bytes in the background.
+    """
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    is_row = row < num_rows
+    sums = tl.zeros([tile_outputs, tile_rows], tl.float32)
+    begin = tl.program_id(2) * part_depth
+    next_scale, next_minimum = _load_scales(
+        scales, minima, output, num_outputs, begin, depth, tile_depth
+    )
+    for first in range(begin, tl.minimum(begin + part_depth, depth), tile_depth):
+        column, code = _load_codes(codes, output, num_outputs, first, depth, bits, tile_depth)
+        scale = _repeated(next_scale, code.shape[1])
+        minimum = _repeated(next_minimum, code.shape[1])
+        next_scale, next_minimum = _load_scales(
+            scales, minima, output, num_outputs, first + tile_depth, depth, tile_depth
+        )
+        code = code.to(tl.int32)
+        for half in tl.static_range(1, -1, -1):  # in the other order, it takes more registers
+            values = load_columns(rows, row, is_row, column + half * (_GROUP // 2), depth)
+            weights = _widened(code >> 4 if half else code & 15) * scale + minimum
+            sums = add_product(sums, weights.to(values.dtype), values)
+    _store(tl.trans(sums), bias, out, row, num_rows, output, num_outputs)
+
+
+@triton.jit
+def _store(sums, bias, out, row, num_rows, output, num_outputs):
+    """Store sums [rows, outputs] of the part that this program has."""
     is_output = output < num_outputs
     if bias is not None:
         sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
     out_row = tl.program_id(2).to(tl.int64) * num_rows + row
     place = out + out_row[:, None] * num_outputs + output[None, :]
-    tl.store(place, sums.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+    is_inside = (row < num_rows)[:, None] & is_output[None, :]
+    tl.store(place, sums.to(out.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
@@ -212,9 +281,8 @@ def add_code_products(
 ):
     """Add products with the weights of `tile_depth` columns, from `first` on."""
     column, code = _load_codes(codes, output, num_outputs, first, depth, bits, tile_depth)
-    scale, minimum = _load_scales(
-        scales, minima, output, num_outputs, first, depth, code.shape[1], tile_depth
-    )
+    scale, minimum = _load_scales(scales, minima, output, num_outputs, first, depth, tile_depth)
+    scale, minimum = _repeated(scale, code.shape[1]), _repeated(minimum, code.shape[1])
     if bits == 4:
         values = load_columns(rows, row, is_row, column + _GROUP // 2, depth)
         sums = add_product(sums, values, (code >> 4) * scale + minimum)
@@ -238,9 +306,8 @@ def _dequantize(
     output = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
     first = tl.program_id(1) * tile_depth
     column, code = _load_codes(codes, output, num_outputs, first, depth, bits, tile_depth)
-    scale, minimum = _load_scales(
-        scales, minima, output, num_outputs, first, depth, code.shape[1], tile_depth
-    )
+    scale, minimum = _load_scales(scales, minima, output, num_outputs, first, depth, tile_depth)
+    scale, minimum = _repeated(scale, code.shape[1]), _repeated(minimum, code.shape[1])
     place = out + output.to(tl.int64)[:, None] * depth + column[None, :]
     is_inside = (output < num_outputs)[:, None] & (column < depth)[None, :]
     if bits == 4:
@@ -273,17 +340,16 @@ def _load_scales(
     num_outputs,
     first,
     depth,
-    width: tl.constexpr,
     tile_depth: tl.constexpr,
 ):
-    """Return scale and minimum of each byte: two float32 [outputs, width], 0 after the columns."""
+    """Return scales and minima of tile_depth columns: float16 [outputs, groups], 0 after them."""
     num_groups = depth // _GROUP
     group = first // _GROUP + tl.arange(0, tile_depth // _GROUP)
     place = output[:, None] * num_groups + group[None, :]
     is_inside = (output < num_outputs)[:, None] & (group < num_groups)[None, :]
     scale = tl.load(scales + place, mask=is_inside, other=0.0)
     minimum = tl.load(minima + place, mask=is_inside, other=0.0)
-    return _repeated(scale, width), _repeated(minimum, width)
+    return scale, minimum
 
 
 @triton.jit
@@ -295,6 +361,12 @@ def _repeated(values, width: tl.constexpr):
 
 
 @triton.jit
+def _widened(code):
+    """Convert codes to float32, exactly: added to 2**23, whose last bits they are."""
+    return (code | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.jit
 def load_columns(rows, row, is_row, column, depth):
     """Return some columns of some rows of a matrix [T, depth], zeros outside."""
     is_inside = is_row[:, None] & (column < depth)[None, :]
@@ -303,9 +375,9 @@ def load_columns(rows, row, is_row, column, depth):
 
 
 @triton.jit
-def add_product(sums, values, weights):
-    """Add the products of values [rows, columns] and weights [outputs, columns]."""
-    return tl.dot(values, tl.trans(weights.to(values.dtype)), sums, input_precision="ieee")
+def add_product(sums, left, right):
+    """Add the products of left [M, columns] and right [N, columns], in the dtype of the left."""
+    return tl.dot(left, tl.trans(right.to(left.dtype)), sums, input_precision="ieee")
 
 
 @triton.jit
