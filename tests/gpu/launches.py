@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legato.gpu.kernels.activation import gate_heads, silu_mul
+from legato.gpu.kernels.activation import apply_gates, gate_heads
 from legato.gpu.kernels.attention import attend
 from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.expert_choice import pick_experts
 from legato.gpu.kernels.experts import (
     ExpertWeights,
-    project_gated,
+    project_inner,
     project_weighted,
     sort_by_expert,
     sum_outputs,
@@ -32,7 +32,7 @@ from legato.gpu.state_work import StateWorkShape
 from legato.gpu.work_items import Tiling, section_size, work_lists
 from legato.model.base import SCALE_BYTES
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
-from legato.model.mlp_spec import MoeSpec
+from legato.model.mlp_spec import Activation, MoeSpec
 from legato.model.recurrence import make_recurrence
 from legato.model.states import make_states
 from tests.gpu.limits import Architecture
@@ -127,9 +127,10 @@ def _norm(size: int) -> None:
     normalize(out[:, : size // 2], torch.empty(size // 2), 1e-6)
 
 
-def _silu_mul() -> None:
+def _apply_gates() -> None:
     gate_up = torch.empty(512, 2 * 14_336, dtype=torch.bfloat16)
-    silu_mul(gate_up, gate_up.new_empty(512, 14_336))
+    apply_gates(gate_up, gate_up.new_empty(512, 14_336), "silu")
+    apply_gates(gate_up, gate_up.new_empty(512, 14_336), "gelu_tanh")
 
 
 def _embed() -> None:
@@ -147,7 +148,7 @@ def _codes(bits: int, num_rows: int) -> None:
 
 def _round() -> None:
     rounded(torch.empty(512, 14_336, dtype=torch.bfloat16))
-    rounded(torch.empty(512, 2 * 14_336, dtype=torch.bfloat16), is_gated=True)
+    rounded(torch.empty(512, 2 * 14_336, dtype=torch.bfloat16), "silu")
 
 
 def _gate_heads() -> None:
@@ -172,9 +173,13 @@ def _experts(
     *,
     bits: int | None = None,
     is_limited: bool = False,
+    activation: Activation = "silu",
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Those of Qwen3-30B-A3B; or of gpt-oss-20b, whose gates have limits and biases."""
+    """Those of Qwen3-30B-A3B; or of gpt-oss-20b, whose gates have limits and biases.
+
+    With the activation of Nemotron 3, they have no gates.
+    """
     num_experts, num_active, hidden_size, size = (
         (32, 4, 2880, 2880) if is_limited else (128, 8, 2048, 768)
     )
@@ -192,9 +197,9 @@ def _experts(
     pairs = sort_by_expert(picked, torch.empty(num_rows, dtype=torch.int32), num_experts)
     rows = torch.empty(num_rows, hidden_size, dtype=dtype)
     inner = rows.new_empty(picked.numel(), size)
-    gate_up = weights_of(2 * size, hidden_size)
+    gate_up = weights_of(size if activation == "relu2" else 2 * size, hidden_size)
     limit = 7.0 if is_limited else None
-    project_gated(rows, pairs, gate_up, inner, limit=limit, slope=1.702)
+    project_inner(rows, pairs, gate_up, inner, activation=activation, limit=limit, slope=1.702)
     outputs = rows.new_empty(num_rows, num_active, hidden_size)
     down = weights_of(hidden_size, size)
     project_weighted(inner, pairs, down, torch.empty(num_rows, num_active), outputs)
@@ -242,7 +247,7 @@ LAUNCHES = {
     "sample adjusted logits": Launch(partial(_sample, torch.float32), (90,)),
     "norm of 4,096": Launch(partial(_norm, 4096), (90,)),
     "norm of 16,384": Launch(partial(_norm, 16_384), (90,)),
-    "gate": Launch(_silu_mul, (90,)),
+    "gate": Launch(_apply_gates, (90,)),
     "embed": Launch(_embed, (90,)),
     "4 bits, 128 rows": Launch(partial(_codes, 4, 128)),
     "8 bits, 128 rows": Launch(partial(_codes, 8, 128), (90,)),
@@ -295,6 +300,8 @@ LAUNCHES = {
     "experts, 4 bits, 2,048 rows": Launch(partial(_experts, 2048, bits=4)),
     "experts, 8 bits, 1 row": Launch(partial(_experts, 1, bits=8), (90,)),
     "experts, 8 bits, 2,048 rows": Launch(partial(_experts, 2048, bits=8)),
+    "experts, no gates": Launch(partial(_experts, 2048, activation="relu2"), (90,)),
+    "experts, gelu, 4 bits": Launch(partial(_experts, 1, bits=4, activation="gelu_tanh"), (90,)),
     "experts, float32": Launch(partial(_experts, 2048, dtype=torch.float32), (90,)),
     # An Ampere has no such floats.
     "round to 8-bit floats": Launch(_round, (90,)),

@@ -30,6 +30,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "gate_limit": 0.5,
         "gate_slope": 1.702,
     },
+    "gelu": {"activation": "gelu_tanh"},
+    "no gates": {"activation": "relu2", "is_gated": False, "size": 40, "shared_size": 32},
     "all of a few": {"num_experts": 3, "num_active": 3, "size": 24},
 }
 

@@ -12,7 +12,7 @@ from tests.gpu.executors import make_executor
 from tests.gpu.host_copies import OnlyAsynchronousCopies
 from tests.gpu.host_twin import HostTwin, no_launches, on_the_twin
 from tests.model.dense import packed_logits
-from tests.model.random_models import EXPERTS, decoder_spec, random_decoder
+from tests.model.random_models import EXPERTS, SPECS, decoder_spec, random_decoder
 
 BLOCKS = {"block_size": BLOCK_SIZE, "num_blocks": 6, "max_len": 128}
 
@@ -138,15 +138,26 @@ def test_scores_of_many_streams_are_a_few_copies(monkeypatch: pytest.MonkeyPatch
 
 
 LAYERS = {
-    "a soft cap and a scale": {"sliding_windows": (45, None), "softcap": 2.0, "scale": 0.9},
-    "norms of whole rows": {"qk_norm": "whole"},
-    "heads normed after rope": {"qk_norm": "head", "norm_after_rope": True},
+    "norms of whole rows": decoder_spec(qk_norm="whole"),
+    **{
+        name: SPECS[name]
+        for name in (
+            "norms after, of whole rows",
+            "norms around, capped",
+            "heads normed after rope",
+        )
+    },
+    "both after one norm": decoder_spec(order="parallel", norm="layer", gate_scale=1.3),
+    "each after its norm, no gates": decoder_spec(
+        order="parallel_two", norm="layer", norm_bias=True, activation="gelu", is_gated=False
+    ),
+    "experts with gelu": EXPERTS["a shared expert with a gate"],
 }
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_with_attention_of_their_own(name: str) -> None:
-    plain = random_decoder(decoder_spec(**LAYERS[name]), torch.float32)
+def test_layers_of_their_own(name: str) -> None:
+    plain = random_decoder(LAYERS[name], torch.float32)
     hand = ByHand(make_executor(plain, **BLOCKS)[0], range(6))
     stream = hand.add("it", prompt(40), max_tokens=3)
     hand.step(it=20)

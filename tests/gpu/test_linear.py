@@ -8,6 +8,7 @@ import torch
 
 from legato.gpu import linear
 from legato.gpu.decoder import GpuDecoder
+from legato.model.mlp_spec import Activation
 from legato.model.quantization import BLOCK, FLOAT8_TABLE, QuantizedWeight, quantize
 from legato.model.quantized_forms import in_blocks, with_whole_table
 from tests.gpu.numbers import assert_near, each_dtype
@@ -102,16 +103,18 @@ def test_rounds_rows_to_the_nearest_8_bit_float(device: torch.device) -> None:
     assert values.cpu().float().equal(expected.float())
 
 
-@pytest.mark.parametrize("size", [48, 1100])
-def test_gates_and_rounds_as_one_after_the_other(device: torch.device, size: int) -> None:
-    from legato.gpu.kernels.activation import silu_mul
+@pytest.mark.parametrize(("size", "activation"), [(48, "gelu_tanh"), (1100, "silu")])
+def test_gates_and_rounds_as_one_after_the_other(
+    device: torch.device, size: int, activation: Activation
+) -> None:
+    from legato.gpu.kernels.activation import apply_gates
     from legato.gpu.linear import rounded
 
     generator = torch.Generator().manual_seed(size)
     gate_up = torch.randn(3, 2 * size, generator=generator).to(device, torch.bfloat16) * 3
     gated = gate_up.new_empty(3, size)
-    silu_mul(gate_up, gated)
-    for found, expected in zip(rounded(gate_up, is_gated=True), rounded(gated), strict=True):
+    apply_gates(gate_up, gated, activation)
+    for found, expected in zip(rounded(gate_up, activation), rounded(gated), strict=True):
         assert found.float().equal(expected.float())
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from legato.model.mlp_spec import Activation
 from tests.gpu.numbers import assert_near, each_dtype
 
 SIZES = pytest.mark.parametrize("size", [64, 96, 1100])
@@ -56,15 +57,17 @@ def test_normalizes_columns_in_place(device: torch.device, dtype: torch.dtype, s
 
 @each_dtype
 @SIZES
-def test_gates(device: torch.device, dtype: torch.dtype, size: int) -> None:
-    from legato.gpu.kernels.activation import silu_mul
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gates(device: torch.device, dtype: torch.dtype, size: int, activation: Activation) -> None:
+    from legato.gpu.kernels.activation import apply_gates
 
     gate_up = torch.randn(3, 2 * size, generator=torch.Generator().manual_seed(size))
     gate_up = gate_up.to(device, dtype)
     out = torch.empty(3, size, dtype=dtype, device=device)
-    silu_mul(gate_up, out)
+    apply_gates(gate_up, out, activation)
     gate, up = gate_up.double().chunk(2, dim=1)
-    assert_near(out, F.silu(gate) * up, dtype)
+    expected = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    assert_near(out, expected * up, dtype)
 
 
 @each_dtype

@@ -8,12 +8,8 @@ from legato.gpu.support import check_supported
 from tests.model.random_models import EXPERTS, SPECS
 
 REFUSED = {
-    "norms after, of whole rows": "order is 'post'",
-    "norms around, capped": "ropes is",
-    "heads normed after rope": "ropes is",
     "embeddings for each layer": "has_value_norm is True",
     "values that are keys": "has_value_norm is True",
-    "a shared expert with a gate": "activation is 'gelu_tanh'",
 }
 ALL_SPECS = SPECS | EXPERTS
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from legato.core.errors import ConfigError
 from legato.gpu.experts import GpuExperts, route
-from legato.gpu.kernels.activation import gate_heads, silu_mul
+from legato.gpu.kernels.activation import apply_gates, gate_heads
 from legato.gpu.kernels.attention import attend
 from legato.gpu.kernels.attention_parts import AttentionScratch
 from legato.gpu.kernels.embedding import embed
@@ -19,16 +19,16 @@ from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import MOST_ROWS, Fp8Linear, QuantizedLinear
 from legato.gpu.recurrence import mix
 from legato.gpu.step_inputs import StepInputs
-from legato.gpu.support import check_supported
+from legato.gpu.support import ACTIVATIONS, check_supported
 from legato.gpu.weights import check_fp8, load_weights
 from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder, Embedding, embedding_scale
 from legato.model.experts import MixtureOfExperts, Router
-from legato.model.layers import MLP, Attention, DecoderLayer, RMSNorm
+from legato.model.layers import MLP, Attention, DecoderLayer, LayerNorm, RMSNorm, UngatedMLP
 from legato.model.recurrence import Convolution, RecurrentMixer
 from legato.model.rope import RotaryEmbedding
-from legato.model.spec import DecoderSpec
+from legato.model.spec import DecoderSpec, LayerSpec
 from legato.model.states import LayerStates
 
 
@@ -88,7 +88,8 @@ class GpuDecoder(Decoder):
         self.rotary = nn.ModuleList(RotaryEmbedding(rope, device) for rope in spec.ropes)
         for module in self.modules():
             if isinstance(
-                module, Attention | Convolution | Embedding | RecurrentMixer | RMSNorm | Router
+                module,
+                Attention | Convolution | Embedding | LayerNorm | RecurrentMixer | RMSNorm | Router,
             ):
                 module.to_empty(device=device, recurse=False)
 
@@ -117,25 +118,45 @@ class GpuDecoder(Decoder):
             num_layers: run only the first so many; None runs all.
         """
         self._embed(inputs.input_source, memory.last_token, residual)
-        rotary = self.rotary[0]
-        assert isinstance(rotary, RotaryEmbedding)
-        assert isinstance(rotary.scaling, float)
-        table = rope_table(inputs.positions, rotary.inverse, rotary.scaling)
-        delta: torch.Tensor | None = None
-        scale = 1.0
+        ropes = [_turns(rotary, inputs.positions) for rotary in self.rotary]
+        stream = _ResidualStream(residual, self.dtype)
         for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
-            rows = self._normed(layer.input_layernorm, residual, delta, scale)
-            scale = self.spec.layers[index].residual_scale
-            mixer = layer.self_attn if layer.recurrence is None else layer.recurrence
-            delta = self._communicator.sum(_mixed(mixer, rows, table, inputs, memory))
-            rows = self._normed(layer.post_attention_layernorm, residual, delta, scale)
-            delta = self._communicator.sum(_feed_forward(layer.mlp, rows, inputs.slot_mapping))
-        assert delta is not None
-        residual.add_(delta, alpha=scale)
+            self._add_layer(stream, layer, self.spec.layers[index], ropes, inputs, memory)
+        stream.settle()
+
+    def _add_layer(
+        self,
+        stream: "_ResidualStream",
+        layer: DecoderLayer,
+        own: LayerSpec,
+        ropes: Sequence["_Turns"],
+        inputs: StepInputs,
+        memory: Memory,
+    ) -> None:
+        """Add a layer's outputs, as `DecoderLayer.forward` does."""
+        *mixer_scales, mlp_scale = own.output_scales
+        mixed: torch.Tensor | None = None
+        if own.has_mixer:
+            rows = stream.rows(layer.input_layernorm)
+            mixed = _mixed(layer, rows, ropes, inputs, memory, mixer_scales)
+            mixed = self._communicator.sum(mixed)
+            if not own.is_parallel:
+                stream.add(mixed, own.residual_scale, layer.attention_output_layernorm)
+        if own.mlp is not None:
+            if not own.is_parallel or layer.post_attention_layernorm is not None:
+                rows = stream.rows(layer.post_attention_layernorm)
+            output = _scaled(_feed_forward(layer.mlp, rows, inputs.slot_mapping), mlp_scale)
+            output = self._communicator.sum(output)
+            if own.is_parallel and mixed is not None:
+                stream.add(mixed, own.residual_scale, None)
+            stream.add(output, own.residual_scale, layer.mlp_output_layernorm)
 
     def hidden_of(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return the final norm of rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
+        if not isinstance(self.norm, RMSNorm):
+            normed: torch.Tensor = self.norm(residual.index_select(0, rows))
+            return normed
         out = self._new(len(rows), residual.shape[1])
         add_rms_norm(residual, None, self.norm.weight, self.norm.eps, out, rows=rows)
         return out
@@ -177,34 +198,100 @@ class GpuDecoder(Decoder):
             torch.mul(self.lm_head(hidden), self.spec.logit_scale, out=out)
         else:
             out.addmm_(hidden, weight.t(), beta=0.0, alpha=self.spec.logit_scale)
-
-    def _normed(
-        self,
-        norm: nn.Module | None,
-        residual: torch.Tensor,
-        delta: torch.Tensor | None,
-        scale: float,
-    ) -> torch.Tensor:
-        assert isinstance(norm, RMSNorm)
-        out = self._new(*residual.shape)
-        add_rms_norm(residual, delta, norm.weight, norm.eps, out, scale=scale)
-        return out
+        if (cap := self.spec.logit_softcap) is not None:
+            out.copy_((out.float() / cap).tanh_().mul_(cap))
 
     def _new(self, *shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
 
+class _ResidualStream:
+    """A step's residual stream. What is added last waits for the next norm: one kernel does both.
+
+    Args:
+        values: float32 [P, E].
+        dtype: of the rows that networks read.
+    """
+
+    def __init__(self, values: torch.Tensor, dtype: torch.dtype) -> None:
+        self._values, self._dtype = values, dtype
+        self._added: torch.Tensor | None = None
+        self._scale = 1.0
+
+    def add(self, output: torch.Tensor, scale: float, norm: nn.Module | None) -> None:
+        """Add `scale` times a network's output [P, E], normalized first if there is a norm."""
+        self.settle()
+        if isinstance(norm, RMSNorm):
+            normalize(output, norm.weight, norm.eps)
+        elif norm is not None:
+            output = norm(output)
+        self._added, self._scale = output, scale
+
+    def rows(self, norm: nn.Module | None) -> torch.Tensor:
+        """Return what a network reads: [P, E], normalized if there is a norm."""
+        if not isinstance(norm, RMSNorm):
+            self.settle()
+            return self._values.to(self._dtype) if norm is None else norm(self._values)
+        out = torch.empty_like(self._values, dtype=self._dtype)
+        add_rms_norm(self._values, self._added, norm.weight, norm.eps, out, scale=self._scale)
+        self._added = None
+        return out
+
+    def settle(self) -> None:
+        """Add what waits."""
+        if self._added is not None:
+            self._values.add_(self._added, alpha=self._scale)
+            self._added = None
+
+
+class _Turns(NamedTuple):
+    """How a step's rows rotate.
+
+    Attributes:
+        table: of `rope_table`.
+        query_scale: float32 [P, 1, 1], factors on the rotated queries; None if there are none.
+    """
+
+    table: torch.Tensor
+    query_scale: torch.Tensor | None
+
+
+def _turns(rotary: nn.Module, positions: torch.Tensor) -> _Turns:
+    assert isinstance(rotary, RotaryEmbedding)
+    table = rope_table(positions, rotary.inverse, rotary.scaling)
+    scale = rotary.query_scale(positions)
+    return _Turns(table, None if scale is None else scale[:, None, None])
+
+
+def _scaled(rows: torch.Tensor, scale: float) -> torch.Tensor:
+    return rows if scale == 1.0 else rows.mul_(scale)
+
+
 def _mixed(
-    mixer: nn.Module | None,
+    layer: DecoderLayer,
     rows: torch.Tensor,
-    table: torch.Tensor,
+    ropes: Sequence[_Turns],
     inputs: StepInputs,
     memory: Memory,
+    scales: Sequence[float],
+) -> torch.Tensor:
+    """Map [P, E] to [P, E]: the sum of attention and recurrence, each times its scale."""
+    outputs: list[torch.Tensor] = []
+    attention, recurrence = layer.self_attn, layer.recurrence
+    if attention is not None:
+        assert isinstance(attention, Attention)
+        output = _attention(attention, rows, ropes[attention.rope], inputs, memory)
+        outputs.append(_scaled(output, scales[0]))
+    if recurrence is not None:
+        assert isinstance(recurrence, RecurrentMixer)
+        outputs.append(_scaled(_recurrence(recurrence, rows, inputs, memory), scales[1]))
+    return outputs[0] if len(outputs) == 1 else outputs[0].add_(outputs[1])
+
+
+def _recurrence(
+    mixer: RecurrentMixer, rows: torch.Tensor, inputs: StepInputs, memory: Memory
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
-    if isinstance(mixer, Attention):
-        return _attention(mixer, rows, table, inputs, memory)
-    assert isinstance(mixer, RecurrentMixer)
     assert inputs.states is not None
     states = memory.states[mixer.layer]
     output: torch.Tensor = mixer.out_proj(mix(mixer, mixer.in_proj(rows), inputs.states, states))
@@ -214,7 +301,7 @@ def _mixed(
 def _attention(
     attention: Attention,
     rows: torch.Tensor,
-    table: torch.Tensor,
+    turns: _Turns,
     inputs: StepInputs,
     memory: Memory,
 ) -> torch.Tensor:
@@ -233,7 +320,7 @@ def _attention(
         q_norm = k_norm = None
     query = rotate_and_write(
         qkv,
-        table,
+        turns.table,
         inputs.slot_mapping,
         *cache,
         q_norm=None if q_norm is None else q_norm.weight,
@@ -241,6 +328,8 @@ def _attention(
         eps=0.0 if q_norm is None else q_norm.eps,
         is_norm_last=attention.norm_after_rope,
     )
+    if turns.query_scale is not None:
+        query.mul_(turns.query_scale)
     context = attend(
         query,
         *cache,
@@ -282,12 +371,15 @@ def _mixture(mixture: MixtureOfExperts, rows: torch.Tensor, slots: torch.Tensor)
 
 def _mlp(mlp: nn.Module | None, rows: torch.Tensor) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
-    assert isinstance(mlp, MLP)
+    assert isinstance(mlp, MLP | UngatedMLP)
+    if isinstance(mlp, UngatedMLP) or mlp.gate_scale != 1.0 or mlp.activation not in ACTIVATIONS:
+        output: torch.Tensor = mlp(rows)
+        return output
     gate_up: torch.Tensor = mlp.gate_up_proj(rows)
     down = mlp.down_proj
     if isinstance(down, Fp8Linear):
-        return down.of_gated(gate_up)
+        return down.of_gated(gate_up, mlp.activation)
     gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-    silu_mul(gate_up, gated)
-    output: torch.Tensor = down(gated)
-    return output
+    apply_gates(gate_up, gated, mlp.activation)
+    product: torch.Tensor = down(gated)
+    return product

@@ -7,7 +7,7 @@ from torch import nn
 from legato.gpu.kernels.expert_choice import pick_experts
 from legato.gpu.kernels.experts import (
     ExpertWeights,
-    project_gated,
+    project_inner,
     project_weighted,
     sort_by_expert,
 )
@@ -26,6 +26,7 @@ class GpuExperts(nn.Module):
 
     def __init__(self, plain: Experts, gate_up: ExpertWeights, down: ExpertWeights) -> None:
         super().__init__()
+        self._activation = plain.activation
         self._gate_limit, self._gate_slope = plain.gate_limit, plain.gate_slope
         self._num_experts, self._hidden_size, self._size = plain.down_proj.shape
         self._gate_up, self._down = gate_up, down
@@ -48,8 +49,14 @@ class GpuExperts(nn.Module):
         """
         pairs = sort_by_expert(experts, slots, self._num_experts)
         inner = rows.new_empty(experts.numel(), self._size)
-        project_gated(
-            rows, pairs, self._gate_up, inner, limit=self._gate_limit, slope=self._gate_slope
+        project_inner(
+            rows,
+            pairs,
+            self._gate_up,
+            inner,
+            activation=self._activation,
+            limit=self._gate_limit,
+            slope=self._gate_slope,
         )
         outputs = rows.new_empty(*experts.shape, self._hidden_size)
         project_weighted(inner, pairs, self._down, factors, outputs)

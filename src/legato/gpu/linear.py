@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.gpu.kernels.quantized import dequantize, multiply, round_gated_rows, round_rows
+from legato.model.mlp_spec import Activation
 from legato.model.quantization import BLOCK, QuantizedWeight
 from legato.model.quantized_forms import in_blocks
 
@@ -70,9 +71,9 @@ class Fp8Linear(nn.Module):
         """Map [T, in] to [T, out]."""
         return self._product(*rounded(rows), rows.dtype)
 
-    def of_gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Map [T, 2 * in], gates first, to [T, out] of SiLU of the gates times the others."""
-        return self._product(*rounded(gate_up, is_gated=True), gate_up.dtype)
+    def of_gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Map [T, 2 * in], gates first, to [T, out] of their activation times the others."""
+        return self._product(*rounded(gate_up, activation), gate_up.dtype)
 
     def _product(
         self, values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
@@ -87,16 +88,23 @@ class Fp8Linear(nn.Module):
         return output if self._bias is None else output.add_(self._bias)
 
 
-def rounded(rows: torch.Tensor, *, is_gated: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def rounded(
+    rows: torch.Tensor, activation: Activation | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float8_e4m3fn [T, K], and their factors, float32 [T, 1].
 
     Args:
-        rows: [T, K]; or [T, 2K], whose gates are applied first.
+        rows: [T, K]; or [T, 2K], whose gates are applied first if there is an activation.
     """
     count, size = rows.shape
-    values = rows.new_empty(count, size // 2 if is_gated else size, dtype=torch.float8_e4m3fn)
+    values = rows.new_empty(
+        count, size if activation is None else size // 2, dtype=torch.float8_e4m3fn
+    )
     scales = rows.new_empty(count, 1, dtype=torch.float32)
-    (round_gated_rows if is_gated else round_rows)(rows, values, scales)
+    if activation is None:
+        round_rows(rows, values, scales)
+    else:
+        round_gated_rows(rows, values, scales, activation)
     return values, scales
 
 

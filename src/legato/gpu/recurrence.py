@@ -20,7 +20,7 @@ def mix(
     Numbers are float32 in between, as in `legato.model.native_recurrence`.
 
     Args:
-        projected: [P, ...], from the mixer's first projection.
+        projected: [P, ...], from the mixer's first projection; may be changed.
         work: the step's runs; rows outside of them are padding.
 
     Returns:
@@ -77,7 +77,7 @@ def _mamba2(
     size = mixer.num_heads * mixer.head_dim
     shared_size = mixer.num_groups * mixer.state_size
     sizes = [size, size + 2 * shared_size, mixer.num_heads]
-    z, inputs, steps = torch.split(projected, sizes, dim=-1)
+    z, inputs, steps = torch.split(mixer.scaled(projected), sizes, dim=-1)
     rule = Rule(
         is_delta=False,
         num_heads=mixer.num_heads,

@@ -164,7 +164,7 @@ def _experts(
         biases = torch.cat([plain(found[f"{path}.bias"]) for path in paths])
         return weights._replace(bias=biases.view(num_experts, -1).to(device, dtype))
 
-    gate_up, down = map(weights_of, (EXPERT_PARTS["gate_up"], EXPERT_PARTS["down"]))
+    gate_up, down = map(weights_of, (own.experts.parts, EXPERT_PARTS["down"]))
     return GpuExperts(own.experts, gate_up, down)
 
 

@@ -83,15 +83,17 @@ class Experts(nn.Module):
 
     Attributes:
         gate_up_proj: gates and the other projections; of MLPs without gates, the latter alone.
+        parts: their names in checkpoints.
     """
 
     def __init__(self, spec: MoeSpec, hidden_size: int, empty: MakeEmpty) -> None:
         super().__init__()
         count, size = spec.num_experts, spec.size
+        self.activation = spec.activation
         self.act_fn = make_activation(spec.activation, empty)
         self.gate_limit, self.gate_slope = spec.gate_limit, spec.gate_slope
-        self._parts = EXPERT_PARTS["gate_up"] if spec.is_gated else ("up_proj",)
-        num_rows = len(self._parts) * size
+        self.parts = EXPERT_PARTS["gate_up"] if spec.is_gated else ("up_proj",)
+        num_rows = len(self.parts) * size
         self.gate_up_proj = nn.Parameter(empty(count, num_rows, hidden_size), requires_grad=False)
         self.down_proj = nn.Parameter(empty(count, hidden_size, size), requires_grad=False)
         self.gate_up_bias: nn.Parameter | None = None
@@ -112,7 +114,7 @@ class Experts(nn.Module):
     def _of(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         biases = None if self.gate_up_bias is None else self.gate_up_bias[expert]
         *gates, up = F.linear(rows, self.gate_up_proj[expert], biases).chunk(
-            len(self._parts), dim=-1
+            len(self.parts), dim=-1
         )
         if not gates:
             inner = self.act_fn(up)
@@ -134,7 +136,7 @@ class Experts(nn.Module):
             if gates_ups is None or downs is None:
                 continue
             for expert, (gate_up, down) in enumerate(zip(gates_ups, downs, strict=True)):
-                for name, part in zip(self._parts, gate_up.chunk(len(self._parts)), strict=True):
+                for name, part in zip(self.parts, gate_up.chunk(len(self.parts)), strict=True):
                     yield f"{prefix}.{expert}.{name}.{kind}", part
                 yield f"{prefix}.{expert}.down_proj.{kind}", down
 

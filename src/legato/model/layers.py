@@ -315,7 +315,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         own = spec.layers[layer]
         self._communicator = communicator
-        self._is_parallel = own.order in ("parallel", "parallel_two")
+        self._is_parallel = own.is_parallel
         self._residual_scale = own.residual_scale
         self._attention_scale, self._recurrence_scale, self._mlp_scale = own.output_scales
         self._dtype = empty(0).dtype

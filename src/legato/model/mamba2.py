@@ -48,7 +48,10 @@ class Mamba2(RecurrentMixer):
         self.out_proj = Linear(own.size, spec.hidden_size, own.has_bias, empty)
 
     def project(self, hidden: torch.Tensor, states: StepStates) -> torch.Tensor:
-        projected = super().project(hidden, states)
+        return self.scaled(super().project(hidden, states))
+
+    def scaled(self, projected: torch.Tensor) -> torch.Tensor:
+        """Multiply the parts of projected rows by their factors, in place."""
         for part, scale in zip(
             torch.split(projected, self._parts, dim=-1), self._scales, strict=True
         ):

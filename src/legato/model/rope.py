@@ -332,16 +332,19 @@ class RotaryEmbedding(nn.Module):
             cos, sin = cos * self.scaling, sin * self.scaling
         cos = torch.cat((cos, cos), dim=-1)
         sin = torch.cat((-sin, sin), dim=-1)
+        scale = self.query_scale(positions)
         return Turns(
-            cos.to(dtype)[:, None], sin.to(dtype)[:, None], self._query_scale(positions, dtype)
+            cos.to(dtype)[:, None],
+            sin.to(dtype)[:, None],
+            None if scale is None else scale.to(dtype)[:, None, None],
         )
 
-    def _query_scale(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    def query_scale(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """Return factors on the rotated queries, float32 [T]; None if there are none."""
         if self.query_growth is None:
             return None
         rate, length = self.query_growth
-        scale = 1 + rate * torch.log1p(torch.floor(positions / length))
-        return scale.to(dtype)[:, None, None]
+        return 1 + rate * torch.log1p(torch.floor(positions / length))
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -81,6 +81,11 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.mlp if isinstance(self.mlp, MoeSpec) else self.mixture
 
     @property
+    def is_parallel(self) -> bool:
+        """Whether both networks read the stream before either's output is added."""
+        return self.order in ("parallel", "parallel_two")
+
+    @property
     def has_norms_before(self) -> bool:
         return self.order != "post"
 

@@ -4,28 +4,45 @@ import torch
 import triton
 import triton.language as tl
 
+from legato.model.mlp_spec import Activation
+
 _BLOCK = 1024
 
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """Compute SiLU of the gates times the up projections.
+def apply_gates(gate_up: torch.Tensor, out: torch.Tensor, activation: Activation) -> None:
+    """Compute the activation of the gates times the up projections.
 
     Args:
         gate_up: [T, 2I], gates first.
         out: [T, I]; written.
+        activation: silu, gelu_tanh or relu2.
     """
     num_rows, size = out.shape
-    _silu_mul[num_rows, triton.cdiv(size, _BLOCK)](gate_up, out, size, block=_BLOCK)
+    _apply_gates[num_rows, triton.cdiv(size, _BLOCK)](
+        gate_up, out, size, activation=activation, block=_BLOCK
+    )
 
 
 @triton.jit
-def _silu_mul(gate_up, out, size, block: tl.constexpr):
+def activate(values, activation: tl.constexpr):
+    """Map float32 of any shape; with tanh(y) = 2 * sigmoid(2y) - 1."""
+    if activation == "relu2":
+        factor = tl.maximum(values, 0.0)
+    elif activation == "gelu_tanh":
+        factor = tl.sigmoid(1.5957691216057308 * (values + 0.044715 * values * values * values))
+    else:
+        factor = tl.sigmoid(values)
+    return values * factor
+
+
+@triton.jit
+def _apply_gates(gate_up, out, size, activation: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_inside = column < size
     gate = tl.load(gate_up + row * 2 * size + column, mask=is_inside).to(tl.float32)
     up = tl.load(gate_up + (row * 2 + 1) * size + column, mask=is_inside).to(tl.float32)
-    gated = gate * tl.sigmoid(gate) * up
+    gated = activate(gate, activation) * up
     tl.store(out + row * size + column, gated.to(out.dtype.element_ty), mask=is_inside)
 
 

@@ -11,7 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
+from legato.gpu.kernels.activation import activate
 from legato.gpu.kernels.quantized import add_code_products, add_product, load_columns
+from legato.model.mlp_spec import Activation
 from legato.model.quantization import BLOCK
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
@@ -96,28 +98,30 @@ def sort_by_expert(experts: torch.Tensor, slots: torch.Tensor, num_experts: int)
     return SortedRows(order, tiles, tile_rows, num_active)
 
 
-def project_gated(
+def project_inner(
     rows: torch.Tensor,
     pairs: SortedRows,
     weights: ExpertWeights,
     out: torch.Tensor,
     *,
+    activation: Activation,
     limit: float | None,
     slope: float,
 ) -> None:
-    """Compute the gated activations of each pair's expert.
+    """Compute what each pair's expert has between its projections.
 
-    They are `silu(gate) * up`, or those of `MoeSpec.gate_limit`.
+    It is `activation(gate) * up`, or as `MoeSpec.gate_limit` says; without gates, `activation(up)`.
 
     Args:
         rows: [T, K].
-        weights: of gates, then of the other projections: N is 2I.
+        weights: of gates, then of the other projections: N is 2I; I without gates.
         out: [T * A, I] in the dtype of `rows`, in the order of `pairs`; written.
+        activation: silu, gelu_tanh or relu2.
         limit, slope: `MoeSpec.gate_limit` and `gate_slope`.
     """
-    size, depth = out.shape[1], rows.shape[1]
+    size, depth, num_outputs = out.shape[1], rows.shape[1], weights.values.shape[1]
     options = _options(rows, pairs, weights)
-    _project_gated[(len(pairs.tiles) * triton.cdiv(2 * size, options["tile_outputs"]),)](
+    _project_inner[(len(pairs.tiles) * triton.cdiv(num_outputs, options["tile_outputs"]),)](
         rows,
         pairs.order,
         pairs.tiles,
@@ -128,6 +132,8 @@ def project_gated(
         pairs.num_active,
         limit,
         slope,
+        activation=activation,
+        is_gated=num_outputs != size,
         **options,
     )
 
@@ -261,7 +267,7 @@ def _is_of(expert, pair, experts, slots, num_pairs, num_active):
 
 
 @triton.jit
-def _project_gated(
+def _project_inner(
     rows,
     order,
     tiles,
@@ -275,35 +281,40 @@ def _project_gated(
     num_active,
     limit,
     slope,
+    activation: tl.constexpr,
+    is_gated: tl.constexpr,
     bits: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
     tile_depth: tl.constexpr,
     together: tl.constexpr,
 ):
-    half: tl.constexpr = tile_outputs // 2
-    tile, part = _tile_and_part(tiles, tl.cdiv(size, half), together)
+    width: tl.constexpr = tile_outputs // 2 if is_gated else tile_outputs
+    tile, part = _tile_and_part(tiles, tl.cdiv(size, width), together)
     expert = tl.load(tile)
     if expert < 0:
         return
     place = tl.load(tile + 1) + tl.arange(0, tile_rows)
     is_row = place < tl.load(tile + 2)
     row = tl.load(order + place, mask=is_row, other=0) // num_active
-    # Gates and ups alternate, so that a thread has both of a pair.
     column = tl.arange(0, tile_outputs)
-    output = part * half + column // 2 + column % 2 * size
+    # Gates and ups alternate, so that a thread has both of a pair.
+    output = part * width + (column // 2 + column % 2 * size if is_gated else column)
     sums = _multiply(
-        rows, row, is_row, expert, output, values, scales, minima, bias, 2 * size, depth, bits,
-        tile_depth,
+        rows, row, is_row, expert, output, values, scales, minima, bias,
+        2 * size if is_gated else size, depth, bits, tile_depth,
     )  # fmt: skip
-    gate, up = tl.split(sums.reshape(tile_rows, half, 2))
-    if limit is None:
-        inner = gate * tl.sigmoid(gate) * up
+    if not is_gated:
+        inner = activate(sums, activation)
     else:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        inner = (up + 1.0) * gate * tl.sigmoid(slope * gate)
-    output = part * half + tl.arange(0, half)
+        gate, up = tl.split(sums.reshape(tile_rows, width, 2))
+        if limit is None:
+            inner = activate(gate, activation) * up
+        else:
+            gate = tl.minimum(gate, limit)
+            up = tl.minimum(tl.maximum(up, -limit), limit)
+            inner = (up + 1.0) * gate * tl.sigmoid(slope * gate)
+    output = part * width + tl.arange(0, width)
     target = out + place.to(tl.int64)[:, None] * size + output[None, :]
     is_inside = is_row[:, None] & (output < size)[None, :]
     tl.store(target, inner.to(out.dtype.element_ty), mask=is_inside)

@@ -6,7 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
+from legato.gpu.kernels.activation import activate
 from legato.gpu.kernels.norm import num_warps
+from legato.model.mlp_spec import Activation
 from legato.model.quantization import BLOCK
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
@@ -131,27 +133,31 @@ def round_rows(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> N
         out: float8_e4m3fn [T, K]; written.
         scales: float32 [T, 1], factors from a row's floats to its numbers; written.
     """
-    _round(rows, out, scales, is_gated=False)
+    _round(rows, out, scales, None)
 
 
-def round_gated_rows(gate_up: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
-    """Compute `silu_mul` of rows, then round as `round_rows` does, without storing it in between.
+def round_gated_rows(
+    gate_up: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, activation: Activation
+) -> None:
+    """Apply gates to rows, then round as `round_rows` does, without storing them in between.
 
     Args:
-        gate_up: [T, 2K], gates first.
+        gate_up, activation: as for `apply_gates`.
         out, scales: as for `round_rows`.
     """
-    _round(gate_up, out, scales, is_gated=True)
+    _round(gate_up, out, scales, activation)
 
 
-def _round(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, *, is_gated: bool) -> None:
+def _round(
+    rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, activation: Activation | None
+) -> None:
     num_rows, size = out.shape
     _round_rows[(num_rows,)](
         rows,
         out,
         scales,
         size,
-        is_gated=is_gated,
+        activation=activation,
         block=triton.next_power_of_2(size),
         num_warps=num_warps(size),
         enable_fp_fusion=False,
@@ -381,14 +387,14 @@ def add_product(sums, left, right):
 
 
 @triton.jit
-def _round_rows(rows, out, scales, size, is_gated: tl.constexpr, block: tl.constexpr):
+def _round_rows(rows, out, scales, size, activation: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     is_inside = column < size
-    if is_gated:
+    if activation is not None:
         gate = tl.load(rows + row * 2 * size + column, mask=is_inside, other=0.0).to(tl.float32)
         up = tl.load(rows + (row * 2 + 1) * size + column, mask=is_inside, other=0.0)
-        gated = gate * tl.sigmoid(gate) * up.to(tl.float32)
+        gated = activate(gate, activation) * up.to(tl.float32)
         values = gated.to(rows.dtype.element_ty).to(tl.float32)  # as if it had been stored
     else:
         values = tl.load(rows + row * size + column, mask=is_inside, other=0.0).to(tl.float32)

@@ -7,13 +7,15 @@ import triton.language as tl
 from legato.gpu.kernels.cache import head_dim_of, scales_of
 
 
-def rope_table(positions: torch.Tensor, inverse: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Return cosines and sines of a step's rows, for all layers.
+def rope_table(
+    positions: torch.Tensor, inverse: torch.Tensor, scaling: float | torch.Tensor
+) -> torch.Tensor:
+    """Return cosines and sines of a step's rows, for all layers with a rope.
 
     Args:
         positions: int32 [P].
-        inverse: float32 [D / 2], `RopeFrequencies.inverse` on the device.
-        scaling: `RopeFrequencies.scaling`.
+        inverse: float32 [D / 2], `RotaryEmbedding.inverse`.
+        scaling: `RotaryEmbedding.scaling`.
 
     Returns:
         float32 [P, 2, D / 2]: cosines, then sines.
@@ -22,7 +24,8 @@ def rope_table(positions: torch.Tensor, inverse: torch.Tensor, scaling: float) -
     table = torch.empty(len(angles), 2, len(inverse), dtype=torch.float32, device=inverse.device)
     torch.cos(angles, out=table[:, 0])
     torch.sin(angles, out=table[:, 1])
-    return table if scaling == 1.0 else table.mul_(scaling)
+    is_plain = isinstance(scaling, float) and scaling == 1.0
+    return table if is_plain else table.mul_(scaling)
 
 
 def rotate_and_write(
