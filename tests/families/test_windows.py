@@ -12,12 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from legato import LLM, SamplingParams
-from legato.engine.assembly import kv_cache
 from legato.engine.calibration import calibration
 from legato.engine.errors import RequestFailedError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import BegunStep
 from legato.executor.torch_executor import TorchExecutor
+from legato.gpu.executor import GpuExecutor
+from legato.model.base import CacheSpec
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.families.schedules import assert_best
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, Tiny, random_model
@@ -61,7 +62,11 @@ def poisoned(llm: LLM) -> EngineLoop:
     engine = llm._engine
     assert isinstance(engine, EngineLoop)
     kv, executor = engine._kv, engine._executor
-    caches = engine._executor._attention.blocks  # type: ignore[attr-defined]
+    caches = (
+        executor._program.blocks
+        if isinstance(executor, GpuExecutor)
+        else executor._attention.blocks  # type: ignore[attr-defined]
+    )
     windows = engine._kv.windows
     assert windows is not None
     for cache in caches:
@@ -197,7 +202,7 @@ def test_several_groups_compute_what_one_computes(
     llm = LLM(**settings(checkpoint[0], kv_cache_dtype=kv_cache_dtype, **more))
     poisoned(llm)
     outputs = generate(llm, prompts)
-    monkeypatch.setattr(kv_cache, "_why_one_group", lambda _: "for comparison")
+    monkeypatch.setattr(CacheSpec, "groups", lambda cache, _: (cache.whole,))
     whole = LLM(**settings(checkpoint[0], kv_cache_dtype=kv_cache_dtype, **more))
     assert isinstance(whole._engine, EngineLoop)
     assert whole._engine._kv.windows is None

@@ -43,26 +43,40 @@ def make_executor(
     max_rows: int = 160,
     num_states: int = 32,
     has_quantized_cache: bool = False,
+    has_groups: bool = False,
     **options: Any,
 ) -> tuple[GpuExecutor, StepProgram]:
-    """On the weights of a decoder, and a cache that holds no numbers yet."""
+    """On the weights of a decoder, and a cache that holds no numbers yet.
+
+    Args:
+        has_groups: layers are grouped by what they keep; else, all are in one group.
+    """
     device, spec = device or device_here(), plain.spec
     model = GpuDecoder(spec, dtype=plain.dtype, device=device.torch_device)
     model.load_weights(plain.checkpoint_slots().items())
     cache = replace(model.cache, is_quantized=has_quantized_cache)
-    block_bytes = block_size * cache.layer_numbers * cache.kept_dtype.itemsize
-    blocks = torch.full(
-        (cache.num_layers, 2, num_blocks, block_bytes // plain.dtype.itemsize),
-        torch.nan,
-        dtype=plain.dtype,
-        device=device.torch_device,
-    ).view(cache.kept_dtype)
+    groups = cache.groups(max_len) if has_groups else (cache.whole,)
+    blocks = [
+        torch.full(
+            (
+                own.num_layers,
+                2,
+                num_blocks,
+                block_size * own.layer_numbers * own.kept_dtype.itemsize // plain.dtype.itemsize,
+            ),
+            torch.nan,
+            dtype=plain.dtype,
+            device=device.torch_device,
+        ).view(own.kept_dtype)
+        for own in (group.cache for group in groups)
+    ]
     states: StateCache | None = None
     if shapes := spec.states:
         place = device.torch_device
         states = StateCache(shapes, num_slots=num_states, dtype=plain.dtype, device=place)
     program = StepProgram(
         model,
+        groups,
         blocks,
         device,
         block_size=block_size,

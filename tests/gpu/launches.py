@@ -29,7 +29,7 @@ from legato.gpu.linear import rounded
 from legato.gpu.recurrence import mix
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, sample
 from legato.gpu.state_work import StateWorkShape
-from legato.gpu.work_items import Tiling, section_size, work_lists
+from legato.gpu.work_items import Tiling, has_wide_tiles, section_size, work_lists
 from legato.model.base import SCALE_BYTES
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from legato.model.mlp_spec import Activation, MoeSpec
@@ -71,7 +71,8 @@ def _attend(
     num_rows = 512
     query = torch.empty(num_rows, num_heads, head_dim, dtype=dtype)
     cache = _cache(num_kv_heads, head_dim, dtype, is_quantized=is_quantized, block_size=block_size)
-    tiling = Tiling(num_heads, num_kv_heads, 132, has_wide=dtype != torch.float32)
+    has_wide = has_wide_tiles(dtype, head_dim)
+    tiling = Tiling(num_heads, num_kv_heads, 132, has_wide=has_wide)
     shape = tiling.shape(num_rows, has_chunks=True)
     attend(
         query,
@@ -236,6 +237,7 @@ LAUNCHES = {
     "attend, a window and heads of 96": Launch(partial(_attend, 32, 32, 96, 2047), (90,)),
     # On an Ampere, chunks of such heads spill 48 bytes.
     "attend, heads of 256": Launch(partial(_attend, 16, 8, 256), (90,)),
+    "attend, heads of 512": Launch(partial(_attend, 8, 1, 512)),
     "attend, an 8-bit cache": Launch(partial(_attend, 32, 8, 128, is_quantized=True)),
     "attend, float32": Launch(partial(_attend, 32, 8, 128, dtype=torch.float32), (90,)),
     "attend, a cap and a window": Launch(partial(_attend, 16, 8, 128, 4095, softcap=50.0), (90,)),

@@ -59,7 +59,7 @@ def test_as_many_programs_fit_as_work_items_are_made_for(kernels: list[dict[str,
 
 _WITH_TILES = "attend, Llama 3.1 8B"
 _MOST_SPILLED = 208
-_LARGE = ("attend, heads of 256", "attend, float32")
+_LARGE = ("attend, heads of 256", "attend, heads of 512", "attend, float32")
 
 
 @pytest.mark.parametrize("name", ["rotate, an 8-bit cache", "round to 8-bit floats"])

@@ -32,6 +32,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
     "gelu": {"activation": "gelu_tanh"},
     "no gates": {"activation": "relu2", "is_gated": False, "size": 40, "shared_size": 32},
+    "latent rows": {"latent_size": 32, "size": 24, "shared_size": 32, "has_shared_gate": True},
     "all of a few": {"num_experts": 3, "num_active": 3, "size": 24},
 }
 

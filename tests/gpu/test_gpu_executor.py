@@ -19,7 +19,7 @@ BLOCKS = {"block_size": BLOCK_SIZE, "num_blocks": 6, "max_len": 128}
 
 def test_chunks_scores_swaps_drafts_and_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = random_decoder(SPEC, torch.float32)
-    executor, program = make_executor(plain, **BLOCKS, num_host_slots=4)
+    executor, program = make_executor(plain, **BLOCKS, host_sizes=[4])
     hand = ByHand(executor, range(6))
     long = hand.add("long", prompt(36), max_tokens=3, **EVERYTHING)
     short = hand.add("short", prompt(3, salt=1), max_tokens=5)
@@ -84,7 +84,7 @@ def test_asking_for_a_step_looks_at_no_value_and_waits_for_no_copy(
     no_launches(monkeypatch)
     plain, twin = random_decoder(spec, torch.float32), HostTwin("meta")
     executor, program = make_executor(
-        plain, **BLOCKS, device=twin, num_host_slots=4, grammar=lambda name: hand.grammar(name)
+        plain, **BLOCKS, device=twin, host_sizes=[4], grammar=lambda name: hand.grammar(name)
     )
     monkeypatch.setattr(executor, "collect", lambda: boom())
     hand = ByHand(executor, range(6))

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.core.errors import ConfigError
 from legato.core.plan import SCRATCH_STATE
 from legato.core.request import AddRequest
 from legato.core.rows import RowCounts
 from legato.gpu.executor import GpuExecutor
 from legato.gpu.first_pass import check_first_pass
 from legato.gpu.runner import GraphRunner
-from legato.gpu.support import check_supported
 from legato.gpu.warm_up import warm_up
 from legato.kv.state_slots import StateSlots
 from legato.model.decoder import Decoder
@@ -33,7 +32,7 @@ PROMPTS = {
 NUM_TOKENS = 3
 
 
-NAMES = ("lfm2", "qwen3.5", "granite-4-h", "falcon-h1-normed", "nemotron-3")
+NAMES = ("lfm2", "qwen3.5", "granite-4-h", "falcon-h1-normed", "nemotron-3-latent")
 """Each kind of recurrent layer."""
 
 
@@ -128,12 +127,6 @@ def test_an_engine_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ):
         with pytest.raises(ConfigError, match=f"do not go with {refused}"):
             engine_of_config(tmp_path, **settings)
-
-
-def test_what_the_kernels_do_not_compute_is_refused(tmp_path: Path) -> None:
-    random_model(MODELS["nemotron-3-latent"]).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="latent_size is "):
-        check_supported(load(tmp_path).spec)
 
 
 def test_states_of_steps_outside_requests_are_lost(

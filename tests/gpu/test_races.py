@@ -37,7 +37,7 @@ def engine_on(twin: DeferredTwin, *, depth: int = 2, num_blocks: int = 24) -> En
     blocks, num_slots = {"block_size": BLOCK_SIZE, "num_blocks": num_blocks}, 60
     program = TokenProgram(twin, num_slots=depth * MAX_SEQS, max_len=MAX_LEN, **blocks)
     return Engine(
-        DeferredExecutor(program, twin, depth=depth, num_host_slots=num_slots),
+        DeferredExecutor(program, twin, depth=depth, host_sizes=[num_slots]),
         max_num_seqs=MAX_SEQS,
         max_num_batched_tokens=40,
         admission_optimism=1.0,
@@ -89,7 +89,7 @@ def test_kernels_graphs_and_scores_that_run_late_give_the_same_tokens(
     _, program = make_executor(plain, **blocks, device=twin, max_rows=8)
     graphs = GraphRunner(program, twin, RowCounts(((4, 4),), 8), max_decodes=3)
     warm_up(program, graphs, twin)
-    program.blocks.fill_(torch.nan)
+    program.blocks[0].fill_(torch.nan)
     engine = Engine(DeferredExecutor(program, twin, graphs, depth=2), **settings)
     assert engine.run(asked) == expected
 
@@ -99,9 +99,10 @@ def test_swapping_takes_a_little_memory_however_much_is_swapped() -> None:
     assert num_staged_blocks(2 * BLOCK_SIZE * 2 * 4) == 3
     executor = engine_on(DeferredTwin())._executor
     assert isinstance(executor, DeferredExecutor)
-    ring = executor._host_cache._ring
+    [own] = executor._host_cache._groups
+    ring = own._ring
     executor.move([BlockMove(block_id=i % 24, slot=i, to_host=True) for i in range(60)])
-    assert executor._host_cache._ring is ring
+    assert own._ring is ring
     assert len(ring) == 3
 
 

@@ -30,9 +30,7 @@ class Followers:
     def __init__(self) -> None:
         device = HostTwin()
         self.program = program_of(device)
-        self.follower = GpuFollower(
-            self.program, device, self.program, depth=DEPTH, num_host_slots=8
-        )
+        self.follower = GpuFollower(self.program, device, self.program, depth=DEPTH, host_sizes=[8])
         self.told: list[ToRank] = []
         self.is_given_up = False
 
@@ -54,7 +52,7 @@ def engine_of(followers: Followers, **more: Any) -> tuple[Engine, TokenProgram]:
     device = HostTwin()
     program = program_of(device)
     executor = GpuLeadExecutor(
-        program, device, program, followers=followers, depth=DEPTH, num_host_slots=8
+        program, device, program, followers=followers, depth=DEPTH, host_sizes=[8]
     )
     settings = {"max_num_seqs": 2, "max_num_batched_tokens": 9, "admission_optimism": 1.0}
     return Engine(executor, num_slots=8, **settings, **BLOCKS, **more), program
@@ -104,13 +102,13 @@ def test_blocks_are_moved_on_all_ranks() -> None:
     device = HostTwin()
     program = program_of(device)
     executor = GpuLeadExecutor(
-        program, device, program, followers=followers, depth=DEPTH, num_host_slots=8
+        program, device, program, followers=followers, depth=DEPTH, host_sizes=[8]
     )
     for each in (program, followers.program):
-        each.blocks[:] = each.blocks.new_zeros(())
-        each.blocks[:, :, 3] = 7.0
+        each.blocks[0].zero_()
+        each.blocks[0][:, :, 3] = 7.0
     executor.move([BlockMove(3, 5, to_host=True)])
     executor.move([BlockMove(9, 5, to_host=False)])
     for each in (program, followers.program):
-        assert (each.blocks[:, :, 9] == 7.0).all()
-        assert not each.blocks[:, :, 8].any()
+        assert (each.blocks[0][:, :, 9] == 7.0).all()
+        assert not each.blocks[0][:, :, 8].any()

@@ -134,8 +134,8 @@ def test_replayed_steps_are_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     _, program = make_executor(plain, **BLOCKS, device=device, max_rows=16)
     graphs = GraphRunner(program, device, ROWS, max_decodes=MAX_DECODES)
     warm_up(program, graphs, device)
-    assert not program.blocks[:, :, 0].count_nonzero(), "what was computed of nothing is left"
-    program.blocks.fill_(torch.nan)
+    assert not program.blocks[0][:, :, 0].count_nonzero(), "what was computed of nothing is left"
+    program.blocks[0].fill_(torch.nan)
     sizes = note_sizes(program, monkeypatch)
     monkeypatch.setattr(device, "capture", None)
     engine = Engine(GpuExecutor(program, device, graphs, depth=2), **settings)
@@ -147,7 +147,7 @@ def test_replayed_steps_are_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     drafter = Foretold(token_in(rows), lambda _, position: position % 3 > 0)
     executor = GpuExecutor(program, device, graphs, depth=2)
-    program.blocks.fill_(torch.nan)
+    program.blocks[0].fill_(torch.nan)
     engine = Engine(executor, **settings, drafters=[drafter], speculative=2)
     engine.set_recording(is_on=True)
     assert engine.run(requests()) == expected

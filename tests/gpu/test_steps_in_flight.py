@@ -50,7 +50,7 @@ class Machine:
         program = TokenProgram(
             twin, num_slots=self.depth * MAX_SEQS, max_len=MAX_LEN, pads=self.pads, **blocks
         )
-        executor = GpuExecutor(program, twin, depth=self.depth, num_host_slots=self.num_slots)
+        executor = GpuExecutor(program, twin, depth=self.depth, host_sizes=[self.num_slots])
         engine = Engine(
             executor,
             max_num_seqs=MAX_SEQS,

@@ -47,9 +47,11 @@ class TokenProgram(StepProgram):
     ) -> None:
         # What was never written is no token.
         blocks = torch.full((1, 2, num_blocks, block_size * SPEC.head_dim), torch.nan)
+        model = GpuDecoder(SPEC, dtype=torch.float32, device=device.torch_device)
         super().__init__(
-            GpuDecoder(SPEC, dtype=torch.float32, device=device.torch_device),
-            blocks,
+            model,
+            (model.cache.whole,),
+            [blocks],
             device,
             block_size=block_size,
             num_slots=num_slots,
@@ -76,10 +78,10 @@ class TokenProgram(StepProgram):
         tokens = inputs.input_source.numpy().copy()
         unknown = tokens < 0
         tokens[unknown] = self.last_token.numpy()[-1 - tokens[unknown]]
-        places = inputs.slot_mapping.numpy()
+        places = inputs.groups[0].slot_mapping.numpy()
         self._cache[places[places >= 0]] = tokens[places >= 0]
         context: dict[int, tuple[int, ...]] = {}
-        for work in inputs.work:
+        for work in inputs.groups[0].work:
             for slot, first_row, num_rows, position, *_ in work.items.tolist():
                 for row in range(num_rows):
                     context[first_row + row] = self._read(slot, position + row + 1)
@@ -110,7 +112,7 @@ class TokenProgram(StepProgram):
 
     def _read(self, slot: int, count: int) -> tuple[int, ...]:
         positions = np.arange(count)
-        blocks = self.block_table[slot].numpy()[positions // self.block_size]
+        blocks = self.block_table[0, slot].numpy()[positions // self.block_size]
         tokens = self._cache[blocks * self.block_size + positions % self.block_size]
         return tuple(-1 if token != token else int(token) for token in tokens.tolist())
 

@@ -5,6 +5,7 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from legato.core.errors import ConfigError
@@ -24,7 +25,7 @@ from legato.gpu.weights import check_fp8, load_weights
 from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder, Embedding, embedding_scale
-from legato.model.experts import MixtureOfExperts, Router
+from legato.model.experts import MixtureBesideMlp, MixtureOfExperts, Router
 from legato.model.layers import MLP, Attention, DecoderLayer, LayerNorm, RMSNorm, UngatedMLP
 from legato.model.recurrence import Convolution, RecurrentMixer
 from legato.model.rope import RotaryEmbedding
@@ -32,22 +33,34 @@ from legato.model.spec import DecoderSpec, LayerSpec
 from legato.model.states import LayerStates
 
 
+class LayerCache(NamedTuple):
+    """A layer's part of the cache, and what it shares with its group.
+
+    Attributes:
+        group: index of its cache group.
+        keys, values: [num_blocks, K, block size, D].
+        block_table: int32 [S + 1, max_blocks].
+    """
+
+    group: int
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_table: torch.Tensor
+    scratch: AttentionScratch
+
+
 class Memory(NamedTuple):
     """Memory on the device that stays between steps.
 
     Attributes:
-        caches: keys and values of each layer, [num_blocks, K, block size, D].
-        block_table: int32 [S + 1, max_blocks].
+        caches: of each layer that keeps keys and values.
         last_token: int32 [S + 1], the last token of each request; zeros on all ranks but rank 0,
             which samples.
-        scratch: for attention.
         states: of each recurrent layer.
     """
 
-    caches: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    block_table: torch.Tensor
+    caches: Sequence[LayerCache]
     last_token: torch.Tensor
-    scratch: AttentionScratch
     states: Sequence[LayerStates]
 
 
@@ -89,7 +102,14 @@ class GpuDecoder(Decoder):
         for module in self.modules():
             if isinstance(
                 module,
-                Attention | Convolution | Embedding | LayerNorm | RecurrentMixer | RMSNorm | Router,
+                Attention
+                | Convolution
+                | DecoderLayer
+                | Embedding
+                | LayerNorm
+                | RecurrentMixer
+                | RMSNorm
+                | Router,
             ):
                 module.to_empty(device=device, recurse=False)
 
@@ -117,13 +137,23 @@ class GpuDecoder(Decoder):
             residual: float32 [P, E]; overwritten with the residual stream after the last layer.
             num_layers: run only the first so many; None runs all.
         """
-        self._embed(inputs.input_source, memory.last_token, residual)
+        tokens = memory.last_token
+        if self._communicator.size > 1:
+            tokens = self._communicator.sum(tokens.clone())
+        self._embed(inputs.input_source, tokens, residual)
+        layer_inputs = self._layer_inputs(inputs.input_source, tokens, residual)
         ropes = [_turns(rotary, inputs.positions) for rotary in self.rotary]
         stream = _ResidualStream(residual, self.dtype)
         for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
             self._add_layer(stream, layer, self.spec.layers[index], ropes, inputs, memory)
-        stream.settle()
+            if layer_inputs is not None:
+                assert layer.layer_input is not None
+                values = stream.settled()
+                values.add_(layer.layer_input(values, layer_inputs[:, index]))
+            if layer.layer_scalar is not None:
+                stream.settled().mul_(layer.layer_scalar)
+        stream.settled()
 
     def _add_layer(
         self,
@@ -146,11 +176,31 @@ class GpuDecoder(Decoder):
         if own.mlp is not None:
             if not own.is_parallel or layer.post_attention_layernorm is not None:
                 rows = stream.rows(layer.post_attention_layernorm)
-            output = _scaled(_feed_forward(layer.mlp, rows, inputs.slot_mapping), mlp_scale)
+            output = _scaled(
+                _feed_forward(layer.mlp, rows, inputs.groups[0].slot_mapping), mlp_scale
+            )
             output = self._communicator.sum(output)
+            if layer.mixture is not None:
+                output = self._with_experts(layer.mixture, stream.settled(), output, inputs)
             if own.is_parallel and mixed is not None:
                 stream.add(mixed, own.residual_scale, None)
             stream.add(output, own.residual_scale, layer.mlp_output_layernorm)
+
+    def _with_experts(
+        self,
+        beside: nn.Module,
+        hidden: torch.Tensor,
+        output: torch.Tensor,
+        inputs: StepInputs,
+    ) -> torch.Tensor:
+        """As `MixtureBesideMlp.forward`."""
+        assert isinstance(beside, MixtureBesideMlp)
+        routed = beside.router_norm(hidden) * beside.router_scale
+        slots = inputs.groups[0].slot_mapping
+        found = _mixture(beside.mlp, beside.input_norm(hidden), slots, routed)
+        found = beside.output_norm(self._communicator.sum(found))
+        total: torch.Tensor = beside.mlp_output_norm(output) + found
+        return total
 
     def hidden_of(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return the final norm of rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
@@ -179,15 +229,23 @@ class GpuDecoder(Decoder):
         return self._communicator.sum(values.contiguous())
 
     def _embed(
-        self, input_source: torch.Tensor, last_token: torch.Tensor, residual: torch.Tensor
+        self, input_source: torch.Tensor, tokens: torch.Tensor, residual: torch.Tensor
     ) -> None:
+        """Write the embeddings of a step's rows; `tokens` are the last ones of all requests."""
         table, scale = self.embed_tokens, self._embedding_scale
-        if self._communicator.size == 1:
-            embed(input_source, last_token, table.weight, residual, scale=scale)
-            return
-        tokens = self._communicator.sum(last_token.clone())
         embed(input_source, tokens, table.weight, residual, scale=scale, first=table.first)
         self._communicator.sum(residual)
+
+    def _layer_inputs(
+        self, input_source: torch.Tensor, tokens: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Return the rows' embeddings for each layer [P, layers, size]; None if there are none."""
+        if self.layer_inputs is None:
+            return None
+        sampled = tokens.index_select(0, (-1 - input_source).clamp_(min=0))
+        ids = torch.where(input_source < 0, sampled, input_source).long()
+        embeddings: torch.Tensor = self.layer_inputs(ids, residual)
+        return embeddings
 
     def _project(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
         """Write the logits of [Q, E] for this rank's part of the vocabulary to `out`."""
@@ -220,7 +278,7 @@ class _ResidualStream:
 
     def add(self, output: torch.Tensor, scale: float, norm: nn.Module | None) -> None:
         """Add `scale` times a network's output [P, E], normalized first if there is a norm."""
-        self.settle()
+        self.settled()
         if isinstance(norm, RMSNorm):
             normalize(output, norm.weight, norm.eps)
         elif norm is not None:
@@ -230,18 +288,19 @@ class _ResidualStream:
     def rows(self, norm: nn.Module | None) -> torch.Tensor:
         """Return what a network reads: [P, E], normalized if there is a norm."""
         if not isinstance(norm, RMSNorm):
-            self.settle()
-            return self._values.to(self._dtype) if norm is None else norm(self._values)
+            values = self.settled()
+            return values.to(self._dtype) if norm is None else norm(values)
         out = torch.empty_like(self._values, dtype=self._dtype)
         add_rms_norm(self._values, self._added, norm.weight, norm.eps, out, scale=self._scale)
         self._added = None
         return out
 
-    def settle(self) -> None:
-        """Add what waits."""
+    def settled(self) -> torch.Tensor:
+        """Return the stream, float32 [P, E], after what waits was added."""
         if self._added is not None:
             self._values.add_(self._added, alpha=self._scale)
             self._added = None
+        return self._values
 
 
 class _Turns(NamedTuple):
@@ -309,6 +368,7 @@ def _attention(
     qkv = attention.qkv_proj(rows)
     q_norm, k_norm = attention.q_norm, attention.k_norm
     cache = memory.caches[attention.layer]
+    own = inputs.groups[cache.group]
     gates: torch.Tensor | None = None
     if attention.has_gate:
         size = attention.num_heads * attention.head_dim
@@ -318,25 +378,34 @@ def _attention(
         normalize(qkv[:, :query_size], q_norm.weight, q_norm.eps)
         normalize(qkv[:, query_size : query_size + kv_size], k_norm.weight, k_norm.eps)
         q_norm = k_norm = None
+    if attention.value_is_key:
+        qkv = torch.cat((qkv, qkv[:, attention.num_heads * attention.head_dim :]), dim=1)
+    if attention.value_eps is not None and attention.has_own_kv:
+        heads = qkv.view(len(qkv), -1, attention.head_dim)
+        values = heads[:, -attention.num_kv_heads :]
+        values.copy_(F.rms_norm(values.float(), values.shape[-1:], eps=attention.value_eps))
     query = rotate_and_write(
         qkv,
         turns.table,
-        inputs.slot_mapping,
-        *cache,
+        own.slot_mapping,
+        cache.keys,
+        cache.values,
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
         eps=0.0 if q_norm is None else q_norm.eps,
         is_norm_last=attention.norm_after_rope,
+        has_keys=attention.has_own_kv,
     )
     if turns.query_scale is not None:
         query.mul_(turns.query_scale)
     context = attend(
         query,
-        *cache,
-        memory.block_table,
-        inputs.work,
+        cache.keys,
+        cache.values,
+        cache.block_table,
+        own.work,
         torch.empty(query.shape, dtype=query.dtype, device=query.device),
-        memory.scratch,
+        cache.scratch,
         scale=attention.scale,
         sliding_window=attention.sliding_window,
         softcap=attention.softcap,
@@ -357,16 +426,31 @@ def _feed_forward(
     return _mlp(network, rows)
 
 
-def _mixture(mixture: MixtureOfExperts, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+def _mixture(
+    mixture: MixtureOfExperts,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    routed: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As `MixtureOfExperts.forward`."""
     experts = mixture.get_submodule("experts")
     assert isinstance(experts, GpuExperts)
-    picked, weights = route(mixture.gate, rows, slots)
-    outputs: torch.Tensor = experts(rows, picked, weights, slots)
+    picked, weights = route(mixture.gate, rows if routed is None else routed, slots)
+    to_latent, from_latent = mixture.fc1_latent_proj, mixture.fc2_latent_proj
+    inner: torch.Tensor = rows if to_latent is None else to_latent(rows)
+    outputs: torch.Tensor = experts(inner, picked, weights, slots)
     shared = None if mixture.shared_expert is None else _mlp(mixture.shared_expert, rows)
     gate = mixture.shared_expert_gate
-    out = torch.empty_like(rows)
-    sum_outputs(outputs, shared, None if gate is None else gate(rows), out)
-    return out
+    gates = None if gate is None else gate(rows)
+    out = torch.empty_like(inner)
+    if from_latent is None:
+        sum_outputs(outputs, shared, gates, out)
+        return out
+    sum_outputs(outputs, None, None, out)
+    total: torch.Tensor = from_latent(out)
+    if shared is not None:
+        total.add_(shared if gates is None else shared * gates.sigmoid())
+    return total
 
 
 def _mlp(mlp: nn.Module | None, rows: torch.Tensor) -> torch.Tensor:

@@ -75,7 +75,7 @@ class GpuExecutor:
         program: the work of a step on the device.
         runner: runs the program; None launches all kernels for each step, without padding.
         depth: most steps in flight.
-        num_host_slots: blocks of swap space in host memory.
+        host_sizes: blocks of swap space in host memory, for each cache group.
         grammar: returns the grammar of a request's output, by its id, before the first token.
         score_head: as of `Sequences`.
     """
@@ -90,7 +90,7 @@ class GpuExecutor:
         runner: Runner | None = None,
         *,
         depth: int = 1,
-        num_host_slots: int = 0,
+        host_sizes: Sequence[int] | None = None,
         grammar: Callable[[str], Grammar] | None = None,
         score_head: torch.Tensor | None = None,
     ) -> None:
@@ -98,7 +98,8 @@ class GpuExecutor:
         self._program = program
         self._runner = runner or program
         self._device = device
-        self._host_cache = GpuHostCache(device, program.blocks, num_host_slots)
+        sizes = [0] * len(program.blocks) if host_sizes is None else host_sizes
+        self._host_cache = GpuHostCache(device, program.blocks, sizes)
         self._sequences = Sequences(grammar, score_head)
         self._loader = StepLoader(program, device, depth=depth)
         self._flights: deque[_Flight] = deque()

@@ -23,7 +23,12 @@ def check_first_pass(program: StepProgram, device: Device, *, max_len: int) -> N
     """
     model = program.model
     vocab_size, num_layers = model.spec.vocab_size, model.spec.num_layers
-    plan = first_plan(vocab_size=vocab_size, max_len=max_len, block_size=program.block_size)
+    plan = first_plan(
+        vocab_size=vocab_size,
+        max_len=max_len,
+        block_size=program.block_size,
+        num_groups=len(program.groups),
+    )
     size, _ = StepLoader(program, device).load(Sequences().begin(plan), program)
     rows = torch.arange(size.num_rows, dtype=torch.int32, device=device.torch_device)
 

@@ -23,7 +23,30 @@ def num_staged_blocks(block_bytes: int) -> int:
 
 
 class GpuHostCache:
-    """`num_slots` blocks in host memory that the device can copy by itself.
+    """Blocks of each cache group in host memory.
+
+    Args:
+        blocks: of each group.
+        sizes: blocks that host memory keeps of each.
+    """
+
+    def __init__(
+        self, device: Device, blocks: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> None:
+        self._groups = [
+            _HostBlocks(device, own, size) for own, size in zip(blocks, sizes, strict=True)
+        ]
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        """Launch copies, those of a group in this order, before the next step."""
+        for index, group in enumerate(self._groups):
+            own = [move for move in moves if move.group == index]
+            if own:
+                group.move(own)
+
+
+class _HostBlocks:
+    """`num_slots` blocks of a group in host memory that the device can copy by itself.
 
     All copies run on the device's second stream, in order. Blocks to swap out are gathered before
     the next step may overwrite them. Blocks to swap in are copied while the step before is
@@ -31,7 +54,7 @@ class GpuHostCache:
     on the device: whenever it is full, the streams wait for each other.
 
     Args:
-        blocks: the cache, [layers, 2, num_blocks, numbers of a block].
+        blocks: [layers, 2, num_blocks, numbers of a block].
     """
 
     def __init__(self, device: Device, blocks: torch.Tensor, num_slots: int) -> None:

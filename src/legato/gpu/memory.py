@@ -27,7 +27,7 @@ def free_for_cache(
     in_passing = [_taken_bytes(program, device, size) for size in sizes]
     device.forget_peak()
     memory = device.memory
-    cache_bytes = program.blocks.numel() * program.blocks.element_size()
+    cache_bytes = sum(blocks.nbytes for blocks in program.blocks)
     in_use = memory.total - memory.free - cache_bytes
     return max(0, int(utilization * memory.total) - in_use - sum(in_passing))
 

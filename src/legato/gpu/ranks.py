@@ -78,7 +78,7 @@ class GpuFollower:
     Args:
         runner: has graphs of the same steps as rank 0.
         depth: most steps in flight.
-        num_host_slots: blocks of swap space in host memory.
+        host_sizes: blocks of swap space in host memory, for each cache group.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class GpuFollower:
         runner: Runner,
         *,
         depth: int,
-        num_host_slots: int,
+        host_sizes: Sequence[int],
     ) -> None:
         self._program = program
         self._device = device
         self._runner = runner
-        self._host_cache = GpuHostCache(device, program.blocks, num_host_slots)
+        self._host_cache = GpuHostCache(device, program.blocks, host_sizes)
         self._staged = StagedInputs(device, program.max_words, depth + 1)
 
     @torch.inference_mode()

@@ -7,7 +7,7 @@ sections of sampled rows have fixed places, so that their graphs serve any numbe
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,36 @@ class StepSize(NamedTuple):
     has_chunks: bool
 
 
+class GroupInputs(NamedTuple):
+    """What the layers of a cache group read.
+
+    Attributes:
+        slot_mapping: int32 [P], slot of each row's key and value: block id * block size + offset;
+            -1 for rows that are not written.
+        work: attention's items.
+    """
+
+    slot_mapping: torch.Tensor
+    work: tuple[WorkList, ...]
+
+
+class Sections(NamedTuple):
+    """The sections of a step's inputs, as the host writes them or the device reads them.
+
+    Attributes:
+        mappings, work: one for each cache group.
+    """
+
+    sampling: Any
+    sample_rows: Any
+    sample_slots: Any
+    input_source: Any
+    positions: Any
+    mappings: Sequence[Any]
+    states: Any
+    work: Sequence[Any]
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """Views of a step's inputs, int32, on the device.
@@ -49,9 +79,7 @@ class StepInputs:
             host knows all tokens before it plans the next step.
         input_source: [P], a token id, or -1 - slot for the token at `last_token[slot]`.
         positions: [P], position of each token within its request.
-        slot_mapping: [P], slot of its key and value: block id * block size + offset; -1 for rows
-            that are not written.
-        work: attention's items.
+        groups: of each cache group.
         states: runs for recurrent layers; None if there are no such layers.
     """
 
@@ -60,8 +88,7 @@ class StepInputs:
     sample_slots: torch.Tensor
     input_source: torch.Tensor
     positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    work: tuple[WorkList, ...]
+    groups: tuple[GroupInputs, ...]
     states: StateWork | None = None
 
 
@@ -71,28 +98,36 @@ class Layout:
 
     Attributes:
         max_samples: Q of the largest step.
+        work_shapes: of each cache group.
         state_shape: None if there are no recurrent layers.
     """
 
     size: StepSize
     max_samples: int
-    work_shape: WorkShape
+    work_shapes: tuple[WorkShape, ...]
     state_shape: StateWorkShape | None
 
     @classmethod
     def of(
-        cls, size: StepSize, tiling: Tiling, max_samples: int, max_runs: int | None = None
+        cls,
+        size: StepSize,
+        tilings: Sequence[Tiling],
+        max_samples: int,
+        max_runs: int | None = None,
     ) -> "Layout":
         """Return the layout of steps of a size.
 
         Args:
+            tilings: of each cache group.
             max_runs: of a step, for recurrent layers; None if there are no such layers.
         """
-        shape = tiling.shape(size.num_rows, has_chunks=size.has_chunks)
+        shapes = tuple(
+            tiling.shape(size.num_rows, has_chunks=size.has_chunks) for tiling in tilings
+        )
         state_shape: StateWorkShape | None = None
         if max_runs is not None:
             state_shape = StateWorkShape.of(size.num_rows, max_runs, has_chunks=size.has_chunks)
-        return cls(size, max_samples, shape, state_shape)
+        return cls(size, max_samples, shapes, state_shape)
 
     @property
     def num_words(self) -> int:
@@ -100,39 +135,43 @@ class Layout:
 
     def views(self, words: torch.Tensor) -> StepInputs:
         """Return the sections of `words`, int32 [at least num_words], as the device reads them."""
-        sections = words[: self.num_words].split_with_sizes(self._section_sizes)
-        sampling, rows, slots, source, positions, mapping, states, work = (
-            section[used] for section, used in zip(sections, self._used, strict=True)
-        )
+        parts = self.sections(words)
+        groups = zip(parts.mappings, parts.work, self.work_shapes, strict=True)
         return StepInputs(
-            SamplingInputs.of(sampling),
-            rows,
-            slots,
-            source,
-            positions,
-            mapping,
-            work_lists(work, self.work_shape),
-            None if self.state_shape is None else self.state_shape.views(states),
+            SamplingInputs.of(parts.sampling),
+            parts.sample_rows,
+            parts.sample_slots,
+            parts.input_source,
+            parts.positions,
+            tuple(GroupInputs(mapping, work_lists(work, shape)) for mapping, work, shape in groups),
+            None if self.state_shape is None else self.state_shape.views(parts.states),
         )
 
-    def sections(self, words: Int32s) -> list[Int32s]:
-        """Return the same sections for the host to write, in the order of `StepInputs`."""
+    def sections(self, words: Int32s | torch.Tensor) -> Sections:
+        """Return views of `words`: to write, of the host's array, or to read, of the device's."""
         bounds = pairwise(accumulate(self._section_sizes, initial=0))
-        return [
+        parts = [
             words[first:end][used] for (first, end), used in zip(bounds, self._used, strict=True)
         ]
+        sampling, rows, slots, source, positions, *rest = parts
+        count = len(self.work_shapes)
+        return Sections(
+            sampling, rows, slots, source, positions, rest[:count], rest[count], rest[count + 1 :]
+        )
 
     @property
     def _section_sizes(self) -> list[int]:
         # Sections with numbers of 8 bytes come first.
-        samples, rows = [_aligned(self.max_samples)] * 2, [_aligned(self.size.num_rows)] * 3
+        num_row_sections = 2 + len(self.work_shapes)
+        samples = [_aligned(self.max_samples)] * 2
+        rows = [_aligned(self.size.num_rows)] * num_row_sections
         states = _aligned(self._num_state_words)
         return [
             NUM_WORDS * self.max_samples,
             *samples,
             *rows,
             states,
-            section_size(self.work_shape),
+            *map(section_size, self.work_shapes),
         ]
 
     @property
@@ -141,7 +180,9 @@ class Layout:
         num_rows, num_samples, _ = self.size
         words, samples = slice(NUM_WORDS * max(1, num_samples)), slice(num_samples)
         states = slice(self._num_state_words)
-        return [words, samples, samples, *[slice(num_rows)] * 3, states, slice(None)]
+        num_groups = len(self.work_shapes)
+        rows = [slice(num_rows)] * (2 + num_groups)
+        return [words, samples, samples, *rows, states, *[slice(None)] * num_groups]
 
     @property
     def _num_state_words(self) -> int:
@@ -153,14 +194,14 @@ class StepRows:
 
     Args:
         slots: rows of the chunks' requests in the device's tables.
-        block_rows: int32 [blocks] of each chunk's request.
+        block_rows: for each cache group, int32 [blocks] of each chunk's request.
     """
 
     def __init__(
         self,
         step: BegunStep,
         slots: Sequence[int],
-        block_rows: Sequence[Int32s],
+        block_rows: Sequence[Sequence[Int32s]],
         *,
         block_size: int,
     ) -> None:
@@ -192,9 +233,7 @@ class StepRows:
         firsts, starts, counts, _ = self._flat
         return np.stack([firsts, firsts + counts, starts, *changes.T], axis=1)
 
-    def write(
-        self, sections: Sequence[Int32s], sampling: SamplingTable, *, padding_slot: int
-    ) -> None:
+    def write(self, sections: Sections, sampling: SamplingTable, *, padding_slot: int) -> None:
         """Write all sections except those of runs and of attention's items.
 
         Args:
@@ -202,23 +241,22 @@ class StepRows:
             sampling: settings of the requests in the slots.
             padding_slot: the slot of rows that sample nothing.
         """
-        words, sample_rows, sample_slots, input_source, positions, slot_mapping, *_ = sections
         rows = self._flat.rows()
-        _fill(positions, rows.position, 0)
-        _fill(slot_mapping, self._places(rows), -1)
-        _fill(input_source, self._sources(), 0)
+        _fill(sections.positions, rows.position, 0)
+        for mapping, block_rows in zip(sections.mappings, self._block_rows, strict=True):
+            _fill(mapping, self._places(rows, block_rows), -1)
+        _fill(sections.input_source, self._sources(), 0)
         sampled = self._flat.sampled(rows)
         whose = self._slots[rows.chunk[sampled]]
-        _fill(sample_rows, sampled, 0)
-        _fill(
-            sample_slots, np.where(rows.num_left[sampled] == 1, whose, padding_slot), padding_slot
-        )
+        _fill(sections.sample_rows, sampled, 0)
+        slots = np.where(rows.num_left[sampled] == 1, whose, padding_slot)
+        _fill(sections.sample_slots, slots, padding_slot)
         num_prompt_tokens = np.array([s.num_prompt_tokens for s in self._step.sequences])
         num_output_tokens = rows.position[sampled] + 1 - num_prompt_tokens[rows.chunk[sampled]]
-        sampling.write(words, whose, num_output_tokens)
+        sampling.write(sections.sampling, whose, num_output_tokens)
 
-    def _places(self, rows: FlatRows) -> Int64s:
-        """Return the cache slot of each row's key and value."""
+    def _places(self, rows: FlatRows, block_rows: Sequence[Int32s]) -> Int64s:
+        """Return the cache slot of each row's key and value in a group."""
         starts, counts = self._flat.starts, self._flat.counts
         first_blocks = starts // self._block_size
         end_blocks = -(-(starts + counts) // self._block_size)
@@ -226,7 +264,7 @@ class StepRows:
             [
                 row[first:end]
                 for row, first, end in zip(
-                    self._block_rows, first_blocks.tolist(), end_blocks.tolist(), strict=True
+                    block_rows, first_blocks.tolist(), end_blocks.tolist(), strict=True
                 )
             ]
         )

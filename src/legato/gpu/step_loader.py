@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from legato.core.plan import ScheduledChunk
 from legato.executor.sequence import SequenceState
 from legato.executor.sequences import BegunStep
 from legato.gpu.block_table import BlockTable, change_table
@@ -38,10 +39,9 @@ class StepLoader:
         self._slots = Slots(program.num_slots)
         self._holders: list[SequenceState | None] = [None] * program.num_slots
         self._settings = SamplingTable(program.num_slots)
-        self._block_table = BlockTable(*program.block_table.shape)
+        num_groups, num_slots, max_blocks = program.block_table.shape
+        self._block_table = BlockTable(num_groups * num_slots, max_blocks)
         self._staged = StagedInputs(device, program.max_words, depth + 1)
-        windows = program.model.spec.windows
-        self._window = None if None in windows else max(window or 0 for window in windows)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Release the slots of ended requests."""
@@ -59,7 +59,10 @@ class StepLoader:
         program = self._program
         slots = self._slots.take([chunk.request_id for chunk in step.plan.chunks])
         self._introduce(slots, step.sequences)
-        block_rows = [sequence.block_row(chunk.block_ids) for chunk, sequence in step.pairs]
+        block_rows = [
+            [_block_row(group, chunk, sequence) for chunk, sequence in step.pairs]
+            for group in range(len(program.groups))
+        ]
         rows = StepRows(step, slots, block_rows, block_size=program.block_size)
         has_chunks = rows.longest > program.most_rows_without_chunks
         size = runner.size(step.plan.num_tokens, step.num_samples, has_chunks=has_chunks)
@@ -69,9 +72,18 @@ class StepLoader:
         sections = layout.sections(words)
         rows.write(sections, self._settings, padding_slot=program.num_slots)
         if layout.state_shape is not None:
-            layout.state_shape.write(sections[-2], rows.runs)
-        write_work(sections[-1], layout.work_shape, rows.spans, self._window)
-        table_rows = list(zip(slots, block_rows, strict=True))
+            layout.state_shape.write(sections.states, rows.runs)
+        spans = rows.spans
+        for work, shape, group in zip(
+            sections.work, layout.work_shapes, program.groups, strict=True
+        ):
+            write_work(work, shape, spans, group.window)
+        num_slots = program.block_table.shape[1]
+        table_rows = [
+            (group * num_slots + slot, row)
+            for group, own_rows in enumerate(block_rows)
+            for slot, row in zip(slots, own_rows, strict=True)
+        ]
         changes = self._block_table.changes(table_rows)
         if self._tell is not None:
             self._tell(HostStep(size, words[: layout.num_words], changes))
@@ -85,3 +97,10 @@ class StepLoader:
             if self._holders[slot] is not sequence:
                 self._settings.put(slot, sequence.message.params)
                 self._holders[slot] = sequence
+
+
+def _block_row(group: int, chunk: ScheduledChunk, sequence: SequenceState) -> npt.NDArray[np.int32]:
+    """Return a request's blocks in a cache group; group 0 is no window group."""
+    if group == 0:
+        return sequence.block_row(chunk.block_ids)
+    return sequence.window_row(group - 1, chunk.window_block_ids[group - 1])

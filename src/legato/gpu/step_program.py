@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -10,12 +10,13 @@ from legato.executor.adjustments import LogitAdjuster
 from legato.executor.logprobs import Scores, score
 from legato.executor.sequence import SamplingRow
 from legato.executor.state_cache import StateCache
-from legato.gpu.decoder import GpuDecoder, Memory
+from legato.gpu.decoder import GpuDecoder, LayerCache, Memory
 from legato.gpu.device import Device
 from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.sampler import sample
 from legato.gpu.step_inputs import Layout, StepInputs, StepSize
-from legato.gpu.work_items import Tiling
+from legato.gpu.work_items import Tiling, has_wide_tiles
+from legato.model.base import CacheGroup
 
 
 class Runner(Protocol):
@@ -37,13 +38,37 @@ class Runner(Protocol):
         ...
 
 
+class LayerGroup(NamedTuple):
+    """What steps know of the layers of a cache group.
+
+    Attributes:
+        window: the widest of any layer; None if a layer sees all keys.
+    """
+
+    tiling: Tiling
+    window: int | None
+
+    @classmethod
+    def of(cls, group: CacheGroup, model: GpuDecoder, num_processors: int) -> "LayerGroup":
+        cache, windows = group.cache, group.cache.sliding_windows
+        tiling = Tiling(
+            model.spec.num_heads,
+            cache.num_kv_heads,
+            num_processors,
+            has_wide=has_wide_tiles(model.dtype, cache.head_dim),
+        )
+        window = None if None in windows else max(window or 0 for window in windows)
+        return cls(tiling, window)
+
+
 class StepProgram:
     """The memory of steps on the device, and their work.
 
     It is also a `Runner` without padding and graphs.
 
     Args:
-        blocks: of the cache, laid out as `CacheSpec` says, with a head's tokens in order.
+        groups: of the cache.
+        blocks: of each group, laid out as `CacheSpec` says, with a head's tokens in order.
         states: of the recurrent layers; None if the model has none.
         num_slots: S, requests with rows in the device's tables.
         max_blocks: of one request.
@@ -51,7 +76,7 @@ class StepProgram:
         max_samples: Q of the largest step.
 
     Attributes:
-        block_table: int32 [S + 1, max_blocks]; the last row is for padding.
+        block_table: int32 [groups, S + 1, max_blocks]; the last row is for padding.
         words: int32, the inputs of the next step (`Layout`).
         residual: float32 [max_rows, E], the residual stream after the last layer.
         logits: [max_samples, V] in the model's dtype.
@@ -62,7 +87,8 @@ class StepProgram:
     def __init__(
         self,
         model: GpuDecoder,
-        blocks: torch.Tensor,
+        groups: Sequence[CacheGroup],
+        blocks: Sequence[torch.Tensor],
         device: Device,
         *,
         block_size: int,
@@ -78,31 +104,32 @@ class StepProgram:
         self.model, self.blocks, self.block_size = model, blocks, block_size
         self.states, self.num_slots = states, num_slots
         self.max_rows, self.max_samples = max_rows, max_samples
-        self.tiling = Tiling(
-            spec.num_heads,
-            spec.num_kv_heads,
-            device.num_processors,
-            has_wide=model.dtype != torch.float32,
-        )
+        self.groups = [LayerGroup.of(group, model, device.num_processors) for group in groups]
         self._adjuster = LogitAdjuster(device.upload)
         self.max_words = self.layout(StepSize(max_rows, max_samples, True)).num_words
         self.words = ints(self.max_words)
-        self.block_table = ints(num_slots + 1, max_blocks)
+        self.block_table = ints(len(groups), num_slots + 1, max_blocks)
         self.last_token = ints(num_slots + 1)
         self.sampled = ints(max_samples)
         self.residual = torch.zeros(max_rows, spec.hidden_size, device=place)
         self.logits = torch.zeros(max_samples, spec.vocab_size, dtype=model.dtype, device=place)
-        heads = blocks.view(*blocks.shape[:3], spec.num_kv_heads, block_size, -1)
-        self._memory = Memory(
-            [(keys, values) for keys, values in heads],
-            self.block_table,
-            self.last_token,
-            make_scratch(
-                self.tiling.shape(max_rows, has_chunks=True),
+        caches: dict[int, LayerCache] = {}
+        for index, (group, own, table) in enumerate(
+            zip(groups, blocks, self.block_table, strict=True)
+        ):
+            cache = group.cache
+            scratch = make_scratch(
+                self.groups[index].tiling.shape(max_rows, has_chunks=True),
                 num_heads=spec.num_heads,
-                head_dim=spec.head_dim,
+                head_dim=cache.head_dim,
                 device=place,
-            ),
+            )
+            heads = own.view(*own.shape[:3], cache.num_kv_heads, block_size, -1)
+            for layer, (keys, values) in zip(group.layers, heads, strict=True):
+                caches[layer] = LayerCache(index, keys, values, table, scratch)
+        self._memory = Memory(
+            [caches[layer] for layer in range(len(caches))],
+            self.last_token,
             () if states is None else states.layers,
         )
 
@@ -112,7 +139,9 @@ class StepProgram:
     @property
     def most_rows_without_chunks(self) -> int:
         """Most rows of each request in a step of a size without chunks."""
-        return self.tiling.narrow_rows if self.states is None else 1
+        if self.states is not None:
+            return 1
+        return min(group.tiling.narrow_rows for group in self.groups)
 
     @property
     def largest(self) -> StepSize:
@@ -120,7 +149,8 @@ class StepProgram:
 
     def layout(self, size: StepSize) -> Layout:
         max_runs = None if self.states is None else self.num_slots
-        return Layout.of(size, self.tiling, self.max_samples, max_runs)
+        tilings = [group.tiling for group in self.groups]
+        return Layout.of(size, tilings, self.max_samples, max_runs)
 
     def inputs(self, size: StepSize) -> StepInputs:
         return self.layout(size).views(self.words)

@@ -3,7 +3,7 @@
 from legato.core.errors import UnsupportedModelError
 from legato.model.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.mlp_spec import Activation, MlpSpec, MoeSpec
-from legato.model.spec import DecoderSpec, LayerSpec
+from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
 from legato.model.support import (
     Rule,
     Rules,
@@ -11,7 +11,6 @@ from legato.model.support import (
     one_of,
     switch,
     unsupported,
-    why_heads_differ,
 )
 
 ACTIVATIONS: frozenset[Activation] = frozenset({"silu", "gelu_tanh", "relu2"})
@@ -30,7 +29,7 @@ _SUPPORTED: Rules = {
             "frequencies, a scale, and a growth of queries",
         ),
         "layers": anything(),
-        "layer_inputs": one_of("layer_inputs", None),
+        "layer_inputs": anything(),
         "norm": one_of("norm", "rms", "layer"),
         "norm_bias": switch("norm_bias"),
         "embedding_scale": anything(),
@@ -38,14 +37,15 @@ _SUPPORTED: Rules = {
         "logit_softcap": anything(),
         "tie_word_embeddings": anything(),
     },
+    LayerInputsSpec: {"size": anything(), "vocab_size": anything()},
     LayerSpec: {
         "attention": anything(),
         "recurrence": anything(),
         "mlp": anything(),
         "order": one_of("order", "pre", "post", "sandwich", "parallel", "parallel_two"),
         "residual_scale": anything(),
-        "mixture": Rule(lambda layer: layer.mixture is None, "none"),
-        "has_output_scale": one_of("has_output_scale", False),
+        "mixture": anything(),
+        "has_output_scale": switch("has_output_scale"),
         "output_scales": anything(),
     },
     AttentionSpec: {
@@ -66,9 +66,9 @@ _SUPPORTED: Rules = {
         "output_bias": anything(),
         "has_gate": switch("has_gate"),
         "latent": one_of("latent", None),
-        "has_value_norm": one_of("has_value_norm", False),
-        "value_is_key": one_of("value_is_key", False),
-        "kv_from": one_of("kv_from", None),
+        "has_value_norm": switch("has_value_norm"),
+        "value_is_key": switch("value_is_key"),
+        "kv_from": anything(),
     },
     ShortConvSpec: {"kernel_size": anything(), "has_bias": anything()},
     DeltaNetSpec: {
@@ -118,7 +118,7 @@ _SUPPORTED: Rules = {
         "has_expert_scale": anything(),
         "shared_size": anything(),
         "has_shared_gate": anything(),
-        "latent_size": one_of("latent_size", None),
+        "latent_size": anything(),
     },
 }
 """What the kernels compute. They do not know a field that is missing here."""
@@ -126,7 +126,7 @@ _SUPPORTED: Rules = {
 
 def why_not_computed(spec: DecoderSpec) -> str:
     """Return why the kernels cannot compute these layers; empty if they can."""
-    return why_heads_differ(spec) or unsupported("GPU layers", spec, _SUPPORTED)
+    return unsupported("GPU layers", spec, _SUPPORTED)
 
 
 def check_supported(spec: DecoderSpec) -> None:

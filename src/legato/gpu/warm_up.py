@@ -16,13 +16,13 @@ def warm_up(program: StepProgram, runner: GraphRunner, device: Device) -> None:
     runner.capture()
     device.synchronize()
     # The steps had no requests, so their results may be NaN.
-    written = program.blocks[:, :, 0]
-    for values in (program.words, program.last_token, program.sampled, written):
+    written = [blocks[:, :, 0] for blocks in program.blocks]
+    for values in (program.words, program.last_token, program.sampled, *written):
         values.zero_()
 
 
 def run_step(program: StepProgram, device: Device, size: StepSize) -> None:
-    """Compute a step without requests, in the first block of a cache that is not in use yet.
+    """Compute a step without requests, in the first blocks of a cache that is not in use yet.
 
     Its logits are adjusted and all its tokens scored, since that takes the most memory.
     """

@@ -40,6 +40,7 @@ _KEYS = 64
 _NARROW_AT_ONCE, _WIDE_AT_ONCE = 3, 1
 """Programs that a processor is kept busy with. Two wide ones fit where they load tiles, but keys
 split for twice as many programs were slower for chunks of 512 tokens: by a quarter, on an H200."""
+_LARGEST_WIDE_HEAD = 256
 _MOST_WAVES = 4
 """Most waves of wide items for which tiles are split to fill the last wave."""
 _PART_COST = 128
@@ -106,7 +107,7 @@ class Tiling:
     Args:
         num_heads: query heads.
         num_processors: streaming multiprocessors of the device.
-        has_wide: whether there are wide tiles. Those of float32 do not fit into registers.
+        has_wide: see `has_wide_tiles`.
     """
 
     num_heads: int
@@ -155,6 +156,11 @@ class Tiling:
     def narrow_rows(self) -> int:
         """Most rows of each request in a step that needs no wide items."""
         return self.shape(0, has_chunks=False)[0].tile_rows
+
+
+def has_wide_tiles(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether wide tiles fit: into registers, and into a processor's shared memory."""
+    return dtype != torch.float32 and head_dim <= _LARGEST_WIDE_HEAD
 
 
 def _power_of_two(count: int) -> int:

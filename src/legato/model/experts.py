@@ -187,6 +187,9 @@ class MixtureBesideMlp(nn.Module):
 
     Args:
         communicator: sums the ranks' parts of the experts' outputs.
+
+    Attributes:
+        router_scale: factor on the normalized rows that the router reads.
     """
 
     def __init__(
@@ -194,7 +197,7 @@ class MixtureBesideMlp(nn.Module):
     ) -> None:
         super().__init__()
         self._communicator = communicator
-        self._router_scale = spec.hidden_size**-0.5
+        self.router_scale = spec.hidden_size**-0.5
         self.router_norm = make_norm(spec, empty)
         self.input_norm = make_norm(spec, empty)
         self.mlp = MixtureOfExperts(own, spec.hidden_size, empty)
@@ -203,7 +206,7 @@ class MixtureBesideMlp(nn.Module):
 
     def forward(self, hidden: torch.Tensor, mlp_output: torch.Tensor) -> torch.Tensor:
         """Map the residual stream [T, E] and the MLP's output [T, E] to the sum of both."""
-        routed = self.router_norm(hidden) * self._router_scale
+        routed = self.router_norm(hidden) * self.router_scale
         output = self._communicator.sum(self.mlp(self.input_norm(hidden), routed))
         total: torch.Tensor = self.mlp_output_norm(mlp_output) + self.output_norm(output)
         return total

@@ -11,7 +11,7 @@ from legato.engine.assembly.cpu_model import (
     untaken_pages,
 )
 from legato.engine.assembly.draft import LoadedDraft, load_draft, make_draft_model
-from legato.engine.assembly.kv_cache import cache_groups, configured_cache, make_kv_manager
+from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager
 from legato.engine.assembly.recurrent import make_state_cache
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.attention.base import AttentionBackend
@@ -38,7 +38,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
     timer.end("weights")
     cache = configured_cache(blueprint, model.cache)
     draft = _load_draft(blueprint, kernels)
-    groups = cache_groups(blueprint, cache)
+    groups = cache.groups(blueprint.max_model_len)
     kv = make_kv_manager(blueprint, groups, _cache_bytes(config.cache, cache, draft))
     attention = make_attention(model, groups, kv.group_sizes, config.cache)
     states = make_state_cache(blueprint, kv)

@@ -1,5 +1,7 @@
 """Builds the runtime of a model on a GPU; imported only if there is a GPU."""
 
+from collections.abc import Sequence
+
 import msgspec
 import torch
 
@@ -9,7 +11,6 @@ from legato.core.plan import FIRST_STATE
 from legato.core.rows import GPU_ROWS
 from legato.engine.assembly.blueprint import Blueprint
 from legato.engine.assembly.kv_cache import (
-    cache_groups,
     configured_cache,
     make_kv_manager,
     no_memory,
@@ -28,7 +29,7 @@ from legato.gpu.runner import GraphRunner
 from legato.gpu.step_program import StepProgram
 from legato.gpu.warm_up import warm_up
 from legato.kv.manager import KVCacheManager
-from legato.model.base import CacheSpec
+from legato.model.base import CacheGroup, CacheSpec
 from legato.model.communicator import ALONE, Communicator
 
 _DEFAULT_UTILIZATION = 0.9
@@ -42,14 +43,15 @@ def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
     """
     shard = GpuShard(blueprint, device)
     cache = configured_cache(blueprint, shard.model.cache)
-    kv = make_kv_manager(blueprint, cache_groups(blueprint, cache), shard.cache_bytes())
-    shard.make_cache(kv.num_blocks, 0 if kv.states is None else kv.states.num_slots)
+    groups = cache.groups(blueprint.max_model_len)
+    kv = make_kv_manager(blueprint, groups, shard.cache_bytes())
+    shard.make_cache(kv.group_sizes, 0 if kv.states is None else kv.states.num_slots)
     executor = GpuExecutor(
         shard.program,
         device,
         shard.runner,
         depth=shard.depth,
-        num_host_slots=kv.num_host_slots,
+        host_sizes=kv.host_sizes,
         grammar=blueprint.grammar,
         score_head=blueprint.score_head,
     )
@@ -118,7 +120,7 @@ class GpuShard:
         utilization = config.gpu_memory_utilization or _DEFAULT_UTILIZATION
         try:
             with raising_memory_error():
-                program = self._make_program(num_blocks=1, num_states=FIRST_STATE)
+                program = self._make_program([1] * len(self._groups), FIRST_STATE)
                 runner = self._make_runner(program)
                 own = free_for_cache(program, runner, self._device, utilization)
         except MemoryError as error:
@@ -127,14 +129,15 @@ class GpuShard:
                 "weights: lower --max-num-batched-tokens"
             ) from error
         if config.swap_space_bytes:
-            block_bytes = blueprint.block_size * self._cache.token_bytes
-            own = max(0, own - num_staged_blocks(block_bytes) * block_bytes)
+            sizes = [blueprint.block_size * group.cache.token_bytes for group in self._groups]
+            own = max(0, own - sum(num_staged_blocks(size) * size for size in sizes))
         return self._num_ranks * own
 
-    def make_cache(self, num_blocks: int, num_states: int = 0) -> None:
+    def make_cache(self, num_blocks: Sequence[int], num_states: int = 0) -> None:
         """Make the cache, and record graphs of steps.
 
         Args:
+            num_blocks: of each cache group.
             num_states: slots of recurrent layers' states; not used without such layers.
 
         Raises:
@@ -145,9 +148,10 @@ class GpuShard:
         try:
             self.program = self._make_program(num_blocks, num_states)
         except MemoryError as error:
-            block_bytes = blueprint.block_size * self._cache.token_bytes
-            state_bytes = num_states * blueprint.state_bytes
-            raise no_memory(num_blocks * block_bytes + state_bytes) from error
+            cache_bytes = num_states * blueprint.state_bytes
+            for group, count in zip(self._groups, num_blocks, strict=True):
+                cache_bytes += count * blueprint.block_size * group.cache.token_bytes
+            raise no_memory(cache_bytes) from error
         timer.end("cache")
         check_first_pass(self.program, device, max_len=blueprint.max_model_len)
         timer.end("first pass")
@@ -172,10 +176,10 @@ class GpuShard:
             blueprint=self._blueprint,
             model=self.model,
             cache=cache,
-            groups=(cache.whole,),
+            groups=cache.groups(self._blueprint.max_model_len),
             kv=kv,
             executor=executor,
-            blocks=(self.program.blocks,),
+            blocks=tuple(self.program.blocks),
             rows=msgspec.structs.replace(
                 GPU_ROWS,
                 experts=self.model.spec.expert_counts,
@@ -185,16 +189,17 @@ class GpuShard:
         )
 
     @property
-    def _cache(self) -> CacheSpec:
-        """This shard's part of the cache."""
-        return configured_cache(self._blueprint, self.model.cache)
+    def _groups(self) -> tuple[CacheGroup, ...]:
+        """Of this shard's part of the cache."""
+        cache = configured_cache(self._blueprint, self.model.cache)
+        return cache.groups(self._blueprint.max_model_len)
 
     def _make_runner(self, program: StepProgram) -> GraphRunner:
         return GraphRunner(program, self._device, GPU_ROWS, max_decodes=self._blueprint.max_samples)
 
-    def _make_program(self, num_blocks: int, num_states: int) -> StepProgram:
+    def _make_program(self, num_blocks: Sequence[int], num_states: int) -> StepProgram:
         """Raises `MemoryError`."""
-        blueprint, block_size = self._blueprint, self._blueprint.block_size
+        blueprint, block_size, groups = self._blueprint, self._blueprint.block_size, self._groups
         states: StateCache | None = None
         with raising_memory_error():
             if shapes := self.model.spec.states:
@@ -206,7 +211,11 @@ class GpuShard:
                 )
             return StepProgram(
                 self.model,
-                _blocks(self._cache, num_blocks, block_size, self._device),
+                groups,
+                [
+                    _blocks(group.cache, count, block_size, self._device)
+                    for group, count in zip(groups, num_blocks, strict=True)
+                ],
                 self._device,
                 block_size=block_size,
                 num_slots=2 * blueprint.max_num_seqs,

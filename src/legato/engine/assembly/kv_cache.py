@@ -1,6 +1,5 @@
 """The KV cache of a model: what it keeps of each token, in which groups, and how many blocks."""
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,8 +15,6 @@ from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups
 from legato.kv.window_need import WindowNeed, num_windowed_requests, window_bytes
 from legato.model.base import SCALE_BYTES, CacheGroup, CacheSpec
-
-logger = logging.getLogger(__name__)
 
 _STATES_SHARE = 0.5
 """Share of the cache that states of running requests may take."""
@@ -49,34 +46,6 @@ def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
                 f"be a multiple of {SCALE_BYTES}"
             )
     return cache
-
-
-def cache_groups(blueprint: Blueprint, cache: CacheSpec) -> tuple[CacheGroup, ...]:
-    """Return the groups of a model's layers; one group if the configuration allows no more.
-
-    In one group, layers with a window keep all tokens of a request.
-
-    Raises:
-        ConfigError: the configuration allows one group, but layers have different geometries.
-    """
-    groups = cache.groups(blueprint.max_model_len)
-    reason = _why_one_group(blueprint)
-    if len(groups) == 1 or not reason:
-        return groups
-    if not cache.has_one_geometry:
-        raise ConfigError(
-            "this model's layers keep keys and values of different sizes, in blocks of their own, "
-            f"but {reason}"
-        )
-    logger.warning("layers with a sliding window keep the blocks of all tokens: %s", reason)
-    return (cache.whole,)
-
-
-def _why_one_group(blueprint: Blueprint) -> str:
-    """Return why the cache must be one group; empty if it need not."""
-    if blueprint.device.type != "cpu":
-        return "a GPU's steps have one block table a request"
-    return ""
 
 
 def make_kv_manager(

@@ -39,6 +39,7 @@ def rotate_and_write(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
     is_norm_last: bool = False,
+    has_keys: bool = True,
 ) -> torch.Tensor:
     """Normalize and rotate queries and keys, and write keys and values to the cache.
 
@@ -48,8 +49,10 @@ def rotate_and_write(
         slot_mapping: int32 [P], block id * block size + offset; -1 for rows that are not written.
         key_cache, value_cache: one layer's, as for `attend`; values of a quantized cache are
             rounded as by `executor.attention.rounding.quantize`.
-        q_norm, k_norm: float32 [D], RMSNorm's weights of a head; both or neither.
+        q_norm, k_norm: float32 [D], RMSNorm's weights of a head; both or neither, if rows have
+            both.
         is_norm_last: rotate before the norm.
+        has_keys: whether rows have keys and values; if not, only queries are computed.
 
     Returns:
         The queries: [P, H, D], a view of `qkv`.
@@ -57,9 +60,9 @@ def rotate_and_write(
     num_rows, width = qkv.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     head_dim, is_quantized = head_dim_of(key_cache), key_cache.dtype == torch.int8
-    num_heads = width // head_dim - 2 * num_kv_heads
+    num_heads = width // head_dim - (2 * num_kv_heads if has_keys else 0)
     has_norm = q_norm is not None
-    weights = (q_norm, k_norm) if has_norm else (table, table)
+    weights = tuple(table if norm is None else norm for norm in (q_norm, k_norm))
     if num_rows:
         _rotate_and_write[(num_rows * num_kv_heads,)](
             qkv,
@@ -81,6 +84,7 @@ def rotate_and_write(
             is_quantized=is_quantized,
             has_norm_first=has_norm and not is_norm_last,
             has_norm_last=has_norm and is_norm_last,
+            has_keys=has_keys,
             num_warps=2,
             enable_fp_fusion=not is_quantized,
         )
@@ -111,6 +115,7 @@ def _rotate_and_write(
     is_quantized: tl.constexpr,
     has_norm_first: tl.constexpr,
     has_norm_last: tl.constexpr,
+    has_keys: tl.constexpr,
 ):
     """Process one row and one key head: its group's queries, its key and its value."""
     row = tl.program_id(0) // num_kv_heads
@@ -137,7 +142,7 @@ def _rotate_and_write(
     tl.store(query, low.to(type), mask=is_query)
     tl.store(query + half, high.to(type), mask=is_query)
 
-    slot = tl.load(slot_mapping + row)
+    slot = tl.load(slot_mapping + row) if has_keys else -1
     if slot < 0:
         return
     key = heads + (num_heads + kv_head) * head_dim + at

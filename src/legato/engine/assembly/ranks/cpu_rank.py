@@ -14,7 +14,7 @@ from legato.engine.assembly.cpu_model import (
     native_kernels,
     untaken_pages,
 )
-from legato.engine.assembly.kv_cache import cache_groups, configured_cache
+from legato.engine.assembly.kv_cache import configured_cache
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.first_pass import check_forward
@@ -65,7 +65,9 @@ class CpuRank:
     def make_cache(self, sizes: Sequence[int]) -> None:
         model, config = self._divided.own, self._blueprint.config.cache
         cache = configured_cache(self._blueprint, model.cache)
-        self.attention = make_attention(model, cache_groups(self._blueprint, cache), sizes, config)
+        self.attention = make_attention(
+            model, cache.groups(self._blueprint.max_model_len), sizes, config
+        )
         self.untaken = untaken_pages(config, self.attention)
 
     def follower(self, host_sizes: Sequence[int]) -> HostFollower:
@@ -98,7 +100,7 @@ class CpuRank:
             blueprint=blueprint,
             model=model,
             cache=cache,
-            groups=cache_groups(blueprint, cache),
+            groups=cache.groups(blueprint.max_model_len),
             kv=kv,
             executor=executor,
             blocks=attention.blocks,

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 from legato.core.errors import ConfigError
 from legato.engine.assembly.blueprint import Blueprint
-from legato.engine.assembly.kv_cache import cache_groups, configured_cache, make_kv_manager
+from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager
 from legato.engine.assembly.ranks.processes import RankProcesses
 from legato.engine.assembly.ranks.rank import Rank, make_rank
 from legato.engine.assembly.ranks.rank_start import Join, MakeCache
@@ -37,7 +37,7 @@ def _with_others(blueprint: Blueprint, others: RankProcesses) -> ModelRuntime:
     if first.cannot_be_told:
         others.end_process_when_one_is_lost()
     cache = configured_cache(blueprint, blueprint.checkpoint.spec.cache(blueprint.dtype))
-    kv = make_kv_manager(blueprint, cache_groups(blueprint, cache), _join(first, others))
+    kv = make_kv_manager(blueprint, cache.groups(blueprint.max_model_len), _join(first, others))
     others.tell(MakeCache(kv.group_sizes, kv.host_sizes))
     first.make_cache(kv.group_sizes)
     others.wait()

@@ -38,18 +38,16 @@ class GpuRank:
         return self._shard.cache_bytes()
 
     def make_cache(self, sizes: Sequence[int]) -> None:
-        [num_blocks] = sizes
-        self._shard.make_cache(num_blocks)
+        self._shard.make_cache(sizes)
 
     def follower(self, host_sizes: Sequence[int]) -> GpuFollower:
         shard = self._shard
-        [num_host_slots] = host_sizes
         return GpuFollower(
             shard.program,
             self._device,
             shard.runner,
             depth=shard.depth,
-            num_host_slots=num_host_slots,
+            host_sizes=host_sizes,
         )
 
     def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
@@ -60,7 +58,7 @@ class GpuRank:
             shard.runner,
             followers=followers,
             depth=shard.depth,
-            num_host_slots=kv.num_host_slots,
+            host_sizes=kv.host_sizes,
             grammar=self._blueprint.grammar,
             score_head=self._blueprint.score_head,
         )
