@@ -139,12 +139,13 @@ def _embed() -> None:
     embed(*torch.empty(2, 512, dtype=torch.int32), table, torch.empty(512, 4096))
 
 
-def _codes(bits: int, num_rows: int) -> None:
-    codes = torch.empty(4096, 14_336 * bits // 8, dtype=torch.uint8)
-    scales = torch.empty(4096, 14_336 // 32, dtype=torch.float16)
+def _codes(bits: int, num_rows: int, *, is_float: bool = False) -> None:
+    codes = torch.empty(4096, 14_336 * bits // 8, dtype=torch.int8 if is_float else torch.uint8)
+    scales = torch.empty(4096, 14_336 // 32, dtype=torch.float32 if is_float else torch.float16)
+    minima = None if is_float else scales
     rows = torch.empty(num_rows, 14_336, dtype=torch.bfloat16)
-    multiply(rows, codes, scales, scales, None, rows.new_empty(num_rows, 4096))
-    dequantize(codes, scales, scales, rows.new_empty(4096, 14_336))
+    multiply(rows, codes, scales, minima, None, rows.new_empty(num_rows, 4096))
+    dequantize(codes, scales, minima, rows.new_empty(4096, 14_336))
 
 
 def _round() -> None:
@@ -257,6 +258,7 @@ LAUNCHES = {
     "4 bits, 1 row": Launch(partial(_codes, 4, 1)),
     "8 bits, 64 rows": Launch(partial(_codes, 8, 64)),
     "8 bits, 1 row": Launch(partial(_codes, 8, 1), (90,)),
+    "8-bit floats, 64 rows": Launch(partial(_codes, 8, 64, is_float=True)),
     "gate of heads": Launch(_gate_heads, (90,)),
     "mix, LFM2": Launch(partial(_mix, ShortConvSpec(kernel_size=3), 2048)),
     "mix, Qwen3.5 4B": Launch(

@@ -44,6 +44,29 @@ def test_multiplies_with_codes(
     assert_near(out, rows.double() @ weight.dequantize().double().T + bias.double(), dtype)
 
 
+def float8_weight(num_outputs: int, depth: int, group: int) -> QuantizedWeight:
+    """Of all finite floats, subnormal ones too."""
+    generator = torch.Generator().manual_seed(num_outputs)
+    codes = torch.randint(0x7F, (num_outputs, depth), generator=generator, dtype=torch.uint8)
+    codes |= torch.randint(2, codes.shape, generator=generator, dtype=torch.uint8) << 7
+    scales = torch.rand(num_outputs, depth // group, generator=generator) / 448
+    return QuantizedWeight(codes, scales, None, 8, table=FLOAT8_TABLE)
+
+
+@each_dtype
+@pytest.mark.parametrize("num_rows", [1, 17, 130, 513])
+def test_multiplies_with_8_bit_floats_as_they_are(
+    device: torch.device, dtype: torch.dtype, num_rows: int
+) -> None:
+    """Exactly as with what they stand for, in the rows' dtype."""
+    from legato.gpu.linear import QuantizedLinear
+
+    weight = float8_weight(40, 192, 64)
+    rows = torch.randn(num_rows, 192, generator=torch.Generator().manual_seed(0)).to(dtype) / 14
+    out = QuantizedLinear(weight, None, device)(rows.to(device))
+    assert_near(out, rows.double() @ weight.dequantize().double().T, dtype)
+
+
 @pytest.mark.parametrize(
     ("dtype", "most"), [(torch.float16, linear.MOST_ROWS), (torch.float32, 0)], ids=str
 )
@@ -121,7 +144,7 @@ def test_gates_and_rounds_as_one_after_the_other(
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_multiplies_8_bit_floats(device: torch.device, has_bias: bool) -> None:
     """Within what rounding both sides to 3 bits behind the first brings: less than 5 in 100."""
-    from legato.gpu.linear import Fp8Linear
+    from legato.gpu.linear import Fp8Linear, rounded
 
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 256, generator=generator)
@@ -129,7 +152,8 @@ def test_multiplies_8_bit_floats(device: torch.device, has_bias: bool) -> None:
     rows = torch.randn(5, 256, generator=generator).bfloat16()
     usual = weight.norm(dim=1)  # of a product with numbers of about one
     bias = (torch.randn(48, generator=generator) * usual).to(device).bfloat16()
-    out = Fp8Linear(weight.to(device), bias if has_bias else None)(rows.to(device)).cpu()
+    linear = Fp8Linear(*rounded(weight.to(device)), bias if has_bias else None)
+    out = linear(rows.to(device)).cpu()
     expected = rows.double() @ weight.double().T + (bias.cpu().double() if has_bias else 0.0)
     errors = (out.double() - expected) / usual
     assert errors.square().mean().sqrt() < 0.05
@@ -169,7 +193,6 @@ def test_indices_into_whole_or_half_numbers_become_codes(name: str) -> None:
         assert blocks.table is None
         assert blocks.dequantize().equal(weight.dequantize())
     assert in_blocks(replace(weight, table=table / 3)) is None
-    assert in_blocks(replace(weight, table=FLOAT8_TABLE, bits=8)) is None
 
 
 @each_dtype

@@ -9,7 +9,7 @@ import torch
 from legato.core.errors import ConfigError
 from legato.model.decoder import Decoder
 from legato.model.layers import Linear
-from legato.model.quantization import QuantizedWeight, can_quantize, quantize
+from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight, can_quantize, quantize
 from tests.gpu.numbers import assert_near
 from tests.model.random_models import decoder_spec, random_decoder
 
@@ -133,6 +133,39 @@ def test_layers_of_8_bit_floats(device: torch.device) -> None:
         expected = linear(rows).double()
         out = decoder.get_submodule(path)(rows.to(device)).cpu().double()
         assert (out - expected).norm() / expected.norm() < 0.06, path
+
+
+@pytest.mark.parametrize(("group", "dtype"), [(64, torch.bfloat16), (32, torch.float16)])
+def test_published_8_bit_floats_stay_what_they_are(
+    device: torch.device, group: int, dtype: torch.dtype
+) -> None:
+    """Rows with one scale each are multiplied as floats; others, as codes."""
+    from legato.gpu.linear import Fp8Linear, QuantizedLinear
+
+    def in_floats(name: str, weight: torch.Tensor) -> _Weight:
+        return floats_of(weight, group) if "proj" in name and weight.ndim == 2 else weight
+
+    spec = decoder_spec(tie_word_embeddings=False, intermediate_size=64, head_dim=16)
+    plain = random_decoder(spec, dtype)
+    decoder = load(plain, device, in_floats)
+    kinds = {type(decoder.get_submodule(path)) for path in projections(plain) if path != "lm_head"}
+    assert kinds == {Fp8Linear if group == 64 else QuantizedLinear}
+    for name, slot in plain.checkpoint_slots().items():
+        slot.copy_(stands_for(in_floats(name, slot)))
+    for path in projections(plain):
+        linear = plain.get_submodule(path)
+        rows = torch.randn(4, linear.weight.shape[1]).to(dtype)
+        expected = linear(rows).double()
+        out = decoder.get_submodule(path)(rows.to(device)).cpu().double()
+        assert (out - expected).norm() / expected.norm() < 0.04, path
+
+
+def floats_of(weight: torch.Tensor, group: int) -> QuantizedWeight:
+    """Rounded to 8-bit floats, with a scale for each group of a row."""
+    blocks = weight.float().view(len(weight), -1, group)
+    scales = blocks.abs().amax(dim=2) / 448
+    values = (blocks / scales[..., None]).flatten(1).to(torch.float8_e4m3fn)
+    return QuantizedWeight(values.view(torch.uint8), scales, None, 8, table=FLOAT8_TABLE)
 
 
 def test_an_mlp_of_8_bit_floats_is_that_of_plain_ones(device: torch.device) -> None:

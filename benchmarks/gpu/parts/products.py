@@ -12,7 +12,7 @@ from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.errors import ConfigError
-from legato.gpu.linear import Fp8Linear, QuantizedLinear
+from legato.gpu.linear import Fp8Linear, QuantizedLinear, rounded
 from legato.gpu.weights import check_fp8
 from legato.lab.work import Work
 from legato.model.mlp_spec import MlpSpec
@@ -81,4 +81,4 @@ def _ways(num_outputs: int, depth: int, dtype: torch.dtype, device: torch.device
         check_fp8(dtype, device)
     except ConfigError:
         return
-    yield _Way("fp8", 8, [Fp8Linear(weight.to(dtype), None) for weight in weights])
+    yield _Way("fp8", 8, [Fp8Linear(*rounded(weight.to(dtype)), None) for weight in weights])

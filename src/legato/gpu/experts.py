@@ -91,9 +91,9 @@ def route(
 
 def codes_of(weight: QuantizedWeight, num_experts: int, device: torch.device) -> ExpertWeights:
     """Return the weights [X, N, K] of experts from a matrix in blocks of 32, [X * N, K]."""
-    assert weight.minima is not None
-    values, scales, minima = (
-        part.reshape(num_experts, -1, part.shape[1]).to(device).contiguous()
-        for part in (packed(weight), weight.scales, weight.minima)
-    )
-    return ExpertWeights(values, scales, minima)
+
+    def by_expert(part: torch.Tensor) -> torch.Tensor:
+        return part.reshape(num_experts, -1, part.shape[1]).to(device).contiguous()
+
+    minima = None if weight.minima is None else by_expert(weight.minima)
+    return ExpertWeights(by_expert(packed(weight)), by_expert(weight.scales), minima)

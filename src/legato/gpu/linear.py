@@ -27,14 +27,14 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         blocks = in_blocks(weight)
         assert blocks is not None, "the loader widens weights of other forms"
-        assert blocks.minima is not None
+        minima = None if blocks.minima is None else blocks.minima.to(device).contiguous()
         self.register_buffer("_codes", packed(weight).to(device))
         self.register_buffer("_scales", blocks.scales.to(device).contiguous())
-        self.register_buffer("_minima", blocks.minima.to(device).contiguous())
+        self.register_buffer("_minima", minima)
         self.register_buffer("_bias", bias)
         self._codes: torch.Tensor
         self._scales: torch.Tensor
-        self._minima: torch.Tensor
+        self._minima: torch.Tensor | None
         self._bias: torch.Tensor | None
         self.shape = weight.shape
 
@@ -54,12 +54,14 @@ class Fp8Linear(nn.Module):
     """A projection in 8-bit floats, with a scale for each output and for each input row.
 
     Args:
-        weight: [out, in], both multiples of 16, on the device.
+        values: float8_e4m3fn [out, in], both multiples of 16, on the device.
+        scales: float32 [out, 1].
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
         super().__init__()
-        values, scales = rounded(weight)
         self.register_buffer("_values", values)
         self.register_buffer("_scales", scales.t().contiguous())
         self.register_buffer("_bias", bias)
@@ -111,6 +113,6 @@ def rounded(
 def packed(weight: QuantizedWeight) -> torch.Tensor:
     """Return its codes in the layout of `legato.gpu.kernels.quantized.multiply`."""
     if weight.bits == 8:
-        return weight.codes.contiguous()
+        return weight.codes.contiguous().view(torch.int8 if weight.is_float8 else torch.uint8)
     halves = weight.codes.reshape(len(weight.codes), -1, 2, _HALF)
     return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from torch import nn
 from legato.core.errors import ConfigError
 from legato.gpu.experts import GpuExperts, codes_of
 from legato.gpu.kernels.experts import ExpertWeights
-from legato.gpu.linear import Fp8Linear, QuantizedLinear
+from legato.gpu.linear import Fp8Linear, QuantizedLinear, rounded
 from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
 from legato.model.experts import EXPERT_PARTS, Experts
 from legato.model.layers import FusedLinear, Linear
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
-from legato.model.quantized_forms import concatenate, in_blocks
+from legato.model.quantized_forms import can_concatenate, concatenate, in_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,9 @@ def load_weights(
 ) -> int:
     """Load a decoder's weights, and put its projections on the device one at a time.
 
-    A projection becomes a `QuantizedLinear` if all its parts are quantized for computation, and
-    stays plain if only some are. So does each projection of a layer's experts, all together.
+    A projection becomes a `QuantizedLinear` if all its parts are quantized for computation, an
+    `Fp8Linear` if they are 8-bit floats with a scale for each row, and stays plain if only some are
+    quantized. So does each projection of a layer's experts, all together.
 
     Args:
         decoder: its projections and experts are on the meta device.
@@ -134,13 +135,17 @@ def _module(
     if linear.bias is not None:
         biases = [plain(found[f"{part}.bias"]) for part in projection.parts]
         bias = torch.cat(biases).to(device, dtype)
-    blocks = [codes for matrix in matrices if (codes := _blocks(matrix)) is not None]
-    if len(blocks) == len(matrices):
-        return QuantizedLinear(concatenate(blocks), bias, device)
     has_fp8_sizes = not any(size % _FP8_MULTIPLE for size in linear.weight.shape)
-    if is_fp8 and has_fp8_sizes and projection.path != _HEAD:
+    can_be_fp8 = has_fp8_sizes and projection.path != _HEAD
+    floats = _floats_of_rows(matrices, dtype, device) if can_be_fp8 else None
+    if floats is not None:
+        return Fp8Linear(*floats, bias)
+    blocks = [codes for matrix in matrices if (codes := _blocks(matrix)) is not None]
+    if len(blocks) == len(matrices) and can_concatenate(blocks):
+        return QuantizedLinear(concatenate(blocks), bias, device)
+    if is_fp8 and can_be_fp8:
         weight = torch.cat([plain(matrix).to(device, dtype) for matrix in matrices])
-        return Fp8Linear(weight, bias)
+        return Fp8Linear(*rounded(weight), bias)
     linear.to_empty(device=device)
     rows = torch.split(linear.weight, [matrix.shape[0] for matrix in matrices])
     for matrix, own in zip(matrices, rows, strict=True):
@@ -148,6 +153,30 @@ def _module(
     if linear.bias is not None and bias is not None:
         linear.bias.copy_(bias)
     return linear
+
+
+def _floats_of_rows(
+    matrices: Sequence[_Weight], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return 8-bit floats [N, K] and the scales [N, 1] of a checkpoint that has such.
+
+    None if not all matrices are 8-bit floats with a scale for each row, or if products of them do
+    not run here.
+    """
+    floats: list[QuantizedWeight] = []
+    for matrix in matrices:
+        if not isinstance(matrix, QuantizedWeight) or matrix.is_stored_only:
+            return None
+        if not matrix.is_float8 or not (matrix.scales == matrix.scales[:, :1]).all():
+            return None
+        floats.append(matrix)
+    try:
+        check_fp8(dtype, device)
+    except ConfigError:
+        return None
+    codes = torch.cat([matrix.codes for matrix in floats]).to(device)
+    scales = [matrix.scales[:, :1].float() * 2.0**matrix.exponent for matrix in floats]
+    return codes.view(torch.float8_e4m3fn), torch.cat(scales).to(device)
 
 
 def _experts(
@@ -173,7 +202,7 @@ def _expert_weights(
 ) -> ExpertWeights:
     """Return the weights of experts from the parts of the first, of the second, and so on."""
     blocks = [codes for matrix in matrices if (codes := _blocks(matrix)) is not None]
-    if len(blocks) == len(matrices):
+    if len(blocks) == len(matrices) and can_concatenate(blocks):
         return codes_of(concatenate(blocks), num_experts, device)
     sizes = [matrix.shape[0] for matrix in matrices]
     rows = torch.empty(sum(sizes), matrices[0].shape[1], dtype=dtype, device=device)
@@ -196,7 +225,7 @@ def _blocks(weight: _Weight) -> QuantizedWeight | None:
 def _log_widening() -> None:
     logger.warning(
         "a GPU keeps only codes in groups of a multiple of 32 quantized: weights of tables such as "
-        "NF4's, 8-bit floats, groups of 16 and reordered inputs are widened"
+        "NF4's, groups of 16 and reordered inputs are widened"
     )
 
 

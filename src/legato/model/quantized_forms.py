@@ -81,10 +81,13 @@ def in_blocks(weight: QuantizedWeight) -> QuantizedWeight | None:
     """Return the same weight in blocks of 32 with float16 scales and minima; None if it has none.
 
     Scales of larger groups are repeated. Indices into whole or half numbers, such as MXFP4's,
-    become codes of 8 bits.
+    become codes of 8 bits. Floats of 8 bits keep float32 scales, without minima.
     """
-    if weight.order is not None or weight.group % BLOCK or weight.is_float8:
+    if weight.order is not None or weight.group % BLOCK:
         return None
+    if weight.is_float8:
+        scales = weight.scales.float() * 2.0**weight.exponent
+        return _regrouped(replace(weight, scales=scales, exponent=0), BLOCK)
     table = weight.table
     if table is not None and table.is_floating_point() and _exact_unit(table) is None:
         return None

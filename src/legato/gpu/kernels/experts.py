@@ -32,9 +32,9 @@ class ExpertWeights(NamedTuple):
     """The same projection of all experts.
 
     Attributes:
-        values: [X, N, K] in the model's dtype; or uint8 codes, each expert's laid out as for
+        values: [X, N, K] in the model's dtype; or codes, each expert's laid out as for
             `legato.gpu.kernels.quantized.multiply`.
-        scales, minima: float16 [X, N, K / 32]; None unless there are codes.
+        scales, minima: likewise, [X, N, K / 32]; None unless there are codes.
         bias: [X, N]; None if there is none.
     """
 
@@ -392,7 +392,8 @@ def _multiply(
     else:
         values += first_output * (depth * bits // 8)
         scales += first_output * (depth // _GROUP)
-        minima += first_output * (depth // _GROUP)
+        if minima is not None:
+            minima += first_output * (depth // _GROUP)
     is_output = output < num_outputs
     sums = tl.zeros([row.shape[0], output.shape[0]], tl.float32)
     for first in range(0, depth, tile_depth):

@@ -54,7 +54,7 @@ def multiply(
     rows: torch.Tensor,
     codes: torch.Tensor,
     scales: torch.Tensor,
-    minima: torch.Tensor,
+    minima: torch.Tensor | None,
     bias: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
@@ -63,9 +63,10 @@ def multiply(
     Args:
         rows: [T, K].
         codes: uint8 [N, K], or [N, K / 2] of 4 bits each: of 32 adjacent codes, the first 16 are
-            the lower halves of 16 bytes, the others the upper halves.
-        scales: float16 [N, K / 32].
-        minima: float16 [N, K / 32].
+            the lower halves of 16 bytes, the others the upper halves. int8 [N, K] are the bits of
+            8-bit floats, e4m3fn.
+        scales: float16 or float32 [N, K / 32].
+        minima: likewise; None if there are none.
         bias: [N].
         out: [T, N], in the dtype of `rows`; written.
     """
@@ -104,7 +105,7 @@ def multiply(
 
 
 def dequantize(
-    codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor, out: torch.Tensor
+    codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, out: torch.Tensor
 ) -> None:
     """Write the weights of codes that are laid out as for `multiply`.
 
@@ -294,7 +295,7 @@ def add_code_products(
         sums = add_product(sums, values, (code >> 4) * scale + minimum)
         code = code & 15
     values = load_columns(rows, row, is_row, column, depth)
-    return add_product(sums, values, code * scale + minimum)
+    return add_product(sums, values, _numbers(code) * scale + minimum)
 
 
 @triton.jit
@@ -320,7 +321,7 @@ def _dequantize(
         high = (code >> 4) * scale + minimum
         tl.store(place + _GROUP // 2, high.to(out.dtype.element_ty), mask=is_inside)
         code = code & 15
-    low = code * scale + minimum
+    low = _numbers(code) * scale + minimum
     tl.store(place, low.to(out.dtype.element_ty), mask=is_inside)
 
 
@@ -348,13 +349,16 @@ def _load_scales(
     depth,
     tile_depth: tl.constexpr,
 ):
-    """Return scales and minima of tile_depth columns: float16 [outputs, groups], 0 after them."""
+    """Return scales and minima of tile_depth columns: [outputs, groups], 0 after them."""
     num_groups = depth // _GROUP
     group = first // _GROUP + tl.arange(0, tile_depth // _GROUP)
     place = output[:, None] * num_groups + group[None, :]
     is_inside = (output < num_outputs)[:, None] & (group < num_groups)[None, :]
     scale = tl.load(scales + place, mask=is_inside, other=0.0)
-    minimum = tl.load(minima + place, mask=is_inside, other=0.0)
+    if minima is None:
+        minimum = tl.zeros_like(scale)
+    else:
+        minimum = tl.load(minima + place, mask=is_inside, other=0.0)
     return scale, minimum
 
 
@@ -364,6 +368,19 @@ def _repeated(values, width: tl.constexpr):
     repeats: tl.constexpr = width // values.shape[1]
     shape: tl.constexpr = (values.shape[0], values.shape[1], repeats)
     return tl.broadcast_to(values.to(tl.float32)[:, :, None], shape).reshape(shape[0], width)
+
+
+@triton.jit
+def _numbers(code):
+    """Return the numbers of codes of 8 bits, float32.
+
+    The bits of a float of 8 bits, moved to those of a float32, are 2**-120 of it.
+    """
+    if code.dtype == tl.int8:
+        wide = code.to(tl.int32)
+        bits = (wide & 0x7F) << 20 | wide & -0x80000000
+        return bits.to(tl.float32, bitcast=True) * 2.0**120
+    return code.to(tl.float32)
 
 
 @triton.jit
