@@ -22,7 +22,13 @@ from legato.core.config import DEFAULT_MODEL, ModelConfig, Quantization
 from legato.core.errors import ConfigError
 from legato.model.decoder import Decoder
 from legato.model.quantization import BLOCK, QuantizedWeight, quantize
-from legato.model.quantized_forms import can_concatenate, concatenate, halved, native_form
+from legato.model.quantized_forms import (
+    can_concatenate,
+    concatenate,
+    halved,
+    native_form,
+    with_whole_table,
+)
 
 KINDS = (*SMALL, *LARGE)
 
@@ -198,3 +204,15 @@ def test_a_cpu_has_no_8_bit_floats() -> None:
             device=torch.device("cpu"),
             quantization=config.quantization,
         )
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=15, max_size=15))
+def test_a_table_is_rounded_to_bytes_in_a_unit_that_suits_it(numbers: list[float]) -> None:
+    """No number is off by more than 1/200 of the largest; one unit of 1/127 is no better."""
+    table = torch.tensor([1.0, *numbers])
+    codes = torch.arange(16, dtype=torch.uint8).repeat(2)[None]
+    weight = with_whole_table(QuantizedWeight(codes, torch.ones(1, 1), None, 4, table=table))
+    errors = weight.dequantize()[0, :16] - table
+    usual = (table * 127).round() / 127 - table
+    assert errors.abs().max() <= 1 / 200 + 1e-6
+    assert errors.square().sum() <= usual.square().sum() + 1e-6

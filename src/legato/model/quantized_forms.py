@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -61,14 +62,14 @@ def with_whole_table(weight: QuantizedWeight) -> QuantizedWeight:
     """Turn a table of 16 floats into bytes, which integer products take.
 
     Integers, and halves as those of 4-bit floats, stay exact. Others, as those of NF4, are off by
-    at most 1/254 of the largest.
+    at most 1/200 of the largest.
     """
     table = weight.table
     if table is None or weight.is_float8 or weight.zero == _SIGNED_ZERO:
         return weight
     unit = _exact_unit(table)
     if unit is None:
-        unit = float(table.abs().max()) / _SIGNED_RANGE[1]
+        unit = min(_units(table), key=partial(_squared_error, table))
     return replace(
         weight,
         scales=weight.scales if unit == 1.0 else weight.scales.float() * unit,
@@ -135,6 +136,17 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 def _exact_unit(table: torch.Tensor) -> float | None:
     """Return 1 or a half, if a table's numbers are whole in this unit, in 8 bits; else None."""
     return next((unit for unit in (1.0, 0.5) if _is_whole(table / unit)), None)
+
+
+def _units(table: torch.Tensor) -> list[float]:
+    """Return the units in which a table's largest number is whole, and uses most of 8 bits."""
+    largest = float(table.abs().max())
+    return [largest / count for count in range(100, _SIGNED_RANGE[1] + 1)]
+
+
+def _squared_error(table: torch.Tensor, unit: float) -> float:
+    """Return the squared errors of a table's numbers in a unit, summed."""
+    return float(((table / unit).round() * unit - table).square().sum())
 
 
 def _is_same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
