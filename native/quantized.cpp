@@ -28,8 +28,6 @@ Floats number(const uint8_t *block, Ints table, int index) {
     const int set = index / 4, shift = index % 4 * 8;
     if constexpr (codes == Codes::kEight) {
         return to_floats(load_ints(block + 64 * set) >> shift & fill(int32_t{0xff}));
-    } else if constexpr (codes == Codes::kFloat) {
-        return from_float8(load_ints(block + 64 * set) >> shift);
     } else {
         const int half = kSets / 2;
         const Ints both = load_ints(block + 64 * (set % half)) >> (set / half * 4);
@@ -37,6 +35,15 @@ Floats number(const uint8_t *block, Ints table, int index) {
         const Ints found = look_up(table, both & fill(int32_t{0x0f0f0f0f}));
         return to_floats(found >> shift & fill(int32_t{0xff}));
     }
+}
+
+// Returns numbers 2 * `index` and the next of each output, times 1 / kPairFactor.
+template <Codes codes>
+constexpr float kPairFactor = codes == Codes::kFloat ? kFloat8Factor : 1.0f;
+template <Codes codes>
+FloatPairs number_pairs(const uint8_t *block, Ints table, int index) {
+    if constexpr (codes == Codes::kFloat) return load_float8(block + 64 * (index / 2), index % 2);
+    else return {number<codes>(block, table, 2 * index), number<codes>(block, table, 2 * index + 1)};
 }
 
 // Scales and minima of the groups of a step, which has one or two.
@@ -61,7 +68,7 @@ void unpack_half(const PackedMatrix &matrix, int panel, int half, bf16 *tiles) {
     for (int step = 0; step < matrix.num_steps; ++step, block += matrix.block_bytes()) {
         Numbers<num_groups> numbers(matrix, from + step / matrix.steps_a_group * matrix.number_bytes());
         for (int i = 0; i < num_groups; ++i) {
-            numbers.scales[i] = numbers.scales[i] * factor;
+            numbers.scales[i] = numbers.scales[i] * factor * fill(kPairFactor<codes>);
             numbers.minima[i] = numbers.minima[i] * factor;
         }
         bf16 *tile = tiles + (2 * step + half) * kTileValues;
@@ -69,8 +76,9 @@ void unpack_half(const PackedMatrix &matrix, int panel, int half, bf16 *tiles) {
         for (int row = 0; row < kTileRows; ++row) {
             const int group = row * num_groups / kTileRows;
             const Floats scale = numbers.scales[group], minimum = numbers.minima[group];
-            const Floats first = fma(number<codes>(block, table, 2 * row), scale, minimum);
-            const Floats second = fma(number<codes>(block, table, 2 * row + 1), scale, minimum);
+            const FloatPairs pairs = number_pairs<codes>(block, table, row);
+            const Floats first = fma(pairs.first, scale, minimum);
+            const Floats second = fma(pairs.second, scale, minimum);
             store(tile + row * kTileDepth, interleave_bf16(first, second));
         }
     }

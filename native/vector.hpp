@@ -38,6 +38,7 @@ inline void prefetch_twice(const T *from, long ahead) {
     prefetch(from + ahead / 2);
 }
 
+#ifndef LEGATO_AVX512
 // Returns the 8-bit floats (e4m3fn) in the lowest bytes of the lanes. NaN becomes 480.
 //
 // As float32, small ones would be subnormal, with which products take a hundred times as long.
@@ -49,6 +50,17 @@ inline Floats from_float8(Ints x) {
     const Floats found = where_negative(is_subnormal, subnormal, normal);
     return with_bits(bits_of(found) | sign);
 }
+
+// As in vector512.hpp.
+struct FloatPairs {
+    Floats first, second;
+};
+constexpr float kFloat8Factor = 1.0f;
+inline FloatPairs load_float8(const uint8_t *from, int half) {
+    const Ints x = load_ints(from) >> 16 * half;
+    return {from_float8(x), from_float8(x >> 8)};
+}
+#endif
 
 // Returns 2^x for x <= 0, within 8e-5: results are rounded to bfloat16.
 inline Floats exp2_fast(Floats x) {
