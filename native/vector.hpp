@@ -1,6 +1,8 @@
 // Vectors of 16 numbers, for the instructions that this module is compiled for.
 #pragma once
 
+#include <array>
+
 #ifdef LEGATO_AVX512
 #include "vector512.hpp"
 #else
@@ -38,29 +40,29 @@ inline void prefetch_twice(const T *from, long ahead) {
     prefetch(from + ahead / 2);
 }
 
-#ifndef LEGATO_AVX512
-// Returns the 8-bit floats (e4m3fn) in the lowest bytes of the lanes. NaN becomes 480.
-//
-// As float32, small ones would be subnormal, with which products take a hundred times as long.
-inline Floats from_float8(Ints x) {
-    const Ints magnitude = x & fill(int32_t{0x7f}), sign = (x & fill(int32_t{0x80})) << 24;
-    const Floats normal = with_bits((magnitude << 20) + fill(int32_t{120 << 23}));
-    const Floats subnormal = to_floats(magnitude) * fill(0x1p-9f);
-    const Floats is_subnormal = with_bits(magnitude + fill(int32_t{-8}));
-    const Floats found = where_negative(is_subnormal, subnormal, normal);
-    return with_bits(bits_of(found) | sign);
-}
-
-// As in vector512.hpp.
+// Two numbers of each lane.
 struct FloatPairs {
     Floats first, second;
 };
-constexpr float kFloat8Factor = 1.0f;
+
+// Returns the 8-bit floats (e4m3fn) in bytes 0 and 1 of each lane, or 2 and 3, times 1 / kFloat8Factor.
+//
+// A half with their bits has another bias. Small ones are subnormal there at no cost; as float32, products
+// with them would take a hundred times as long. NaN becomes 480.
+constexpr float kFloat8Factor = 256.0f;
 inline FloatPairs load_float8(const uint8_t *from, int half) {
-    const Ints x = load_ints(from) >> 16 * half;
-    return {from_float8(x), from_float8(x >> 8)};
+    // Into the upper bytes of 16 bits; the rest become zeros.
+    static constexpr auto kPlaces = [] {
+        std::array<std::array<uint8_t, 64>, 2> places{};
+        for (int i = 0; i < 128; ++i)
+            places[i / 64][i % 64] = i % 2 ? i / 64 * 2 + i % 16 / 4 * 4 + i % 4 / 2 : 0x80;
+        return places;
+    }();
+    const Ints bytes = look_up(load_ints(from), load_ints(kPlaces[half].data()));
+    const Ints signs = bytes & fill(static_cast<int32_t>(0x80008000));
+    const Ints halves = (bytes >> 1 & fill(int32_t{0x3f803f80})) | signs;
+    return {from_halves(halves), from_halves(halves >> 16)};
 }
-#endif
 
 // Returns 2^x for x <= 0, within 8e-5: results are rounded to bfloat16.
 inline Floats exp2_fast(Floats x) {

@@ -149,7 +149,7 @@ inline Ints operator>>(Ints x, int count) {
     return {reinterpret_cast<__m256i>(reinterpret_cast<__v8su>(x.low) >> count),
             reinterpret_cast<__m256i>(reinterpret_cast<__v8su>(x.high) >> count)};
 }
-// Returns byte x of the table, which all 16 bytes of `table` repeat, for each byte x below 16.
+// Returns byte x of the 16 bytes of the table at the same place, for each byte x below 16; 0 for 0x80.
 inline Ints look_up(Ints table, Ints x) {
     return {_mm256_shuffle_epi8(table.low, x.low), _mm256_shuffle_epi8(table.high, x.high)};
 }
@@ -159,6 +159,13 @@ inline Ints operator<<(Ints x, int count) {
 }
 inline Ints operator|(Ints a, Ints b) {
     return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
+}
+// Returns the half floats in the lower 16 bits of the lanes.
+inline Floats from_halves(Ints x) {
+    const Ints lower = x & fill(int32_t{0xffff});
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(lower.low, lower.high), 0xd8);
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(packed)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1))};
 }
 inline Floats with_bits(Ints x) { return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)}; }
 inline Ints bits_of(Floats x) { return {_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)}; }

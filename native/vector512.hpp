@@ -1,7 +1,6 @@
 // Vectors of 16 numbers in AVX-512 with bfloat16 and VNNI; the same functions as vector256.hpp.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #ifdef LEGATO_EMULATED
@@ -86,34 +85,13 @@ inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.values, b.val
 inline Ints operator>>(Ints x, int count) {
     return {reinterpret_cast<__m512i>(reinterpret_cast<__v16su>(x.values) >> count)};
 }
-// Returns byte x of the table, which all 16 bytes of `table` repeat, for each byte x below 16.
+// Returns byte x of the 16 bytes of the table at the same place, for each byte x below 16; 0 for 0x80.
 inline Ints look_up(Ints table, Ints x) { return {_mm512_shuffle_epi8(table.values, x.values)}; }
 inline Ints operator<<(Ints x, int count) {
     return {reinterpret_cast<__m512i>(reinterpret_cast<__v16su>(x.values) << count)};
 }
-// Two numbers of each lane.
-struct FloatPairs {
-    Floats first, second;
-};
-
-// Returns the 8-bit floats (e4m3fn) in bytes 0 and 1 of each lane, or 2 and 3, times 1 / kFloat8Factor.
-//
-// A half with their bits has another bias, and small ones are subnormal there at no cost. NaN becomes 480.
-constexpr float kFloat8Factor = 256.0f;
-inline FloatPairs load_float8(const uint8_t *from, int half) {
-    // Into the upper bytes of 16 bits; the rest become zeros.
-    static constexpr auto kPlaces = [] {
-        std::array<std::array<uint8_t, 64>, 2> places{};
-        for (int i = 0; i < 128; ++i)
-            places[i / 64][i % 64] = i % 2 ? i / 64 * 2 + i % 16 / 4 * 4 + i % 4 / 2 : 0x80;
-        return places;
-    }();
-    const __m512i bytes = _mm512_shuffle_epi8(_mm512_loadu_si512(from),
-                                              _mm512_loadu_si512(kPlaces[half].data()));
-    const Ints bits = Ints{_mm512_srai_epi16(bytes, 1)} & fill(static_cast<int32_t>(0xbf80bf80));
-    return {{_mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits.values))},
-            {_mm512_cvtph_ps(_mm512_cvtepi32_epi16((bits >> 16).values))}};
-}
+// Returns the half floats in the lower 16 bits of the lanes.
+inline Floats from_halves(Ints x) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(x.values))}; }
 inline Ints operator|(Ints a, Ints b) { return {_mm512_or_si512(a.values, b.values)}; }
 inline Floats with_bits(Ints x) { return {_mm512_castsi512_ps(x.values)}; }
 inline Ints bits_of(Floats x) { return {_mm512_castps_si512(x.values)}; }

@@ -158,12 +158,6 @@ inline __m512i _mm512_slli_epi32(__m512i x, unsigned count) {
     return std::bit_cast<__m512i>(std::bit_cast<emulated::Lanes>(x) << count);
 }
 
-inline __m512i _mm512_srai_epi16(__m512i x, unsigned count) {
-    int16_t shorts[32];
-    emulated::stored(shorts, x);
-    for (auto &value : shorts) value = static_cast<int16_t>(value >> count);
-    return emulated::loaded<__m512i>(shorts);
-}
 inline __m256i _mm512_cvtepi32_epi16(__m512i x) {
     const auto lanes = std::bit_cast<emulated::Lanes>(x);
     uint16_t shorts[emulated::kLanes];
