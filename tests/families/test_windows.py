@@ -101,8 +101,8 @@ def settings(path: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def generate(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+def generate(llm: LLM, prompts: list[list[int]], num_tokens: int = NUM_TOKENS) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     given = [{"prompt_token_ids": one} for one in prompts]
     return [one.outputs[0].token_ids for one in llm.generate(given, params, use_tqdm=False)]
 

@@ -4,22 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from legato import LLM, SamplingParams
+from legato import LLM
 from legato.engine.assembly import gpu
 from tests.families.schedules import assert_best
-from tests.families.test_windows import FAMILIES, poisoned, prompt, settings
+from tests.families.test_windows import FAMILIES, generate, poisoned, prompt, settings
 from tests.families.tiny import random_model
 from tests.gpu.test_startup import put_on_a_gpu
 from tests.kv.conservation import check_blocks
 
 NUM_TOKENS = 3
 LENGTHS = (50, 20)
-
-
-def generate(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    given = [{"prompt_token_ids": one} for one in prompts]
-    return [one.outputs[0].token_ids for one in llm.generate(given, params, use_tqdm=False)]
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4-26b-a4b"])
@@ -37,7 +31,7 @@ def test_tokens_are_those_of_transformers(
     kv = poisoned(llm)._kv
     prompts = [prompt(length, i) for i, length in enumerate(LENGTHS)]
     for _ in range(2):
-        for one, output in zip(prompts, generate(llm, prompts), strict=True):
+        for one, output in zip(prompts, generate(llm, prompts, NUM_TOKENS), strict=True):
             assert len(output) == NUM_TOKENS
             assert_best(model, one, output)
         prompts = [[*prompts[0][:43], 9, 4], prompts[1]]

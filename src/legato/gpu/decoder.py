@@ -1,6 +1,7 @@
 """The decoder on a GPU: PyTorch's weights, with few kernels between the products."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder, Embedding, embedding_scale
 from legato.model.experts import MixtureBesideMlp, MixtureOfExperts, Router
-from legato.model.layers import MLP, Attention, DecoderLayer, LayerNorm, RMSNorm, UngatedMLP
+from legato.model.layers import MLP, Attention, DecoderLayer, LayerNorm, RMSNorm, UngatedMLP, scaled
 from legato.model.recurrence import Convolution, RecurrentMixer
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec, LayerSpec
@@ -176,31 +177,16 @@ class GpuDecoder(Decoder):
         if own.mlp is not None:
             if not own.is_parallel or layer.post_attention_layernorm is not None:
                 rows = stream.rows(layer.post_attention_layernorm)
-            output = _scaled(
-                _feed_forward(layer.mlp, rows, inputs.groups[0].slot_mapping), mlp_scale
-            )
+            slots = inputs.groups[0].slot_mapping
+            output = scaled(_feed_forward(layer.mlp, rows, slots), mlp_scale)
             output = self._communicator.sum(output)
             if layer.mixture is not None:
-                output = self._with_experts(layer.mixture, stream.settled(), output, inputs)
+                assert isinstance(layer.mixture, MixtureBesideMlp)
+                experts = partial(_mixture, layer.mixture.mlp, slots)
+                output = layer.mixture.added(experts, stream.settled(), output)
             if own.is_parallel and mixed is not None:
                 stream.add(mixed, own.residual_scale, None)
             stream.add(output, own.residual_scale, layer.mlp_output_layernorm)
-
-    def _with_experts(
-        self,
-        beside: nn.Module,
-        hidden: torch.Tensor,
-        output: torch.Tensor,
-        inputs: StepInputs,
-    ) -> torch.Tensor:
-        """As `MixtureBesideMlp.forward`."""
-        assert isinstance(beside, MixtureBesideMlp)
-        routed = beside.router_norm(hidden) * beside.router_scale
-        slots = inputs.groups[0].slot_mapping
-        found = _mixture(beside.mlp, beside.input_norm(hidden), slots, routed)
-        found = beside.output_norm(self._communicator.sum(found))
-        total: torch.Tensor = beside.mlp_output_norm(output) + found
-        return total
 
     def hidden_of(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return the final norm of rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
@@ -322,10 +308,6 @@ def _turns(rotary: nn.Module, positions: torch.Tensor) -> _Turns:
     return _Turns(table, None if scale is None else scale[:, None, None])
 
 
-def _scaled(rows: torch.Tensor, scale: float) -> torch.Tensor:
-    return rows if scale == 1.0 else rows.mul_(scale)
-
-
 def _mixed(
     layer: DecoderLayer,
     rows: torch.Tensor,
@@ -340,10 +322,10 @@ def _mixed(
     if attention is not None:
         assert isinstance(attention, Attention)
         output = _attention(attention, rows, ropes[attention.rope], inputs, memory)
-        outputs.append(_scaled(output, scales[0]))
+        outputs.append(scaled(output, scales[0]))
     if recurrence is not None:
         assert isinstance(recurrence, RecurrentMixer)
-        outputs.append(_scaled(_recurrence(recurrence, rows, inputs, memory), scales[1]))
+        outputs.append(scaled(_recurrence(recurrence, rows, inputs, memory), scales[1]))
     return outputs[0] if len(outputs) == 1 else outputs[0].add_(outputs[1])
 
 
@@ -422,14 +404,14 @@ def _feed_forward(
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]; of rows with negative slots, experts compute nothing."""
     if isinstance(network, MixtureOfExperts):
-        return _mixture(network, rows, slots)
+        return _mixture(network, slots, rows)
     return _mlp(network, rows)
 
 
 def _mixture(
     mixture: MixtureOfExperts,
-    rows: torch.Tensor,
     slots: torch.Tensor,
+    rows: torch.Tensor,
     routed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `MixtureOfExperts.forward`."""

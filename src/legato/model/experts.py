@@ -4,7 +4,7 @@ Rows are sorted by expert, so that the weights of each picked expert are read on
 are added in the order of its experts' scores, which does not depend on the other rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -187,9 +187,6 @@ class MixtureBesideMlp(nn.Module):
 
     Args:
         communicator: sums the ranks' parts of the experts' outputs.
-
-    Attributes:
-        router_scale: factor on the normalized rows that the router reads.
     """
 
     def __init__(
@@ -197,7 +194,7 @@ class MixtureBesideMlp(nn.Module):
     ) -> None:
         super().__init__()
         self._communicator = communicator
-        self.router_scale = spec.hidden_size**-0.5
+        self._router_scale = spec.hidden_size**-0.5
         self.router_norm = make_norm(spec, empty)
         self.input_norm = make_norm(spec, empty)
         self.mlp = MixtureOfExperts(own, spec.hidden_size, empty)
@@ -206,8 +203,21 @@ class MixtureBesideMlp(nn.Module):
 
     def forward(self, hidden: torch.Tensor, mlp_output: torch.Tensor) -> torch.Tensor:
         """Map the residual stream [T, E] and the MLP's output [T, E] to the sum of both."""
-        routed = self.router_norm(hidden) * self.router_scale
-        output = self._communicator.sum(self.mlp(self.input_norm(hidden), routed))
+        return self.added(self.mlp, hidden, mlp_output)
+
+    def added(
+        self,
+        experts: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
+        mlp_output: torch.Tensor,
+    ) -> torch.Tensor:
+        """Do what `forward` does, with another implementation of the experts.
+
+        Args:
+            experts: maps rows [T, E] and the router's rows [T, E] to [T, E].
+        """
+        routed = self.router_norm(hidden) * self._router_scale
+        output = self._communicator.sum(experts(self.input_norm(hidden), routed))
         total: torch.Tensor = self.mlp_output_norm(mlp_output) + self.output_norm(output)
         return total
 

@@ -240,7 +240,7 @@ class MLP(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [T, E] to [T, E]."""
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)  # [T, I] each
-        inner = self.act_fn(_scaled(gate, self.gate_scale)).mul_(up)
+        inner = self.act_fn(scaled(gate, self.gate_scale)).mul_(up)
         output: torch.Tensor = self.down_proj(inner)
         return output
 
@@ -368,7 +368,7 @@ class DecoderLayer(nn.Module):
         if self.mlp is not None:
             if not self._is_parallel or self.post_attention_layernorm is not None:
                 rows = self._rows(self.post_attention_layernorm, hidden)
-            output = self._communicator.sum(_scaled(self.mlp(rows), self._mlp_scale))
+            output = self._communicator.sum(scaled(self.mlp(rows), self._mlp_scale))
             if self.mixture is not None:
                 output = self.mixture(hidden, output)
             if self._is_parallel and mixed is not None:
@@ -392,10 +392,10 @@ class DecoderLayer(nn.Module):
         outputs: list[torch.Tensor] = []
         if self.self_attn is not None:
             own = self.self_attn(rows, ropes, attention)
-            outputs.append(_scaled(own, self._attention_scale))
+            outputs.append(scaled(own, self._attention_scale))
         if self.recurrence is not None:
             assert states is not None, "recurrent layers need states"
-            outputs.append(_scaled(self.recurrence(rows, states), self._recurrence_scale))
+            outputs.append(scaled(self.recurrence(rows, states), self._recurrence_scale))
         return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
 
     def _rows(self, norm: nn.Module | None, hidden: torch.Tensor) -> torch.Tensor:
@@ -406,5 +406,6 @@ class DecoderLayer(nn.Module):
         hidden.add_(output if norm is None else norm(output), alpha=self._residual_scale)
 
 
-def _scaled(rows: torch.Tensor, scale: float) -> torch.Tensor:
+def scaled(rows: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return rows of any shape times a scale, as they are if it is 1."""
     return rows if scale == 1.0 else rows * scale

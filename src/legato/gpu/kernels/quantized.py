@@ -38,11 +38,16 @@ class _Tiling(NamedTuple):
         return triton.cdiv(depth, part_depth), part_depth
 
 
-_WEIGHTS_FIRST = {16: _Tiling(64, 1056, 4, 4, 3), 32: _Tiling(128, 264, 8, 8, 3)}
-_WEIGHTS_FIRST[64] = _WEIGHTS_FIRST[32]
+_WEIGHTS_FIRST = {
+    16: _Tiling(64, 1056, 4, 4, 3),
+    **dict.fromkeys((32, 64), _Tiling(128, 264, 8, 8, 3)),
+}
 """Of 4 bits, by the rows of a tile: as it was fastest on an H200."""
-_ROWS_FIRST = {16: _Tiling(32, 512, 8, 4, 3), 32: _Tiling(64, 512, 8, 4, 3)}
-_ROWS_FIRST |= {64: _ROWS_FIRST[32], 128: _Tiling(64, 512, 8, 8, 2)}
+_ROWS_FIRST = {
+    16: _Tiling(32, 512, 8, 4, 3),
+    **dict.fromkeys((32, 64), _Tiling(64, 512, 8, 4, 3)),
+    128: _Tiling(64, 512, 8, 8, 2),
+}
 """Of tiles with 128 rows, and of 8 bits. With 3 stages, an Ampere has too few registers for 128."""
 _SUMMED = 512
 """Outputs of a program that sums parts."""
