@@ -153,7 +153,7 @@ LayerShape shape_of(const nb::dict &numbers) {
             is("value_is_key"),    is("has_value_norm"),  experts_shape_of(numbers)};
 }
 
-using PlainRun = std::tuple<int, int, int, int, int>;
+using PlainRun = std::tuple<int, int, int, int, int, std::vector<int>>;
 
 // Numbers and float32 vectors of a recurrent mixer, by their names.
 class MixerParts {
@@ -322,8 +322,8 @@ NB_MODULE(LEGATO_MODULE, m) {
             const nb::gil_scoped_release release;
             MixerCall call{{}, at<void>(inputs), at<float>(recurrent),
                            at<float>(rows), at<void>(out), is_bf16};
-            for (const auto &[start, end, position, source, destination] : runs)
-                call.runs.push_back({start, end, position, source, destination});
+            for (const auto &[start, end, position, source, destination, earlier] : runs)
+                call.runs.push_back({start, end, position, source, destination, earlier});
             self.forward(pool, call);
         },
         "pool"_a, "runs"_a, "inputs"_a, "recurrent"_a, "rows"_a, "out"_a, "is_bf16"_a);

@@ -48,10 +48,11 @@ public:
         return conv_.bias.empty() ? total : total + load(&conv_.bias[channel]);
     }
 
-    // Writes the last inputs to the run's destination.
-    void keep() const {
-        Value *to = kept_ + run_.destination * slot_size_;
-        for (int row = run_.end - (conv_.num_taps - 1); row < run_.end; ++row)
+    // Writes the last inputs up to a row to its slot, if the run keeps the state there.
+    void keep(int last) const {
+        if (!run_.keeps(last)) return;
+        Value *to = kept_ + run_.slot(last) * slot_size_;
+        for (int row = last - (conv_.num_taps - 2); row <= last; ++row)
             for (int channel = 0; channel < conv_.num_channels; channel += 16, to += 16)
                 store_value(to, input(row, channel));
     }
@@ -88,7 +89,7 @@ void convolve_gated(const Convolution &conv, ThreadPool &pool, const MixerCall &
             for (int channel = 0; channel < size; channel += 16)
                 store_value(to + channel,
                             load(at(row) + size + channel) * own.at(row, channel));
-            if (row + 1 == run.end) own.keep();
+            own.keep(row);
         });
     });
 }
@@ -148,7 +149,7 @@ void Recurrence::run(ThreadPool &pool, const MixerCall &call) {
             float *mixed = mixed_.get() + static_cast<size_t>(row) * conv.num_channels;
             for (int channel = 0; channel < conv.num_channels; channel += 16)
                 store(mixed + channel, silu_exact(own.at(row, channel)));
-            if (row + 1 == run.end) own.keep();
+            own.keep(row);
             prepare(row_at(row), mixed, gates_.get() + static_cast<size_t>(row) * 2 * num_heads);
         });
         const int num_tasks = static_cast<int>(by_length.size()) * num_heads;
@@ -167,11 +168,12 @@ void Recurrence::run(ThreadPool &pool, const MixerCall &call) {
 void Recurrence::advance_run(const Run &run, int head, float *states) const {
     const size_t head_floats = state_size(), slot_floats = head_floats * num_heads;
     const float *from = states + run.source * slot_floats + head * head_floats;
-    float *const to = states + run.destination * slot_floats + head * head_floats;
-    for (int first = run.start, end; first < run.end; first = end, from = to) {
+    for (int first = run.start, end; first < run.end; first = end) {
         const int position = run.position + first - run.start;
-        end = std::min(run.end, first + kPiece - position % kPiece);
+        end = run.keeps(first) ? first + 1 : std::min(run.end, first + kPiece - position % kPiece);
+        float *const to = states + run.slot(end - 1) * slot_floats + head * head_floats;
         advance(head, first, end, from, to);
+        from = to;
     }
 }
 

@@ -18,9 +18,16 @@ namespace legato {
 constexpr int kStateAhead = 1024;
 
 // One request's rows [start, end) of a step, the first at `position`. Its state is read from one slot and
-// written to another, which no other run reads or writes.
+// written to others, which no other run reads or writes.
 struct Run {
     int start, end, position, source, destination;
+    std::vector<int> earlier;  // slots of the state after each row but the last, or empty
+
+    bool keeps(int row) const { return row + 1 == end || !earlier.empty(); }
+    // Of the state after a row that is kept, or is to be overwritten by the rows after it.
+    int slot(int row) const {
+        return row + 1 == end || earlier.empty() ? destination : earlier[row - start];
+    }
 };
 
 // A layer's states, and its rows of a step.

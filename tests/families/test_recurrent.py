@@ -15,6 +15,7 @@ from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.plan import FIRST_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import AbortRequest, AddRequest
+from legato.core.step_record import StepRecord
 from legato.core.token_ids import token_array
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
@@ -216,6 +217,33 @@ def test_preempted_requests_get_the_same_tokens(
     check_free(engine)
 
 
+@pytest.mark.parametrize("mixers", ["torch", *TESTED])
+def test_drafts_change_no_token(model: tuple[Path, dict[str, list[int]]], mixers: str) -> None:
+    """Answers that a server has given before are drafted right, and half of others wrong."""
+    asked = config(model[0])
+    long = msgspec.structs.replace(PARAMS, max_tokens=40, seed=0)
+    prompts = {str(i): PROMPTS[0][3 * i : 30 + i] for i in range(4)}
+    requests = [
+        AddRequest(request_id=name, prompt_token_ids=token_array(prompt), params=long)
+        for name, prompt in prompts.items()
+    ]
+    plain, _ = build_engine(asked)
+    scheduler = msgspec.structs.replace(asked.scheduler, speculative=5)
+    engine, _ = build_engine(msgspec.structs.replace(asked, scheduler=scheduler))
+    if mixers != "torch":
+        use_native_mixers(plain, mixers)
+        use_native_mixers(engine, mixers)
+    expected = run(plain, requests)
+    engine.set_recording(is_on=True)
+    for _ in range(2):
+        assert run(engine, requests) == expected
+        engine._kv.forget()
+    steps = [record for record in engine.take_records() if isinstance(record, StepRecord)]
+    num_drafts = sum(chunk.num_tokens - 1 for s in steps for chunk in s.chunks if chunk.drafter)
+    assert 100 < sum(step.num_accepted_tokens for step in steps) < num_drafts
+    check_free(engine)
+
+
 def test_no_more_requests_run_than_have_slots(model: tuple[Path, dict[str, list[int]]]) -> None:
     folder, _ = model
     engine, _ = build_engine(config(folder))
@@ -248,12 +276,6 @@ def test_several_completions_of_a_prompt(model: tuple[Path, dict[str, list[int]]
 REFUSED: dict[str, Callable[[EngineConfig], EngineConfig]] = {
     "--tensor-parallel-size": lambda c: msgspec.structs.replace(
         c, model=msgspec.structs.replace(c.model, tensor_parallel_size=2)
-    ),
-    "--speculative with a number": lambda c: msgspec.structs.replace(
-        c, scheduler=SchedulerConfig(speculative=2)
-    ),
-    "--speculative-model": lambda c: msgspec.structs.replace(
-        c, model=msgspec.structs.replace(c.model, speculative_model=c.model.model)
     ),
 }
 """Key a word of the refusal, value the change of the configuration."""

@@ -23,6 +23,7 @@ from tests.gpu.executors import Engine, device_here, make_executor, request
 from tests.gpu.test_startup import engine_of as engine_of_config
 from tests.gpu.test_startup import put_on_a_gpu, tokens_of
 from tests.model.conftest import load
+from tests.scheduler.foretold import Foretold, token_in
 
 BLOCKS = {"block_size": 8, "num_blocks": 24}
 PROMPTS = {
@@ -52,13 +53,14 @@ def requests() -> list[AddRequest]:
     return [request(name, prompt, max_tokens=NUM_TOKENS) for name, prompt in PROMPTS.items()]
 
 
-def engine_of(executor: GpuExecutor, budget: int) -> Engine:
+def engine_of(executor: GpuExecutor, budget: int, **settings: Any) -> Engine:
     return Engine(
         executor,
         **BLOCKS,
         states=StateSlots(3, executor.depth, num_spare_slots=4),
         max_len=128,
         max_num_batched_tokens=budget,
+        **settings,
     )
 
 
@@ -74,6 +76,21 @@ def test_greedy_tokens_are_those_of_transformers(
     assert engine.run(requests()) == expected
     assert engine.stats.num_prefix_cache_hits
     assert engine.stats.kv_usage == 0.0
+
+
+@pytest.mark.parametrize("model", ["lfm2", "qwen3.5", "granite-4-h"], indirect=True)
+def test_drafts_change_no_token(model: tuple[Decoder, dict[str, list[int]]]) -> None:
+    """Of an answer's drafts, every third is wrong."""
+    plain, _ = model
+    longer = [request(name, prompt, max_tokens=9) for name, prompt in PROMPTS.items()]
+    executor, _ = make_executor(plain, **BLOCKS, max_len=128, depth=2)
+    expected = engine_of(executor, 96).run(longer)
+    rows = {one.request_id: [*one.prompt_token_ids, *expected[one.request_id]] for one in longer}
+    drafter = Foretold(token_in(rows), lambda _, position: position % 3 > 0)
+    engine = engine_of(executor, 96, drafters=[drafter], speculative=3)
+    engine.set_recording(is_on=True)
+    assert engine.run(longer) == expected
+    assert any(getattr(record, "num_accepted_tokens", 0) for record in engine.take_records())
 
 
 @pytest.mark.parametrize("model", ["granite-4-h"], indirect=True)

@@ -42,7 +42,7 @@ KINDS = ("short convolution", "delta net", "mamba 2")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 NEAR = {"rtol": 1e-4, "atol": 2e-5}
 """Tolerances of float32 over many tokens."""
-NUM_SLOTS = 12
+NUM_SLOTS = 14
 
 
 def work_of(runs: Sequence[Run], num_rows: int, device: torch.device) -> StateWork:
@@ -50,7 +50,7 @@ def work_of(runs: Sequence[Run], num_rows: int, device: torch.device) -> StateWo
     has_chunks = any(run.end - run.start > 1 for run in runs)
     shape = StateWorkShape.of(num_rows, len(runs) + 2, has_chunks=has_chunks)
     section = np.full(sum(shape.sizes), 77, dtype=np.int32)
-    shape.write(section, np.array(runs, dtype=np.int64))
+    shape.write(section, runs)
     return shape.views(torch.from_numpy(section).to(device))
 
 
@@ -151,15 +151,16 @@ def test_mixers_are_recurrences_in_float64(
         Run(71, 74, 62, 4, 1),
         Run(74, 75, 64, 6, 7),
         Run(75, 77, 0, 0, 8),
+        Run(77, 82, 61, 4, 13, (9, 10, 12, 11)),
     ]
-    projected = torch.full((80, layer.width), torch.nan, device=device, dtype=dtype)
-    projected[:77] = torch.randn(77, layer.width).to(projected)
+    projected = torch.full((85, layer.width), torch.nan, device=device, dtype=dtype)
+    projected[:82] = torch.randn(82, layer.width).to(projected)
     for part in layer.states:
         part[9:] = torch.nan
     before = [part.clone() for part in layer.states]
     outputs = layer.mix(projected, runs)
     assert outputs.dtype == dtype
-    others = [slot for slot in range(NUM_SLOTS) if slot not in (5, 3, 1, 7, 8)]
+    others = [slot for slot in range(9) if slot not in (5, 3, 1, 7, 8)]
     for part, old in zip(layer.states, before, strict=True):
         if not len(part):
             continue
@@ -169,12 +170,14 @@ def test_mixers_are_recurrences_in_float64(
         states = LayerStates(
             *(part[run.source].double() if len(part) else part.double() for part in before)
         )
-        expected = exact(layer.module, projected[run.start : run.end].double(), states)
-        found = outputs[run.start : run.end].double()
-        torch.testing.assert_close(found, expected, **tolerance)
-        for part, own in zip(layer.states, states, strict=True):
-            if len(part):
-                torch.testing.assert_close(part[run.destination].double(), own, **tolerance)
+        start = run.start
+        for end, slot in run.kept:
+            expected = exact(layer.module, projected[start:end].double(), states)
+            torch.testing.assert_close(outputs[start:end].double(), expected, **tolerance)
+            for part, own in zip(layer.states, states, strict=True):
+                if len(part):
+                    torch.testing.assert_close(part[slot].double(), own, **tolerance)
+            start = end
 
 
 LENGTH = 140
@@ -228,27 +231,38 @@ def test_repeated_keys_lose_no_digits(device: torch.device) -> None:
 @examples(30)
 @given(
     lengths=st.lists(st.integers(1, 2) | st.integers(1, 200), min_size=1, max_size=6),
+    most_kept=st.integers(1, 8),
     position=st.integers(0, 200),
     padding=st.integers(0, 9),
 )
-def test_pieces_end_at_multiples_of_64(lengths: list[int], position: int, padding: int) -> None:
+def test_pieces_end_at_multiples_of_64(
+    lengths: list[int], most_kept: int, position: int, padding: int
+) -> None:
+    """Runs of up to `most_kept` rows keep the state after each row, and have no pieces."""
     ends = np.cumsum(lengths).tolist()
     runs = [
-        Run(end - length, end, position, 0, 2 + i)
-        for i, (length, end) in enumerate(zip(lengths, ends, strict=True))
+        Run(end - length, end, position, 0, end, tuple(range(end - length + 1, end)))
+        if length <= most_kept
+        else Run(end - length, end, position, 0, end)
+        for length, end in zip(lengths, ends, strict=True)
     ]
     work = work_of(runs, ends[-1] + padding, torch.device("cpu"))
-    listed = [Run(*run) for run in work.runs.tolist()]
-    assert sorted(run for run in listed if run.end) == runs
-    assert all(run.end - run.start <= 1 for run in listed[work.num_long_runs :])
-    for run in runs:
-        assert {listed[i] for i in work.run_of_row[run.start : run.end].tolist()} == {run}
+    listed = [tuple(run) for run in work.runs.tolist()]
+    expected_runs = [(*run[:5], bool(run.earlier)) for run in runs]
+    assert sorted(run for run in listed if run[1]) == expected_runs
+    assert all(end - start <= 1 for start, end, *_ in listed[work.num_long_runs :])
+    slots = [-1] * (ends[-1] + padding)
+    for run, own in zip(runs, expected_runs, strict=True):
+        assert {listed[i] for i in work.run_of_row[run.start : run.end].tolist()} == {own}
+        for end, slot in run.kept:
+            slots[end - 1] = slot
+    assert work.slot_of_row.tolist() == slots
     for row, index in enumerate(work.run_of_row[ends[-1] :].tolist(), start=ends[-1]):
-        assert not listed[index].start <= row < listed[index].end
+        assert not listed[index][0] <= row < listed[index][1]
     pieces = sorted(tuple(piece) for piece in work.pieces.tolist() if piece[1])
     expected = []
     for run in runs:
-        if run.end - run.start > 1:
+        if run.end - run.start > 1 and not run.earlier:
             rows = range(run.start, run.end)
             places = [(row, (run.position + row - run.start) // PIECE) for row in rows]
             for index in dict.fromkeys(piece for _, piece in places):

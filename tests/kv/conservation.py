@@ -48,7 +48,8 @@ def _check_states(kv: KVCacheManager, in_tree: set[int]) -> None:
     assert len(lines) + states.num_free == states.num_requests
     own = [line.current for line in lines.values() if line.checkpoint is None]
     own = [slot for slot in own if slot != ZERO_STATE]
-    own += [slot for line in lines.values() for slot in line.written]
+    own += [slot for line in lines.values() for slots in line.written for slot in slots]
+    assert not any(line.passed for line in lines.values()), "kept when its step has landed"
     received = [one for one in kv.handovers if one.checkpoint is None]
     own += [one.slot for one in received if one.slot is not None]
     here = [checkpoint for checkpoint in kept.values() if checkpoint.slot is not None]

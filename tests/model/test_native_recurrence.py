@@ -30,6 +30,14 @@ MIXERS: dict[str, RecurrenceSpec] = {
 }
 
 
+Length = tuple[int, int, bool]
+"""Rows of a run, the position of its first one, and whether the state is kept after each row."""
+
+
+def _num_kept(length: Length) -> int:
+    return length[0] if length[2] else 1
+
+
 class Step:
     """A step's runs with random states and projected rows, which have none of padding.
 
@@ -39,21 +47,22 @@ class Step:
     """
 
     def __init__(
-        self, spec: RecurrenceSpec, lengths: list[tuple[int, int]], seed: int, dtype: torch.dtype
+        self, spec: RecurrenceSpec, lengths: list[Length], seed: int, dtype: torch.dtype
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.spec, self.dtype = spec, dtype
         shape: StateShape = spec.state(HIDDEN)
-        self.num_slots = 2 * len(lengths) + 1
+        self.num_slots = 1 + sum(1 + _num_kept(length) for length in lengths)
         self.kept = make_states([shape], self.num_slots, dtype, CPU)[0]
         for part in self.kept:
             part.copy_(torch.randn(part.shape, generator=generator))
         order = torch.randperm(self.num_slots, generator=generator).tolist()
         self.runs, start = [], 0
-        for index, (count, position) in enumerate(lengths):
-            source, destination = order[2 * index : 2 * index + 2]
-            self.runs.append(Run(start, start + count, position, source, destination))
-            start += count
+        for length in lengths:
+            source, *earlier, destination = (order.pop() for _ in range(1 + _num_kept(length)))
+            end, position = start + length[0], length[1]
+            self.runs.append(Run(start, end, position, source, destination, tuple(earlier)))
+            start = end
         width = len(mixer(spec).in_proj.weight)
         self.rows = torch.randn(start, width, generator=generator).to(dtype)
 
@@ -77,18 +86,18 @@ class Step:
 
 
 LENGTHS = st.lists(
-    st.tuples(st.integers(1, 3) | st.integers(1, 200), st.integers(0, 130)), min_size=1, max_size=5
+    st.tuples(st.integers(1, 3) | st.integers(1, 200), st.integers(0, 130), st.just(False))
+    | st.tuples(st.integers(1, 6), st.integers(0, 130), st.just(True)),
+    min_size=1,
+    max_size=5,
 )
-"""Rows of each run, and the position of its first one."""
 
 
 @pytest.mark.parametrize("name", MIXERS)
 @given(lengths=LENGTHS, seed=st.integers(0, 1000), implementation=st.sampled_from(TESTED or [""]))
 @examples(12)
 @pytest.mark.skipif(not TESTED, reason="no native kernels run here")
-def test_as_pytorch(
-    name: str, lengths: list[tuple[int, int]], seed: int, implementation: str
-) -> None:
+def test_as_pytorch(name: str, lengths: list[Length], seed: int, implementation: str) -> None:
     """Within 2e-5 of the largest number."""
     step = Step(MIXERS[name], lengths, seed, torch.float32)
     for got, expected in zip(step.computed(implementation), step.computed("torch"), strict=True):
@@ -107,12 +116,12 @@ def test_as_pytorch(
 @examples(8)
 @pytest.mark.skipif(not TESTED, reason="no native kernels run here")
 def test_a_run_has_the_same_bits_in_every_step(
-    name: str, lengths: list[tuple[int, int]], seed: int, implementation: str, dtype: torch.dtype
+    name: str, lengths: list[Length], seed: int, implementation: str, dtype: torch.dtype
 ) -> None:
     """Alone or beside others, on one thread or on three; slots of others stay as they are."""
     step = Step(MIXERS[name], lengths, seed, dtype)
     output, *slots = step.computed(implementation, num_threads=3)
-    written = [run.destination for run in step.runs]
+    written = [slot for run in step.runs for _, slot in run.kept]
     others = [slot for slot in range(step.num_slots) if slot not in written]
     for part, before in zip(slots, step.kept, strict=True):
         if part.numel():
@@ -121,8 +130,30 @@ def test_a_run_has_the_same_bits_in_every_step(
         alone, *own_slots = step.computed(implementation, [run], num_threads=1)
         assert torch.equal(alone, output[run.start : run.end])
         for own, part in zip(own_slots, slots, strict=True):
+            for _, slot in run.kept if part.numel() else ():
+                assert torch.equal(own[slot], part[slot])
+
+
+@pytest.mark.parametrize("implementation", ["torch", *TESTED])
+@pytest.mark.parametrize("name", MIXERS)
+def test_states_that_are_kept_after_each_row_are_those_of_steps_of_one_row(
+    name: str, implementation: str
+) -> None:
+    step = Step(MIXERS[name], [(2, 7, False), (5, 62, True)], 0, torch.bfloat16)
+    run = step.runs[1]
+    output, *slots = step.computed(implementation)
+    source = run.source
+    for end, slot in run.kept:
+        row = end - 1
+        alone, *after = step.computed(
+            implementation, [Run(row, end, run.position + row - run.start, source, slot)]
+        )
+        assert torch.equal(alone, output[row:end])
+        for kept, part, own in zip(step.kept, slots, after, strict=True):
             if part.numel():
-                assert torch.equal(own[run.destination], part[run.destination])
+                assert torch.equal(own[slot], part[slot])
+                kept.copy_(own)
+        source = slot
 
 
 @pytest.mark.parametrize("implementation", TESTED)
@@ -131,7 +162,7 @@ def test_bfloat16_inputs_that_are_kept_give_the_same_bits_as_a_runs_own(
     name: str, implementation: str
 ) -> None:
     """A prompt that is cut at position 64 has the same outputs as a whole one."""
-    whole = Step(MIXERS[name], [(100, 0)], 0, torch.bfloat16)
+    whole = Step(MIXERS[name], [(100, 0, False)], 0, torch.bfloat16)
     [run] = whole.runs
     output, *slots = whole.computed(implementation)
     first = run._replace(end=64)
@@ -149,7 +180,7 @@ def test_bfloat16_inputs_that_are_kept_give_the_same_bits_as_a_runs_own(
 def test_gates_do_not_lose_digits_behind_large_ones() -> None:
     """A small gate after one that forgets everything still counts."""
     for implementation in TESTED:
-        step = Step(MIXERS["delta net"], [(64, 0)], 3, torch.float32)
+        step = Step(MIXERS["delta net"], [(64, 0, False)], 3, torch.float32)
         heads: Any = step.spec
         step.rows[::9, -heads.num_heads :] = 300.0
         got, expected = (step.computed(name)[0] for name in (implementation, "torch"))

@@ -241,8 +241,10 @@ class Harness:
             self.check_deadline(plan, decoding)
         if self.kv.states is not None:
             kept = set(self.kv.states.checkpoints.slots.values())
-            written = [chunk.state.destination for chunk in plan.chunks if chunk.state is not None]
-            assert len(set(written)) == len(plan.chunks)
+            changes = [chunk.state for chunk in plan.chunks if chunk.state is not None]
+            written = [slot for one in changes for slot in (*one.earlier, one.destination)]
+            num_drafts = sum(len(chunk.draft_token_ids) for chunk in plan.chunks)
+            assert len(set(written)) == len(written) == len(plan.chunks) + num_drafts
             assert kept.isdisjoint(written), "a checkpoint is written to"
         for chunk in plan.chunks:
             for block_id in chunk.block_ids[: -(-chunk.end // self.kv.block_size)]:

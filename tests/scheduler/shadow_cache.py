@@ -50,9 +50,9 @@ class ShadowCache:
         """
         self.fill(chunk.block_ids, chunk.start, token_ids[: chunk.end], salt)
         if chunk.state is not None:
-            assert chunk.state.destination >= FIRST_STATE
-            seen = token_ids[: chunk.end - len(chunk.draft_token_ids)]
-            self._states[chunk.state.destination] = _checksum(seen)
+            for end, slot in _kept_states(chunk):
+                assert slot >= FIRST_STATE
+                self._states[slot] = _checksum(token_ids[:end])
 
     def fill(
         self, block_ids: Sequence[int], start: int, token_ids: Sequence[int], salt: str | None
@@ -71,8 +71,8 @@ class ShadowCache:
         """What an attempt that fails may leave behind."""
         for position in range(chunk.start, chunk.end):
             self._blocks[self._slot(chunk.block_ids, position)] = _SPOILED
-        if chunk.state is not None:
-            self._states[chunk.state.destination] = None
+        for _, slot in _kept_states(chunk):
+            self._states[slot] = None
 
     def overwrite(self, block_ids: Sequence[int]) -> None:
         """What a transfer may still do whose request has ended."""
@@ -128,6 +128,16 @@ class ShadowCache:
     def _slot(self, block_ids: Sequence[int], position: int) -> tuple[int, int]:
         index, offset = divmod(position, self._block_size)
         return block_ids[index], offset
+
+
+def _kept_states(chunk: ScheduledChunk) -> list[tuple[int, int]]:
+    """The positions up to which states are written, and their slots."""
+    if chunk.state is None:
+        return []
+    if not chunk.state.earlier:
+        return [(chunk.end, chunk.state.destination)]
+    slots = *chunk.state.earlier, chunk.state.destination
+    return list(zip(range(chunk.start + 1, chunk.end + 1), slots, strict=False))
 
 
 def _fingerprints(token_ids: Sequence[int], salt: str | None) -> Iterator[int]:

@@ -129,10 +129,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drafter = RandomDrafter(coming, seed, vocab_size=VOCAB_SIZE)
         states: StateSlots | None = None
         if num_state_requests is not None:
-            scheduler["speculative"] = "off"
             states = StateSlots(
                 num_state_requests,
                 depth,
+                block_size=4 if enable_prefix_caching else None,
                 num_spare_slots=num_checkpoints,
                 unit=unit,
                 spacing=2 * unit,
@@ -189,8 +189,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.harness.in_flight)
     @rule(scheduler=scheduler_settings())
     def reconfigure(self, scheduler: dict[str, Any]) -> None:
-        if self.has_states:
-            scheduler["speculative"] = "off"
         self.harness.reconfigure(max_num_batched_tokens=scheduler.pop("budget"), **scheduler)
 
     @precondition(lambda self: len(self.harness.in_flight) < self.harness.depth)

@@ -22,13 +22,18 @@ any request write to; and the first slot of requests."""
 
 
 class StateChange(NamedTuple):
-    """The state slots of a chunk: the step reads one and writes another.
+    """The state slots of a chunk: the step reads one and writes others.
 
     The slot that it reads is unchanged if the step fails.
+
+    Attributes:
+        destination: of the state after the chunk.
+        earlier: of the state after each row but the last, for a chunk with drafts; otherwise empty.
     """
 
     source: int
     destination: int
+    earlier: tuple[int, ...] = ()
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
@@ -103,6 +108,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             self.block_ids,
             self.num_samples - num_drafts,
             "decode",
+            state=self.state and StateChange(self.state.source, self.state.earlier[0]),
             window_block_ids=self.window_block_ids,
         )
 

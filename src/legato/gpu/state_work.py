@@ -5,6 +5,7 @@ A run is one request's rows. A *piece* is a part of a run of several rows; it en
 graph runs any step of its size: a run or a piece without rows does nothing.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from legato.model.states import Run
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
-RUN_FIELDS = len(Run._fields)
+RUN_FIELDS = 6
+"""first row, end, position, source, destination, whether the state is kept after each row."""
 PIECE_FIELDS = 2
 """first row, number of rows."""
 
@@ -27,12 +29,15 @@ class StateWork(NamedTuple):
 
     Attributes:
         run_of_row: [P], index of each row's run; padding is outside of the run that it names.
-        runs: [R, RUN_FIELDS] as `Run` has them, those of the most rows first.
-        pieces: [N, PIECE_FIELDS]; none if each run has one row.
+        slot_of_row: [P], slot that keeps the state after the row; -1 if it is not kept.
+        runs: [R, RUN_FIELDS], those of the most rows first.
+        pieces: [N, PIECE_FIELDS], of runs that keep only their last state; none if each run has one
+            row.
         num_long_runs: the first runs, which have several rows or none.
     """
 
     run_of_row: torch.Tensor
+    slot_of_row: torch.Tensor
     runs: torch.Tensor
     pieces: torch.Tensor
     num_long_runs: int
@@ -59,37 +64,47 @@ class StateWorkShape(NamedTuple):
         return cls(num_rows, min(num_rows, max_runs), num_pieces, num_long_runs)
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> tuple[int, int, int, int]:
         """The numbers of int32 that each list takes in a step's inputs."""
-        return self.num_rows, RUN_FIELDS * self.num_runs, PIECE_FIELDS * self.num_pieces
+        num_rows = self.num_rows
+        return num_rows, num_rows, RUN_FIELDS * self.num_runs, PIECE_FIELDS * self.num_pieces
 
     def views(self, section: torch.Tensor) -> StateWork:
         """Return the device's lists in a step's inputs: views of `section`, int32 [sum(sizes)]."""
-        run_of_row, runs, pieces = section.split_with_sizes(list(self.sizes))
+        run_of_row, slot_of_row, runs, pieces = section.split_with_sizes(list(self.sizes))
         return StateWork(
             run_of_row,
+            slot_of_row,
             runs.view(-1, RUN_FIELDS),
             pieces.view(-1, PIECE_FIELDS),
             self.num_long_runs,
         )
 
-    def write(self, section: Int32s, runs: Int64s) -> None:
+    def write(self, section: Int32s, runs: Sequence[Run]) -> None:
         """Write a step's lists to `section`, as `views` has it.
 
         Args:
-            runs: [at most num_runs, RUN_FIELDS], adjacent, from row 0 on.
+            runs: at most num_runs, adjacent, from row 0 on.
         """
         section[:] = 0
-        ends = np.cumsum(self.sizes)
-        counts = runs[:, 1] - runs[:, 0]
+        run_of_row, slot_of_row, run_section, piece_section = np.split(
+            section, np.cumsum(self.sizes)[:-1]
+        )
+        table = np.array([(*run[:5], bool(run.earlier)) for run in runs])
+        counts = table[:, 1] - table[:, 0]
         order = np.argsort(-counts, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        section[: counts.sum()] = place.repeat(counts)
-        section[ends[0] : ends[0] + runs.size] = runs[order].ravel()
-        pieces = _pieces(runs[counts > 1])
-        assert pieces.size <= self.sizes[2], "a step with chunks has the size of one without"
-        section[ends[1] : ends[1] + pieces.size] = pieces.ravel()
+        run_of_row[: counts.sum()] = place.repeat(counts)
+        slot_of_row[:] = -1
+        slot_of_row[table[:, 1] - 1] = table[:, 4]
+        for run in runs:
+            if run.earlier:
+                slot_of_row[run.start : run.end - 1] = run.earlier
+        run_section[: table.size] = table[order].ravel()
+        pieces = _pieces(table[(counts > 1) & (table[:, 5] == 0)])
+        assert pieces.size <= piece_section.size, "a step with chunks has the size of one without"
+        piece_section[: pieces.size] = pieces.ravel()
 
 
 def _pieces(runs: Int64s) -> Int64s:

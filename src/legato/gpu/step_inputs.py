@@ -21,6 +21,7 @@ from legato.gpu.device import Device
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable
 from legato.gpu.state_work import StateWork, StateWorkShape
 from legato.gpu.work_items import Span, Tiling, WorkList, WorkShape, section_size, work_lists
+from legato.model.states import Run
 
 
 class StepSize(NamedTuple):
@@ -227,11 +228,15 @@ class StepRows:
         return list(map(Span, *(column.tolist() for column in columns)))
 
     @property
-    def runs(self) -> Int64s:
-        """The chunks as runs, int64 [R, RUN_FIELDS]."""
-        changes = np.array([chunk.state or OUTSIDE for chunk in self._step.plan.chunks])
-        firsts, starts, counts, _ = self._flat
-        return np.stack([firsts, firsts + counts, starts, *changes.T], axis=1)
+    def runs(self) -> list[Run]:
+        """The chunks as runs."""
+        firsts, starts, counts, _ = (column.tolist() for column in self._flat)
+        return [
+            Run(first, first + count, start, *(chunk.state or OUTSIDE))
+            for chunk, first, start, count in zip(
+                self._step.plan.chunks, firsts, starts, counts, strict=True
+            )
+        ]
 
     def write(self, sections: Sections, sampling: SamplingTable, *, padding_slot: int) -> None:
         """Write all sections except those of runs and of attention's items.

@@ -1,5 +1,6 @@
 """Assigns blocks and state slots to requests, and shares what equal prompts have in common."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -368,7 +369,7 @@ class KVCacheManager:
 
     def _commit(self, request: Request) -> None:
         table = self._tables[request.request_id]
-        # The request learns the tokens of right drafts only after this.
+        # Drafts after the end of an output are computed, but none of its tokens.
         num_tokens = min(request.num_computed_tokens, request.num_tokens)
         num_full = num_tokens // self.block_size
         if num_full == table.num_full and not table.last.num_missing:
@@ -382,11 +383,11 @@ class KVCacheManager:
         table.num_full = num_full
 
     def _keep_state(self, request: Request) -> None:
-        """Keep the state of a request that stands at the end of a block."""
-        num_tokens = request.num_computed_tokens
-        if self.states is not None and num_tokens and not num_tokens % self.block_size:
-            key = self.block_ids(request)[num_tokens // self.block_size - 1]
-            self.states.keep(request.request_id, key, num_tokens)
+        """Keep the state of a request at the end of its last computed block."""
+        num_blocks = min(request.num_computed_tokens, request.num_tokens) // self.block_size
+        if self.states is not None and num_blocks:
+            key = self.block_ids(request)[num_blocks - 1]
+            self.states.keep(request.request_id, key, num_blocks * self.block_size)
 
     def borrow(self, *, fewest: int, most: int) -> BorrowedBlocks | None:
         """Take empty blocks that no request uses; None if there are too few.
@@ -415,6 +416,11 @@ class KVCacheManager:
     def landed(self, chunk: ScheduledChunk, result: ChunkResult | None) -> ChunkResult | None:
         """Return how much of a chunk counts, None for a fault; see `StateSlots.land`."""
         return result if self.states is None else self.states.land(chunk, result)
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that a step may have; without recurrent layers, there is no limit."""
+        return sys.maxsize if self.states is None else self.states.num_draft_slots
 
     def withdraw(self, chunks: Sequence[ScheduledChunk]) -> None:
         """Record that the newest step in flight, with these chunks, will not be computed."""

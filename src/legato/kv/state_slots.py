@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -71,19 +72,33 @@ class _Line:
     Attributes:
         ends: where its checkpoints stay.
         current: slot with the state after all steps that have landed.
+        num_tokens: tokens up to that state.
         checkpoint: the checkpoint in that slot; None if the slot is the request's own, or zeros.
-        written: slots that steps in flight write, that of the oldest step first.
+        passed: end of the last block inside the last chunk, and the slot of the state there; None
+            if that state is gone.
+        written: slots that each step in flight writes, in order, the oldest step first.
         rolling: the checkpoint that it gives up when it keeps the next one.
         num_kept_tokens: tokens up to the last checkpoint on its path that stays.
     """
 
-    __slots__ = ("checkpoint", "current", "ends", "num_kept_tokens", "rolling", "written")
+    __slots__ = (
+        "checkpoint",
+        "current",
+        "ends",
+        "num_kept_tokens",
+        "num_tokens",
+        "passed",
+        "rolling",
+        "written",
+    )
 
     def __init__(self, ends: CheckpointEnds) -> None:
         self.ends = ends
         self.current = ZERO_STATE
+        self.num_tokens = 0
         self.checkpoint: Checkpoint | None = None
-        self.written: deque[int] = deque()
+        self.passed: tuple[int, int] | None = None
+        self.written: deque[list[int]] = deque()
         self.rolling: Checkpoint | None = None
         self.num_kept_tokens = 0
 
@@ -93,7 +108,8 @@ class StateSlots:
 
     A step reads the slot that the step before it wrote, and writes a free one. A slot becomes
     current only when its step has landed. So after a failed step, or a withdrawn one, the state is
-    what it was, and the step may be computed again, whole or in parts.
+    what it was, and the step may be computed again, whole or in parts. A chunk with drafts writes
+    the state after each of its rows, and the state after the last right draft becomes current.
 
     A slot that is kept as a checkpoint is not free when its request goes on. A request keeps its
     state at each end of a block where it stands, in place of the one that it kept before, unless
@@ -106,6 +122,7 @@ class StateSlots:
     Args:
         num_requests: most requests with slots at once.
         depth: most steps in flight.
+        block_size: tokens of a block of the tree; None if no state is kept.
         num_spare_slots: slots that requests never need.
         unit: tokens at whose multiples checkpoints of prompts are kept; a multiple of a block.
         spacing: tokens between checkpoints within a prompt; a multiple of `unit`.
@@ -121,6 +138,7 @@ class StateSlots:
         num_requests: int,
         depth: int,
         *,
+        block_size: int | None = None,
         num_spare_slots: int = 0,
         unit: int = CHUNK_MULTIPLE,
         spacing: int = CHUNK_MULTIPLE,
@@ -135,6 +153,7 @@ class StateSlots:
         self.spacing = spacing
         self.num_host_slots = num_host_slots
         self.checkpoints = Checkpoints(num_host_slots)
+        self._block_size = block_size
         self._num_held = 0
         self._free = list(range(self.num_slots - 1, FIRST_STATE - 1, -1))
         self._lines: dict[str, _Line] = {}  # key request id
@@ -148,6 +167,20 @@ class StateSlots:
     def num_free(self) -> int:
         """Requests for which there are slots."""
         return self.num_requests - len(self._lines)
+
+    @property
+    def num_draft_slots(self) -> int:
+        """Drafts that a step may have: slots that requests and transfers do not need.
+
+        Checkpoints have these slots meanwhile.
+        """
+        num_drafts = sum(len(slots) - 1 for line in self._lines.values() for slots in line.written)
+        num_idle = self.num_free * self.slots_per_request
+        return num_idle + self.num_spare_slots - self._num_held - num_drafts
+
+    @property
+    def _has_spare(self) -> bool:
+        return self._num_held < self.num_spare_slots and self.num_draft_slots > 0
 
     def ends(self, way: Way, num_tokens: int, needed: int | None = None) -> CheckpointEnds:
         """Return where a prompt that begins after a hit has checkpoints; see `CheckpointEnds`."""
@@ -174,19 +207,26 @@ class StateSlots:
         self._leave(line)
         line.checkpoint = self.checkpoints.use(key, self._take_slot)
         assert line.checkpoint.slot is not None
-        line.current, line.num_kept_tokens = line.checkpoint.slot, num_tokens
+        line.current, line.num_tokens = line.checkpoint.slot, num_tokens
+        line.num_kept_tokens = num_tokens
 
     def release(self, request_id: str) -> None:
         """Free a request's slots; a request without slots is ignored."""
         line = self._lines.pop(request_id, None)
         if line is not None:
             self._leave(line)
-            self._free += line.written
+            self._free += chain.from_iterable(line.written)
 
     def assigned(self, chunks: Sequence[ScheduledChunk]) -> tuple[ScheduledChunk, ...]:
-        """Return a step's chunks with the slots that they read and write."""
+        """Return a step's chunks with the slots that they read and write.
+
+        There must be slots for all drafts (`num_draft_slots`).
+        """
         return tuple(
-            msgspec.structs.replace(chunk, state=self._advance(self._lines[chunk.request_id]))
+            msgspec.structs.replace(
+                chunk,
+                state=self._advance(self._lines[chunk.request_id], len(chunk.draft_token_ids)),
+            )
             for chunk in chunks
         )
 
@@ -195,53 +235,60 @@ class StateSlots:
         for chunk in chunks:
             line = self._lines.get(chunk.request_id)
             if line is not None:
-                self._free.append(line.written.pop())
+                self._free += line.written.pop()
 
     def land(self, chunk: ScheduledChunk, result: ChunkResult | None) -> ChunkResult | None:
         """Record the result of a request's oldest chunk in flight, None for a fault; return it.
 
-        A state is that before or after a chunk, never inside it. So if not all of a chunk counts,
-        none of it does, and it is computed again.
+        A state is that before or after a chunk, or after one of its drafts. So if a chunk counts up
+        to another row, none of it does, and it is computed again.
         """
         line = self._lines[chunk.request_id]
-        if result is not None and result.num_tokens == chunk.num_tokens:
+        kept = line.written[0]
+        num_counted = 0 if result is None else result.num_tokens
+        place = num_counted - 1 - (chunk.num_tokens - len(kept))
+        if place >= 0:
             self._leave(line)
-            line.current, line.checkpoint = line.written.popleft(), None
+            del line.written[0]
+            line.current, line.checkpoint = kept.pop(place), None
+            line.num_tokens = chunk.start + num_counted
+            num_after = line.num_tokens % (self._block_size or 1)
+            if 0 < num_after <= place:
+                line.passed = line.num_tokens - num_after, kept.pop(place - num_after)
+            self._free += kept
             return result
-        self._free += line.written
+        self._free += chain.from_iterable(line.written)
         line.written.clear()
         return None if result is None else msgspec.structs.replace(result, num_tokens=0)
 
     def keep(self, request_id: str, key: int, num_tokens: int) -> None:
-        """Keep a request's state after `num_tokens` tokens, the end of a block of the tree."""
+        """Keep a request's state after `num_tokens` tokens, the end of a block of the tree.
+
+        Nothing happens if that state is gone, or is kept already.
+        """
         line = self._lines[request_id]
-        if line.checkpoint is not None:
-            return  # it began here, or none of its last chunk counts
-        rolling, line.rolling = line.rolling, None
-        if key not in self.checkpoints:
-            num_saved = num_tokens - line.num_kept_tokens
-            line.checkpoint = Checkpoint(key, line.current, num_saved)
-            self.checkpoints.add(line.checkpoint)
-            if num_tokens not in line.ends:
-                line.rolling = line.checkpoint
-        if line.rolling is None:
-            line.num_kept_tokens = num_tokens
-        if rolling is not None:
-            # After the new one is there: routers are told at no time that nothing is cached.
-            slot = self.checkpoints.drop(rolling)
-            if slot is not None:
+        passed, line.passed = line.passed, None
+        if line.num_tokens == num_tokens:
+            if line.checkpoint is None:  # otherwise it began here, or none of its last chunk counts
+                line.checkpoint = self._kept(line, key, num_tokens, line.current)
+        elif passed is not None:
+            end, slot = passed
+            checkpoint = self._kept(line, key, num_tokens, slot) if end == num_tokens else None
+            if checkpoint is None:
                 self._free.append(slot)
+            else:
+                self.checkpoints.let_go(checkpoint)
 
     def hold(self, key: int) -> Checkpoint | None:
         """Keep a block's checkpoint for a transfer; None if it is spilled or no slot is spare."""
-        if self._num_held == self.num_spare_slots or key not in self.checkpoints.slots:
+        if not self._has_spare or key not in self.checkpoints.slots:
             return None
         self._num_held += 1
         return self.checkpoints.use(key, self._take_slot)
 
     def receive(self) -> int | None:
         """Take a slot for a state from another engine; None if no slot is spare."""
-        if self._num_held == self.num_spare_slots:
+        if not self._has_spare:
             return None
         self._num_held += 1
         return self._take_slot()
@@ -279,17 +326,39 @@ class StateSlots:
         free = self._free[-2 * count :]
         return [StateChange(*pair) for pair in zip(free[::2], free[1::2], strict=False)]
 
-    def _advance(self, line: _Line) -> StateChange:
+    def _advance(self, line: _Line, num_drafts: int) -> StateChange:
         assert len(line.written) + 1 < self.slots_per_request, "more steps in flight than slots"
-        source = line.written[-1] if line.written else line.current
-        line.written.append(self._take_slot())
-        return StateChange(source, line.written[-1])
+        source = line.written[-1][-1] if line.written else line.current
+        slots = [self._take_slot() for _ in range(num_drafts + 1)]
+        line.written.append(slots)
+        return StateChange(source, slots[-1], tuple(slots[:-1]))
+
+    def _kept(self, line: _Line, key: int, num_tokens: int, slot: int) -> Checkpoint | None:
+        """Keep a request's state in a slot; None if the block has a checkpoint already."""
+        rolling, line.rolling = line.rolling, None
+        checkpoint: Checkpoint | None = None
+        if key not in self.checkpoints:
+            checkpoint = Checkpoint(key, slot, num_tokens - line.num_kept_tokens)
+            self.checkpoints.add(checkpoint)
+            if num_tokens not in line.ends:
+                line.rolling = checkpoint
+        if line.rolling is None:
+            line.num_kept_tokens = num_tokens
+        if rolling is not None:
+            # After the new one is there: routers are told at no time that nothing is cached.
+            free = self.checkpoints.drop(rolling)
+            if free is not None:
+                self._free.append(free)
+        return checkpoint
 
     def _take_slot(self) -> int:
         return self._free.pop() if self._free else self.checkpoints.evict()
 
     def _leave(self, line: _Line) -> None:
-        """Give up a request's current slot."""
+        """Give up a request's current slot, and the one of the state that it passed."""
+        if line.passed is not None:
+            self._free.append(line.passed[1])
+            line.passed = None
         if line.checkpoint is not None:
             self.checkpoints.let_go(line.checkpoint)
         elif line.current != ZERO_STATE:

@@ -122,10 +122,13 @@ def scan(
     """
     recurrent, output = states.layers[layer].recurrent, torch.empty_like(rows[0])
     for run in states.runs:
-        # In the slot itself: a copy of many states would be new memory, which is slow to touch.
-        state = recurrent[run.destination]
-        state.copy_(recurrent[run.source])
-        for piece in pieces(run):
+        slot = run.source
+        for piece, kept in pieces(run):
+            # In the slot itself: a copy of many states would be new memory, which is slow to touch.
+            state = recurrent[kept]
+            if kept != slot:
+                state.copy_(recurrent[slot])
+                slot = kept
             own = [part[piece] for part in rows]
             is_one = len(own[0]) == 1
             output[piece] = token_form(*own, state[None]) if is_one else chunk_form(*own, state)
@@ -158,11 +161,12 @@ def decays(gate: torch.Tensor) -> torch.Tensor:
     return later.cumsum(-2).exp().masked_fill(~ones.tril(), 0.0)
 
 
-def pieces(run: Run) -> Iterator[slice]:
-    """Yield the rows of each piece of a run."""
+def pieces(run: Run) -> Iterator[tuple[slice, int]]:
+    """Yield the rows of each piece of a run, and the slot that it writes."""
     start = run.start
-    while start < run.end:
-        position = run.position + start - run.start
-        end = min(run.end, start + PIECE - position % PIECE)
-        yield slice(start, end)
-        start = end
+    for kept_end, slot in run.kept:
+        while start < kept_end:
+            position = run.position + start - run.start
+            end = min(kept_end, start + PIECE - position % PIECE)
+            yield slice(start, end), slot
+            start = end

@@ -5,7 +5,7 @@ next one to another slot, so that a step that fails changes nothing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class Run(NamedTuple):
     Attributes:
         position: of its first token.
         source, destination: slots of the state before its rows, and after them.
+        earlier: slots of the state after each row but the last; empty if these are not kept.
     """
 
     start: int
@@ -57,6 +58,13 @@ class Run(NamedTuple):
     position: int
     source: int
     destination: int
+    earlier: tuple[int, ...] = ()
+
+    @property
+    def kept(self) -> Iterator[tuple[int, int]]:
+        """The ends of the rows after which the state is kept, each with its slot."""
+        yield from enumerate(self.earlier, self.start + 1)
+        yield self.end, self.destination
 
 
 class StepStates:
@@ -107,7 +115,7 @@ class StepStates:
         output = joined_float[own - num_inputs] * taps[0]
         for tap in range(1, num_inputs + 1):
             output += joined_float[own - num_inputs + tap] * taps[tap]
-        inputs[self._destinations] = joined[last.flatten()].view(len(last), *inputs.shape[1:])
+        inputs[self._kept_slots] = joined[last.flatten()].view(len(last), *inputs.shape[1:])
         return output if bias is None else output + bias.float()
 
     def padded(self, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
@@ -121,13 +129,16 @@ class StepStates:
         return self._index([run.source for run in self.runs])
 
     @cached_property
-    def _destinations(self) -> torch.Tensor:
-        return self._index([run.destination for run in self.runs])
+    def _kept_slots(self) -> torch.Tensor:
+        return self._index([slot for run in self.runs for _, slot in run.kept])
 
     def _placed(self, num_inputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return where kept inputs, rows and inputs to keep are when joined; [R, k], [T], [R, k].
+        """Return where kept inputs, rows and inputs to keep are when joined.
 
         Computed once a step, not once a layer.
+
+        Returns:
+            [R, k], [T] and [S, k], for R runs that keep S states.
         """
         if num_inputs not in self._places:
             starts = self._index([run.start for run in self.runs])
@@ -136,8 +147,12 @@ class StepStates:
             kept = torch.arange(num_inputs, device=self._device)
             row = torch.arange(self.num_rows, device=self._device)
             own = row + (before + num_inputs).repeat_interleave(ends - starts)
-            first, end = starts + before, ends + before
-            self._places[num_inputs] = first[:, None] + kept, own, end[:, None] + kept
+            first = starts + before
+            kept_ends = [
+                end + num_inputs * i for i, run in enumerate(self.runs) for end, _ in run.kept
+            ]
+            last = self._index(kept_ends)
+            self._places[num_inputs] = first[:, None] + kept, own, last[:, None] + kept
         return self._places[num_inputs]
 
     def _index(self, values: Sequence[int]) -> torch.Tensor:

@@ -144,6 +144,7 @@ class Drafting:
     def _most_rows(self, step: StepBuilder) -> int:
         # After a change to a smaller limit, the step's samples may already exceed it.
         most = min(_MOST_ROWS, max(0, self._most_samples - step.shape.num_samples))
+        most = min(most, step.most_drafts)
         return min(most, self._step_time.most_drafts) if self._speculative == "auto" else most
 
     def _most(self, request: Request, num_streams: int) -> int:

@@ -308,15 +308,15 @@ class Scheduler:
                 done = landed(chunk, chunks.get(chunk.request_id))
                 if done is not None:
                     request.num_computed_tokens = chunk.start + done.num_tokens
-                    share(request)
                 if request.finish_reason is not None:
-                    outputs.append(_ended(request.request_id, request.finish_reason))
+                    own = [_ended(request.request_id, request.finish_reason)]
                 elif done is not None:
-                    output = self._take_tokens(request, done, now_s)
-                    if output is not None:
-                        outputs.append(output)
+                    own = self._take_tokens(request, done, now_s)
                 else:
-                    outputs += self._take_fault(request, chunk, result.faults[chunk.request_id])
+                    own = self._take_fault(request, chunk, result.faults[chunk.request_id])
+                if done is not None:
+                    share(request)  # its new tokens, too
+                outputs += own
                 if request.finish_reason is not None:
                     self._end(request)
                 elif (
@@ -450,7 +450,7 @@ class Scheduler:
 
     def _take_tokens(
         self, request: Request, done: ChunkResult, now_s: float
-    ) -> RequestOutput | None:
+    ) -> list[RequestOutput]:
         is_pooled = request.is_pooled_whole
         if is_pooled or (request.first_token_s is None and done.token_ids):
             self._num_prefix_cache_queries += request.num_tokens
@@ -467,19 +467,21 @@ class Scheduler:
         if self._drafting is not None and num_taken and request.finish_reason is None:
             self._drafting.advance(request)
         if not num_taken and done.prompt_logprobs is None and request.finish_reason is None:
-            return None
-        return RequestOutput(
-            request_id=request.request_id,
-            new_token_ids=done.token_ids[:num_taken],
-            logprobs=None if done.logprobs is None else done.logprobs[:num_taken],
-            prompt_logprobs=done.prompt_logprobs,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            num_cached_tokens=request.num_cached_tokens,
-            is_promise_waived=request.is_promise_waived,
-            scheduled_s=request.scheduled_s,
-            pooled=done.pooled,
-        )
+            return []
+        return [
+            RequestOutput(
+                request_id=request.request_id,
+                new_token_ids=done.token_ids[:num_taken],
+                logprobs=None if done.logprobs is None else done.logprobs[:num_taken],
+                prompt_logprobs=done.prompt_logprobs,
+                finish_reason=request.finish_reason,
+                stop_reason=request.stop_reason,
+                num_cached_tokens=request.num_cached_tokens,
+                is_promise_waived=request.is_promise_waived,
+                scheduled_s=request.scheduled_s,
+                pooled=done.pooled,
+            )
+        ]
 
     def _end(self, request: Request) -> None:
         """Release everything that a request holds, each part even if another raises."""

@@ -137,6 +137,11 @@ class StepBuilder:
         ]
 
     @property
+    def most_drafts(self) -> int:
+        """Drafts for whose states there are slots; without recurrent layers, more than enough."""
+        return self._kv.most_drafts
+
+    @property
     def is_over_budget(self) -> bool:
         return self._budget.is_exceeded(self.shape, self.limit_s)
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from legato.core.errors import ConfigError
 from legato.core.stats import CacheInfo
 from legato.engine.assembly.blueprint import Blueprint, draw_blueprint
 from legato.engine.assembly.cpu import cpu_runtime
-from legato.engine.assembly.recurrent import fit_recurrent, request_costs
+from legato.engine.assembly.recurrent import check_recurrent, request_costs
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.assembly.transfers import cache_layout, cache_memory, make_transfers
@@ -101,10 +100,10 @@ def load_runtime(
         timer: measures the parts of the start.
     """
     blueprint = draw_blueprint(config, grammar, timer or StartTimer())
-    config = fit_recurrent(blueprint.config, blueprint.checkpoint.spec, blueprint.device)
-    blueprint = replace(blueprint, config=config)
-    if config.model.num_threads is not None:
-        torch.set_num_threads(config.model.num_threads)
+    check_recurrent(blueprint.config, blueprint.checkpoint.spec, blueprint.device)
+    num_threads = blueprint.config.model.num_threads
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     return _build_runtime(blueprint)
 
 

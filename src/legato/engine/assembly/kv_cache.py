@@ -196,6 +196,7 @@ def _state_slots(
     return StateSlots(
         num_requests,
         depth,
+        block_size=block_size if blueprint.config.cache.enable_prefix_caching else None,
         num_spare_slots=num_spare_slots,
         unit=unit,
         spacing=spacing,

@@ -1,11 +1,5 @@
-"""Models with recurrent layers: what an engine of them does not do, and the memory of their states.
+"""Models with recurrent layers: what an engine of them refuses, and the memory of their states."""
 
-A state cannot be taken back, nor is it divided among ranks.
-"""
-
-import logging
-
-import msgspec
 import torch
 
 from legato.core.config import EngineConfig
@@ -20,36 +14,28 @@ from legato.model.base import CacheSpec
 from legato.model.spec import DecoderSpec
 from legato.model.transformers_spec import TransformersSpec
 
-logger = logging.getLogger(__name__)
 
-
-def fit_recurrent(
+def check_recurrent(
     config: EngineConfig, spec: DecoderSpec | TransformersSpec, device: torch.device
-) -> EngineConfig:
-    """Turn off drafts for recurrent layers; a model without them keeps its configuration.
+) -> None:
+    """Check that the model can have what was asked for.
 
     Raises:
-        ConfigError: something was asked for that such models cannot have.
+        ConfigError: it is not built for models with recurrent layers, or only for these.
     """
     if not spec.states:
         if config.cache.state_checkpoints is not None:
             raise ConfigError("--state-checkpoints: this model has no recurrent layers")
-        return config
+        return
     is_on_gpu = device.type != "cpu"
     refused = {
         "--swap-space on a GPU": is_on_gpu and bool(config.cache.swap_space_bytes),
         "--kv-role on a GPU": is_on_gpu and config.transfer.kv_role is not None,
         "--tensor-parallel-size": config.model.tensor_parallel_size > 1,
-        "--speculative-model": config.model.speculative_model is not None,
-        "--speculative with a number": isinstance(config.scheduler.speculative, int),
     }
     for name, is_asked_for in refused.items():
         if is_asked_for:
             raise ConfigError(f"this model has recurrent layers, which do not go with {name}")
-    if config.scheduler.speculative != "off":
-        logger.info("no tokens are drafted: a recurrent state cannot take back a wrong draft")
-    scheduler = msgspec.structs.replace(config.scheduler, speculative="off")
-    return msgspec.structs.replace(config, scheduler=scheduler)
 
 
 def make_state_cache(blueprint: Blueprint, kv: KVCacheManager) -> StateCache | None:

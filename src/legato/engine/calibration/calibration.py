@@ -208,9 +208,17 @@ class Calibration:
                 1 + num_drafts,
                 "verify" if num_drafts else "decode",
                 draft_token_ids=tuple(self._prompt[own + 1 : own + 1 + num_drafts]),
-                state=self._states[row % len(self._states)] if self._states else None,
+                state=self._state(row, num_drafts),
                 window_block_ids=window_tables(self._window_block_ids, first, first + num_blocks),
             )
+
+    def _state(self, row: int, num_drafts: int) -> StateChange | None:
+        """Return slots of a row: one to read, which no step writes, and one for each token."""
+        if not self._states:
+            return None
+        count, num_states = 1 + num_drafts, len(self._states)
+        own = [self._states[(row * count + i) % num_states].destination for i in range(count)]
+        return StateChange(self._states[row % num_states].source, own[-1], tuple(own[:-1]))
 
     @property
     def _num_readable(self) -> int:

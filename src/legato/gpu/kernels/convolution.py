@@ -20,7 +20,7 @@ def convolve(
     *,
     is_gated: bool = False,
 ) -> None:
-    """Convolve each run channel by channel, and keep its last inputs in its destination's slot.
+    """Convolve each run channel by channel, and keep the last inputs of the states that are kept.
 
     A row's sum has the same order wherever its request is cut.
 
@@ -43,6 +43,7 @@ def convolve(
         weight,
         bias,
         work.run_of_row,
+        work.slot_of_row,
         work.runs,
         out,
         rows.stride(0),
@@ -57,13 +58,14 @@ def convolve(
 
 
 # The alignment of a step's inputs depends on its size; do not compile for each alignment.
-@triton.jit(do_not_specialize_on_alignment=["run_of_row", "runs"])
+@triton.jit(do_not_specialize_on_alignment=["run_of_row", "slot_of_row", "runs"])
 def _convolve(
     rows,
     kept,
     weight,
     bias,
     run_of_row,
+    slot_of_row,
     runs,
     out,
     row_stride,
@@ -82,7 +84,9 @@ def _convolve(
     is_channel = channel < num_channels
     is_there = (row >= start) & (row < end) & is_channel
     source = tl.load(run + 3).to(tl.int64) * num_inputs * num_channels + channel
-    destination = tl.load(run + 4).to(tl.int64) * num_inputs * num_channels + channel
+    slot = tl.load(slot_of_row + row, mask=row < num_rows, other=-1)
+    is_kept = is_there & (slot >= 0)
+    to = kept + slot.to(tl.int64) * num_inputs * num_channels + channel
     weights = weight + channel * (num_inputs + 1)
     total = tl.zeros([num_tile_rows, num_tile_channels], tl.float32)
     for tap in range(num_inputs):
@@ -92,10 +96,13 @@ def _convolve(
         place = kept + source + (num_inputs + earlier - start) * num_channels
         before = tl.load(place, mask=is_there & (earlier < start), other=0.0)
         taps = tl.load(weights + tap, mask=is_channel, other=0.0).to(tl.float32)
-        total += tl.where(is_own, own, before).to(tl.float32) * taps
+        found = tl.where(is_own, own, before)
+        total += found.to(tl.float32) * taps
+        tl.store(to + (tap - 1) * num_channels, found, mask=is_kept & (tap > 0))
     own = _inputs(rows, row, row_stride, channel, num_channels, is_there, is_gated)
     taps = tl.load(weights + num_inputs, mask=is_channel, other=0.0).to(tl.float32)
     total += own.to(tl.float32) * taps
+    tl.store(to + (num_inputs - 1) * num_channels, own, mask=is_kept)
     if bias is not None:
         total += tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32)
     if is_gated:
@@ -105,15 +112,6 @@ def _convolve(
         result = total * tl.sigmoid(total)
     place = out + row.to(tl.int64) * num_channels + channel
     tl.store(place, result.to(out.dtype.element_ty), mask=is_there)
-
-    place = kept + destination + (num_inputs - (end - row)) * num_channels
-    tl.store(place, own, mask=is_there & (end - row <= num_inputs))
-    # A run that is shorter than the convolution keeps some of its source's inputs.
-    for index in range(num_inputs):
-        is_left = is_there & (row == start) & (index >= end - start)
-        left = tl.load(kept + source + index * num_channels, mask=is_left, other=0.0)
-        place = kept + destination + (index - (end - start)) * num_channels
-        tl.store(place, left, mask=is_left)
 
 
 @triton.jit

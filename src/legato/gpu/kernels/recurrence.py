@@ -7,7 +7,8 @@ gate g <= 0 and a weight w,
 
 where u is w v for Mamba-2, and w (v - S^T k), a correction, for the delta rule. All is float32.
 
-Runs of one row are computed so. Longer runs are computed in pieces, with products of matrices: with
+Runs of one row are computed so, and runs that keep the state after each row. Others are computed in
+pieces, with products of matrices: with
 D the decays between the rows of a piece, and E those since its start,
 
     U = (I + tril(w k k^T D, -1))^-1 w (V - E K S);  O = E Q S + tril(Q K^T D) U
@@ -83,7 +84,7 @@ def advance(
     work: StateWork,
     out: torch.Tensor,
 ) -> None:
-    """Advance each run's state by its rows, from its source's slot to its destination's.
+    """Advance each run's state by its rows, from its source's slot to the slots that keep it.
 
     Args:
         rows: float32 [P, channels], convolved.
@@ -110,6 +111,7 @@ def advance(
         *gates,
         states,
         work.runs,
+        work.slot_of_row,
         out,
         *limits,
         **shape,

@@ -147,11 +147,11 @@ def advance_pieces(
     run_fields: tl.constexpr,
     piece_rows: tl.constexpr,
 ):
-    """Advance a run of several rows, for one head and a part of its values."""
+    """Advance a run that keeps its last state alone, for one head and a part of its values."""
     run = runs + tl.program_id(0) * run_fields
     start = tl.load(run)
     num_rows = tl.load(run + 1) - start
-    if num_rows <= 1:
+    if (num_rows <= 1) | (tl.load(run + 5) != 0):
         return
     position = tl.load(run + 2)
     stop = position + num_rows

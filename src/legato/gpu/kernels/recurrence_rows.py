@@ -1,4 +1,4 @@
-"""Recurrences over runs of one row, and what they share with pieces of longer runs."""
+"""Recurrences row by row, and what they share with pieces of long runs."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ SMALLEST_SQUARE = tl.constexpr(1e-6)
 """Added to the square of a query's or a key's length."""
 
 
-@triton.jit(do_not_specialize_on_alignment=["runs"])
+@triton.jit(do_not_specialize_on_alignment=["runs", "slot_of_row"])
 def advance_rows(
     rows,
     steps,
@@ -17,6 +17,7 @@ def advance_rows(
     skips,
     states,
     runs,
+    slot_of_row,
     out,
     shortest,
     longest,
@@ -34,41 +35,43 @@ def advance_rows(
     value_block: tl.constexpr,
     run_fields: tl.constexpr,
 ):
-    """Advance a run of one row, for one head and a part of its values."""
+    """Advance a run whose states are all kept, for one head and a part of its values."""
     run = runs + tl.program_id(0) * run_fields
-    row = tl.load(run)
-    if tl.load(run + 1) - row != 1:
+    start, end = tl.load(run), tl.load(run + 1)
+    if (end - start != 1) & (tl.load(run + 5) == 0):
         return
     head = tl.program_id(1)
     key = tl.arange(0, padded_key)
     value = tl.program_id(2) * value_block + tl.arange(0, value_block)
     is_key, is_value = key < key_dim, value < value_dim
-    own = rows + row.to(tl.int64) * num_channels
-    key_place = own + head // group * key_dim + key
-    q = tl.load(key_place + first_query, mask=is_key, other=0.0)
-    k = tl.load(key_place + first_key, mask=is_key, other=0.0)
-    v = tl.load(own + first_value + head * value_dim + value, mask=is_value, other=0.0)
-    gate, weight = gates_of(
-        steps, weights, rates, bias, row.to(tl.int64) * gate_stride + head, row >= 0, head,
-        shortest, longest, is_delta,
-    )  # fmt: skip
-    if is_delta:
-        q = q * tl.rsqrt(tl.sum(q * q, axis=0) + SMALLEST_SQUARE) * key_dim**-0.5
-        k = k * tl.rsqrt(tl.sum(k * k, axis=0) + SMALLEST_SQUARE)
-
     place = state_places(key, value, key_dim, value_dim, is_delta)
     there = is_key[:, None] & is_value[None, :]
     source = slot(run + 3, head, num_heads, key_dim * value_dim)
-    state = tl.load(states + source + place, mask=there, other=0.0) * tl.exp(gate)
-    change = weight * (v - tl.sum(state * k[:, None], axis=0)) if is_delta else weight * v
-    state += k[:, None] * change[None, :]
-    destination = slot(run + 4, head, num_heads, key_dim * value_dim)
-    tl.store(states + destination + place, state, mask=there)
-    result = tl.sum(state * q[:, None], axis=0)
-    if skips is not None:
-        result += tl.load(skips + head) * v
-    to = out + (row.to(tl.int64) * num_heads + head) * value_dim + value
-    tl.store(to, result, mask=is_value)
+    state = tl.load(states + source + place, mask=there, other=0.0)
+    for index in range(end - start):
+        row = start + index
+        own = rows + row.to(tl.int64) * num_channels
+        key_place = own + head // group * key_dim + key
+        q = tl.load(key_place + first_query, mask=is_key, other=0.0)
+        k = tl.load(key_place + first_key, mask=is_key, other=0.0)
+        v = tl.load(own + first_value + head * value_dim + value, mask=is_value, other=0.0)
+        gate, weight = gates_of(
+            steps, weights, rates, bias, row.to(tl.int64) * gate_stride + head, row >= 0, head,
+            shortest, longest, is_delta,
+        )  # fmt: skip
+        if is_delta:
+            q = q * tl.rsqrt(tl.sum(q * q, axis=0) + SMALLEST_SQUARE) * key_dim**-0.5
+            k = k * tl.rsqrt(tl.sum(k * k, axis=0) + SMALLEST_SQUARE)
+        state *= tl.exp(gate)
+        change = weight * (v - tl.sum(state * k[:, None], axis=0)) if is_delta else weight * v
+        state += k[:, None] * change[None, :]
+        destination = slot(slot_of_row + row, head, num_heads, key_dim * value_dim)
+        tl.store(states + destination + place, state, mask=there)
+        result = tl.sum(state * q[:, None], axis=0)
+        if skips is not None:
+            result += tl.load(skips + head) * v
+        to = out + (row.to(tl.int64) * num_heads + head) * value_dim + value
+        tl.store(to, result, mask=is_value)
 
 
 @triton.jit
