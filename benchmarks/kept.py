@@ -4,11 +4,13 @@
                               [--budgets 80 96 ...] [--busy-share 0.1]
 
 A shape has running streams, long prompts that come at once, their length, and after the "@" the
-ITL SLO of its server. For each shape one server is started for each `--speculative`, and one
-without an SLO and without drafts for each of `--budgets`, tokens a step. They take turns, probe by
-probe. Prints in how many probes the P99 of the streams' gaps was within the SLO while the prompts
-were computed, and which share of the gaps was. With `--busy-share`, another process takes this
-share of one core meanwhile. What `/health` said after each probe is written, too.
+ITL SLO of its server. Of `8x2x1500@120ms+300ms`, every second stream is of a class of its own, with
+the second SLO; a probe is kept if both are. For each shape one server is started for each
+`--speculative`, and one without an SLO and without drafts for each of `--budgets`, tokens a step.
+They take turns, probe by probe. Prints in how many probes the P99 of the streams' gaps was within
+the SLO while the prompts were computed, and which share of the gaps was. With `--busy-share`,
+another process takes this share of one core meanwhile. What `/health` said after each probe is
+written, too.
 """
 
 import argparse
@@ -16,7 +18,7 @@ import asyncio
 import json
 import re
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -58,15 +60,17 @@ class Side(msgspec.Struct, frozen=True):
     Attributes:
         name: of the server, in tables.
         flags: of `legato serve`.
-        itl_slo: as typed; the SLO of the server, or what one with a fixed budget is judged by.
+        slo_classes: that the streams ask for, in turn; empty for a fixed budget.
+        itl_slos: as typed, of each class; or what a server with a fixed budget is judged by.
         itl_s: the same in seconds.
     """
 
     shape: Shape
     name: str
     flags: tuple[str, ...]
-    itl_slo: str
-    itl_s: float
+    slo_classes: tuple[str, ...]
+    itl_slos: tuple[str, ...]
+    itl_s: tuple[float, ...]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -74,21 +78,21 @@ class Outcome(msgspec.Struct, frozen=True):
 
     Attributes:
         base_s: the streams' median gap before.
+        itl_p50_s, itl_p99_s, itl_max_s: of the streams of each class.
         ttft_s: the last long prompt's.
     """
 
     base_s: float
-    itl_p50_s: float
-    itl_p99_s: float
-    itl_max_s: float
+    itl_p50_s: tuple[float, ...]
+    itl_p99_s: tuple[float, ...]
+    itl_max_s: tuple[float, ...]
     ttft_s: float
 
     @classmethod
-    def of(cls, result: ProbeResult) -> "Outcome":
-        during_s = result.itl_s(during=True)
+    def of(cls, result: ProbeResult, gaps_s: Sequence[np.ndarray]) -> "Outcome":
         base_s = float(np.median(result.itl_s(during=False)))
-        p50_s, p99_s, max_s = np.percentile(during_s, [50, 99, 100]).tolist()
-        return cls(base_s, p50_s, p99_s, max_s, result.ttft_s)
+        quantiles_s = [np.percentile(gaps, [50, 99, 100]).tolist() for gaps in gaps_s]
+        return cls(base_s, *zip(*quantiles_s, strict=True), result.ttft_s)
 
 
 class Probed(msgspec.Struct, frozen=True):
@@ -136,16 +140,26 @@ def _sides(text: str, speculative: Sequence[str], budgets: Sequence[int]) -> lis
     if match is None:
         raise ConfigError(f"{text!r} is not STREAMSxLONGSxTOKENS@SLO")
     num_streams, num_longs, long_prompt = map(int, match.groups()[:3])
-    shape, slo = Shape(num_streams, long_prompt, num_longs), match[4]
-    servers = {
-        f"{slo}, drafts {drafts}": ("--itl-slo", slo, "--speculative", drafts)
+    shape, slos = Shape(num_streams, long_prompt, num_longs), tuple(match[4].split("+"))
+    classes = {"interactive": slos[0]}
+    classes |= {f"class-{i}": slo for i, slo in enumerate(slos[1:], start=2)}
+    promises = ["--itl-slo", slos[0]]
+    for name, slo in [*classes.items()][1:]:
+        promises += ["--slo-class", f"{name}:itl={slo}"]
+    promising = {
+        f"{match[4]}, drafts {drafts}": (*promises, "--speculative", drafts)
         for drafts in speculative
-    } | {
+    }
+    fixed = {
         f"{budget} tokens a step": ("--max-num-batched-tokens", str(budget), *_WITHOUT_DRAFTS)
         for budget in budgets
     }
-    seconds, _ = gap_promise(slo)
-    return [Side(shape, name, flags, slo, seconds) for name, flags in servers.items()]
+    seconds = tuple(gap_promise(slo)[0] for slo in slos)
+    asked = tuple(classes) if len(slos) > 1 else ()
+    return [
+        *(Side(shape, name, flags, asked, slos, seconds) for name, flags in promising.items()),
+        *(Side(shape, name, flags, (), slos, seconds) for name, flags in fixed.items()),
+    ]
 
 
 def _probe_all(run: Run, sides: list[Side]) -> list[list[Probed]]:
@@ -171,15 +185,21 @@ def _probe(side: Side, url: str, seed: int, timeout_s: float) -> Probed:
         num_streams=shape.num_streams,
         long_prompt=shape.long_prompt,
         num_longs=shape.num_longs,
+        slo_classes=side.slo_classes,
         seed=seed,
     )
     try:
         result = asyncio.run(asyncio.wait_for(probe.run(), timeout_s))
     except TimeoutError:
         return Probed(None, 0.0, is_kept=False, health=_health(url))
-    outcome = Outcome.of(result)
-    within = float(np.mean(result.itl_s(during=True) <= side.itl_s))
-    return Probed(outcome, within, outcome.itl_p99_s <= side.itl_s, _health(url))
+    every = len(side.itl_s)
+    gaps_s = [result.itl_s(during=True, streams=slice(i, None, every)) for i in range(every)]
+    outcome = Outcome.of(result, gaps_s)
+    is_within = [gaps <= slo_s for gaps, slo_s in zip(gaps_s, side.itl_s, strict=True)]
+    is_kept = all(
+        p99_s <= slo_s for p99_s, slo_s in zip(outcome.itl_p99_s, side.itl_s, strict=True)
+    )
+    return Probed(outcome, float(np.mean(np.concatenate(is_within))), is_kept, _health(url))
 
 
 def _health(url: str) -> dict[str, Any]:
@@ -196,19 +216,23 @@ def _table(found: Sequence[tuple[Side, Sequence[Probed]]]) -> Table:
 
 def _row(side: Side, probed: Sequence[Probed]) -> list[str]:
     outcomes = [each.outcome for each in probed if each.outcome is not None]
-    p50_s = [outcome.itl_p50_s for outcome in outcomes]
-    p99s = ", ".join(f"{1e3 * outcome.itl_p99_s:.0f}" for outcome in outcomes)
+    p50_s = np.median([outcome.itl_p50_s for outcome in outcomes], axis=0) if outcomes else ()
+    p99s = ", ".join(_ms(outcome.itl_p99_s) for outcome in outcomes)
     return [
         str(side.shape.num_streams),
         f"{side.shape.num_longs} of {side.shape.long_prompt:,}",
-        side.itl_slo,
+        "+".join(side.itl_slos),
         side.name,
         f"{sum(each.is_kept for each in probed)} of {len(probed)}",
         f"{np.mean([each.within for each in probed]):.2%}",
-        f"{1e3 * np.median(p50_s):.0f} ms" if outcomes else "none in time",
+        f"{_ms(p50_s)} ms" if outcomes else "none in time",
         f"{p99s} ms",
         f"{np.median([o.ttft_s for o in outcomes]):.2f} s" if outcomes else "none in time",
     ]
+
+
+def _ms(seconds: Iterable[float]) -> str:
+    return "+".join(f"{1e3 * each:.0f}" for each in seconds)
 
 
 if __name__ == "__main__":

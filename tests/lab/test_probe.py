@@ -56,6 +56,7 @@ def test_probe_of_a_server(address: Address, server: ServerProcess) -> None:
     probe = Probe(
         address.base_url,
         num_streams=3,
+        slo_classes=("interactive", "batch"),
         steady_s=0.5,
         api_key=address.api_key,
     )
@@ -68,6 +69,7 @@ def test_probe_of_a_server(address: Address, server: ServerProcess) -> None:
     assert result.window_start_s <= -0.5
     for during in (False, True):
         assert result.itl_s(during=during).size >= 3
+        assert result.itl_s(during=during, streams=slice(1, None, 2)).size >= 1
         assert result.tokens_per_s(during=during) > 0.0
 
 

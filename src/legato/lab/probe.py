@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import cycle
 
 from legato.core.errors import ConfigError
 from legato.lab.load.client import Address, Client, Completed, ServedModel, connect
@@ -35,6 +36,7 @@ class Probe:
         model: its name there; None means the only one.
         long_prompt: length in tokens; None means 7,000, or what the model's context holds.
         num_longs: long prompts sent at once.
+        slo_classes: classes of service, which the streams have in turn; empty to ask for none.
         steady_s: how long to watch the streams before the long prompts are sent.
         vocab_size: as of `prompt_vocab_size`.
     """
@@ -44,6 +46,7 @@ class Probe:
     num_streams: int = 8
     long_prompt: int | None = None
     num_longs: int = 1
+    slo_classes: tuple[str, ...] = ()
     steady_s: float = 4.0
     vocab_size: int | None = None
     seed: int = 0
@@ -86,11 +89,14 @@ class Probe:
         counts: list[list[int]] = [[] for _ in range(self.num_streams)]
         longest = client.model.max_model_len or _STREAM_TOKENS + _SHORT_PROMPT
         num_tokens = max(1, min(_STREAM_TOKENS, longest - _SHORT_PROMPT))
+        classes = [{"slo_class": name} for name in self.slo_classes] or [{}]
         tasks = [
             asyncio.create_task(
-                client.complete(prompts.draw(_SHORT_PROMPT), num_tokens, times, token_counts=each)
+                client.complete(
+                    prompts.draw(_SHORT_PROMPT), num_tokens, times, asked, token_counts=each
+                )
             )
-            for times, each in zip(streams, counts, strict=True)
+            for times, each, asked in zip(streams, counts, cycle(classes), strict=False)
         ]
         try:
             while not all(len(times) >= _STEADY_TOKENS for times in streams):

@@ -115,10 +115,10 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         """When the last of the long prompts had its first token."""
         return max(self.long_ttfts_s)
 
-    def itl_s(self, *, during: bool) -> np.ndarray:
+    def itl_s(self, *, during: bool, streams: slice = slice(None)) -> np.ndarray:
         """Gaps of streams while long prompts were prefilled, or before they came: float [N]."""
         gaps = []
-        for times in self.token_times_s:
+        for times in self.token_times_s[streams]:
             for previous, current in itertools.pairwise(times):
                 if during and current > 0.0 and previous < self.ttft_s:
                     gaps.append(current - previous)
