@@ -17,6 +17,7 @@ from legato.core.plan import FIRST_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.step_record import StepRecord
 from legato.core.token_ids import token_array
+from legato.engine.assembly import builder
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import StepOutcome
@@ -29,6 +30,7 @@ from tests.engine.test_faults import BROKEN
 from tests.executor.instructions import TESTED
 from tests.families.schedules import PROMPTS, greedy
 from tests.families.tiny import MODELS, random_model
+from tests.scheduler.foretold import Foretold, token_in
 
 NAMES = ("lfm2", "qwen3.5", "qwen3-next", "granite-4-h", "falcon-h1", "nemotron-3")
 """In `MODELS`: every kind of recurrent layer, alone or beside attention, MLPs or experts."""
@@ -217,30 +219,33 @@ def test_preempted_requests_get_the_same_tokens(
     check_free(engine)
 
 
-@pytest.mark.parametrize("mixers", ["torch", *TESTED])
-def test_drafts_change_no_token(model: tuple[Path, dict[str, list[int]]], mixers: str) -> None:
-    """Answers that a server has given before are drafted right, and half of others wrong."""
+@pytest.mark.parametrize("mixers", ["torch", *TESTED[-1:]])
+def test_drafts_change_no_token(
+    model: tuple[Path, dict[str, list[int]]], mixers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third draft is wrong."""
     asked = config(model[0])
-    long = msgspec.structs.replace(PARAMS, max_tokens=40, seed=0)
-    prompts = {str(i): PROMPTS[0][3 * i : 30 + i] for i in range(4)}
+    long = msgspec.structs.replace(PARAMS, max_tokens=20, seed=0)
+    prompts = {str(i): PROMPTS[0][3 * i : 9 + 4 * i] for i in range(3)}
     requests = [
         AddRequest(request_id=name, prompt_token_ids=token_array(prompt), params=long)
         for name, prompt in prompts.items()
     ]
     plain, _ = build_engine(asked)
+    if mixers != "torch":
+        use_native_mixers(plain, mixers)
+    expected = run(plain, requests)
+    rows = {name: prompt + expected[name] for name, prompt in prompts.items()}
+    drafter = Foretold(token_in(rows), lambda _, position: position % 3 > 0)
+    monkeypatch.setattr(builder, "OwnTokens", lambda: drafter)
     scheduler = msgspec.structs.replace(asked.scheduler, speculative=5)
     engine, _ = build_engine(msgspec.structs.replace(asked, scheduler=scheduler))
     if mixers != "torch":
-        use_native_mixers(plain, mixers)
         use_native_mixers(engine, mixers)
-    expected = run(plain, requests)
     engine.set_recording(is_on=True)
-    for _ in range(2):
-        assert run(engine, requests) == expected
-        engine._kv.forget()
+    assert run(engine, requests) == expected
     steps = [record for record in engine.take_records() if isinstance(record, StepRecord)]
-    num_drafts = sum(chunk.num_tokens - 1 for s in steps for chunk in s.chunks if chunk.drafter)
-    assert 100 < sum(step.num_accepted_tokens for step in steps) < num_drafts
+    assert sum(step.num_accepted_tokens for step in steps) > 20
     check_free(engine)
 
 
