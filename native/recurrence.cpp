@@ -157,8 +157,11 @@ void Recurrence::run(ThreadPool &pool, const MixerCall &call) {
             advance_run(*by_length[task / num_heads], task % num_heads, call.recurrent);
         });
         shares.run(gating, [&](int row) {
-            gate_row(row, row_at(row) + first_z,
-                     static_cast<Value *>(call.out) + static_cast<size_t>(row) * size());
+            const size_t place = static_cast<size_t>(row) * size();
+            if (gate.order == GateOrder::kUngated)
+                std::copy_n(output(row, 0), size(), static_cast<float *>(call.out) + place);
+            else
+                gate_row(row, row_at(row) + first_z, static_cast<Value *>(call.out) + place);
         });
     });
 }

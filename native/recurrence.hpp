@@ -37,7 +37,7 @@ struct MixerCall {
     float *recurrent;       // [slots, ...]
     const float *rows;      // [T, ...], projected
     void *out;              // [T, ...]
-    bool is_bf16;           // inputs and out are bfloat16, not float32
+    bool is_bf16;           // inputs and gated outputs are bfloat16, not float32
 
     int num_rows() const { return runs.back().end; }
 };
@@ -69,9 +69,10 @@ public:
     void forward(ThreadPool &pool, const MixerCall &call) override;
 };
 
-enum class GateOrder { kUnnormed, kNormFirst, kGateFirst };
+enum class GateOrder { kUngated, kUnnormed, kNormFirst, kGateFirst };
 
-// How outputs are gated: out * silu(z), with an RMS norm of each group before or after it, or without.
+// How outputs are gated: out * silu(z), with an RMS norm of each group before or after it, or without. Or
+// not at all: they stay float32, and the caller gates them.
 struct OutputGate {
     GateOrder order;
     int group_size;

@@ -163,7 +163,7 @@ def _mix(own: RecurrenceSpec, hidden_size: int) -> None:
     dtype = torch.bfloat16
     spec = with_recurrence(own, hidden_size=hidden_size)
     mixer = make_recurrence(spec, 1, partial(torch.empty, dtype=dtype))
-    [states] = make_states([own.state(hidden_size)], 64, dtype, _META)
+    [states] = make_states([own.state], 64, dtype, _META)
     for has_chunks in (True, False):
         shape = StateWorkShape.of(512, 512, has_chunks=has_chunks)
         work = shape.views(torch.empty(sum(shape.sizes), dtype=torch.int32))
@@ -260,7 +260,7 @@ LAUNCHES = {
     "8 bits, 1 row": Launch(partial(_codes, 8, 1), (90,)),
     "8-bit floats, 64 rows": Launch(partial(_codes, 8, 64, is_float=True)),
     "gate of heads": Launch(_gate_heads, (90,)),
-    "mix, LFM2": Launch(partial(_mix, ShortConvSpec(kernel_size=3), 2048)),
+    "mix, LFM2": Launch(partial(_mix, ShortConvSpec(num_channels=2048, kernel_size=3), 2048)),
     "mix, Qwen3.5 4B": Launch(
         partial(
             _mix, DeltaNetSpec(num_heads=32, num_key_heads=16, key_dim=128, value_dim=128), 2560

@@ -207,7 +207,7 @@ def test_ranks_together_compute_what_one_does(device: torch.device) -> None:
     for rank in (Rank(0, 2), Rank(1, 2)):
         part = GpuDecoder(spec, dtype=torch.float32, device=device, communicator=rank)
         slots = plain.checkpoint_slots().items()
-        part.load_weights((name, shard(name, weight, rank)) for name, weight in slots)
+        part.load_weights((name, shard(name, weight, spec, rank)) for name, weight in slots)
         total += computed(part, rows)
     assert_near(total, mixture_of(plain)(rows), torch.float32)
 

@@ -30,7 +30,7 @@ SPECS: dict[str, RecurrenceSpec] = {
         "mamba 2 with limits",
     )
 } | {
-    "a long convolution without biases": ShortConvSpec(kernel_size=6),
+    "a long convolution without biases": ShortConvSpec(num_channels=HIDDEN, kernel_size=6),
     "delta net of sizes between powers of two": DeltaNetSpec(
         num_heads=2, num_key_heads=1, key_dim=24, value_dim=40, kernel_size=2
     ),
@@ -63,7 +63,7 @@ class Layer:
         for linear in (self.module.in_proj, self.module.conv):
             linear.to(dtype)
         self.width = len(self.module.in_proj.weight)
-        [self.states] = make_states([spec.state(HIDDEN)], NUM_SLOTS, dtype, device)
+        [self.states] = make_states([spec.state], NUM_SLOTS, dtype, device)
         for part in self.states:
             part[1:] = torch.randn(part[1:].shape).to(part)
 

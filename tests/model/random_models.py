@@ -69,9 +69,9 @@ def decoder_spec(
     return DecoderSpec(**_own(DecoderSpec, fields))
 
 
-def with_recurrence(own: RecurrenceSpec, *, hidden_size: int) -> DecoderSpec:
+def with_recurrence(own: RecurrenceSpec, *, hidden_size: int, **fields: Any) -> DecoderSpec:
     """Two layers: attention, then a recurrence."""
-    spec = decoder_spec(hidden_size=hidden_size, norm_eps=1e-6)
+    spec = decoder_spec(hidden_size=hidden_size, norm_eps=1e-6, **fields)
     mixer = msgspec.structs.replace(spec.layers[1], attention=None, recurrence=own)
     return msgspec.structs.replace(spec, layers=(spec.layers[0], mixer))
 
@@ -184,5 +184,7 @@ def native_model(
     model = NativeModel(spec, kernels, communicator)
     with _RANDOM:
         whole = random_decoder(spec, torch.bfloat16).checkpoint_slots()
-    model.load_weights((name, shard(name, weight, communicator)) for name, weight in whole.items())
+    model.load_weights(
+        (name, shard(name, weight, spec, communicator)) for name, weight in whole.items()
+    )
     return model

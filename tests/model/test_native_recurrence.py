@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec
 from legato.model.states import Run, StateShape, StepStates, make_states
 from tests.executor.instructions import TESTED
-from tests.model.test_recurrence import CPU, HIDDEN, RECURRENCES, mixer
+from tests.model.test_recurrence import CPU, RECURRENCES, mixer
 from tests.profiles import examples
 
 MIXERS: dict[str, RecurrenceSpec] = {
@@ -51,7 +51,7 @@ class Step:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.spec, self.dtype = spec, dtype
-        shape: StateShape = spec.state(HIDDEN)
+        shape: StateShape = spec.state
         self.num_slots = 1 + sum(1 + _num_kept(length) for length in lengths)
         self.kept = make_states([shape], self.num_slots, dtype, CPU)[0]
         for part in self.kept:

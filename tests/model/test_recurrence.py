@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 HIDDEN, LENGTH = 64, 200
 IMPLEMENTATIONS = ["torch", *TESTED]
 RECURRENCES: dict[str, RecurrenceSpec] = {
-    "short convolution": ShortConvSpec(kernel_size=3, has_bias=True),
+    "short convolution": ShortConvSpec(num_channels=HIDDEN, kernel_size=3, has_bias=True),
     "delta net": DeltaNetSpec(num_heads=4, num_key_heads=2, key_dim=16, value_dim=32),
     "mamba 2": Mamba2Spec(num_heads=4, num_groups=2, head_dim=32, state_size=16),
     "mamba 2 with factors": Mamba2Spec(
@@ -60,7 +60,7 @@ class Request:
     """A request whose rows go through a mixer. Attributes: slot: of its state; 0 is zero."""
 
     def __init__(self, own: RecurrenceSpec, implementation: str, rows: torch.Tensor) -> None:
-        self.layers = make_states([own.state(HIDDEN)], 8, torch.float32, CPU)
+        self.layers = make_states([own.state], 8, torch.float32, CPU)
         self.module = mixer(own, implementation)
         self.rows, self.slot, self.position = rows, 0, 0
 

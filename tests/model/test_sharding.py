@@ -1,6 +1,7 @@
 """Parts of a model, which together are the whole."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,25 @@ from legato.core.errors import ConfigError
 from legato.model import sharding
 from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
+from legato.model.decoder import Decoder
+from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
+from legato.model.native import NativeKernels
+from legato.model.native_recurrence import NativeMixer
 from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize
+from legato.model.recurrence import RecurrentMixer
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
-from tests.model.random_models import CPU, EXPERTS, SPECS, VOCAB_SIZE, decoder_spec, random_decoder
+from legato.model.states import Run, StepStates, make_states
+from tests.executor.instructions import TESTED
+from tests.model.random_models import (
+    CPU,
+    EXPERTS,
+    SPECS,
+    VOCAB_SIZE,
+    decoder_spec,
+    random_decoder,
+    with_recurrence,
+)
 from tests.model.ranks import on_all_ranks
 from tests.profiles import examples
 
@@ -76,12 +92,29 @@ def checkpoint_of(spec: DecoderSpec) -> Checkpoint:
     )
 
 
-def logits(checkpoint: Checkpoint, communicator: Communicator = ALONE) -> torch.Tensor:
+def logits(
+    checkpoint: Checkpoint, communicator: Communicator = ALONE, mixers: str = "torch"
+) -> torch.Tensor:
+    """Return the logits of a prompt in one step.
+
+    Args:
+        mixers: "torch", or the instructions of native kernels.
+    """
     model = load_model(checkpoint, dtype=torch.float32, device=CPU, communicator=communicator)
+    assert isinstance(model, Decoder)
     attention: StepAttention = CausalAttention()
     ids = torch.arange(11) * 7 % VOCAB_SIZE
+    states: StepStates | None = None
+    if shapes := model.spec.states:
+        states = StepStates(make_states(shapes, 2, model.dtype, CPU), [Run(0, 11, 0, 0, 1)])
     with torch.inference_mode():
-        return model.compute_logits(model.forward(ids, torch.arange(11), attention))
+        if mixers != "torch":
+            kernels = NativeKernels(1, mixers)
+            for module in model.modules():
+                if isinstance(module, RecurrentMixer):
+                    module.native = NativeMixer(module, kernels)
+        hidden = model.forward(ids, torch.arange(11), attention, states=states)
+        return model.compute_logits(hidden)
 
 
 DIVISIBLE = {
@@ -103,8 +136,84 @@ def test_ranks_together_compute_what_one_does(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
+def mamba(num_groups: int, **fields: Any) -> Mamba2Spec:
+    sizes = {"num_heads": 8, "head_dim": 16, "state_size": 16, "num_groups": num_groups}
+    return Mamba2Spec(**sizes, **fields)
+
+
+RECURRENT: dict[str, tuple[int, RecurrenceSpec]] = {
+    "short convolution": (4, ShortConvSpec(num_channels=64, kernel_size=3, has_bias=True)),
+    "delta net": (4, DeltaNetSpec(num_heads=8, num_key_heads=4, key_dim=16, value_dim=32)),
+    "Mamba-2": (2, mamba(4, has_bias=True, scales=(1.5, 0.5, 0.75, 1.25, 0.8))),
+    "Mamba-2, a group a rank": (4, mamba(4, norm="before_gate")),
+    "Mamba-2, one group": (2, mamba(1)),
+    "Mamba-2, ranks that share groups": (4, mamba(2)),
+    "Mamba-2, a shared norm before gates": (4, mamba(2, norm="before_gate")),
+    "Mamba-2 without a norm": (4, mamba(1, norm=None)),
+}
+"""Key a name, value the number of ranks and a mixer."""
+
+
+@pytest.mark.parametrize("mixers", ["torch", *TESTED[:1]])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_ranks_divide_recurrent_mixers(name: str, mixers: str) -> None:
+    num_ranks, own = RECURRENT[name]
+    heads = {"num_heads": 4, "num_kv_heads": 4}
+    spec = with_recurrence(own, hidden_size=64, intermediate_size=64, **heads)
+    checkpoint = checkpoint_of(spec)
+    expected = logits(checkpoint)
+    found = on_all_ranks(num_ranks, lambda group: logits(checkpoint, group, mixers))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=3e-5 * float(expected.abs().max()))
+    whole, part = (one.states[0].num_bytes(torch.float32) for one in (spec, spec.part(2)))
+    assert part < 0.6 * whole
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (ShortConvSpec(num_channels=66, kernel_size=3), "66 channels of short convolutions"),
+        (RECURRENT["delta net"][1].part(2), "2 key heads of delta nets"),
+        (mamba(8).part(4), "2 x 1 heads of Mamba-2"),
+    ],
+)
+def test_recurrent_mixers_that_do_not_divide_are_refused(own: RecurrenceSpec, words: str) -> None:
+    heads = {"num_heads": 4, "num_kv_heads": 4}
+    spec = with_recurrence(own, hidden_size=64, intermediate_size=64, **heads)
+    assert spec.part(2)
+    with pytest.raises(ConfigError, match=rf"{words} .* among 4 ranks: .* takes 1, 2 for this"):
+        spec.part(4)
+
+
+def test_groups_that_ranks_cannot_share_are_refused() -> None:
+    spec = with_recurrence(
+        Mamba2Spec(num_heads=12, num_groups=3, head_dim=16, state_size=16), hidden_size=64
+    )
+    with pytest.raises(ConfigError, match=r"3 x 4 heads of Mamba-2 .* among 2 ranks"):
+        spec.part(2)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_of_fused_projections_stay_codes(bits: int) -> None:
+    """A rank has its rows of each part, and its columns of the output."""
+    own = mamba(2)
+    spec = with_recurrence(own, hidden_size=64)
+    whole = quantize(torch.randn(sum(own.parts), 64), bits)
+    prefix = "model.layers.1.recurrence"
+    for rank in range(2):
+        part = shard(f"{prefix}.in_proj.weight", whole, spec, Rank(rank, 2))
+        assert isinstance(part, QuantizedWeight)
+        rows = [p.chunk(2)[rank] for p in torch.split(whole.dequantize(), list(own.parts))]
+        assert torch.equal(part.dequantize(), torch.cat(rows))
+        column = shard(
+            f"{prefix}.out_proj.weight", quantize(torch.randn(64, 128), bits), spec, Rank(rank, 2)
+        )
+        assert isinstance(column, QuantizedWeight)
+        assert column.shape == (64, 64)
+
+
 def test_each_rank_has_the_sinks_of_its_heads() -> None:
-    part = plain(shard("model.layers.0.self_attn.sinks", torch.arange(4.0), Rank(1, 2)))
+    name, spec = "model.layers.0.self_attn.sinks", SPECS["sinks"]
+    part = plain(shard(name, torch.arange(4.0), spec, Rank(1, 2)))
     assert part.tolist() == [2.0, 3.0]
 
 
@@ -138,7 +247,8 @@ def test_parts_are_the_whole(
     )
     if bits is not None:
         whole = quantize(plain(whole), bits)
-    parts = [plain(shard(f"{name}.weight", whole, Rank(i, num_ranks))) for i in range(num_ranks)]
+    ranks = [Rank(i, num_ranks) for i in range(num_ranks)]
+    parts = [plain(shard(f"{name}.weight", whole, SPECS["grouped"], rank)) for rank in ranks]
     assert len({part.shape for part in parts}) == 1
     joined = torch.cat(parts, dim=int("down_proj" in name))
     torch.testing.assert_close(joined[:num_rows], plain(whole), rtol=0, atol=0)
@@ -147,7 +257,8 @@ def test_parts_are_the_whole(
 
 def test_codes_whose_blocks_are_cut_become_numbers() -> None:
     whole = quantize(torch.randn(4, 96), 8)
-    parts = [shard("model.layers.0.mlp.down_proj.weight", whole, Rank(i, 2)) for i in range(2)]
+    name, spec = "model.layers.0.mlp.down_proj.weight", SPECS["grouped"]
+    parts = [shard(name, whole, spec, Rank(i, 2)) for i in range(2)]
     assert all(isinstance(part, torch.Tensor) for part in parts)
     torch.testing.assert_close(torch.cat(list(map(plain, parts)), dim=1), whole.dequantize())
 

@@ -215,7 +215,7 @@ def _read_weights(
     """Yield a rank's part of each weight."""
     for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
         if not _is_redundant(name, checkpoint):
-            part = shard(name, tensor, communicator)
+            part = shard(name, tensor, checkpoint.spec, communicator)
             weight = _as_wanted(checkpoint, name, part, quantization)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
             yield name, weight

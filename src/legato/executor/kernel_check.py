@@ -81,7 +81,7 @@ _SPEC = DecoderSpec(
 """One query head for each key/value head, so that a chunk has as many query rows as tokens."""
 
 _MIXERS: dict[str, RecurrenceSpec] = {
-    "short convolutions": ShortConvSpec(kernel_size=3, has_bias=True),
+    "short convolutions": ShortConvSpec(num_channels=64, kernel_size=3, has_bias=True),
     "delta nets": DeltaNetSpec(num_heads=2, num_key_heads=1, key_dim=16, value_dim=32),
     "Mamba-2": Mamba2Spec(num_heads=2, num_groups=1, head_dim=32, state_size=16),
 }
@@ -215,7 +215,7 @@ def _wrong_mixers(
     for name, spec in _MIXERS.items():
         mixer = _random_mixer(spec, generator)
         hidden = torch.randn(1 + max(row_counts), _SPEC.hidden_size, generator=generator)
-        [layer] = make_states([spec.state(_SPEC.hidden_size)], 4, torch.float32, _CPU)
+        [layer] = make_states([spec.state], 4, torch.float32, _CPU)
         for part in layer:
             part[:1].normal_(generator=generator)
         exact = mixer(hidden, StepStates([layer], [Run(0, len(hidden), start, 0, 3)]))

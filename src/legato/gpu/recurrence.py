@@ -94,6 +94,8 @@ def _mamba2(
     mixed = rows.new_empty(len(rows), size)
     gates = Gates(steps, None, rates=mixer.A_log, bias=mixer.dt_bias, skips=mixer.D)
     advance(rule, rows, gates, states.recurrent, work, mixed)
+    if mixer.has_shared_norm:
+        return mixer.gated(mixed, projected).to(projected.dtype)
     out = projected.new_empty(mixed.shape)
     norm = mixer.norm
     gate_rows(

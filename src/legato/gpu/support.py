@@ -70,7 +70,11 @@ _SUPPORTED: Rules = {
         "value_is_key": switch("value_is_key"),
         "kv_from": anything(),
     },
-    ShortConvSpec: {"kernel_size": anything(), "has_bias": anything()},
+    ShortConvSpec: {
+        "num_channels": anything(),
+        "kernel_size": anything(),
+        "has_bias": anything(),
+    },
     DeltaNetSpec: {
         "num_heads": anything(),
         "num_key_heads": anything(),
@@ -90,6 +94,7 @@ _SUPPORTED: Rules = {
         "longest_step": anything(),
         "norm": anything(),
         "scales": anything(),
+        "num_group_ranks": anything(),
     },
     MlpSpec: {
         "size": anything(),

@@ -35,19 +35,7 @@ class DeltaNet(RecurrentMixer):
         self.num_key_heads, self.num_heads = own.num_key_heads, own.num_heads
         self.key_dim, self.value_dim = own.key_dim, own.value_dim
         self._sizes = [own.num_channels, own.value_size, own.num_heads, own.num_heads]
-        self.in_proj = FusedLinear(
-            spec.hidden_size,
-            {
-                "in_proj_q": own.key_size,
-                "in_proj_k": own.key_size,
-                "in_proj_v": own.value_size,
-                "in_proj_z": own.value_size,
-                "in_proj_b": own.num_heads,
-                "in_proj_a": own.num_heads,
-            },
-            False,
-            empty,
-        )
+        self.in_proj = FusedLinear(spec.hidden_size, own.projections, False, empty)
         self.conv = Convolution(own.num_channels, own.kernel_size, False, empty)
         self.A_log = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
         self.dt_bias = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)

@@ -326,7 +326,7 @@ class DecoderLayer(nn.Module):
         if own.recurrence is not None:
             from legato.model.recurrence import make_recurrence  # it imports this module
 
-            self.recurrence = make_recurrence(spec, layer, empty)
+            self.recurrence = make_recurrence(spec, layer, empty, communicator)
         has_second = own.has_norms_before and own.order != "parallel" and own.mlp is not None
         self.post_attention_layernorm = make_norm(spec, empty) if has_second else None
         self.mlp = None if own.mlp is None else make_mlp(own.mlp, spec.hidden_size, empty)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from legato.model.communicator import Communicator
 from legato.model.layers import Linear, MakeEmpty, RMSNorm
 from legato.model.mixer_spec import Mamba2Spec
 from legato.model.recurrence import Convolution, RecurrentMixer, decays, in_float64, scan
@@ -28,7 +29,12 @@ class Mamba2(RecurrentMixer):
     """
 
     def __init__(
-        self, own: Mamba2Spec, spec: DecoderSpec, state_layer: int, empty: MakeEmpty
+        self,
+        own: Mamba2Spec,
+        spec: DecoderSpec,
+        state_layer: int,
+        empty: MakeEmpty,
+        communicator: Communicator,
     ) -> None:
         super().__init__(state_layer)
         self.num_heads, self.num_groups = own.num_heads, own.num_groups
@@ -41,9 +47,14 @@ class Mamba2(RecurrentMixer):
         self.A_log = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
         self.D = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
         self.dt_bias = nn.Parameter(empty(own.num_heads).float(), requires_grad=False)
-        self.norm: GroupNorm | None = None
-        if own.norm is not None:
+        self.norm: GroupNorm | SharedGroupNorm | None = None
+        if own.has_shared_norm:
+            self.norm = SharedGroupNorm(
+                own.size, own.num_group_ranks, spec.norm_eps, empty, communicator
+            )
+        elif own.norm is not None:
             self.norm = GroupNorm(own.size, own.num_groups, spec.norm_eps, empty)
+        self.has_shared_norm = own.has_shared_norm
         self.is_normed_first = own.norm == "before_gate"
         self.out_proj = Linear(own.size, spec.hidden_size, own.has_bias, empty)
 
@@ -60,7 +71,7 @@ class Mamba2(RecurrentMixer):
         return projected
 
     def mixed(self, projected: torch.Tensor, states: StepStates) -> torch.Tensor:
-        z, inputs, steps = torch.split(projected, self._sizes, dim=-1)
+        _, inputs, steps = torch.split(projected, self._sizes, dim=-1)
         mixed = F.silu(self.conv(inputs, states, self.layer))
         size = self.num_heads * self.head_dim
         x = mixed[:, :size].view(len(mixed), self.num_heads, self.head_dim)
@@ -69,11 +80,19 @@ class Mamba2(RecurrentMixer):
         dt = in_float64(F.softplus, steps.float() + self.dt_bias).clamp(*self.limits)  # [T, H]
         rows = dt[..., None] * x, both[:, 0], both[:, 1], -self.A_log.exp() * dt
         output = scan(rows, states, self.layer, token_form, chunk_form)
-        gated = self._gated((output + self.D[:, None] * x).flatten(1), F.silu(z.float()))
-        return gated.to(projected.dtype)
+        return self.gated((output + self.D[:, None] * x).flatten(1), projected).to(projected.dtype)
 
-    def _gated(self, output: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return the product of both, float32 [T, H P], normalized before or after it, or never."""
+    def gated(self, output: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        """Multiply outputs with their gates, and normalize them before or after it, or never.
+
+        Args:
+            output: float32 [T, H P], of the recurrence.
+            projected: [T, ...], as in `mixed`.
+
+        Returns:
+            float32 [T, H P].
+        """
+        gate = F.silu(projected[:, : output.shape[1]].float())
         if self.norm is None:
             return output * gate
         normed: torch.Tensor
@@ -92,6 +111,32 @@ class GroupNorm(RMSNorm):
         """Normalize float32 [T, size]."""
         parts = rows.view(len(rows), self._num_groups, -1)
         return F.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(1) * self.weight
+
+
+class SharedGroupNorm(RMSNorm):
+    """RMS normalization of a group whose channels several ranks share.
+
+    The squares of all groups are summed in one exchange of all ranks.
+
+    Args:
+        size: of this rank's channels, all of one group.
+        num_ranks: adjacent ranks that share a group.
+    """
+
+    def __init__(
+        self, size: int, num_ranks: int, eps: float, empty: MakeEmpty, communicator: Communicator
+    ) -> None:
+        super().__init__(size, eps, empty)
+        self._num_ranks, self._communicator = num_ranks, communicator
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Normalize float32 [T, size]."""
+        group = self._communicator.rank // self._num_ranks
+        squares = rows.new_zeros(len(rows), self._communicator.size // self._num_ranks)
+        squares[:, group] = rows.square().sum(-1)
+        num_channels = self._num_ranks * rows.shape[1]
+        means = self._communicator.sum(squares)[:, group, None] / num_channels
+        return rows * torch.rsqrt(means + self.eps) * self.weight
 
 
 def token_form(

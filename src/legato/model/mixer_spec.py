@@ -1,5 +1,6 @@
 """The records of mixers of tokens: attention, and recurrences."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -7,7 +8,7 @@ import msgspec
 from legato.core.errors import UnsupportedModelError
 from legato.model.base import LayerCache
 from legato.model.latent import LatentAttentionSpec
-from legato.model.ranges import Scale, Size
+from legato.model.ranges import Count, Scale, Size
 from legato.model.states import StateShape
 
 
@@ -90,24 +91,47 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return LayerCache(self.num_kv_heads, self.head_dim, self.window)
 
 
+RowParts = Mapping[str, tuple[int, ...]]
+"""Key a module or a vector of a mixer, value the sizes of its rows' adjacent parts, of which each
+rank has some rows. A module without an entry has the same rows on all ranks."""
+
+
 class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A gated convolution over the last few positions: `c * conv(b * x)`.
 
     Attributes:
+        num_channels: of the convolution.
         kernel_size: positions that a convolution reads, its own included.
         has_bias: the convolution and the projections have biases.
     """
 
+    num_channels: Size
     kernel_size: Annotated[int, msgspec.Meta(ge=2, le=64)]
     has_bias: bool = False
 
-    def state(self, hidden_size: int) -> StateShape:
-        """Return the shape of a request's state."""
-        return StateShape(num_inputs=self.kernel_size - 1, num_channels=hidden_size)
+    def __str__(self) -> str:
+        return f"{self.num_channels} channels of short convolutions"
+
+    @property
+    def state(self) -> StateShape:
+        """The shape of a request's state."""
+        return StateShape(num_inputs=self.kernel_size - 1, num_channels=self.num_channels)
+
+    @property
+    def row_parts(self) -> RowParts:
+        return {"in_proj": (self.num_channels,) * 3, "conv": (self.num_channels,)}
 
     def num_weights(self, hidden_size: int) -> int:
         """Return the size of the projections."""
-        return 4 * hidden_size * hidden_size
+        return 4 * hidden_size * self.num_channels
+
+    def can_be_divided(self, num_ranks: int) -> bool:
+        """Whether each rank gets as many channels."""
+        return self.num_channels % num_ranks == 0
+
+    def part(self, num_ranks: int) -> "ShortConvSpec":
+        """Return the record of each rank's channels."""
+        return msgspec.structs.replace(self, num_channels=self.num_channels // num_ranks)
 
 
 class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -148,17 +172,54 @@ class DeltaNetSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_size + self.value_size
 
-    def state(self, hidden_size: int) -> StateShape:  # noqa: ARG002
-        """Return the shape of a request's state."""
+    def __str__(self) -> str:
+        return f"{self.num_key_heads} key heads of delta nets"
+
+    @property
+    def projections(self) -> dict[str, int]:
+        """Sizes of the projections' outputs; key the name."""
+        return {
+            "in_proj_q": self.key_size,
+            "in_proj_k": self.key_size,
+            "in_proj_v": self.value_size,
+            "in_proj_z": self.value_size,
+            "in_proj_b": self.num_heads,
+            "in_proj_a": self.num_heads,
+        }
+
+    @property
+    def state(self) -> StateShape:
+        """The shape of a request's state."""
         return StateShape(
             num_inputs=self.kernel_size - 1,
             num_channels=self.num_channels,
             recurrent=(self.num_heads, self.key_dim, self.value_dim),
         )
 
+    @property
+    def row_parts(self) -> RowParts:
+        return {
+            **{name: (size,) for name, size in self.projections.items()},
+            "conv": (self.key_size, self.key_size, self.value_size),
+            "A_log": (self.num_heads,),
+            "dt_bias": (self.num_heads,),
+        }
+
     def num_weights(self, hidden_size: int) -> int:
         """Return the size of the projections."""
         return hidden_size * (self.num_channels + 2 * self.value_size + 2 * self.num_heads)
+
+    def can_be_divided(self, num_ranks: int) -> bool:
+        """Whether each rank gets as many heads of keys, with their heads of values."""
+        return self.num_key_heads % num_ranks == 0
+
+    def part(self, num_ranks: int) -> "DeltaNetSpec":
+        """Return the record of each rank's heads."""
+        return msgspec.structs.replace(
+            self,
+            num_heads=self.num_heads // num_ranks,
+            num_key_heads=self.num_key_heads // num_ranks,
+        )
 
 
 class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -173,6 +234,7 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         shortest_step, longest_step: limits of dt; None for none.
         norm: of the outputs, after they are multiplied with their gates or before; None for none.
         scales: factors on the projected gates, inputs, B, C and steps.
+        num_group_ranks: ranks that share a group; several only in a rank's part of a decoder.
 
     Raises:
         UnsupportedModelError: the heads do not divide evenly among the groups.
@@ -189,12 +251,21 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     longest_step: Scale | None = None
     norm: Literal["after_gate", "before_gate"] | None = "after_gate"
     scales: tuple[Scale, Scale, Scale, Scale, Scale] = (1.0,) * 5
+    num_group_ranks: Count = 1
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_groups:
             raise UnsupportedModelError(
                 f"{self.num_heads} heads cannot be divided into {self.num_groups} groups"
             )
+
+    def __str__(self) -> str:
+        return f"{self.num_groups} x {self.num_heads // self.num_groups} heads of Mamba-2"
+
+    @property
+    def has_shared_norm(self) -> bool:
+        """Whether the norm of a group is computed by several ranks together."""
+        return self.norm is not None and self.num_group_ranks > 1
 
     @property
     def size(self) -> int:
@@ -212,17 +283,47 @@ class Mamba2Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         size, shared = self.size, self.num_groups * self.state_size
         return size, size, shared, shared, self.num_heads
 
-    def state(self, hidden_size: int) -> StateShape:  # noqa: ARG002
-        """Return the shape of a request's state."""
+    @property
+    def state(self) -> StateShape:
+        """The shape of a request's state."""
         return StateShape(
             num_inputs=self.kernel_size - 1,
             num_channels=self.num_channels,
             recurrent=(self.num_heads, self.head_dim, self.state_size),
         )
 
+    @property
+    def row_parts(self) -> RowParts:
+        heads = (self.num_heads,)
+        return {
+            "in_proj": self.parts,
+            "conv": self.parts[1:4],
+            "A_log": heads,
+            "D": heads,
+            "dt_bias": heads,
+            "norm": (self.size,),
+        }
+
     def num_weights(self, hidden_size: int) -> int:
         """Return the size of the projections."""
         return hidden_size * (2 * self.size + self.num_channels + self.num_heads)
+
+    def can_be_divided(self, num_ranks: int) -> bool:
+        """Whether each rank gets as many heads: of whole groups, or all of one group."""
+        is_even = self.num_groups % num_ranks == 0 or num_ranks % self.num_groups == 0
+        return is_even and self.num_heads % num_ranks == 0
+
+    def part(self, num_ranks: int) -> "Mamba2Spec":
+        """Return the record of each rank's heads.
+
+        If there are fewer groups than ranks, ranks have the same B and C, and parts of a norm.
+        """
+        return msgspec.structs.replace(
+            self,
+            num_heads=self.num_heads // num_ranks,
+            num_groups=max(1, self.num_groups // num_ranks),
+            num_group_ranks=max(1, num_ranks // self.num_groups),
+        )
 
 
 RecurrenceSpec = ShortConvSpec | DeltaNetSpec | Mamba2Spec

@@ -1,5 +1,7 @@
 """Recurrent mixers on native kernels: all that they compute between their projections."""
 
+from collections.abc import Callable
+
 import torch
 
 from legato.model.delta_net import DeltaNet
@@ -8,7 +10,7 @@ from legato.model.native import NativeKernels
 from legato.model.recurrence import RecurrentMixer, ShortConv
 from legato.model.states import StepStates
 
-_GATE_ORDERS = ("unnormed", "norm first", "gate first")
+_GATE_ORDERS = ("ungated", "unnormed", "norm first", "gate first")
 """In the order of the extension's `GateOrder`."""
 
 
@@ -16,7 +18,7 @@ class NativeMixer:
     """Computes what a recurrent mixer's `mixed` does, in one call.
 
     Numbers are float32 in between: rows are not rounded but where they become outputs, or inputs
-    that a state keeps.
+    that a state keeps. PyTorch gates and normalizes the outputs if several ranks share a norm.
 
     Args:
         mixer: of loaded weights, which are copied.
@@ -25,6 +27,9 @@ class NativeMixer:
     def __init__(self, mixer: RecurrentMixer, kernels: NativeKernels) -> None:
         taps = mixer.conv.weight[:, 0].float().t().contiguous()  # [k, C]
         kind, self._size, numbers, weights = _parts(mixer)
+        self._gated: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+        if isinstance(mixer, Mamba2) and mixer.has_shared_norm:
+            self._gated = mixer.gated
         weights |= {"taps": taps, "conv_bias": mixer.conv.bias}
         copied = {
             name: weight.float().contiguous()
@@ -49,7 +54,8 @@ class NativeMixer:
         """
         inputs, recurrent = states.layers[layer]
         rows = projected.float().contiguous()
-        out = torch.empty(len(rows), self._size, dtype=inputs.dtype)
+        dtype = inputs.dtype if self._gated is None else torch.float32
+        out = torch.empty(len(rows), self._size, dtype=dtype)
         assert inputs.dtype in (torch.float32, torch.bfloat16)
         self._native.forward(
             self._pool,
@@ -60,7 +66,7 @@ class NativeMixer:
             out.data_ptr(),
             inputs.dtype == torch.bfloat16,
         )
-        return out
+        return out if self._gated is None else self._gated(out, rows).to(inputs.dtype)
 
 
 _Parts = tuple[str, int, dict[str, float], dict[str, torch.Tensor | None]]
@@ -86,7 +92,6 @@ def _parts(mixer: RecurrentMixer) -> _Parts:
             size = mixer.num_heads * mixer.value_dim
             return "DeltaNet", size, delta, {**_gates(mixer), "norm": norm}
         case Mamba2():
-            order = "norm first" if mixer.is_normed_first else "gate first"
             size = mixer.num_heads * mixer.head_dim
             mamba = {
                 "num_heads": mixer.num_heads,
@@ -95,7 +100,7 @@ def _parts(mixer: RecurrentMixer) -> _Parts:
                 "state_size": mixer.state_size,
                 "shortest_step": mixer.limits[0],
                 "longest_step": mixer.limits[1],
-                "gate_order": _GATE_ORDERS.index("unnormed" if mixer.norm is None else order),
+                "gate_order": _GATE_ORDERS.index(_gate_order(mixer)),
                 "norm_group": size // mixer.num_groups,
                 "eps": 0.0 if mixer.norm is None else mixer.norm.eps,
             }
@@ -103,6 +108,14 @@ def _parts(mixer: RecurrentMixer) -> _Parts:
             return "Mamba2", size, mamba, {**_gates(mixer), **weights}
         case _:
             raise AssertionError("native kernels do not know the mixer")
+
+
+def _gate_order(mixer: Mamba2) -> str:
+    if mixer.has_shared_norm:
+        return "ungated"
+    if mixer.norm is None:
+        return "unnormed"
+    return "norm first" if mixer.is_normed_first else "gate first"
 
 
 def _gates(mixer: DeltaNet | Mamba2) -> dict[str, torch.Tensor | None]:

@@ -137,7 +137,11 @@ _PARTS: Rules = {
         "latent": one_of("latent", None),
         "kv_from": one_of("kv_from", None),
     },
-    ShortConvSpec: {"kernel_size": anything(), "has_bias": switch("has_bias")},
+    ShortConvSpec: {
+        "num_channels": _multiple("num_channels", of=_VECTOR),
+        "kernel_size": anything(),
+        "has_bias": switch("has_bias"),
+    },
     DeltaNetSpec: {
         "num_heads": anything(),
         "num_key_heads": anything(),
@@ -157,6 +161,7 @@ _PARTS: Rules = {
         "longest_step": anything(),
         "norm": one_of("norm", None, "after_gate", "before_gate"),
         "scales": anything(),
+        "num_group_ranks": anything(),
     },
 }
 """What the extension computes of decoders whose other parts are PyTorch's."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
+from legato.model.communicator import ALONE, Communicator
 from legato.model.layers import Linear, MakeEmpty
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.spec import DecoderSpec
@@ -75,9 +76,9 @@ class ShortConv(RecurrentMixer):
         self, own: ShortConvSpec, hidden_size: int, state_layer: int, empty: MakeEmpty
     ) -> None:
         super().__init__(state_layer)
-        self.conv = Convolution(hidden_size, own.kernel_size, own.has_bias, empty)
-        self.in_proj = Linear(hidden_size, 3 * hidden_size, own.has_bias, empty)
-        self.out_proj = Linear(hidden_size, hidden_size, own.has_bias, empty)
+        self.conv = Convolution(own.num_channels, own.kernel_size, own.has_bias, empty)
+        self.in_proj = Linear(hidden_size, 3 * own.num_channels, own.has_bias, empty)
+        self.out_proj = Linear(own.num_channels, hidden_size, own.has_bias, empty)
 
     def mixed(self, projected: torch.Tensor, states: StepStates) -> torch.Tensor:
         before, after, inputs = projected.chunk(3, dim=-1)
@@ -86,8 +87,15 @@ class ShortConv(RecurrentMixer):
         return result
 
 
-def make_recurrence(spec: DecoderSpec, layer: int, empty: MakeEmpty) -> RecurrentMixer:
-    """Make the recurrent mixer of a layer that has one."""
+def make_recurrence(
+    spec: DecoderSpec, layer: int, empty: MakeEmpty, communicator: Communicator = ALONE
+) -> RecurrentMixer:
+    """Make the recurrent mixer of a layer that has one.
+
+    Args:
+        spec: of this rank's part of the decoder.
+        communicator: to the other ranks.
+    """
     # These import this module.
     from legato.model.delta_net import DeltaNet
     from legato.model.mamba2 import Mamba2
@@ -99,7 +107,7 @@ def make_recurrence(spec: DecoderSpec, layer: int, empty: MakeEmpty) -> Recurren
         case DeltaNetSpec() as own:
             return DeltaNet(own, spec, state_layer, empty)
         case Mamba2Spec() as own:
-            return Mamba2(own, spec, state_layer, empty)
+            return Mamba2(own, spec, state_layer, empty, communicator)
         case None:
             raise AssertionError("the layer has no recurrent mixer")
 

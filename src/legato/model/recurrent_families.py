@@ -155,7 +155,9 @@ def lfm2(d: Description) -> DecoderSpec:
         size = -(-size // d.block_multiple_of) * d.block_multiple_of
     return families.spec(
         d,
-        recurrence=ShortConvSpec(kernel_size=d.conv_kernel_size, has_bias=d.conv_bias),
+        recurrence=ShortConvSpec(
+            num_channels=d.hidden_size, kernel_size=d.conv_kernel_size, has_bias=d.conv_bias
+        ),
         has_attention=[kind == FULL for kind in kinds],
         attention={"qk_norm": "head"},
         mlp={"size": size},

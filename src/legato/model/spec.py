@@ -5,7 +5,6 @@ feed-forward network with norms around them. Layers of one decoder may differ in
 numbers.
 """
 
-import math
 from collections.abc import Iterable
 from typing import Literal
 
@@ -246,9 +245,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     def states(self) -> tuple[StateShape, ...]:
         """The state that each recurrent layer keeps of a request; empty if there are none."""
         return tuple(
-            layer.recurrence.state(self.hidden_size)
-            for layer in self.layers
-            if layer.recurrence is not None
+            layer.recurrence.state for layer in self.layers if layer.recurrence is not None
         )
 
     @property
@@ -268,15 +265,10 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the spec of each rank's part of every layer; all ranks have the same.
 
         Raises:
-            ConfigError: heads or the MLPs cannot be divided among so many ranks.
+            ConfigError: heads, recurrent mixers or MLPs cannot be divided among so many ranks.
         """
         if num_ranks == 1:
             return self
-        if self.states:
-            raise ConfigError(
-                "--tensor-parallel-size takes 1 for this model, whose recurrent layers are not "
-                "divided"
-            )
         if self.has_latents:
             raise ConfigError(
                 "--tensor-parallel-size takes 1 for this model, whose heads share latents"
@@ -285,19 +277,47 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--tensor-parallel-size takes 1 for this model, which normalizes all heads together"
             )
-        sizes = {size for layer in self.layers for size in _sizes(layer)}
-        kv_heads = {attention.num_kv_heads for attention in self.attentions}
-        fitting = math.gcd(self.num_heads, *kv_heads, *sizes)
-        if fitting % num_ranks:
-            counts = ", ".join(str(count) for count in range(1, fitting + 1) if not fitting % count)
+        if not self._can_be_divided(num_ranks):
+            fitting = filter(self._can_be_divided, range(1, self.num_heads + 1))
             raise ConfigError(
-                f"{self.num_heads} query heads, {_listed(kv_heads)} key/value heads and an MLP of "
-                f"{_listed(sizes)} cannot be divided among {num_ranks} ranks: "
-                f"--tensor-parallel-size takes {counts} for this model"
+                f"{self._divided_sizes} cannot be divided among {num_ranks} ranks: "
+                f"--tensor-parallel-size takes {', '.join(map(str, fitting))} for this model"
             )
         return msgspec.structs.replace(
             self, layers=tuple(_part(layer, num_ranks) for layer in self.layers)
         )
+
+    def _can_be_divided(self, num_ranks: int) -> bool:
+        """Whether each rank gets as many heads, channels and MLP activations."""
+        sizes = {self.num_heads, *self._kv_heads, *self._mlp_sizes}
+        return all(size % num_ranks == 0 for size in sizes) and all(
+            recurrence.can_be_divided(num_ranks) for recurrence in self._recurrences
+        )
+
+    @property
+    def _divided_sizes(self) -> str:
+        """What is divided among ranks, in words."""
+        heads = (
+            f"{self.num_heads} query heads",
+            f"{_listed(self._kv_heads)} key/value heads",
+            *map(str, self._recurrences),
+        )
+        return f"{', '.join(heads)} and an MLP of {_listed(self._mlp_sizes)}"
+
+    @property
+    def _kv_heads(self) -> set[int]:
+        return {attention.num_kv_heads for attention in self.attentions}
+
+    @property
+    def _recurrences(self) -> tuple[RecurrenceSpec, ...]:
+        """The different recurrent mixers."""
+        found = (layer.recurrence for layer in self.layers if layer.recurrence is not None)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def _mlp_sizes(self) -> set[int]:
+        """Widths of MLPs and experts."""
+        return {size for layer in self.layers for size in _sizes(layer)}
 
     def reads_every_step(self, weight: str) -> bool:
         """Whether a step reads all of a weight; of embeddings it reads all of a tied one alone.
@@ -311,18 +331,22 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _part(layer: LayerSpec, num_ranks: int) -> LayerSpec:
-    replace = msgspec.structs.replace
-    attention = layer.attention
-    assert attention is not None
-    return replace(
+    return msgspec.structs.replace(
         layer,
-        attention=replace(
-            attention,
-            num_heads=attention.num_heads // num_ranks,
-            num_kv_heads=attention.num_kv_heads // num_ranks,
-        ),
+        attention=_part_of_attention(layer.attention, num_ranks),
+        recurrence=None if layer.recurrence is None else layer.recurrence.part(num_ranks),
         mlp=_part_of_mlp(layer.mlp, num_ranks),
         mixture=None if layer.mixture is None else _part_of_experts(layer.mixture, num_ranks),
+    )
+
+
+def _part_of_attention(own: AttentionSpec | None, num_ranks: int) -> AttentionSpec | None:
+    if own is None:
+        return None
+    return msgspec.structs.replace(
+        own,
+        num_heads=own.num_heads // num_ranks,
+        num_kv_heads=own.num_kv_heads // num_ranks,
     )
 
 
