@@ -6,10 +6,9 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from legato import AsyncEngineArgs, AsyncLLM, SamplingParams
+from tests.families.tiny import MODELS, random_model
 
 _PATIENCE_S = 60.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -18,12 +17,8 @@ PROMPT: Any = {"prompt_token_ids": list(range(3, 40))}
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    config = LlamaConfig(
-        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    """Of a model with recurrent layers, whose states are lost with a rank."""
+    random_model(MODELS["granite-4-h"]).save_pretrained(tmp_path)
     return {
         "model": str(tmp_path),
         "dtype": "float32",

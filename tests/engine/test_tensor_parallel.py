@@ -273,13 +273,15 @@ def test_blocks_of_which_ranks_have_parts_are_not_moved() -> None:
         EngineConfig.of(model="it", kv_role="both", tensor_parallel_size=2)
 
 
-def poisoned_on(ranks: tuple[int, ...]) -> Callable[[Embedding, torch.Tensor], torch.Tensor]:
+def poisoned_on(
+    ranks: tuple[int, ...], poison: int = POISON
+) -> Callable[[Embedding, torch.Tensor], torch.Tensor]:
     """`Embedding.forward` that raises at a token."""
     forward = Embedding.forward
 
     def poisoned(embedding: Embedding, input_ids: torch.Tensor) -> torch.Tensor:
         rows = forward(embedding, input_ids)
-        if embedding._communicator.rank in ranks and (input_ids == POISON).any():
+        if embedding._communicator.rank in ranks and (input_ids == poison).any():
             raise ValueError("boom")
         return rows
 

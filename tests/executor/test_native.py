@@ -22,6 +22,7 @@ from legato.model.base import Model
 from legato.model.communicator import ALONE, Communicator
 from legato.model.native import NativeKernels, native_instructions, why_not_native
 from legato.model.spec import DecoderSpec
+from legato.model.states import StepStates
 from tests.executor.instructions import TESTED
 from tests.model.random_models import (
     SPECS,
@@ -57,7 +58,9 @@ class Runner:
     def step(self, chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> None:
         batch = pack(chunks, sequences, block_size=BLOCK_SIZE, device=CPU, padding=self._model.rows)
         attention = self._backend.begin_step(batch)
-        states = None if self._states is None else self._states.begin_step(batch, chunks)
+        states: StepStates | None = None
+        if self._states is not None:
+            states = self._states.begin_step(batch, [chunk.state for chunk in chunks])
         hidden = self._model.forward(batch.input_ids, batch.positions, attention, states=states)
         self.logits.append(self._model.compute_logits(hidden[: len(batch.slot_mapping)]))
 

@@ -14,11 +14,14 @@ from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.engine.assembly.builder import build_engine, load_runtime
+from legato.engine.errors import RequestFailedError
 from legato.engine.model_report import report_model
 from legato.model.architectures import described
 from legato.model.base import CacheSpec, LayerCache
+from legato.model.decoder import Embedding
 from legato.model.native import NativeModel
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
+from tests.engine.test_tensor_parallel import poisoned_on
 from tests.executor.test_native import pytestmark as needs_native
 from tests.families.conftest import Saved
 from tests.families.layouts import without
@@ -148,16 +151,29 @@ def test_native_layers_give_the_same_tokens_on_any_schedule(
     assert generate(wide, PROMPTS) == cold
 
 
+def check_failure_of_rank_1(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes part in all exchanges that rank 0 waits for."""
+    poison = VOCAB_SIZE - 1
+    monkeypatch.setattr(Embedding, "forward", poisoned_on((1,), poison))
+    with pytest.raises(RequestFailedError, match="boom"):
+        generate(llm, [[5, poison, 6]])
+
+
 @pytest.mark.usefixtures("ranks_are_threads")
-def test_ranks_divide_experts_beside_an_mlp(tmp_path: Path) -> None:
+def test_ranks_divide_experts_beside_an_mlp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = random_model(MODELS["gemma4-26b-a4b"])
     model.save_pretrained(tmp_path)
     llm = LLM(**settings(tmp_path, tensor_parallel_size=2, max_num_batched_tokens=64))
     assert generate(llm, PROMPTS) == [greedy(model, prompt)[0] for prompt in PROMPTS]
+    check_failure_of_rank_1(llm, monkeypatch)
 
 
 @pytest.mark.usefixtures("ranks_are_threads")
-def test_ranks_divide_embeddings_for_each_layer(tmp_path: Path) -> None:
+def test_ranks_divide_embeddings_for_each_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rows of the table do not divide evenly."""
     tiny = MODELS["gemma4-e2b"]
     more = {"num_key_value_heads": 2, "vocab_size_per_layer_input": VOCAB_SIZE + 1}
@@ -168,6 +184,7 @@ def test_ranks_divide_embeddings_for_each_layer(tmp_path: Path) -> None:
     assert spec.part(2).cache(torch.float32).layers[-1] == LayerCache(1, 64)
     llm = LLM(**settings(tmp_path, tensor_parallel_size=2, max_num_batched_tokens=64))
     assert generate(llm, PROMPTS) == [greedy(model, prompt)[0] for prompt in PROMPTS]
+    check_failure_of_rank_1(llm, monkeypatch)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,6 +1,5 @@
 """Models with recurrent layers: no schedule, preemption or failed step changes their tokens."""
 
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels
 from legato.model.native_recurrence import NativeMixer
 from legato.model.recurrence import RecurrentMixer
+from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.engine.test_faults import BROKEN
 from tests.executor.instructions import TESTED
 from tests.families.schedules import PROMPTS, greedy
@@ -278,20 +278,17 @@ def test_several_completions_of_a_prompt(model: tuple[Path, dict[str, list[int]]
     assert llm.stats.num_prefix_cache_hits == 2 * 64, "of the first one's prompt"
 
 
-REFUSED: dict[str, Callable[[EngineConfig], EngineConfig]] = {
-    "--tensor-parallel-size": lambda c: msgspec.structs.replace(
-        c, model=msgspec.structs.replace(c.model, tensor_parallel_size=2)
-    ),
-}
-"""Key a word of the refusal, value the change of the configuration."""
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_recurrent_layers_cannot_have_is_refused(
-    name: str, model: tuple[Path, dict[str, list[int]]]
-) -> None:
-    with pytest.raises(ConfigError, match=name):
-        build_engine(REFUSED[name](config(model[0])))
+@pytest.mark.usefixtures("ranks_are_threads")
+def test_ranks_generate_the_same_tokens(model: tuple[Path, dict[str, list[int]]]) -> None:
+    """In chunks and mixed steps, and then from kept states."""
+    folder, expected = model
+    asked = config(folder, budget=23)
+    divided = msgspec.structs.replace(asked.model, tensor_parallel_size=2)
+    engine, _ = build_engine(msgspec.structs.replace(asked, model=divided))
+    for _ in range(2):
+        assert run(engine, [added(name) for name in TOKENS]) == expected
+    assert engine.stats.num_prefix_cache_hits
+    check_free(engine)
 
 
 def test_a_cache_without_room_for_states_is_refused(

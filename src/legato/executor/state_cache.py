@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from legato.core.plan import SCRATCH_STATE, ZERO_STATE, ScheduledChunk, StateChange
+from legato.core.plan import SCRATCH_STATE, ZERO_STATE, StateChange
 from legato.executor.batch import PackedBatch
 from legato.model.states import Run, StateShape, StepStates, make_states
 
@@ -39,13 +39,19 @@ class StateCache:
         """All slots of all layers."""
         return [part for layer in self.layers for part in layer]
 
-    def begin_step(self, batch: PackedBatch, chunks: Sequence[ScheduledChunk] = ()) -> StepStates:
-        """Bind a step's slots. Args: chunks: of the batch; none if their states are to be lost."""
-        changes = [chunk.state or OUTSIDE for chunk in chunks] or [OUTSIDE] * len(batch.chunks)
+    def begin_step(
+        self, batch: PackedBatch, changes: Sequence[StateChange | None] = ()
+    ) -> StepStates:
+        """Bind a step's slots.
+
+        Args:
+            changes: of each chunk, None for one without; none if all states are to be lost.
+        """
+        changes = changes or [None] * len(batch.chunks)
         return StepStates(
             self.layers,
             [
-                Run(packed.row_start, packed.row_end, packed.start, *change)
+                Run(packed.row_start, packed.row_end, packed.start, *(change or OUTSIDE))
                 for packed, change in zip(batch.chunks, changes, strict=True)
             ],
         )

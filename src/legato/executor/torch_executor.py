@@ -27,6 +27,7 @@ from legato.executor.sequences import (
 from legato.executor.state_cache import StateCache
 from legato.grammar.compiled import Grammar
 from legato.model.base import Model
+from legato.model.states import StepStates
 
 LOGITS_ROWS = 128
 """Rows of prompt logits in memory at once: [128, V] float32."""
@@ -107,7 +108,9 @@ class TorchExecutor:
     ) -> torch.Tensor:
         """Run the layers; the hidden states are of fewer rows if the watch dropped any."""
         attention = self._attention.begin_step(batch)
-        states = None if self._states is None else self._states.begin_step(batch, plan.chunks)
+        states: StepStates | None = None
+        if self._states is not None:
+            states = self._states.begin_step(batch, [chunk.state for chunk in plan.chunks])
         return self._model.forward(
             batch.input_ids, batch.positions, attention, states=states, watch=watch
         )

@@ -109,6 +109,16 @@ class KVCacheManager:
         return self.num_host_slots, *(group.spilled.num_slots for group in windows)
 
     @property
+    def num_states(self) -> int:
+        """Slots of recurrent states; 0 without recurrent layers."""
+        return 0 if self.states is None else self.states.num_slots
+
+    @property
+    def num_host_states(self) -> int:
+        """Recurrent states that host memory can keep."""
+        return 0 if self.states is None else self.states.num_host_slots
+
+    @property
     def num_host_slots(self) -> int:
         return self._host.num_slots
 

@@ -74,8 +74,10 @@ class Blueprint:
 
     @property
     def state_bytes(self) -> int:
-        """Size of the states of one request in all recurrent layers; 0 if there are none."""
-        return sum(shape.num_bytes(self.dtype) for shape in self.checkpoint.spec.states)
+        """Size of the states of a request, of all layers and ranks; 0 without recurrent layers."""
+        num_ranks = self.config.model.tensor_parallel_size
+        states = self.checkpoint.spec.part(num_ranks).states
+        return num_ranks * sum(shape.num_bytes(self.dtype) for shape in states)
 
     @property
     def block_size(self) -> int:

@@ -41,7 +41,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
     groups = cache.groups(blueprint.max_model_len)
     kv = make_kv_manager(blueprint, groups, _cache_bytes(config.cache, cache, draft))
     attention = make_attention(model, groups, kv.group_sizes, config.cache)
-    states = make_state_cache(blueprint, kv)
+    states = make_state_cache(blueprint, spec.states, kv.num_states)
     timer.end("cache")
     check_forward(
         model,
@@ -89,8 +89,7 @@ def _kernels(spec: DecoderSpec | TransformersSpec, kernels: NativeKernels | None
 def _host_cache(
     attention: AttentionBackend, kv: KVCacheManager, states: StateCache | None
 ) -> HostCache:
-    num_states = 0 if kv.states is None else kv.states.num_host_slots
-    return HostCache(attention.blocks, kv.host_sizes, states=states, num_states=num_states)
+    return HostCache(attention.blocks, kv.host_sizes, states=states, num_states=kv.num_host_states)
 
 
 def _load_draft(blueprint: Blueprint, kernels: NativeKernels | None) -> LoadedDraft | None:

@@ -45,7 +45,7 @@ def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
     cache = configured_cache(blueprint, shard.model.cache)
     groups = cache.groups(blueprint.max_model_len)
     kv = make_kv_manager(blueprint, groups, shard.cache_bytes())
-    shard.make_cache(kv.group_sizes, 0 if kv.states is None else kv.states.num_slots)
+    shard.make_cache(kv.group_sizes, kv.num_states)
     executor = GpuExecutor(
         shard.program,
         device,
@@ -133,12 +133,12 @@ class GpuShard:
             own = max(0, own - sum(num_staged_blocks(size) * size for size in sizes))
         return self._num_ranks * own
 
-    def make_cache(self, num_blocks: Sequence[int], num_states: int = 0) -> None:
+    def make_cache(self, num_blocks: Sequence[int], num_states: int) -> None:
         """Make the cache, and record graphs of steps.
 
         Args:
             num_blocks: of each cache group.
-            num_states: slots of recurrent layers' states; not used without such layers.
+            num_states: slots of recurrent layers' states; 0 without such layers.
 
         Raises:
             ConfigError: there is not enough memory for them.

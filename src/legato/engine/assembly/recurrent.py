@@ -1,5 +1,7 @@
 """Models with recurrent layers: what an engine of them refuses, and the memory of their states."""
 
+from collections.abc import Sequence
+
 import torch
 
 from legato.core.config import EngineConfig
@@ -12,6 +14,7 @@ from legato.kv.manager import KVCacheManager
 from legato.kv.state_slots import StateSlots
 from legato.model.base import CacheSpec
 from legato.model.spec import DecoderSpec
+from legato.model.states import StateShape
 from legato.model.transformers_spec import TransformersSpec
 
 
@@ -31,33 +34,34 @@ def check_recurrent(
     refused = {
         "--swap-space on a GPU": is_on_gpu and bool(config.cache.swap_space_bytes),
         "--kv-role on a GPU": is_on_gpu and config.transfer.kv_role is not None,
-        "--tensor-parallel-size": config.model.tensor_parallel_size > 1,
     }
     for name, is_asked_for in refused.items():
         if is_asked_for:
             raise ConfigError(f"this model has recurrent layers, which do not go with {name}")
 
 
-def make_state_cache(blueprint: Blueprint, kv: KVCacheManager) -> StateCache | None:
+def make_state_cache(
+    blueprint: Blueprint, shapes: Sequence[StateShape], num_slots: int
+) -> StateCache | None:
     """Make the slots of the recurrent layers' states; None if the model has no such layers.
 
     In a cache of a given size, their memory is allocated now.
 
+    Args:
+        shapes: of each layer's state, or of a rank's part of it.
+
     Raises:
         ConfigError: there is not enough memory.
     """
-    if kv.states is None:
+    if not shapes:
         return None
     try:
         with raising_memory_error():
             states = StateCache(
-                blueprint.checkpoint.spec.states,
-                num_slots=kv.states.num_slots,
-                dtype=blueprint.dtype,
-                device=blueprint.device,
+                shapes, num_slots=num_slots, dtype=blueprint.dtype, device=blueprint.device
             )
     except MemoryError as error:
-        raise no_memory(kv.states.num_slots * blueprint.state_bytes) from error
+        raise no_memory(num_slots * blueprint.state_bytes) from error
     if blueprint.config.cache.kv_cache_memory_bytes is not None:
         for part in states.tensors:
             take_memory(part)

@@ -80,6 +80,7 @@ class Agreement:
             raise
         if not self._all_are_well(True):
             raise FailedElsewhereError
+        assert self._num_done == len(exchanges), "a rank that fails would leave the others waiting"
         return result
 
     def _all_are_well(self, is_well: bool) -> bool:

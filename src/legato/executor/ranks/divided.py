@@ -1,13 +1,16 @@
 """A rank's part of a model, which all ranks compute together."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.batch import PackedBatch
 from legato.executor.ranks.agreement import Agreement, Exchange
-from legato.model.base import Model, StepAttention
+from legato.model.base import Model
+from legato.model.mixer_spec import Mamba2Spec
 from legato.model.spec import DecoderSpec
+from legato.model.states import StepStates
 
 
 class Part(Model, Protocol):
@@ -44,27 +47,27 @@ class DividedModel:
 
     def forward(
         self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        begin: Callable[[], StepAttention],
+        batch: PackedBatch,
+        attention: AttentionBackend,
+        states: StepStates | None,
         num_layers: int | None,
     ) -> torch.Tensor:
         """See `Model.forward`.
 
         Args:
-            begin: binds the step's block tables.
+            attention: binds the step's block tables.
         """
-        shape = len(input_ids), self.own.spec.hidden_size
-        num_run = self.own.spec.num_layers if num_layers is None else num_layers
-        exchanges = [
-            Exchange("sum", shape, self.own.dtype),  # of the embedding
-            *[Exchange("sum", shape, self.own.sum_dtype)] * (2 * num_run),
-        ]
 
         def compute() -> torch.Tensor:
-            return self.own.forward(input_ids, positions, begin(), num_layers=num_layers)
+            return self.own.forward(
+                batch.input_ids,
+                batch.positions,
+                attention.begin_step(batch),
+                states=states,
+                num_layers=num_layers,
+            )
 
-        return self._agreement.together(exchanges, compute)
+        return self._agreement.together(self._exchanges(batch, num_layers), compute)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits as `Model.compute_logits` does, for the rows of rank 0.
@@ -82,3 +85,21 @@ class DividedModel:
             return self.own.compute_logits(self._agreement.sum(hidden.contiguous()))
 
         return self._agreement.together(exchanges, compute)
+
+    def _exchanges(self, batch: PackedBatch, num_layers: int | None) -> list[Exchange]:
+        """Return the exchanges of a forward pass, in their order."""
+        spec, num_padded = self.own.spec, len(batch.input_ids)
+        shape = num_padded, spec.hidden_size
+        exchanges = [Exchange("sum", shape, self.own.dtype)]  # of the embedding
+        if spec.layer_inputs is not None:
+            width = spec.num_layers * spec.layer_inputs.size
+            exchanges.append(Exchange("sum", (num_padded, width), self.own.dtype))
+        for layer in spec.layers[:num_layers]:
+            mamba = layer.recurrence
+            if isinstance(mamba, Mamba2Spec) and mamba.has_shared_norm:
+                num_groups = self._agreement.size // mamba.num_group_ranks
+                squares = int(batch.query_start[-1]), num_groups
+                exchanges.append(Exchange("sum", squares, torch.float32))
+            num_networks = sum((layer.has_mixer, layer.mlp is not None, layer.mixture is not None))
+            exchanges += [Exchange("sum", shape, self.own.sum_dtype)] * num_networks
+        return exchanges

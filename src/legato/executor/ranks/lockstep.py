@@ -22,6 +22,7 @@ from legato.executor.ranks.rank_messages import (
     RankReport,
     ToRank,
 )
+from legato.executor.state_cache import StateCache
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import RankLostError
@@ -36,9 +37,6 @@ class LeadStep:
 
     batch: PackedBatch
     own: AttentionBackend
-
-    def begin(self) -> StepAttention:
-        return self.own.begin_step(self.batch)
 
     def attend(self, *_: object, **__: object) -> torch.Tensor:
         raise TypeError("only a divided model runs on a divided cache")
@@ -117,10 +115,12 @@ class LeadModel:
     ) -> torch.Tensor:
         assert watch is None, "ranks drop no rows"
         assert isinstance(attention, LeadStep)
-        assert states is None, "a divided model has no recurrent layers"
+        batch, own = attention.batch, attention.own
+        assert input_ids is batch.input_ids
+        assert positions is batch.positions
         return self._on_all(
-            Forward.of(attention.batch, num_layers),
-            lambda: self._divided.forward(input_ids, positions, attention.begin, num_layers),
+            Forward.of(batch, states, num_layers),
+            lambda: self._divided.forward(batch, own, states, num_layers),
         )
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -167,15 +167,20 @@ class HostFollower:
     """A `Follower` on a CPU: a rank's part of the model and of the cache.
 
     Args:
-        host_sizes: blocks of swap space in host memory, of each cache group.
+        states: of the recurrent layers; None if the model has none.
     """
 
     def __init__(
-        self, divided: DividedModel, attention: AttentionBackend, *, host_sizes: Sequence[int]
+        self,
+        divided: DividedModel,
+        attention: AttentionBackend,
+        states: StateCache | None,
+        host_cache: HostCache,
     ) -> None:
         self._divided = divided
         self._attention = attention
-        self._host_cache = HostCache(attention.blocks, host_sizes)
+        self._states = states
+        self._host_cache = host_cache
 
     def do(self, message: ToRank) -> RankReport | None:
         if isinstance(message, Moves):
@@ -198,12 +203,10 @@ class HostFollower:
         match message:
             case Forward():
                 batch = message.batch
-                self._divided.forward(
-                    batch.input_ids,
-                    batch.positions,
-                    lambda: self._attention.begin_step(batch),
-                    message.num_layers,
-                )
+                states: StepStates | None = None
+                if self._states is not None:
+                    states = self._states.begin_step(batch, message.states)
+                self._divided.forward(batch, self._attention, states, message.num_layers)
             case Logits(num_rows):
                 own = self._divided.own
                 rows = torch.zeros(num_rows, own.spec.hidden_size, dtype=own.dtype)

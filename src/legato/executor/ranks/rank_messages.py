@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import torch
 
-from legato.core.plan import BlockMove
+from legato.core.plan import BlockMove, StateChange
 from legato.executor.batch import BlockTable, Int32s, Int64s, PackedBatch
+from legato.model.states import StepStates
 
 
 class PackedTable(msgspec.Struct, frozen=True):
@@ -36,6 +37,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         tables: of each cache group.
+        states: of each chunk; empty if the model has no recurrent layers.
         num_layers: layers to run; None for all.
     """
 
@@ -44,10 +46,11 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     query_start: bytes
     context_len: bytes
     tables: list[PackedTable]
+    states: list[StateChange]
     num_layers: int | None
 
     @classmethod
-    def of(cls, batch: PackedBatch, num_layers: int | None) -> "Forward":
+    def of(cls, batch: PackedBatch, states: StepStates | None, num_layers: int | None) -> "Forward":
         return cls(
             input_ids=batch.input_ids.numpy().tobytes(),
             positions=batch.positions.numpy().tobytes(),
@@ -57,6 +60,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
                 PackedTable.of(batch.slot_mapping, batch.block_table),
                 *(PackedTable.of(*table) for table in batch.windows),
             ],
+            states=[] if states is None else [StateChange(*run[3:]) for run in states.runs],
             num_layers=num_layers,
         )
 

@@ -15,6 +15,7 @@ from legato.engine.assembly.cpu_model import (
     untaken_pages,
 )
 from legato.engine.assembly.kv_cache import configured_cache
+from legato.engine.assembly.recurrent import make_state_cache
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.first_pass import check_forward
@@ -24,6 +25,7 @@ from legato.executor.ranks.agreement import Agreement
 from legato.executor.ranks.divided import DividedModel
 from legato.executor.ranks.lockstep import HostFollower, LeadAttention, LeadExecutor, LeadModel
 from legato.executor.ranks.rank_messages import Followers
+from legato.executor.state_cache import StateCache
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
@@ -37,10 +39,12 @@ class CpuRank:
 
     Attributes:
         attention: the cache of this rank's heads.
+        states: of this rank's parts of recurrent layers; None if there are none.
     """
 
     cannot_be_told = False
     attention: AttentionBackend
+    states: StateCache | None = None
     untaken: UntakenPages | None = None
 
     def __init__(self, blueprint: Blueprint, rank: int) -> None:
@@ -62,17 +66,19 @@ class CpuRank:
     def cache_bytes(self) -> int:
         return cpu_cache_bytes(self._blueprint.config.cache)
 
-    def make_cache(self, sizes: Sequence[int]) -> None:
+    def make_cache(self, sizes: Sequence[int], num_states: int) -> None:
         model, config = self._divided.own, self._blueprint.config.cache
         cache = configured_cache(self._blueprint, model.cache)
         self.attention = make_attention(
             model, cache.groups(self._blueprint.max_model_len), sizes, config
         )
-        self.untaken = untaken_pages(config, self.attention)
+        self.states = make_state_cache(self._blueprint, self._divided.own.spec.states, num_states)
+        self.untaken = untaken_pages(config, self.attention, self.states)
 
-    def follower(self, host_sizes: Sequence[int]) -> HostFollower:
+    def follower(self, host_sizes: Sequence[int], num_host_states: int) -> HostFollower:
         torch.set_num_threads(self._torch_threads)
-        return HostFollower(self._divided, self.attention, host_sizes=host_sizes)
+        host_cache = self._host_cache(host_sizes, num_host_states)
+        return HostFollower(self._divided, self.attention, self.states, host_cache)
 
     def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
         blueprint = self._blueprint
@@ -85,14 +91,16 @@ class CpuRank:
             vocab_size=blueprint.checkpoint.spec.vocab_size,
             max_len=blueprint.max_model_len,
             num_layers=blueprint.checkpoint.spec.num_layers,
+            states=self.states,
         )
         blueprint.timer.end("first pass")
         executor = LeadExecutor(
             model,
             attention,
             kv.block_size,
-            host_cache=HostCache(attention.blocks, kv.host_sizes),
+            host_cache=self._host_cache(kv.host_sizes, kv.num_host_states),
             grammar=blueprint.grammar,
+            states=self.states,
             score_head=blueprint.score_head,
             followers=followers,
         )
@@ -104,10 +112,14 @@ class CpuRank:
             kv=kv,
             executor=executor,
             blocks=attention.blocks,
+            states=() if self.states is None else self.states.tensors,
             rows=cpu_rows(blueprint.checkpoint.spec, model),
             kernels=self._kernels,
             untaken=self.untaken,
         )
+
+    def _host_cache(self, sizes: Sequence[int], num_states: int) -> HostCache:
+        return HostCache(self.attention.blocks, sizes, states=self.states, num_states=num_states)
 
     @property
     def _torch_threads(self) -> int:

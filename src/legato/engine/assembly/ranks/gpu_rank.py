@@ -37,10 +37,11 @@ class GpuRank:
     def cache_bytes(self) -> int:
         return self._shard.cache_bytes()
 
-    def make_cache(self, sizes: Sequence[int]) -> None:
-        self._shard.make_cache(sizes)
+    def make_cache(self, sizes: Sequence[int], num_states: int) -> None:
+        self._shard.make_cache(sizes, num_states)
 
-    def follower(self, host_sizes: Sequence[int]) -> GpuFollower:
+    def follower(self, host_sizes: Sequence[int], num_host_states: int) -> GpuFollower:
+        assert not num_host_states, "no GPU swaps states"
         shard = self._shard
         return GpuFollower(
             shard.program,

@@ -48,9 +48,9 @@ def _follow(channel: Channel, sock: socket.socket) -> int:
             rank.join(Path(_next(channel, Join).meeting_point))
             channel.send(RankReady(rank.cache_bytes()))
             cache = _next(channel, MakeCache)
-            rank.make_cache(cache.sizes)
+            rank.make_cache(cache.sizes, cache.num_states)
             channel.send(RankReady())
-            follower = rank.follower(cache.host_sizes)
+            follower = rank.follower(cache.host_sizes, cache.num_host_states)
     except (ChannelClosedError, RankLostError):
         raise
     except Exception as error:

@@ -42,11 +42,11 @@ class Rank(Protocol):
         """
         ...
 
-    def make_cache(self, sizes: Sequence[int]) -> None:
+    def make_cache(self, sizes: Sequence[int], num_states: int) -> None:
         """Make the cache, and get ready for steps.
 
         Args:
-            sizes: blocks of each cache group.
+            sizes, num_states: as in `MakeCache`.
 
         Raises:
             ConfigError: there is not enough memory.
@@ -54,11 +54,11 @@ class Rank(Protocol):
         """
         ...
 
-    def follower(self, host_sizes: Sequence[int]) -> Follower:
+    def follower(self, host_sizes: Sequence[int], num_host_states: int) -> Follower:
         """Return the object that follows rank 0; called on the other ranks.
 
         Args:
-            host_sizes: as in `MakeCache`.
+            host_sizes, num_host_states: as in `MakeCache`.
         """
         ...
 

@@ -29,11 +29,15 @@ class MakeCache(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         sizes: blocks of each cache group.
+        num_states: slots of recurrent states; 0 without recurrent layers.
         host_sizes: blocks of each group that fit into the swap space in host memory.
+        num_host_states: states that fit into it.
     """
 
     sizes: tuple[int, ...]
+    num_states: int
     host_sizes: tuple[int, ...]
+    num_host_states: int
 
 
 class RankReady(msgspec.Struct, frozen=True, tag=True):
