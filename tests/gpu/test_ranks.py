@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
+from transformers import FalconH1Config
 
 from legato.core.errors import ConfigError
 from legato.engine.loop.engine_loop import EngineLoop
@@ -11,7 +11,7 @@ from legato.gpu import device
 from tests.engine.rank_threads import ranks_are_threads
 from tests.gpu.executors import request
 from tests.gpu.host_twin import on_the_twin
-from tests.gpu.test_end_to_end import CONFIGS
+from tests.gpu.test_end_to_end import CONFIGS, SMALL
 from tests.gpu.test_startup import engine_of, put_on_a_gpu
 from tests.model.conftest import SaveTiny, save_tiny
 
@@ -51,8 +51,21 @@ def outputs_of(engine: EngineLoop) -> dict[str, tuple[list[int], list[float]]]:
 
 @pytest.mark.usefixtures("ranks_are_threads")
 def test_two_generate_what_a_cpu_does(save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks and from graphs, two steps in flight."""
-    folder, _ = save_tiny(LlamaConfig(**{**CONFIGS["llama"].to_dict(), "num_hidden_layers": 1}))
+    """In chunks and from graphs, two steps in flight.
+
+    The layer is attention beside Mamba-2, and ranks share the norm of its group.
+    """
+    config = FalconH1Config(
+        **{**SMALL, "num_hidden_layers": 1},
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        mamba_d_ssm=96,
+        mamba_n_heads=6,
+        mamba_n_groups=1,
+        mamba_d_state=16,
+        mamba_rms_norm=True,
+    )
+    folder, _ = save_tiny(config)
     expected = outputs_of(engine_of(folder, device="cpu")[0])
     read_on_the_device = [token for tokens, _ in expected.values() for token in tokens[:-1]]
     assert max(read_on_the_device) >= FIRST_OF_RANK_1, "rank 1 embeds what rank 0 samples"
