@@ -114,7 +114,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         Ranks,
         Flag(
             "ranks, each a process, and a GPU where there are some, among which every layer is "
-            "divided; attention heads and MLP must divide evenly",
+            "divided; heads, recurrent mixers and MLP must divide evenly",
             metavar="RANKS",
         ),
     ] = 1

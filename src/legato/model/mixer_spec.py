@@ -92,8 +92,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RowParts = Mapping[str, tuple[int, ...]]
-"""Key a module or a vector of a mixer, value the sizes of its rows' adjacent parts, of which each
-rank has some rows. A module without an entry has the same rows on all ranks."""
+"""Key a module or a vector of a mixer, value the sizes of its rows' adjacent parts. A rank has some
+rows of each part. A module without an entry has the same rows on all ranks."""
 
 
 class ShortConvSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
