@@ -51,6 +51,8 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, batch: PackedBatch, states: StepStates | None, num_layers: int | None) -> "Forward":
+        # A run ends with the fields of its state change: see `StateCache.begin_step`.
+        changes = [] if states is None else [StateChange(*run[3:]) for run in states.runs]
         return cls(
             input_ids=batch.input_ids.numpy().tobytes(),
             positions=batch.positions.numpy().tobytes(),
@@ -60,7 +62,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
                 PackedTable.of(batch.slot_mapping, batch.block_table),
                 *(PackedTable.of(*table) for table in batch.windows),
             ],
-            states=[] if states is None else [StateChange(*run[3:]) for run in states.runs],
+            states=changes,
             num_layers=num_layers,
         )
 
