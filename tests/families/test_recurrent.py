@@ -96,6 +96,12 @@ def use_native_mixers(engine: EngineLoop, instructions: str) -> None:
                 module.native = NativeMixer(module, kernels)
 
 
+def foretold(prompts: dict[str, list[int]], outputs: dict[str, list[int]]) -> Foretold:
+    """A drafter that knows the outputs, and is wrong every third time."""
+    rows = {name: prompt + outputs[name] for name, prompt in prompts.items()}
+    return Foretold(token_in(rows), lambda _, position: position % 3 > 0)
+
+
 def check_free(engine: EngineLoop) -> None:
     states = engine._kv.states
     assert states is not None
@@ -223,7 +229,6 @@ def test_preempted_requests_get_the_same_tokens(
 def test_drafts_change_no_token(
     model: tuple[Path, dict[str, list[int]]], mixers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every third draft is wrong."""
     asked = config(model[0])
     long = msgspec.structs.replace(PARAMS, max_tokens=20, seed=0)
     prompts = {str(i): PROMPTS[0][3 * i : 9 + 4 * i] for i in range(3)}
@@ -235,9 +240,7 @@ def test_drafts_change_no_token(
     if mixers != "torch":
         use_native_mixers(plain, mixers)
     expected = run(plain, requests)
-    rows = {name: prompt + expected[name] for name, prompt in prompts.items()}
-    drafter = Foretold(token_in(rows), lambda _, position: position % 3 > 0)
-    monkeypatch.setattr(builder, "OwnTokens", lambda: drafter)
+    monkeypatch.setattr(builder, "OwnTokens", lambda: foretold(prompts, expected))
     scheduler = msgspec.structs.replace(asked.scheduler, speculative=5)
     engine, _ = build_engine(msgspec.structs.replace(asked, scheduler=scheduler))
     if mixers != "torch":
@@ -279,12 +282,16 @@ def test_several_completions_of_a_prompt(model: tuple[Path, dict[str, list[int]]
 
 
 @pytest.mark.usefixtures("ranks_are_threads")
-def test_ranks_generate_the_same_tokens(model: tuple[Path, dict[str, list[int]]]) -> None:
-    """In chunks and mixed steps, and then from kept states."""
+def test_ranks_generate_the_same_tokens(
+    model: tuple[Path, dict[str, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks and mixed steps with drafts, and then from kept states."""
     folder, expected = model
     asked = config(folder, budget=23)
     divided = msgspec.structs.replace(asked.model, tensor_parallel_size=2)
-    engine, _ = build_engine(msgspec.structs.replace(asked, model=divided))
+    scheduler = msgspec.structs.replace(asked.scheduler, speculative=3)
+    monkeypatch.setattr(builder, "OwnTokens", lambda: foretold(TOKENS, expected))
+    engine, _ = build_engine(msgspec.structs.replace(asked, model=divided, scheduler=scheduler))
     for _ in range(2):
         assert run(engine, [added(name) for name in TOKENS]) == expected
     assert engine.stats.num_prefix_cache_hits
