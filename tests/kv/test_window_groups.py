@@ -445,6 +445,7 @@ class WindowsMachine(HoldingMachine):
     def begin_transfer(self, data: st.DataObject, prompt: list[int]) -> None:
         sends = bool(self.served) and data.draw(st.booleans())
         if sends:
+            self.move()  # as an engine does after each plan
             prompt = data.draw(st.sampled_from(self.served))
         request = request_for("transferred", prompt)
         handover = (self.kv.send if sends else self.kv.receive)(request)

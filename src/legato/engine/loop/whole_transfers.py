@@ -125,6 +125,7 @@ class WholeTransfers(Transfers):
             if handover is None:
                 exports.give_up(transfer_id)
             else:
+                self._await_copies()  # its blocks may be on their way from host memory
                 self._offered[transfer_id] = handover
                 exports.grow(transfer_id, self._kv.handover_places(handover))
                 exports.complete(transfer_id)
