@@ -156,8 +156,7 @@ def test_no_place_is_lost_and_no_body_forgotten(steps: list[tuple[str, bool]]) -
             waiting = {body.tenant for body in bodies if not body.is_read.is_set()}
             for tenant in waiting:
                 assert readers.taken[tenant] >= MAX_READERS - readers.taken.total()
-            for body in bodies:
-                await body.end()
+            await asyncio.gather(*(body.end() for body in bodies))
             assert readers.taken.total() == 0
             last = [readers.begin(lane, "e") for _ in range(_MOST_OF_ONE)]
             await settled()
