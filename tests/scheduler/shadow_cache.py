@@ -2,14 +2,20 @@
 
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from legato.core.plan import FIRST_STATE, STATES, ZERO_STATE, BlockMove, ScheduledChunk
 from legato.kv.prefix_node import Node
 
-_SPOILED = -1
-"""The checksum of no tokens."""
+Checksums = npt.NDArray[np.uint64]
+
+_UNWRITTEN, _SPOILED = 0, 1
+"""The checksums of no tokens."""
+_MOST_TOKENS = 2**17
+_FACTORS = np.random.default_rng(0).integers(1, 2**64, 1 + _MOST_TOKENS, np.uint64) | np.uint64(1)
 
 
 class ShadowCache:
@@ -21,9 +27,9 @@ class ShadowCache:
     def __init__(self, block_size: int, *, has_states: bool) -> None:
         self._block_size = block_size
         self._has_states = has_states
-        self._blocks: dict[tuple[int, int], int | None] = {}
-        """Key (block, offset), value a checksum of the token there and of all before it."""
-        self._host: dict[int, list[int | None]] = {}
+        self._blocks: Checksums = np.full((1, block_size), _UNWRITTEN, np.uint64)
+        """[block, offset]: a checksum of the token there and of all before it."""
+        self._host: dict[int, Checksums] = {}
         """Key slot, value the same of the tokens of the block that was copied there."""
         self._states: dict[int, int | None] = {}
         """Key slot, value a checksum of the tokens that its state has seen."""
@@ -31,16 +37,14 @@ class ShadowCache:
 
     def read(self, chunk: ScheduledChunk, token_ids: Sequence[int], salt: str | None) -> None:
         """What a model would read: all tokens before the chunk, each after those before it."""
-        for position, fingerprint in enumerate(_fingerprints(token_ids[: chunk.start], salt)):
-            there = self._blocks.get(self._slot(chunk.block_ids, position))
-            assert there == fingerprint, "reads what is not there"
+        before = token_ids[: chunk.start]
+        self.check(chunk.block_ids, before, salt)
         if chunk.state is None:
             assert not self._has_states
         elif chunk.state.source == ZERO_STATE:
             assert not chunk.start
         else:
-            seen = _checksum(token_ids[: chunk.start])
-            assert self._states[chunk.state.source] == seen, "reads another state"
+            assert self._states[chunk.state.source] == _checksum(before), "reads another state"
 
     def write(self, chunk: ScheduledChunk, token_ids: Sequence[int], salt: str | None) -> None:
         """What a model would write.
@@ -58,26 +62,25 @@ class ShadowCache:
         self, block_ids: Sequence[int], start: int, token_ids: Sequence[int], salt: str | None
     ) -> None:
         """Write the tokens from `start` on."""
-        for position, fingerprint in enumerate(_fingerprints(token_ids, salt)):
-            if position >= start:
-                self._blocks[self._slot(block_ids, position)] = fingerprint
+        self._put(block_ids, start, _checksums(token_ids, salt)[start:])
 
     def check(self, block_ids: Sequence[int], token_ids: Sequence[int], salt: str | None) -> None:
         """What another engine would read."""
-        for position, fingerprint in enumerate(_fingerprints(token_ids, salt)):
-            assert self._blocks[self._slot(block_ids, position)] == fingerprint
+        ids = self._reserved(block_ids, 0, len(token_ids))
+        there = self._blocks[ids].ravel()[: len(token_ids)]
+        assert np.array_equal(there, _checksums(token_ids, salt)), "reads what is not there"
 
     def spoil(self, chunk: ScheduledChunk) -> None:
         """What an attempt that fails may leave behind."""
-        for position in range(chunk.start, chunk.end):
-            self._blocks[self._slot(chunk.block_ids, position)] = _SPOILED
+        spoiled = np.full(chunk.end - chunk.start, _SPOILED, np.uint64)
+        self._put(chunk.block_ids, chunk.start, spoiled)
         for _, slot in _kept_states(chunk):
             self._states[slot] = None
 
     def overwrite(self, block_ids: Sequence[int]) -> None:
         """What a transfer may still do whose request has ended."""
-        for block_id, offset in product(block_ids, range(self._block_size)):
-            self._blocks[block_id, offset] = _SPOILED
+        for block_id in block_ids:
+            self._block(block_id)[:] = _SPOILED
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         """Copy blocks and states to and from the host."""
@@ -88,11 +91,10 @@ class ShadowCache:
                 else:
                     self._states[move.block_id] = self._host_states[move.slot]
                 continue
-            slots = [(move.block_id, offset) for offset in range(self._block_size)]
             if move.to_host:
-                self._host[move.slot] = [self._blocks.get(slot) for slot in slots]
+                self._host[move.slot] = self._block(move.block_id).copy()
             else:
-                self._blocks.update(zip(slots, self._host[move.slot], strict=True))
+                self._block(move.block_id)[:] = self._host[move.slot]
 
     def check_shared(self, root: Node, kept: Mapping[int, int]) -> None:
         """All that the prefix tree has for computed is, with the tokens that it has there.
@@ -103,31 +105,44 @@ class ShadowCache:
         for node in root.children.values():
             num_bytes = len(node.tokens[: self._block_size].tobytes())
             salt = node.key[: -num_bytes - 1].decode() if node.is_salted else None
-            self._check_node(node, zlib.crc32(str(salt).encode()), [], kept)
+            self._check_node(node, salt, [], kept)
 
     def _check_node(
-        self, node: Node, fingerprint: int, before: list[int], kept: Mapping[int, int]
+        self, node: Node, salt: str | None, before: list[int], kept: Mapping[int, int]
     ) -> None:
         size = self._block_size
         tokens = [*before, *node.tokens]
-        for i, token_id in enumerate(node.tokens):
-            fingerprint = zlib.crc32(token_id.to_bytes(8, "little"), fingerprint)
-            place, offset = node.places[i // size], i % size
-            if node.is_spilled:
-                there = self._host[place][offset]
-            else:
-                there = self._blocks.get((place, offset))
-            assert there == fingerprint or i >= len(node.tokens) - node.num_missing
+        expected = _checksums(tokens, salt)[len(before) : len(tokens) - node.num_missing]
+        find = self._host.__getitem__ if node.is_spilled else self._block
+        there = [find(place) for place in node.places[: -(-len(expected) // size)]]
+        if there:
+            assert np.array_equal(np.concatenate(there)[: len(expected)], expected)
         for i, key in enumerate(node.block_keys(), 1):
             if key in kept:
                 seen = _checksum(tokens[: node.start + i * size])
                 assert self._states[kept[key]] == seen, "the state of another beginning"
         for child in node.children.values():
-            self._check_node(child, fingerprint, tokens, kept)
+            self._check_node(child, salt, tokens, kept)
 
-    def _slot(self, block_ids: Sequence[int], position: int) -> tuple[int, int]:
-        index, offset = divmod(position, self._block_size)
-        return block_ids[index], offset
+    def _put(self, block_ids: Sequence[int], start: int, values: Checksums) -> None:
+        """Write checksums from a position on."""
+        ids = self._reserved(block_ids, start, start + len(values))
+        blocks = self._blocks[ids]
+        first = start % self._block_size
+        blocks.ravel()[first : first + len(values)] = values
+        self._blocks[ids] = blocks
+
+    def _reserved(self, block_ids: Sequence[int], start: int, end: int) -> list[int]:
+        """Return the blocks of some positions, and have room for them."""
+        ids = [*block_ids[start // self._block_size : -(-end // self._block_size)]]
+        self._block(max(ids, default=0))
+        return ids
+
+    def _block(self, block_id: int) -> Checksums:
+        if block_id >= len(self._blocks):
+            more = np.full((1 + block_id, self._block_size), _UNWRITTEN, np.uint64)
+            self._blocks = np.concatenate([self._blocks, more])
+        return self._blocks[block_id]
 
 
 def _kept_states(chunk: ScheduledChunk) -> list[tuple[int, int]]:
@@ -140,12 +155,11 @@ def _kept_states(chunk: ScheduledChunk) -> list[tuple[int, int]]:
     return list(zip(range(chunk.start + 1, chunk.end + 1), slots, strict=False))
 
 
-def _fingerprints(token_ids: Sequence[int], salt: str | None) -> Iterator[int]:
-    """Yield a checksum of each token and all before it."""
-    fingerprint = zlib.crc32(str(salt).encode())
-    for token_id in token_ids:
-        fingerprint = zlib.crc32(token_id.to_bytes(8, "little"), fingerprint)
-        yield fingerprint
+def _checksums(token_ids: Sequence[int], salt: str | None) -> Checksums:
+    """Return a checksum of each token and all before it."""
+    numbers = [zlib.crc32(str(salt).encode()), *token_ids]
+    terms = (np.array(numbers, np.uint64) + np.uint64(1)) * _FACTORS[: len(numbers)]
+    return np.cumsum(terms)[1:]
 
 
 def _checksum(token_ids: Sequence[int]) -> int:
