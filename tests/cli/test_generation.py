@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 from tests.cli.test_main import legato
+from tests.forks.start import run
 
 # In bf16, near ties between tokens would fall differently on different processors.
 SMALL = ("--dtype", "float32", "--max-model-len", "2048", "--kv-cache-memory", "256M")
+CHAT = ("legato", "chat", *SMALL)
 GREEDY = ("--temperature", "0")
 
 
@@ -25,44 +27,41 @@ def test_generate_says_what_is_wrong_with_a_setting() -> None:
     assert "Traceback" not in done.stderr
 
 
-def _chat(*flags: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "legato", "chat", *SMALL, *flags],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    )
-
-
 def test_chat_remembers_until_reset() -> None:
     question = "What did I just say?\n"
     lines = f"{question}I like green apples.\n{question}\n/reset\n{question}"
-    out, err = _chat(*GREEDY, "--max-tokens", "16", "--stop", "\n").communicate(lines.encode())
-    assert b"Traceback" not in err
-    _help, first, _greeting, with_history, after_reset = out.strip().split(b"\n")
+    done = run(*CHAT, *GREEDY, "--max-tokens", "16", "--stop", "\n", text=lines)
+    assert "Traceback" not in done.stderr
+    _help, first, _greeting, with_history, after_reset = done.stdout.strip().split("\n")
     assert first == after_reset != with_history
 
 
 def test_chat_goes_on_after_a_conversation_that_is_too_long() -> None:
     lines = "word " * 200 + "\n/reset\nWhat is the capital of France?\n"
-    out, err = _chat(*GREEDY, "--max-model-len", "100").communicate(lines.encode())
-    assert b"maximum context length" in err
-    assert b"Paris" in out
+    done = run(*CHAT, *GREEDY, "--max-model-len", "100", text=lines)
+    assert "maximum context length" in done.stderr
+    assert "Paris" in done.stdout
 
 
 def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
-    question = b"Tell me a very long story.\n"
-    whole, _ = _chat("--seed", "1", "--max-tokens", "200").communicate(question)
-    chat = _chat("--seed", "1", "--max-tokens", "200")
+    question = "Tell me a very long story.\n"
+    command = (*CHAT, "--seed", "1", "--max-tokens", "100")
+    whole = run(*command, text=question).stdout
+    chat = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
     assert chat.stdin is not None
     assert chat.stdout is not None
-    chat.stdin.write(question)
+    chat.stdin.write(question.encode())
     begun = chat.stdout.readline() + chat.stdout.read(1)
     chat.send_signal(signal.SIGINT)
     rest, err = chat.communicate(b"/reset\n")
     assert chat.returncode == 0
     assert b"Traceback" not in err
-    answer = (begun + rest).rstrip(b"\n")
+    answer = (begun + rest).decode().rstrip("\n")
     assert whole.startswith(answer)
     assert len(answer) < len(whole) / 2

@@ -7,16 +7,16 @@ import sys
 import pytest
 
 from legato import __version__
+from tests.forks.start import run
 
 
 def legato(*args: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "legato", *args], capture_output=True, text=True, check=False
-    )
+    return run("legato", *args)
 
 
 def test_version() -> None:
-    assert legato("--version").stdout == f"legato {__version__}\n"
+    command = [sys.executable, "-m", "legato", "--version"]
+    assert subprocess.check_output(command, text=True) == f"legato {__version__}\n"
 
 
 def test_help_names_the_commands() -> None:

@@ -16,6 +16,9 @@ from legato.core.outputs import FinishReason
 from legato.core.slo import ServiceParams
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.generation import Generation
+from tests.forks.process import runs
+
+pytestmark = pytest.mark.usefixtures("forked_engines")
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -39,7 +42,7 @@ async def llm() -> AsyncIterator[AsyncLLM]:
 
 def engines() -> list[psutil.Process]:
     children = psutil.Process().children()
-    return [child for child in children if "legato.engine.assembly.main" in child.cmdline()]
+    return [child for child in children if runs(child, "legato.engine.assembly.main")]
 
 
 async def last(llm: AsyncLLM, prompt: str, params: SamplingParams = GREEDY) -> Generation:

@@ -33,7 +33,10 @@ from legato.engine.frontend.deliveries import RecentGaps
 from legato.engine.frontend.submission import Prompts, Submission
 from legato.text.tokenizer import load_tokenizer
 from legato.text.vocabulary import Vocabulary
+from tests.forks.process import runs
 from tests.kv.cache_watcher import CacheWatcher
+
+pytestmark = pytest.mark.usefixtures("forked_engines")
 
 CONFIG = EngineConfig(
     model=ModelConfig(dtype="float32", max_model_len=2100),
@@ -56,7 +59,7 @@ async def client() -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(CONFIG, load_text())
     yield client
     children = psutil.Process().children()
-    engines = [child for child in children if "legato.engine.assembly.main" in child.cmdline()]
+    engines = [child for child in children if runs(child, "legato.engine.assembly.main")]
     await client.close()
     assert not any(engine.is_running() for engine in engines)
 

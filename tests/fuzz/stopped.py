@@ -70,7 +70,7 @@ class Stopped(msgspec.Struct):
 def stop_processes(seeds: Iterable[int], seconds: float, folder: Path) -> Stopped:
     """Take processes of a server of its own away, case after case, for so long."""
     waits_file = folder / "waits"
-    with running_server(folder, *_FLAGS) as server:
+    with running_server(folder, *_FLAGS, is_forked=False) as server:
         with watching(server, waits_file):
             cases = list(_cases(server, seeds, seconds))
         log = server.log.read_text()

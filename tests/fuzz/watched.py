@@ -82,7 +82,10 @@ def attack_watched(
         seeds: of the cases; it ends early where there are no more.
     """
     waits_file = folder / "waits"
-    with running_server(folder, *flags, *_WATCHED) as server, watching(server, waits_file):
+    with (
+        running_server(folder, *flags, *_WATCHED, is_forked=False) as server,
+        watching(server, waits_file),
+    ):
         _warm_up(server)
         before = held_bytes(server)
         with watching_peak(server) as peak:

@@ -13,13 +13,13 @@ from legato.lab.commands import capacity_settings
 from legato.lab.load.client import Address
 from legato.lab.report.report_file import CapacityReport, ProbeReport, RunReport, read_report
 from legato.lab.workload.mixes import MIXES
+from tests.forks.start import run
 from tests.lab.test_traces import AZURE
 from tests.server.launch import MODEL
 
 
 def bench(*args: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "legato", "bench", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run("legato", "bench", *args)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import io
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from legato.lab.demo.traffic import Traffic, sized_traffic
 from legato.lab.demo.view import View, strip
 from legato.scheduler.step_time import StepTimeModel
 from legato.simulation.profiles import load_profile
+from tests.forks.start import run
 from tests.scheduler.step_times import calibrate
 
 POLICIES = ("whole prompts", "prefill first, 512 tokens", "stall-free, 512 tokens", "stall-free, ")
@@ -166,8 +165,7 @@ def test_the_whole(tmp_path: Path) -> None:
     flags = ["--output", tmp_path / "demo.svg", "--terminal-svg", tmp_path / "terminal.svg",
              "--long-prompt", "300", "--calibration-dir", tmp_path, "--num-threads", "1",
              "--kv-cache-memory", "512M"]  # fmt: skip
-    command = [sys.executable, "-m", "legato", "demo", *map(str, flags)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run("legato", "demo", *map(str, flags))
     assert done.returncode == 0, done.stderr
     for policy in POLICIES:
         assert len(re.findall(f"{policy}.*: longest wait", done.stdout)) >= 1
@@ -190,7 +188,6 @@ def test_the_whole(tmp_path: Path) -> None:
     ],
 )
 def test_nonsense_is_told_before_anything_is_loaded(flags: list[str], told: str) -> None:
-    command = [sys.executable, "-m", "legato", "demo", *flags]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run("legato", "demo", *flags)
     assert done.returncode == 2
     assert told in done.stderr

@@ -5,19 +5,18 @@ and each server with an SLO would measure for ten seconds.
 """
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 from legato.cli.flags import add_engine_flags, engine_config
 from legato.engine.assembly.builder import load_runtime
+from tests.forks.start import run
 from tests.server.launch import FLAGS
 
 
 def calibrate(folder: Path) -> None:
     """Measure in a process of its own, into a folder for `--calibration-dir`."""
-    command = [sys.executable, "-m", "tests.server.calibrated", *FLAGS]
-    subprocess.run([*command, "--calibration-dir", str(folder)], check=True)
+    done = run("tests.server.calibrated", *FLAGS, "--calibration-dir", str(folder))
+    assert done.returncode == 0, done.stderr
 
 
 def main() -> None:

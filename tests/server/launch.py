@@ -1,5 +1,6 @@
 """Starts a real server in a process of its own and looks at it from outside."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,9 @@ import openai
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.forks.process import runs
+from tests.forks.start import Process, start
+
 MODEL = "smollm2-135m-instruct"
 _PATIENCE_S = 60.0
 # One thread, because threads that wait for each other crawl on a busy machine.
@@ -25,7 +29,9 @@ class ServerProcess:
     """`legato serve` on a free port.
 
     Args:
-        before: called in the new process, before it is the server.
+        is_forked: whether the server is a fork of a process that has imported it, which takes a
+            third of the processor time; otherwise it is the command as users start it.
+        before: called in the new process, before it is the server; it is not forked then.
         command: another of legato's, which serves too.
         program: another module, which takes the flags alone.
 
@@ -38,17 +44,24 @@ class ServerProcess:
         self,
         flags: list[str],
         log: Path,
+        is_forked: bool = True,
         before: Callable[[], object] | None = None,
         command: str = "serve",
         program: str | None = None,
     ) -> None:
         self.log = log
         what = ["legato", command] if program is None else [program]
-        arguments = [sys.executable, "-m", *what, "--port", "0", *flags]
-        with log.open("w") as stderr:
-            self.process = subprocess.Popen(
-                arguments, stdout=subprocess.PIPE, stderr=stderr, text=True, preexec_fn=before
-            )
+        arguments = [*what, "--port", "0", *flags]
+        output, stdout = os.pipe()
+        self._output = os.fdopen(output)
+        with log.open("w") as stderr, open(stdout):
+            if is_forked and before is None:
+                self.process: Process = start(*arguments, stdout=stdout, stderr=stderr.fileno())
+            else:
+                full = [sys.executable, "-m", *arguments]
+                self.process = subprocess.Popen(
+                    full, stdout=stdout, stderr=stderr, preexec_fn=before
+                )
         self.url = self._read_url()
         self.http = httpx.Client(base_url=self.url, timeout=_PATIENCE_S)
 
@@ -82,27 +95,24 @@ class ServerProcess:
         self.http.close()
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._output.close()
 
     def _processes(self, module: str) -> list[psutil.Process]:
         """Child processes that run one program."""
         children = psutil.Process(self.process.pid).children()
-        return [child for child in children if module in child.cmdline()]
+        return [child for child in children if runs(child, module)]
 
     def _read_url(self) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._output:
             if line.startswith("Legato serves "):
                 return line.split(" on ")[1].split()[0]
         raise AssertionError(f"the server did not start:\n{self.log.read_text()}")
 
 
 @contextmanager
-def running_server(
-    tmp_path: Path, *flags: str, before: Callable[[], object] | None = None
-) -> Iterator[ServerProcess]:
-    server = ServerProcess([*FLAGS, *flags], tmp_path / "server.log", before)
+def running_server(tmp_path: Path, *flags: str, **options: Any) -> Iterator[ServerProcess]:
+    """Start a server, and stop it in the end. Args: options: arguments of `ServerProcess`."""
+    server = ServerProcess([*FLAGS, *flags], tmp_path / "server.log", **options)
     try:
         yield server
     finally:

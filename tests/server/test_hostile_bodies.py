@@ -57,7 +57,7 @@ HOSTILE: dict[str, Callable[[], tuple[str, bytes]]] = {
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running_server(tmp_path_factory.mktemp("attacked")) as server:
+    with running_server(tmp_path_factory.mktemp("attacked"), is_forked=False) as server:
         yield server
 
 

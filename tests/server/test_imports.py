@@ -1,6 +1,6 @@
 """What each process imports: what it does not need, every start would wait for.
 
-The server process loads neither models nor tokenizers (torch, really: see test_tokenization).
+The server process loads neither models nor tokenizers (torch, really: see test_text_processes).
 """
 
 import subprocess

@@ -19,7 +19,7 @@ from tests.server.launch import ServerProcess, running_server, wait_until
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with running_server(tmp_path) as process:
+    with running_server(tmp_path, is_forked=False) as process:
         yield process
 
 
@@ -50,7 +50,7 @@ def test_drain(own_server: ServerProcess, number: signal.Signals) -> None:
 
 
 def test_a_bound_on_draining(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--timeout-drain", "500ms") as own_server:
+    with running_server(tmp_path, "--timeout-drain", "500ms", is_forked=False) as own_server:
         stream = BackgroundStream(own_server)
         own_server.process.send_signal(signal.SIGINT)
         stream.join()

@@ -34,7 +34,7 @@ HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 @pytest.fixture(scope="module")
 def trusting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     flags = ("--trust-request-chat-template", "--timeout-prompt", "500ms")
-    with running_server(tmp_path_factory.mktemp("trusting"), *flags) as server:
+    with running_server(tmp_path_factory.mktemp("trusting"), *flags, is_forked=False) as server:
         yield server
 
 
@@ -64,6 +64,19 @@ def refusal(response: httpx.Response, status: int = 400) -> str:
 
 def chat(server: ServerProcess, **fields: Any) -> httpx.Response:
     return server.http.post("/v1/chat/completions", json={**HI, "max_tokens": 1, **fields})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_only_the_engine_loads_torch(trusting: ServerProcess) -> None:
+    """As the processes' memory maps tell, when each of them has worked."""
+    assert chat(trusting).status_code == 200
+    server = psutil.Process(trusting.process.pid)
+    loads_torch = {
+        process
+        for process in (server, *server.children(recursive=True))
+        if "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+    }
+    assert loads_torch == {trusting.engine}
 
 
 @pytest.mark.parametrize(

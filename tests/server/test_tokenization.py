@@ -1,13 +1,10 @@
 """POST /tokenize and /detokenize, and the other small routes."""
 
-import sys
-from pathlib import Path
-
 import httpx
 import pytest
 
 from legato import __version__
-from tests.server.launch import MODEL, ServerProcess
+from tests.server.launch import MODEL
 
 
 @pytest.mark.parametrize("text", ["Hello, world", " two  spaces\n\n", "🎻 é 漢字", "<|im_start|>x"])
@@ -61,15 +58,3 @@ def test_other_routes(http: httpx.Client) -> None:
     [card] = http.get("/v1/models").json()["data"]
     assert (card["id"], card["max_model_len"]) == (MODEL, 8192)
     assert http.get(f"/v1/models/{MODEL}").json() == card
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_server_process_runs_without_torch(server: ServerProcess) -> None:
-    """Only the engine's process may load it: looked up in the memory maps of both."""
-    server.http.post(
-        "/v1/chat/completions",
-        json={"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
-    )
-    pids = (server.process.pid, server.engine.pid)
-    loads_torch = ["libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids]
-    assert loads_torch == [False, True]

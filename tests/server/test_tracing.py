@@ -1,8 +1,6 @@
 """Traces and spans of a real server, against what its clients saw."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from legato.core.step_record import AnswerRecord
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import RequestStory, read_story
 from legato.observe.traces.trace_file import read_trace
+from tests.forks.start import run
 from tests.server.background import BackgroundStream
 from tests.server.launch import MODEL, ServerProcess, running_server, wait_until
 from tests.server.span_collector import SpanCollector, attributes, collecting_spans
@@ -204,7 +203,6 @@ def test_a_killed_server_leaves_what_it_has_written(traced: Traced) -> None:
 
 
 def legato(*args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "legato", *args], capture_output=True, text=True, check=True
-    )
+    done = run("legato", *args)
+    assert done.returncode == 0, done.stderr
     return done.stdout
