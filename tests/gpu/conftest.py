@@ -5,6 +5,10 @@ import os
 import pytest
 import torch
 
+from tests.gpu import interpreter
+
+__all__ = ["interpreter"]
+
 assert torch.cuda.is_available() == (os.environ["TRITON_INTERPRET"] == "0"), (
     "set TRITON_INTERPRET to 1 where PyTorch finds no GPU, to 0 where it does"
 )
