@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.terminal import Terminal
 from tests.cli.test_main import legato
+from tests.exact import EXACT
 from tests.server.launch import ServerProcess, running_server
 
 KEY = "secret"
@@ -18,7 +19,7 @@ LONG = ("--max-tokens", "2000", "--seed", "1")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--api-key", KEY, "--dtype", "float32")
+    flags = ("--api-key", KEY, *EXACT)
     with running_server(tmp_path_factory.mktemp("server"), *flags) as process:
         yield process
 

@@ -16,6 +16,7 @@ from legato.core.outputs import FinishReason
 from legato.core.slo import ServiceParams
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.generation import Generation
+from tests.exact import EXACT_MODEL
 from tests.forks.process import runs
 
 pytestmark = pytest.mark.usefixtures("forked_engines")
@@ -24,7 +25,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 SETTINGS = {
-    "dtype": "float32",
+    **EXACT_MODEL,
     "kv_cache_memory_bytes": 2**28,
     "max_model_len": 2100,
     "num_threads": 1,

@@ -33,13 +33,14 @@ from legato.engine.frontend.deliveries import RecentGaps
 from legato.engine.frontend.submission import Prompts, Submission
 from legato.text.tokenizer import load_tokenizer
 from legato.text.vocabulary import Vocabulary
+from tests.exact import EXACT_MODEL
 from tests.forks.process import runs
 from tests.kv.cache_watcher import CacheWatcher
 
 pytestmark = pytest.mark.usefixtures("forked_engines")
 
 CONFIG = EngineConfig(
-    model=ModelConfig(dtype="float32", max_model_len=2100),
+    model=ModelConfig(max_model_len=2100, num_threads=1, **EXACT_MODEL),
     cache=CacheConfig(kv_cache_memory_bytes=2**28),
     scheduler=SchedulerConfig(max_num_seqs=2, max_waiting=2),
 )

@@ -13,14 +13,16 @@ from legato.core.outputs import FinishReason
 from legato.engine.errors import RequestFailedError
 from legato.engine.prompts import PromptReader
 from legato.text.tokenizer import Tokenizer
+from tests.exact import EXACT_MODEL
 
+EXACT: dict[str, Any] = {**EXACT_MODEL, "num_threads": 1}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(dtype="float32", kv_cache_memory_bytes=2**28, max_model_len=2048)
+    return LLM(**EXACT, kv_cache_memory_bytes=2**28, max_model_len=2048)
 
 
 def test_texts_and_tokens_are_the_same_prompt(llm: LLM) -> None:
@@ -64,7 +66,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(llm: LLM) -> None:
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)
     prompt: Any = {"prompt_token_ids": list(range(1000, 1100))}
     small_chunks = LLM(
-        dtype="float32",
+        **EXACT,
         kv_cache_memory_bytes=2**28,
         max_model_len=512,
         max_num_batched_tokens=7,
@@ -326,9 +328,7 @@ def test_settings_that_leave_no_token_end_their_request_alone(llm: LLM) -> None:
 
 
 def test_without_a_tokenizer(llm: LLM) -> None:
-    bare = LLM(
-        dtype="float32", kv_cache_memory_bytes=2**28, max_model_len=64, skip_tokenizer_init=True
-    )
+    bare = LLM(**EXACT, kv_cache_memory_bytes=2**28, max_model_len=64, skip_tokenizer_init=True)
     prompt: Any = {"prompt_token_ids": [504, 6376, 314]}
     (silent,) = bare.generate(prompt, GREEDY, use_tqdm=False)
     (spoken,) = llm.generate(prompt, GREEDY, use_tqdm=False)

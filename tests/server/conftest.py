@@ -2,13 +2,14 @@ import httpx
 import openai
 import pytest
 
+from tests.exact import EXACT
 from tests.server.launch import ServerProcess
-from tests.server.servers import FLOAT32, PROMISING, Servers
+from tests.server.servers import PROMISING, Servers
 
 
 @pytest.fixture(scope="module")
 def server(servers: Servers) -> ServerProcess:
-    return servers.get(*FLOAT32)
+    return servers.get(*EXACT)
 
 
 @pytest.fixture(scope="module")

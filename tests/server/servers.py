@@ -5,11 +5,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.exact import EXACT
 from tests.server.launch import ServerProcess, running_server
 
-FLOAT32 = ("--dtype", "float32")
-"""An output hardly depends on the rest of the batch."""
-DRAFTING = (*FLOAT32, "--speculative", "8", "--no-calibrate")
+DRAFTING = (*EXACT, "--speculative", "8", "--no-calibrate")
 TRUSTING = ("--trust-request-chat-template",)
 FEW_UNREAD = 50
 PROMISING = (

@@ -17,6 +17,7 @@ from psutil import CONN_LISTEN
 
 from legato.engine.frontend.kv_tickets import signature
 from legato.transfer.nixl_mover import nixl_package
+from tests.exact import EXACT
 from tests.server.launch import ServerProcess, free_port, running_server, wait_until
 
 pytestmark = [
@@ -38,7 +39,7 @@ def flags(role: str, key: Path) -> list[str]:
     return [
         *("--kv-role", role, "--kv-transfer-key-file", str(key)),
         *(sends if role == "prefill" else ()),
-        *("--served-model-name", "any", "--dtype", "float32", "--max-num-batched-tokens", "64"),
+        *("--served-model-name", "any", *EXACT, "--max-num-batched-tokens", "64"),
     ]
 
 

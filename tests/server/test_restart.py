@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.exact import EXACT
 from tests.server.background import BackgroundRequest, BackgroundStream
 from tests.server.launch import ServerProcess, running_server, wait_until
 from tests.server.watch import steps, watching
@@ -18,7 +19,7 @@ GREEDY: dict[str, Any] = {"prompt": "The sky is", "max_tokens": 8, "temperature"
 
 @pytest.fixture
 def one_at_a_time(tmp_path: Path) -> Iterator[ServerProcess]:
-    with running_server(tmp_path, "--max-num-seqs", "1", "--dtype", "float32") as server:
+    with running_server(tmp_path, "--max-num-seqs", "1", *EXACT) as server:
         yield server
 
 
@@ -95,7 +96,7 @@ def _is_troubled(server: ServerProcess) -> bool:
 
 
 def test_an_engine_that_hangs_is_started_again(tmp_path: Path) -> None:
-    flags = ("--max-num-seqs", "1", "--dtype", "float32", "--timeout-engine", "4s")
+    flags = ("--max-num-seqs", "1", *EXACT, "--timeout-engine", "4s")
     with running_server(tmp_path, *flags) as server:
         undisturbed = server.http.post("/v1/completions", json=GREEDY).json()
         running = BackgroundStream(server)
