@@ -170,17 +170,11 @@ class StateSlots:
 
     @property
     def num_draft_slots(self) -> int:
-        """Drafts that a step may have: slots that requests and transfers do not need.
+        """Drafts that a step may have: the slots of requests that do not run.
 
         Checkpoints have these slots meanwhile.
         """
-        num_drafts = sum(len(slots) - 1 for line in self._lines.values() for slots in line.written)
-        num_idle = self.num_free * self.slots_per_request
-        return num_idle + self.num_spare_slots - self._num_held - num_drafts
-
-    @property
-    def _has_spare(self) -> bool:
-        return self._num_held < self.num_spare_slots and self.num_draft_slots > 0
+        return self.num_free * self.slots_per_request
 
     def ends(self, way: Way, num_tokens: int, needed: int | None = None) -> CheckpointEnds:
         """Return where a prompt that begins after a hit has checkpoints; see `CheckpointEnds`."""
@@ -281,14 +275,14 @@ class StateSlots:
 
     def hold(self, key: int) -> Checkpoint | None:
         """Keep a block's checkpoint for a transfer; None if it is spilled or no slot is spare."""
-        if not self._has_spare or key not in self.checkpoints.slots:
+        if self._num_held == self.num_spare_slots or key not in self.checkpoints.slots:
             return None
         self._num_held += 1
         return self.checkpoints.use(key, self._take_slot)
 
     def receive(self) -> int | None:
         """Take a slot for a state from another engine; None if no slot is spare."""
-        if not self._has_spare:
+        if self._num_held == self.num_spare_slots:
             return None
         self._num_held += 1
         return self._take_slot()
