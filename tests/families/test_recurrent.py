@@ -102,6 +102,18 @@ def foretold(prompts: dict[str, list[int]], outputs: dict[str, list[int]]) -> Fo
     return Foretold(token_in(rows), lambda _, position: position % 3 > 0)
 
 
+def check_preempted(engine: EngineLoop, requests: list[AddRequest], *, num_blocks: int) -> None:
+    """Compare requests that share so few blocks with each of them alone."""
+    alone = {name: tokens for r in requests for name, tokens in run(engine, [r]).items()}
+    kv = engine._kv
+    kv.forget()
+    taken = kv.borrow(fewest=1, most=kv.num_blocks - num_blocks)
+    assert run(engine, requests) == alone
+    assert engine.stats.num_preemptions
+    kv.give_back(taken)
+    check_free(engine)
+
+
 def check_free(engine: EngineLoop) -> None:
     states = engine._kv.states
     assert states is not None
@@ -215,14 +227,7 @@ def test_preempted_requests_get_the_same_tokens(
         AddRequest(request_id=name, prompt_token_ids=token_array(prompt), params=long)
         for name, prompt in prompts.items()
     ]
-    alone = {name: tokens for r in requests for name, tokens in run(engine, [r]).items()}
-    kv = engine._kv
-    kv.forget()
-    taken = kv.borrow(fewest=1, most=kv.num_blocks - 9)
-    assert run(engine, requests) == alone
-    assert engine.stats.num_preemptions
-    kv.give_back(taken)
-    check_free(engine)
+    check_preempted(engine, requests, num_blocks=9)
 
 
 @pytest.mark.parametrize("mixers", ["torch", *TESTED[-1:]])

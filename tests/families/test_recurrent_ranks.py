@@ -24,7 +24,7 @@ from legato.model.native import native_instructions
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.engine.test_tensor_parallel import poisoned_on
 from tests.families.schedules import PROMPTS, greedy
-from tests.families.test_recurrent import TOKENS, added, check_free, config, run
+from tests.families.test_recurrent import TOKENS, added, check_free, check_preempted, config, run
 from tests.families.tiny import MODELS, VOCAB_SIZE, Tiny, random_model
 
 pytestmark = pytest.mark.usefixtures("ranks_are_threads")
@@ -108,7 +108,7 @@ def test_states_come_back_from_the_host_on_all_ranks(divided: Divided) -> None:
         cache={"swap_space_bytes": 2**27, "state_checkpoints": 0},
         scheduler={"max_num_seqs": 2},
     )
-    kv, states = engine._kv, engine._kv.states
+    states = engine._kv.states
     assert states is not None
     prompts = {str(salt): [salt, *PROMPTS[1]] for salt in range(5)}
     first = [run(engine, [asked(*item, max_tokens=2)]) for item in prompts.items()]
@@ -119,13 +119,7 @@ def test_states_come_back_from_the_host_on_all_ranks(divided: Divided) -> None:
     assert run(engine, [added("prompt")]) == {"prompt": divided.expected["prompt"]}
 
     streams = [asked(str(i), PROMPTS[0][i : i + 5], max_tokens=24) for i in range(2)]
-    alone = {name: tokens for one in streams for name, tokens in run(engine, [one]).items()}
-    kv.forget()
-    taken = kv.borrow(fewest=1, most=kv.num_blocks - 5)
-    assert run(engine, streams) == alone
-    assert engine.stats.num_preemptions
-    kv.give_back(taken)
-    check_free(engine)
+    check_preempted(engine, streams, num_blocks=5)
 
 
 @one_model

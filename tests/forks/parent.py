@@ -64,7 +64,7 @@ def main(fd: int) -> None:
 
 
 def _next_start(sock: socket.socket) -> Start | None:
-    """Return, in a new process, what it is to run; in this process, None at the tests' end."""
+    """Return the next program, each in a new process; in this one, None once the tests end."""
     while True:
         data, fds, _, _ = socket.recv_fds(sock, MAX_BYTES, MAX_FDS)
         if not data:

@@ -361,12 +361,13 @@ class KVCacheManager:
 
     def commit(self, request: Request) -> None:
         """Share the request's blocks that are computed, up to `num_computed_tokens`."""
+        # Drafts after the end of an output are computed, but none of its tokens.
+        num_tokens = min(request.num_computed_tokens, request.num_tokens)
         if self._is_sharing:
-            self._commit(request)
-            self._keep_state(request)
+            self._commit(request, num_tokens)
+            self._keep_state(request, num_tokens // self.block_size)
             self.holds.settle()
         if self.windows is not None:
-            num_tokens = min(request.num_computed_tokens, request.num_tokens)
             self.windows.advance(request.request_id, num_tokens, self._tables.last_step)
 
     def release(self, request: Request) -> None:
@@ -377,10 +378,8 @@ class KVCacheManager:
             self.windows.release(request.request_id, self._tables.last_step)
         self.holds.release(request.request_id)
 
-    def _commit(self, request: Request) -> None:
+    def _commit(self, request: Request, num_tokens: int) -> None:
         table = self._tables[request.request_id]
-        # Drafts after the end of an output are computed, but none of its tokens.
-        num_tokens = min(request.num_computed_tokens, request.num_tokens)
         num_full = num_tokens // self.block_size
         if num_full == table.num_full and not table.last.num_missing:
             return
@@ -392,9 +391,8 @@ class KVCacheManager:
             self.windows.share(request.request_id, table.block_ids, table.num_full, num_full)
         table.num_full = num_full
 
-    def _keep_state(self, request: Request) -> None:
+    def _keep_state(self, request: Request, num_blocks: int) -> None:
         """Keep the state of a request at the end of its last computed block."""
-        num_blocks = min(request.num_computed_tokens, request.num_tokens) // self.block_size
         if self.states is not None and num_blocks:
             key = self.block_ids(request)[num_blocks - 1]
             self.states.keep(request.request_id, key, num_blocks * self.block_size)

@@ -112,9 +112,10 @@ class StateSlots:
     the state after each of its rows, and the state after the last right draft becomes current.
 
     A slot that is kept as a checkpoint is not free when its request goes on. A request keeps its
-    state at each end of a block where it stands, in place of the one that it kept before, unless
-    that one is at one of its `CheckpointEnds` or another request has begun there. Checkpoints have
-    all slots that requests do not need, and `num_spare_slots` in any case.
+    state at each end of a block where it stands, or the last one that its drafts went past, in
+    place of the one that it kept before, unless that one is at one of its `CheckpointEnds` or
+    another request has begun there. Checkpoints have all slots that requests do not need, and
+    `num_spare_slots` in any case.
 
     Slots of a request that ended are free at once, though a step in flight may still write to
     them: steps run in order, so a later step that reads such a slot reads a later state.
