@@ -210,7 +210,7 @@ NB_MODULE(LEGATO_MODULE, m) {
     m.def(
         "most_packed",
         [](int bits, bool rounds_rows) {
-            const int most = most_rounded(bits, rounds_rows);
+            const int most = most_packed(bits, rounds_rows);
             return most == kAnyNumber ? 0 : most;
         },
         "bits"_a, "rounds_rows"_a);

@@ -7,8 +7,6 @@ namespace legato {
 namespace {
 
 constexpr int kMostRotated = 16;
-constexpr float kMostCode = 127.0f;
-constexpr float kAsGoodAsZero = 1e-30f;  // kMostCode over this is finite
 
 // Multiplies `count` vectors with the Hadamard matrix of that size: number i of each is mixed with
 // number i of the others.

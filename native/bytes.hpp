@@ -6,6 +6,9 @@
 
 namespace legato {
 
+constexpr float kMostCode = 127.0f;
+constexpr float kAsGoodAsZero = 1e-30f;  // kMostCode over this is finite
+
 // Codes of rows [rows, depth] in tiles of 16 rows by 64 values, each contiguous, one row of tiles after
 // the other. A matrix of less depth takes the first tiles; values beyond its depth are zero in its last
 // one. All threads share them. Sums of products of up to 66,000 values fit into 32 bits.

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "byte_panels.hpp"
 #include "quantized.hpp"
 #include "rows.hpp"
 #include "thread_pool.hpp"
@@ -33,7 +34,8 @@ inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 
 // multiplied, and in so many shares that all threads are busy.
 inline int panels_a_share(const PackedMatrix &matrix, int num_rows, int num_threads) {
     const size_t share_bytes = num_rows <= kRowPair ? kSmallShareBytes : kShareBytes;
-    const size_t rounds = (matrix.num_bytes() - 1) / (num_threads * share_bytes) + 1;
+    const int factor = are_multiplied_in_bytes(matrix, num_rows) ? 8 / matrix.bits : 1;  // unpacked
+    const size_t rounds = (factor * matrix.num_bytes() - 1) / (num_threads * share_bytes) + 1;
     const int num_shares = static_cast<int>(rounds * num_threads);
     return (matrix.num_panels + num_shares - 1) / num_shares;
 }
@@ -119,10 +121,10 @@ constexpr int kRowsRounded = 4;  // rows that a thread rounds to 8 bits at a tim
 
 // multiply() for weights and rows of 8 bits: first the rows are rounded, each by one thread.
 template <typename Finish>
-void multiply_rotated(const TiledRows &rows, int num_rows, const PackedMatrix &matrix,
-                      int panels_a_share, int num_shares, Phase &phase, Finish finish) {
+void multiply_in_bytes(const TiledRows &rows, int num_rows, const PackedMatrix &matrix,
+                       int panels_a_share, int num_shares, Phase &phase, Finish finish) {
     alignas(64) int32_t products[kRowPair * kPanel];
-    alignas(64) float sums[kRowPair * kPanel], column_scales[kPanel];
+    alignas(64) float sums[kRowPair * kPanel];
     const auto round = [&](int share) {
         const int end = std::min((share + 1) * kRowsRounded, num_rows);
         for (int row = share * kRowsRounded; row < end; ++row)
@@ -131,16 +133,15 @@ void multiply_rotated(const TiledRows &rows, int num_rows, const PackedMatrix &m
     const auto multiply_share = [&](int share) {
         const int first = share * panels_a_share;
         const int end = std::min(first + panels_a_share, matrix.num_panels);
+        const BytePanels panels(matrix, first, end);
         for (int row = 0; row < num_rows; row += kRowPair) {
             const int count = std::min(kRowPair, num_rows - row);
             for (int panel = first; panel < end; ++panel) {
                 multiply_bytes({count, ByteRows::num_tiles(matrix.depth), rows.bytes.tiles(row),
-                                rows.bytes.tiles(row + kTileRows), matrix.blocks(panel, 0),
-                                matrix.blocks(panel, 1), kAheadBytes},
+                                rows.bytes.tiles(row + kTileRows), panels.columns(panel, 0),
+                                panels.columns(panel, 1), kAheadBytes},
                                products);
-                matrix.load_column_scales(panel, column_scales);
-                rows.bytes.scale(products, row, count, column_scales, static_cast<int>(matrix.zero),
-                                 sums);
+                rows.bytes.scale(products, row, count, panels.scales(panel), panels.zero(), sums);
                 finish(row, count, panel, sums);
             }
         }
@@ -157,10 +158,8 @@ void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, i
               Phase &phase, Finish finish) {
     const int panels = panels_a_share(matrix, num_rows, num_threads);
     const int num_shares = (matrix.num_panels + panels - 1) / panels;
-    if (matrix.is_rotated) {
-        multiply_rotated(rows, num_rows, matrix, panels, num_shares, phase, finish);
-        return;
-    }
+    if (are_multiplied_in_bytes(matrix, num_rows))
+        return multiply_in_bytes(rows, num_rows, matrix, panels, num_shares, phase, finish);
     const TileScope scope;
     std::optional<QuantizedProducts> products;  // a thread without a share need not round rows
     phase.run(num_shares, [&](int share) {

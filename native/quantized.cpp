@@ -172,16 +172,25 @@ void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles) {
     for (int half = 0; half < 2; ++half) unpack_one(matrix, panel, half, tiles);
 }
 
-int most_rounded([[maybe_unused]] int bits, bool rounds_rows) {
-    if (rounds_rows && kRoundsMany) return kAnyNumber;
+int most_packed([[maybe_unused]] int bits, bool rounds_rows) {
+    if (rounds_rows) return kMostInBlocks;
 #ifndef LEGATO_AVX512
     if (bits == 8) return kFewRows;  // each code is multiplied in two parts
 #endif
     return kRoundsMany ? kSeveralRows : kFewRows;
 }
 
+bool are_multiplied_in_bytes(const PackedMatrix &matrix, int num_rows) {
+    if (matrix.is_rotated) return true;
+    return matrix.rounds_rows && matrix.codes == Codes::kFour && matrix.order.empty() &&
+           num_rows > kMostInBlocks;
+}
+
 bool are_rounded(const PackedMatrix &matrix, int num_rows) {
-    return matrix.codes != Codes::kFloat && num_rows <= most_rounded(matrix.bits, matrix.rounds_rows);
+    if (matrix.codes == Codes::kFloat) return false;
+    // An expert's rows are multiplied in blocks, however many they are.
+    return (matrix.rounds_rows && kRoundsMany) ||
+           num_rows <= most_packed(matrix.bits, matrix.rounds_rows);
 }
 
 TiledRows reordered(const TiledRows &rows, int first, int num_rows,

@@ -12,10 +12,18 @@ namespace legato {
 // rows, unpacking the weights would take longer than reading them, and for several still longer than
 // multiplying with their codes.
 constexpr int kFewRows = 8, kSeveralRows = 64;
+constexpr int kAnyNumber = std::numeric_limits<int>::max();
 #ifdef LEGATO_AMX
 constexpr bool kRoundsMany = false;  // tiles multiply bfloat16 faster than scales of small groups allow
 #else
 constexpr bool kRoundsMany = true;
+#endif
+// Most rows that are multiplied in blocks with a scale each, where any number of rows is rounded. For more,
+// codes of 4 bits become codes of 8 with a scale an output: BytePanels. AVX2 gains nothing by that.
+#ifdef LEGATO_AVX512
+constexpr int kMostInBlocks = kRoundsMany ? kSeveralRows : kFewRows;
+#else
+constexpr int kMostInBlocks = kAnyNumber;
 #endif
 #ifdef LEGATO_AVX512
 constexpr int kRowsAtOnce = 8;  // whose sums fit into registers
@@ -28,10 +36,11 @@ constexpr int kSets = 8;  // sets of 4 values by 16 outputs in a block
 // Unpacks a panel's weights to tiles of bfloat16 [num_steps, 2, 512].
 void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles);
 
-constexpr int kAnyNumber = std::numeric_limits<int>::max();
+// Most rows that are multiplied with codes of so many bits as they are.
+int most_packed(int bits, bool rounds_rows);
 
-// Most rows that are rounded for a matrix with codes of so many bits.
-int most_rounded(int bits, bool rounds_rows);
+// Whether so many rows are rotated and rounded with one scale each, and multiplied with BytePanels.
+bool are_multiplied_in_bytes(const PackedMatrix &matrix, int num_rows);
 
 // Whether so many rows are rounded, and the weights are not unpacked. 8-bit floats always are.
 bool are_rounded(const PackedMatrix &matrix, int num_rows);

@@ -106,6 +106,27 @@ inline void store_shorts(int16_t *to, Ints x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtsepi32_epi16(x.values));
 }
 
+inline ShortPairs as_pairs(Ints x) { return {x.values}; }
+inline Ints as_ints(ShortPairs x) { return {x.values}; }
+inline ShortPairs operator+(ShortPairs a, ShortPairs b) {
+    return {_mm512_add_epi16(a.values, b.values)};
+}
+inline ShortPairs operator-(ShortPairs a, ShortPairs b) {
+    return {_mm512_sub_epi16(a.values, b.values)};
+}
+// Returns the lower 16 bits of the products.
+inline ShortPairs operator*(ShortPairs a, ShortPairs b) {
+    return {_mm512_mullo_epi16(a.values, b.values)};
+}
+// Returns a * b / 2^15, rounded.
+inline ShortPairs scaled(ShortPairs a, ShortPairs b) {
+    return {_mm512_mulhrs_epi16(a.values, b.values)};
+}
+inline ShortPairs abs(ShortPairs x) { return {_mm512_abs_epi16(x.values)}; }
+inline ShortPairs max(ShortPairs a, ShortPairs b) {
+    return {_mm512_max_epi16(a.values, b.values)};
+}
+
 // Returns the lowest 4 bits of each lane.
 inline Floats lowest_4_bits(Ints x) {
     const __m512 floats = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

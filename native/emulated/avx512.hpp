@@ -278,6 +278,30 @@ inline __m512i _mm512_cvtepi8_epi32(__m128i x) {
         emulated::each<emulated::Lanes>(bytes, [](int8_t value) { return int32_t{value}; }));
 }
 
+inline __m512i _mm512_add_epi16(__m512i a, __m512i b) {
+    return emulated::of_halves<__m512i>(
+        [](__m256i left, __m256i right) { return _mm256_add_epi16(left, right); }, a, b);
+}
+inline __m512i _mm512_sub_epi16(__m512i a, __m512i b) {
+    return emulated::of_halves<__m512i>(
+        [](__m256i left, __m256i right) { return _mm256_sub_epi16(left, right); }, a, b);
+}
+inline __m512i _mm512_mullo_epi16(__m512i a, __m512i b) {
+    return emulated::of_halves<__m512i>(
+        [](__m256i left, __m256i right) { return _mm256_mullo_epi16(left, right); }, a, b);
+}
+inline __m512i _mm512_mulhrs_epi16(__m512i a, __m512i b) {
+    return emulated::of_halves<__m512i>(
+        [](__m256i left, __m256i right) { return _mm256_mulhrs_epi16(left, right); }, a, b);
+}
+inline __m512i _mm512_max_epi16(__m512i a, __m512i b) {
+    return emulated::of_halves<__m512i>(
+        [](__m256i left, __m256i right) { return _mm256_max_epi16(left, right); }, a, b);
+}
+inline __m512i _mm512_abs_epi16(__m512i x) {
+    return emulated::of_halves<__m512i>([](__m256i half) { return _mm256_abs_epi16(half); }, x);
+}
+
 [[gnu::always_inline]] inline __m512i _mm512_dpbusd_epi32(__m512i total, __m512i unsigned_bytes,
                                                           __m512i signed_bytes) {
     // Bytes at even and at odd places, as 16-bit numbers.

@@ -99,32 +99,86 @@ def in_blocks(rows: torch.Tensor) -> torch.Tensor:
     return ((blocks / scales).round() * scales).flatten(1)
 
 
-@pytest.mark.parametrize("instructions", TESTED)
-@pytest.mark.parametrize("group", [16, 32, 96])
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_every_row_count_in_blocks(instructions: str, group: int, num_threads: int) -> None:
-    """Tiles multiply bfloat16, where rows are more than few."""
-    rows, _ = operands(100, 192)
-    shape = 100, 192 // group
-    weight = QuantizedWeight(
-        torch.randint(16, (100, 192), dtype=torch.uint8),
+def of_4_bits(num_outputs: int, depth: int, group: int) -> QuantizedWeight:
+    shape = num_outputs, depth // group
+    return QuantizedWeight(
+        torch.randint(16, (num_outputs, depth), dtype=torch.uint8),
         torch.rand(shape).half(),
         torch.randn(shape).half(),
         4,
         rounds_rows=True,
     )
+
+
+def most_in_blocks(instructions: str) -> int:
+    """Return the most rows that are rounded in blocks; more have one scale each."""
+    if instructions == "avx2":
+        return MOST_ROWS
+    return 8 if instructions.endswith("amx") else 64
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+@pytest.mark.parametrize("group", [16, 32, 96])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_every_row_count_in_blocks(instructions: str, group: int, num_threads: int) -> None:
+    most = most_in_blocks(instructions)
+    rows = operands(100, 192)[0][:most]
+    weight = of_4_bits(100, 192, group)
     linear = NativeLinear(weight, NativeKernels(num_threads, instructions))
-    few = linear(rows[:8])
-    expected = in_blocks(rows) @ weight.dequantize().T
-    assert float((few - expected[:8]).norm() / expected[:8].norm()) < 1e-3
     whole = linear(rows)
-    if instructions.endswith("amx"):
-        exact = rows.float() @ weight.dequantize().T
-        assert float((whole - exact).norm() / exact.norm()) < 5e-3
-        return
-    assert float((whole - expected).norm() / expected.norm()) < 1e-3
-    for count in range(1, MOST_ROWS):
+    assert error(whole, in_blocks(rows) @ weight.dequantize().T) < 1e-3
+    for count in range(1, len(rows)):
         assert torch.equal(linear(rows[:count]), whole[:count]), count
+
+
+@pytest.mark.parametrize("instructions", [each for each in TESTED if each != "avx2"])
+@pytest.mark.parametrize("depth", [32, 96, 192, 576])
+@pytest.mark.parametrize("group", [16, 32, 96])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_codes_of_4_bits_become_codes_of_8(
+    instructions: str, depth: int, group: int, num_threads: int
+) -> None:
+    """As good as if the weights had been rotated, and rounded to 8 bits, from the first."""
+    if depth % group:
+        pytest.skip("groups are whole")
+    rows, _ = operands(100, depth)
+    weight = of_4_bits(100, depth, group)
+    linear = NativeLinear(weight, NativeKernels(num_threads, instructions))
+    whole = linear(rows)
+    exact = rows.float() @ weight.dequantize().T
+    rounded = in_8_bits(rows) @ in_8_bits(weight.dequantize()).T
+    assert error(whole, rounded) < error(rounded, exact)
+    assert error(whole, exact) < 1.1 * error(rounded, exact)
+    for count in range(most_in_blocks(instructions) + 1, MOST_ROWS):
+        assert torch.equal(linear(rows[:count]), whole[:count]), count
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+@pytest.mark.parametrize("code", [0, 15])
+@pytest.mark.parametrize("depth", [64, 96, 256, 2048])
+def test_the_largest_rotated_weights(instructions: str, code: int, depth: int) -> None:
+    """Where all that is added up in 16 bits is as large as it can be, or nothing at all."""
+    num_groups = depth // BLOCK
+    scales = torch.rand(64, num_groups) / 15
+    minima = torch.full((64, num_groups), -1.0)
+    if code:
+        minima = 1 - 15 * scales.half().float()
+    minima[7], scales[7] = 0.0, 0.0
+    weight = QuantizedWeight(
+        torch.full((64, depth), code, dtype=torch.uint8),
+        scales.half(),
+        minima.half(),
+        4,
+        rounds_rows=True,
+    )
+    rows = torch.ones(MOST_ROWS, depth).bfloat16()
+    got = NativeLinear(weight, NativeKernels(1, instructions))(rows)
+    expected = rows.float() @ weight.dequantize().T
+    assert torch.allclose(got, expected, rtol=5e-3)
 
 
 @pytest.mark.parametrize("instructions", TESTED)
@@ -132,7 +186,7 @@ def test_the_largest_products_of_a_block(instructions: str) -> None:
     """Where sums in 16 bits are almost full."""
     codes, ones = torch.full((32, 64), 15, dtype=torch.uint8), torch.ones(32, 2).half()
     weight = QuantizedWeight(codes, ones, None, 4, rounds_rows=True)
-    rows = torch.ones(12, 64)
+    rows = torch.ones(8, 64)
     rows[::2] = -1
     linear = NativeLinear(weight, NativeKernels(1, instructions))
     assert torch.allclose(linear(rows.bfloat16()), 960 * rows[:, :1].expand(-1, 32), rtol=1e-5)

@@ -40,8 +40,8 @@ class QuantizedWeight:
         table: float32 or uint8 [16], float32 [256] of 8-bit floats; None if codes are numbers.
         order: int32 [K], the input that each column multiplies; None for inputs in their order.
         exponent: the weight is 2**exponent times as large.
-        rounds_rows: whether rows that it multiplies are rounded to 8 bits in blocks of 32, however
-            many there are.
+        rounds_rows: whether rows that it multiplies are rounded to 8 bits however many there are:
+            in blocks of 32, or many rows as if the weight were rotated.
         is_rotated: whether codes stand for the rotated weight (`legato.model.rotation`), with one
             scale a row. Rows that it multiplies are rotated, too, and rounded to 8 bits.
     """
