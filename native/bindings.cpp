@@ -373,13 +373,16 @@ NB_MODULE(LEGATO_MODULE, m) {
             "experts"_a, "rows"_a, "num_rows"_a, "shared"_a, "out"_a)
         .def(
             "normalize",
-            [](Operators &self, uintptr_t rows, int num_rows, int size, uintptr_t weight, float eps,
-               uintptr_t out) {
+            [](Operators &self, uintptr_t rows, bool is_bf16, int num_rows, int size,
+               uintptr_t weight, float eps, uintptr_t out) {
                 const nb::gil_scoped_release release;
-                self.normalize(at<bf16>(rows), num_rows, size, at<float>(weight), eps,
-                               at<bf16>(out));
+                const auto normalize = [&](const auto *values) {
+                    self.normalize(values, num_rows, size, at<float>(weight), eps, at<bf16>(out));
+                };
+                if (is_bf16) normalize(at<bf16>(rows));
+                else normalize(at<float>(rows));
             },
-            "rows"_a, "num_rows"_a, "size"_a, "weight"_a, "eps"_a, "out"_a)
+            "rows"_a, "is_bf16"_a, "num_rows"_a, "size"_a, "weight"_a, "eps"_a, "out"_a)
         .def(
             "rotate",
             [](Operators &self, const PlainHeads &query, int num_heads, const PlainHeads &key,

@@ -18,6 +18,13 @@ void widen(const bf16 *from, int count, float *to) {
     for (int i = 0; i < count; i += 16) store(to + i, load_bf16(from + i));
 }
 
+const float *as_floats(const float *values, int, Buffer<float> &) { return values; }
+const float *as_floats(const bf16 *values, int count, Buffer<float> &room) {
+    room.reserve(count);
+    widen(values, count, room.get());
+    return room.get();
+}
+
 // Lays plain rows out as tiles.
 void tile(const bf16 *rows, int num_rows, int depth, const TiledRows &tiled, int num_threads,
           Phase &phase) {
@@ -122,21 +129,24 @@ void Operators::run_experts(Experts &experts, const bf16 *rows, int num_rows, co
     });
 }
 
-void Operators::normalize(const bf16 *rows, int num_rows, int size, const float *weight, float eps,
+template <typename Value>
+void Operators::normalize(const Value *rows, int num_rows, int size, const float *weight, float eps,
                           bf16 *out) {
     Phase phase;
     pool_.run([&] {
-        static thread_local Buffer<float> wide;
-        wide.reserve(size);
+        static thread_local Buffer<float> room;
         RowShares(num_rows, pool_.size()).run(phase, [&](int row) {
             const size_t first = static_cast<size_t>(row) * size;
-            widen(rows + first, size, wide.get());
-            const Floats by = fill(1.0f / std::sqrt(mean_square(wide.get(), size) + eps));
+            const float *const wide = as_floats(rows + first, size, room);
+            const Floats by = fill(1.0f / std::sqrt(mean_square(wide, size) + eps));
             for (int i = 0; i < size; i += 16)
-                store_bf16(out + first + i, load(wide.get() + i) * by * load(weight + i));
+                store_bf16(out + first + i, load(wide + i) * by * load(weight + i));
         });
     });
 }
+
+template void Operators::normalize(const bf16 *, int, int, const float *, float, bf16 *);
+template void Operators::normalize(const float *, int, int, const float *, float, bf16 *);
 
 void Operators::rotate(const Heads &query, int num_heads, const Heads &key, int num_kv_heads,
                        int num_rows, int head_dim, const bf16 *cos, const bf16 *sin, bf16 *out) {

@@ -42,8 +42,9 @@ public:
     // `shared` [num_rows, E], the output of an expert for all rows, times its factor, is added.
     void run_experts(Experts &experts, const bf16 *rows, int num_rows, const bf16 *shared, bf16 *out);
 
-    // out = RMS norm of rows [num_rows, size].
-    void normalize(const bf16 *rows, int num_rows, int size, const float *weight, float eps,
+    // out = RMS norm of rows [num_rows, size], bfloat16 or float32.
+    template <typename Value>
+    void normalize(const Value *rows, int num_rows, int size, const float *weight, float eps,
                    bf16 *out);
 
     // Turns queries and keys by their row's angles, cos and sin [num_rows, head_dim]: dimension i with

@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from legato.core.errors import UnsupportedModelError
 from legato.core.rows import CPU_ROWS, UNPADDED, RowCounts
 from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, LayerInputs, finished_logits, scaled_embeddings
-from legato.model.layers import RMSNorm
 from legato.model.native_experts import expert_numbers
 from legato.model.native_support import why_not_computed, why_not_in_parts
 from legato.model.native_weights import (
@@ -210,7 +210,7 @@ class NativeModel(ReadsNativeCache):
         self._cache_layers = [spec.cache_layer(layer) for layer in range(spec.num_layers)]
         # Key a layer, value the weights of the norms after its attention and its MLP.
         self._output_norms: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
-        self._norm = RMSNorm(spec.hidden_size, spec.norm_eps, empty)
+        self._norm = NativeNorm(torch.empty(spec.hidden_size), spec.norm_eps, kernels)
 
     @property
     def num_heads(self) -> int:
@@ -443,6 +443,31 @@ def _heads(rows: torch.Tensor) -> tuple[int, int, int]:
     assert rows.dtype == DTYPE
     assert rows.stride(2) == 1
     return rows.data_ptr(), rows.stride(0), rows.stride(1)
+
+
+class NativeNorm(nn.Module):
+    """An RMS norm of the last dimension. Attributes: weight: float32 [E], a multiple of 16."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, kernels: NativeKernels) -> None:
+        super().__init__()
+        self.weight, self._eps = weight, eps
+        self._operators = kernels.operators
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Normalize rows of bfloat16 or float32 to bfloat16, same shape."""
+        rows = rows.contiguous()
+        out = torch.empty(rows.shape, dtype=DTYPE)
+        size = len(self.weight)
+        self._operators.normalize(
+            rows.data_ptr(),
+            rows.dtype == DTYPE,
+            rows.numel() // size,
+            size,
+            self.weight.data_ptr(),
+            self._eps,
+            out.data_ptr(),
+        )
+        return out
 
 
 class NativeLinear:

@@ -16,7 +16,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from legato.model.native import NativeKernels
+from legato.model.native import NativeKernels, NativeNorm
 from legato.model.native_operators import NativeMLP, NativeProduct
 
 _DTYPE = torch.bfloat16
@@ -25,29 +25,6 @@ _SILU, _GELU_TANH = (nn.SiLU, SiLUActivation), (GELUTanh, NewGELUActivation)
 _SCALED_NORMS = (LlamaRMSNorm, Olmo2RMSNorm)
 """RMS norms that multiply by their weight."""
 _ROPE = "apply_rotary_pos_emb"
-
-
-class _NativeNorm(nn.Module):
-    """An RMS norm of the last dimension."""
-
-    def __init__(self, weight: torch.Tensor, eps: float, kernels: NativeKernels) -> None:
-        super().__init__()
-        self._weight, self._eps = weight, eps
-        self._operators = kernels.operators
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        rows = rows.contiguous()
-        out = torch.empty_like(rows)
-        size = len(self._weight)
-        self._operators.normalize(
-            rows.data_ptr(),
-            rows.numel() // size,
-            size,
-            self._weight.data_ptr(),
-            self._eps,
-            out.data_ptr(),
-        )
-        return out
 
 
 def use_native_operators(model: nn.Module, kernels: NativeKernels) -> None:
@@ -79,7 +56,7 @@ def _native_norm(module: Any, kernels: NativeKernels) -> nn.Module | None:
     else:
         return None
     is_known = weight.dim() == 1 and len(weight) % _VECTOR == 0
-    return _NativeNorm(weight, eps, kernels) if is_known else None
+    return NativeNorm(weight, eps, kernels) if is_known else None
 
 
 class _NativeRope:
