@@ -79,7 +79,7 @@ def begun(
 
 
 def num_hit(kv: KVCacheManager, prompt: list[int], cache_salt: str | None = None) -> int:
-    return kv.match(request_for("?", [*prompt, -1], cache_salt=cache_salt)).num_tokens
+    return kv.lookup.match(request_for("?", [*prompt, -1], cache_salt=cache_salt)).num_tokens
 
 
 def test_ends_are_multiples_the_end_of_a_cached_path_and_before_the_last_token() -> None:
@@ -107,7 +107,7 @@ def test_a_hit_ends_at_a_checkpoint() -> None:
     compute(kv, request, 3, 6, 8, 10, 12, 15)
     # 8 is a multiple of the spacing, and 12 the last end; 6 and 10 were given up again.
     assert [num_hit(kv, prompt[:end]) for end in (14, 12, 10, 8, 6)] == [12, 12, 8, 8, 0]
-    short = kv.short_hit(kv.match(request_for("b", [*prompt[:10], 99])))
+    short = kv.lookup.short_hit(kv.lookup.match(request_for("b", [*prompt[:10], 99])))
     assert short == ShortHit(8, 10, "checkpoint")
     kv.release(request)
     check_blocks(kv)
@@ -160,7 +160,7 @@ def test_a_router_is_told_of_no_block_after_the_last_checkpoint() -> None:
     compute(kv, request, 12, 15)
     kv.release(request)
     assert told() == [2, 4, 6, 8, 10, 12]
-    [node] = kv.match(request_for("b", prompt)).nodes
+    [node] = kv.lookup.match(request_for("b", prompt)).nodes
     assert kv.states is not None
     kv.states.forget([node.places[5]])
     assert told() == [2, 4, 6, 8], "its blocks are cached, but the one checkpoint is gone"
@@ -355,7 +355,7 @@ class CheckpointsMachine(HoldingMachine):
     def begin(self, prompt: list[int], salt: str | None) -> None:
         self.num_added += 1
         request = request_for(str(self.num_added), prompt, cache_salt=salt)
-        found, fits = self.kv.match(request), self.kv.fits(request)
+        found, fits = self.kv.lookup.match(request), self.kv.fits(request)
         assert found.num_computed_tokens == found.num_tokens < request.num_tokens
         assert self.kv.reserve(request, found) is fits
         if fits:
@@ -466,7 +466,7 @@ class CheckpointsMachine(HoldingMachine):
         if sends:
             prompt = data.draw(st.sampled_from(self.served))
         request = request_for("transferred", prompt)
-        handover = (self.kv.send if sends else self.kv.receive)(request)
+        handover = (self.kv.handovers.send if sends else self.kv.handovers.receive)(request)
         self.move()
         if handover is None:
             return

@@ -107,13 +107,13 @@ def test_a_hit_is_as_long_as_all_windows_find_their_blocks() -> None:
     compute(kv, request, 6)
     kv.release(request)
     again = request_for("b", range(13))
-    assert kv.match(again).num_tokens == 12
+    assert kv.lookup.match(again).num_tokens == 12
     small, large = kv.windows.groups
     # Query 12 reads tokens from 9 on in the small window, and from 6 on in the large one.
     assert small.num_hit_blocks(*path(kv, again)) == 6
     [taken] = [large._cached[key] for key in path(kv, again)[0][4:5]]
     large._evict(taken)
-    assert kv.match(again).num_tokens == 8, "the block of tokens 8 and 9 is gone"
+    assert kv.lookup.match(again).num_tokens == 8, "the block of tokens 8 and 9 is gone"
     assert kv.reserve(again)
     tables = kv.window_tables([again])[0]
     assert [table.tolist().count(0) for table in tables] >= [2, 1]
@@ -122,7 +122,7 @@ def test_a_hit_is_as_long_as_all_windows_find_their_blocks() -> None:
 
 def path(kv: KVCacheManager, request: Request) -> tuple[BlockIds, int]:
     """Its blocks in the tree, and their number."""
-    way = kv._tree.match(kv._sought(request), kv.num_shareable(request))
+    way = kv._tree.match(kv.lookup.sought(request), kv.lookup.num_shareable(request))
     keys = type(way.nodes[0].places)("i")
     for node in way.nodes:
         keys += node.places
@@ -137,7 +137,7 @@ def test_what_leaves_the_tree_leaves_the_windows() -> None:
     kv.release(request)
     assert all(group.num_cached_blocks == 6 for group in kv.windows.groups)
     other = admitted(kv, "b", range(100, 109))  # five blocks; one was free
-    assert kv.match(request_for("c", range(13))).num_tokens == 4
+    assert kv.lookup.match(request_for("c", range(13))).num_tokens == 4
     assert all(group.num_cached_blocks == 2 for group in kv.windows.groups)
     kv.release(other)
     check_blocks(kv)
@@ -156,7 +156,7 @@ def test_windows_blocks_go_to_the_host_and_come_back() -> None:
     assert {move.group for move in moves if move.to_host} == {0, 1, 2}
     assert all(move.to_host for move in moves)
     again = request_for("again", prompts[0])
-    assert kv.match(again).num_tokens == 12
+    assert kv.lookup.match(again).num_tokens == 12
     assert kv.reserve(again)
     check_blocks(kv)
     num_back = [0, 0, 0]
@@ -244,7 +244,7 @@ def test_empty_blocks_are_lent_and_cached_ones_are_not() -> None:
         assert len(taken) + group.num_cached_blocks == group.num_blocks
         assert group.num_empty_blocks == 0
     assert kv.borrow(fewest=1, most=1) is None, "the windows have no more"
-    assert kv.match(request_for("b", range(13))).num_tokens == 12
+    assert kv.lookup.match(request_for("b", range(13))).num_tokens == 12
     kv.give_back(lent)
     check_blocks(kv)
 
@@ -369,7 +369,7 @@ class WindowsMachine(HoldingMachine):
     def begin(self, prompt: list[int]) -> None:
         self.num_added += 1
         request = request_for(str(self.num_added), prompt)
-        found, fits = self.kv.match(request), self.kv.fits(request)
+        found, fits = self.kv.lookup.match(request), self.kv.fits(request)
         assert found.num_computed_tokens == found.num_tokens < request.num_tokens
         assert self.kv.reserve(request, found) is fits
         if fits:
@@ -448,7 +448,7 @@ class WindowsMachine(HoldingMachine):
             self.move()  # as an engine does after each plan
             prompt = data.draw(st.sampled_from(self.served))
         request = request_for("transferred", prompt)
-        handover = (self.kv.send if sends else self.kv.receive)(request)
+        handover = (self.kv.handovers.send if sends else self.kv.handovers.receive)(request)
         if handover is not None:
             (self.sent if sends else self.received).append((handover, tuple(prompt)))
 
@@ -465,7 +465,10 @@ class WindowsMachine(HoldingMachine):
             self.kv.handovers.keep(handover)
         self.kv.handovers.let_go(handover)
         if is_whole:
-            assert self.kv.match(request_for("?", prompt)).num_tokens == len(prompt[:-1]) // 2 * 2
+            assert (
+                self.kv.lookup.match(request_for("?", prompt)).num_tokens
+                == len(prompt[:-1]) // 2 * 2
+            )
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -523,7 +526,7 @@ def check_ends(kv: KVCacheManager, watcher: CacheWatcher) -> None:
     can_begin = kv.windows.has_place and not kv.windows._leaving
     for _, tokens in watcher.prompts():
         believed = max((len(end) for end in ends if tokens[: len(end)] == end), default=0)
-        found = kv.match(request_for("?", [*tokens, -1])).num_tokens
+        found = kv.lookup.match(request_for("?", [*tokens, -1])).num_tokens
         assert found == believed or (not can_begin and found < believed)
 
 

@@ -318,7 +318,7 @@ class StepBuilder:
         self.held_by = "budget" if self._is_full() else self._admission.obstacle(request)
         if self.held_by is not None:
             return False
-        found = self._kv.match(request)
+        found = self._kv.lookup.match(request)
         num_computed = found.num_computed_tokens
         request.num_hit_tokens = found.num_tokens
         next_block, end = found.next_block, self._chunk_end(request, found)
@@ -341,7 +341,7 @@ class StepBuilder:
             self._kv.holds.begin(request, found)
         self._queues.admit(request)
         self.admitted[request.request_id] = num_computed
-        short_hit = self._kv.short_hit(found)
+        short_hit = self._kv.lookup.short_hit(found)
         if short_hit is not None:
             self.short_hits[request.request_id] = short_hit
         if request.scheduled_s is None:
@@ -360,9 +360,9 @@ class StepBuilder:
         """Return where the next chunk of a prompt ends, at the latest.
 
         Args:
-            found: what `KVCacheManager.match` has just found for a request without blocks.
+            found: what `PrefixLookup.match` has just found for a request without blocks.
         """
-        end = self._kv.arriving_from(request, found)
+        end = self._kv.holds.arriving_from(request, found)
         if not self._config.enable_chunked_prefill:
             return end
         return self._kv.chunk_end(request, end, found)
@@ -469,7 +469,7 @@ class StepBuilder:
     def _preempt(self, request: Request) -> None:
         self._kv.release(request)
         request.preempt()
-        request.num_hit_tokens = self._kv.num_hit_tokens(request)
+        request.num_hit_tokens = self._kv.lookup.num_hit_tokens(request)
         self._queues.preempt(request)
         self._admission.note_preempted(request)
         self.preempted.append(request)
