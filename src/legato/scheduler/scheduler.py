@@ -274,10 +274,10 @@ class Scheduler:
             return None
         self._fill(step)
         drafts_ended_by = None if self._drafting is None else self._drafting.add(step)
-        self._num_preemptions += len(step.preempted)
+        self._num_preemptions += len(step.admission.preempted)
         self._note_budget(step)
-        dispatch.note_changes(step)
-        self._num_prefix_cache_short += step.num_short_tokens
+        dispatch.note_changes(step.admission)
+        self._num_prefix_cache_short += step.admission.num_short_tokens
         if not step.chunks:
             return None
         assert self._config.max_num_batched_tokens is not None
