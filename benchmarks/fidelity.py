@@ -40,10 +40,10 @@ _VOCAB_SIZE = 32_000
 _FIGURES: dict[str, Callable[[Summary], float | None]] = {
     "requests/s": lambda summary: summary.requests_per_s,
     "total tokens/s": lambda summary: summary.total_tokens_per_s,
-    "TTFT p50, s": lambda summary: summary.ttft_s and summary.ttft_s.p50,
-    "TTFT p99, s": lambda summary: summary.ttft_s and summary.ttft_s.p99,
-    "ITL p50, s": lambda summary: summary.itl_s and summary.itl_s.p50,
-    "ITL p99, s": lambda summary: summary.itl_s and summary.itl_s.p99,
+    "TTFT p50, s": lambda summary: summary.ttft_s.p50 if summary.ttft_s else None,
+    "TTFT p99, s": lambda summary: summary.ttft_s.p99 if summary.ttft_s else None,
+    "ITL p50, s": lambda summary: summary.itl_s.p50 if summary.itl_s else None,
+    "ITL p99, s": lambda summary: summary.itl_s.p99 if summary.itl_s else None,
 }
 """Key what is compared."""
 

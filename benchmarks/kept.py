@@ -92,7 +92,8 @@ class Outcome(msgspec.Struct, frozen=True):
     def of(cls, result: ProbeResult, gaps_s: Sequence[np.ndarray]) -> "Outcome":
         base_s = float(np.median(result.itl_s(during=False)))
         quantiles_s = [np.percentile(gaps, [50, 99, 100]).tolist() for gaps in gaps_s]
-        return cls(base_s, *zip(*quantiles_s, strict=True), result.ttft_s)
+        p50_s, p99_s, longest_s = zip(*quantiles_s, strict=True)
+        return cls(base_s, p50_s, p99_s, longest_s, result.ttft_s)
 
 
 class Probed(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -129,14 +130,16 @@ class Stage:
             - stats.num_waiting
         )
         for _ in range(missing):
-            arrival = self._arrival()
-            self._timed("apply", lambda a=arrival: self._scheduler.apply([a], self._clock()))
+            self._timed("apply", partial(self._apply, self._arrival()))
         plan = self._timed("plan", lambda: self._scheduler.plan(self._clock()))
         self._executor.submit(plan)
         result = self._executor.collect()
         self._timed("commit", lambda: self._scheduler.commit(result, self._clock()))
         if plan.step_id % _STATE_EVERY == 0:
             self._timed("state", lambda: self._scheduler.state(self._clock()))
+
+    def _apply(self, arrival: AddRequest) -> None:
+        self._scheduler.apply([arrival], self._clock())
 
     def _timed(self, name: str, call: Callable[[], Any]) -> Any:
         started_ns = time.perf_counter_ns()

@@ -141,7 +141,9 @@ def _drawn(count: int) -> list[Any]:
     schemas: list[Any] = []
 
     @seed(1)
-    @settings(max_examples=count, database=None, deadline=None, suppress_health_check=HealthCheck)
+    @settings(
+        max_examples=count, database=None, deadline=None, suppress_health_check=[*HealthCheck]
+    )
     @given(SCHEMAS)
     def draw(schema: Any) -> None:
         schemas.append(schema)

@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from benchmarks.runner.run import Run
 from legato.cli.table import Table
 from legato.cli.values import counts
 from legato.core.cache_config import CacheConfig
-from legato.core.config import EngineConfig, ModelConfig
+from legato.core.config import EngineConfig, Kernels, ModelConfig
 from legato.engine.assembly.builder import load_runtime
 from legato.lab.made_up_steps import MadeUpSteps
 from legato.model.process_group import ProcessGroup
@@ -65,7 +66,7 @@ _SHAPE = {
 class Way(NamedTuple):
     """Attributes: kernels: as of `--kernels`."""
 
-    kernels: str
+    kernels: Kernels
     num_ranks: int
 
 
@@ -107,7 +108,7 @@ class Steps:
         kinds: dict[str, Callable[[], float]] = {f"prefill of {_PROMPT}": self._prefill}
         for count in _NUM_DECODES:
             name = "1 decode" if count == 1 else f"{count} decodes"
-            kinds[name] = lambda count=count: self._decode(count)
+            kinds[name] = partial(self._decode, count)
         self._kinds = kinds
         self.took: dict[str, list[Took]] = {kind: [] for kind in kinds}
 
@@ -209,13 +210,15 @@ def _exchanges() -> Iterator[list[float]]:
 
 
 def _rank_processes() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    processes: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return processes
 
 
 def _own_mib(process: psutil.Process) -> int:
     """Without pages of files."""
     memory = process.memory_info()
-    return (memory.rss - memory.shared) >> 20
+    own_bytes: int = memory.rss - memory.shared
+    return own_bytes >> 20
 
 
 def _table(steps: dict[Way, Steps]) -> Table:

@@ -68,7 +68,8 @@ class Cost(msgspec.Struct, frozen=True):
 
     @property
     def ratios(self) -> np.ndarray:
-        return np.array(self.traced_per_s) / np.array(self.untraced_per_s)
+        ratios: np.ndarray = np.array(self.traced_per_s) / np.array(self.untraced_per_s)
+        return ratios
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from legato.text.tokenizer import load_tokenizer
 def save_tokenizer(folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json."""
     tokenizer = load_tokenizer(resolve_source(DEFAULT_MODEL))
+    assert tokenizer.eos_token_id is not None
     end = tokenizer.backend.id_to_token(tokenizer.eos_token_id)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend, eos_token=end).save_pretrained(
         folder

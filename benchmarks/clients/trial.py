@@ -84,7 +84,8 @@ def _output(
         except subprocess.TimeoutExpired:
             _kill(process)
             stdout, stderr = process.communicate()
-        _kill(process)
+        finally:
+            _kill(process)
     return stdout, f"the script ended with {process.returncode}: {stderr[-_STDERR_CHARS:].strip()}"
 
 

@@ -20,7 +20,8 @@ def quantize(values: np.ndarray, kind: str) -> np.ndarray:
     """Return the blocks' bytes [N, ...] of a float32 matrix [N, K]."""
     write = _WRITERS.get(kind)
     if write is None:
-        return quantize_simply(values, GGMLQuantizationType[kind])
+        blocks: np.ndarray = quantize_simply(values, GGMLQuantizationType[kind])
+        return blocks
     size = LARGE_BLOCK if kind in LARGE else 32
     return write(values.reshape(-1, size)).reshape(len(values), -1)
 
@@ -127,7 +128,8 @@ def _nearest(x: np.ndarray, units: np.ndarray, numbers: np.ndarray) -> np.ndarra
     """Return the index of the ascending number nearest to each value over its group's unit."""
     group = x.shape[1] // units.shape[1]
     scaled = x / np.repeat(np.maximum(units, 1e-30), group, axis=1)
-    return np.searchsorted((numbers[1:] + numbers[:-1]) / 2, scaled).astype(np.uint8)
+    places: np.ndarray = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, scaled)
+    return places.astype(np.uint8)
 
 
 def _six_bits(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:

@@ -46,7 +46,10 @@ def captured(work: Callable[[], None], device: torch.device) -> Callable[[], Non
 
 
 def _on_device(call: Callable[[], object], repeats: int) -> list[float]:
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(repeats + 1)
+    ]
     events[0].record()
     for event in events[1:]:
         call()

@@ -70,6 +70,7 @@ async def _start(
     config: EngineConfig, fleet: FleetConfig, text: Awaitable[tuple[Vocabulary, ModelDefaults]]
 ) -> FleetEngine:
     steps_last = None if fleet.simulate is None else program(fleet.simulate)
+    assert fleet.replicas is not None
     replica_ids = [str(place) for place in range(fleet.replicas)]
     replicas = await asyncio.gather(
         *(Replica.start(one, config, program=steps_last) for one in replica_ids)

@@ -110,7 +110,7 @@ def _turns(
         at_s += _READS_TOKEN_S * num_output + float(_drawn(rng, _PAUSE_S))
 
 
-def _of_lengths(quantiles: str, arrivals_s: Sequence[float], seed: int) -> Workload:
+def _of_lengths(quantiles: str, arrivals_s: Sequence[float] | np.ndarray, seed: int) -> Workload:
     drawn = draw_quantiles(quantiles, len(arrivals_s), seed)
     return [
         msgspec.structs.replace(request, arrival_s=float(at_s))

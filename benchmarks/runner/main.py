@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from benchmarks.runner.catalog import Benchmark, benchmark
+from benchmarks.runner.ending import closing_when_ended
 from benchmarks.runner.flags import SERVER_FLAGS, add_out
 from benchmarks.runner.run import Run
 from legato.core.errors import ConfigError
@@ -29,7 +30,8 @@ def run(chosen: Benchmark, words: Sequence[str]) -> int:
     flags = read_flags(chosen, module.__doc__ or "", module.add_flags, words)
     measuring = Run(chosen, flags)
     try:
-        status: int | None = module.measure(measuring)
+        with closing_when_ended():
+            status: int | None = module.measure(measuring)
     except (ConfigError, RequestError) as error:
         print(f"{chosen.name}: {error}", file=sys.stderr)
         return 1

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -61,7 +61,7 @@ class Counts(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, metrics: str) -> "Counts":
         """Args: metrics: in Prometheus' text format."""
-        sums: Counter[str] = Counter()
+        sums: defaultdict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families(metrics):
             for one in family.samples:
                 sums[one.name.removeprefix("legato:")] += one.value

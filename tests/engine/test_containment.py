@@ -32,7 +32,7 @@ Parts = dict[str, Callable[[Engine], tuple[object, str]]]
 AT_ARRIVAL: Parts = {
     "queue": lambda engine: (engine._scheduler._queues, "add"),
     "order": lambda engine: (engine._scheduler._queues, "order"),
-    "cache": lambda engine: (engine._kv, "num_hit_tokens"),
+    "cache": lambda engine: (engine._kv.lookup, "num_hit_tokens"),
     "shedding": lambda engine: (engine._scheduler._shedding, "judge"),
     "recorder": lambda engine: (engine._recorder, "note_events"),
     "grammars": lambda engine: (engine.grammars, "hold_back"),

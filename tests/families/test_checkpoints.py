@@ -111,7 +111,7 @@ def test_the_turns_of_a_conversation(model: tuple[Path, PreTrainedModel]) -> Non
 def state_after(engine: EngineLoop, tokens: list[int]) -> list[torch.Tensor]:
     """Return the state that is kept after these tokens, of each layer and part."""
     kv, executor = engine._kv, engine._executor
-    way = kv.match(request_for("?", [*tokens, 0]))
+    way = kv.lookup.match(request_for("?", [*tokens, 0]))
     assert way.num_tokens == len(tokens)
     assert kv.states is not None
     assert isinstance(executor, TorchExecutor)

@@ -34,7 +34,7 @@ def transferred(request_id: str, transfer: KVTransfer | None = FETCHED) -> Reque
 
 
 def begun(kv: KVCacheManager, request: Request) -> Hold:
-    found = kv.match(request)
+    found = kv.lookup.match(request)
     assert kv.reserve(request, found)
     kv.holds.begin(request, found)
     [hold] = kv.holds.take_new()
@@ -78,7 +78,7 @@ def test_what_may_still_be_written_to_has_other_blocks_in_its_place(
         assert list(table[: num_arrived // BLOCK_SIZE]) == kept
     kv.holds.end_arrival("a")
     check_blocks(kv)
-    assert kv.arriving_from(request) == request.num_tokens
+    assert kv.holds.arriving_from(request) == request.num_tokens
     compute(kv, request, 17)
     assert kv.num_computed_tokens(other) == 16
     kv.holds.end_arrival("b")
@@ -111,17 +111,17 @@ def check_blocks_without(kv: KVCacheManager, taken: BorrowedBlocks) -> None:
 
 def test_what_is_fetched_is_nobodys_to_compute_until_it_arrives(kv: KVCacheManager) -> None:
     request, other = transferred("a"), transferred("b", None)
-    assert kv.num_hit_tokens(request) == 16
-    assert kv.arriving_from(request, kv.match(request)) == 0
+    assert kv.lookup.num_hit_tokens(request) == 16
+    assert kv.holds.arriving_from(request, kv.lookup.match(request)) == 0
     begun(kv, request)
-    assert kv.arriving_from(other, kv.match(other)) == 0
+    assert kv.holds.arriving_from(other, kv.lookup.match(other)) == 0
     for num_tokens in (4, 12):
         kv.holds.note_arrived("a", num_tokens)
-        assert kv.num_computed_tokens(request) == kv.arriving_from(request) == num_tokens
-        assert kv.match(other).num_computed_tokens == num_tokens
+        assert kv.num_computed_tokens(request) == kv.holds.arriving_from(request) == num_tokens
+        assert kv.lookup.match(other).num_computed_tokens == num_tokens
     kv.holds.note_arrived("a", 16)
     kv.holds.end_arrival("a")
-    assert kv.arriving_from(request) == request.num_tokens
+    assert kv.holds.arriving_from(request) == request.num_tokens
 
 
 def test_what_never_arrives_is_computed(kv: KVCacheManager) -> None:
@@ -130,7 +130,7 @@ def test_what_never_arrives_is_computed(kv: KVCacheManager) -> None:
     kv.holds.note_arrived("a", 8)
     kv.holds.end_arrival("a")
     assert kv.num_computed_tokens(request) == 8
-    assert kv.arriving_from(request) == request.num_tokens
+    assert kv.holds.arriving_from(request) == request.num_tokens
     compute(kv, request, 18)
     kv.release(request)
     assert kv.num_free_blocks == kv.num_blocks
@@ -144,7 +144,7 @@ def test_blocks_stay_for_a_transfer_whose_request_is_gone(kv: KVCacheManager) ->
     kv.holds.note_arrived("a", 8)
     kv.holds.end_arrival("a")
     assert kv.num_free_blocks == 16
-    assert kv.match(transferred("b")).num_computed_tokens == 8, "what came is worth keeping"
+    assert kv.lookup.match(transferred("b")).num_computed_tokens == 8, "what came is worth keeping"
 
 
 def test_only_what_nobody_has_is_fetched(kv: KVCacheManager) -> None:
@@ -167,7 +167,7 @@ def test_what_arrives_counts_once_all_before_it_is_computed(kv: KVCacheManager) 
     kv.holds.note_arrived("b", 16)
     kv.holds.end_arrival("b")
     assert kv.num_computed_tokens(second) == 0
-    assert kv.arriving_from(second) == 8
+    assert kv.holds.arriving_from(second) == 8
     compute(kv, first, 8)
     assert kv.num_computed_tokens(second) == 16
 
@@ -190,7 +190,7 @@ def test_what_arrived_is_forgotten_where_nobody_computes_what_comes_before_it(
 def test_what_is_sent_cannot_be_evicted_before_it_was_taken(kv: KVCacheManager) -> None:
     request = transferred("a", SENT)
     hold = begun(kv, request)
-    assert kv.arriving_from(request) == request.num_tokens
+    assert kv.holds.arriving_from(request) == request.num_tokens
     compute(kv, request, 7)
     assert hold.num_computed_tokens == 7
     compute(kv, request, 18)
@@ -206,6 +206,6 @@ def test_where_nothing_is_shared_nothing_is_fetched() -> None:
     request = transferred("a")
     hold = begun(kv, request)
     assert (hold.start, hold.end) == (0, 0)
-    assert kv.arriving_from(request) == request.num_tokens
+    assert kv.holds.arriving_from(request) == request.num_tokens
     kv.holds.end_arrival("a")
     check_blocks(kv)

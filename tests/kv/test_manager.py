@@ -35,7 +35,7 @@ def compute(kv: KVCacheManager, request: Request, num_tokens: int | None = None)
 
 def found(kv: KVCacheManager, request: Request) -> tuple[int, int, int | None]:
     """Tokens that are in the cache, those of them that are computed, and who writes the next."""
-    way = kv.match(request)
+    way = kv.lookup.match(request)
     return way.num_tokens, way.num_computed_tokens, way.next_block
 
 
@@ -88,7 +88,7 @@ def test_full_blocks_outlive_their_request(kv: KVCacheManager) -> None:
 def test_the_last_token_is_never_cached(kv: KVCacheManager) -> None:
     """Two blocks are all of the prompt; something must be computed to sample from."""
     served(kv, request_for("a", HELLO))
-    assert kv.match(request_for("b", [*HELLO][:8])).num_computed_tokens == 4
+    assert kv.lookup.match(request_for("b", [*HELLO][:8])).num_computed_tokens == 4
 
 
 def test_blocks_are_shared_chunk_by_chunk_while_they_are_computed(kv: KVCacheManager) -> None:
@@ -109,7 +109,7 @@ def test_what_was_not_computed_is_not_left_behind(kv: KVCacheManager) -> None:
     assert kv.reserve(request)
     compute(kv, request, 7)
     kv.release(request)
-    assert kv.match(request_for("b", HELLO)).num_tokens == 4
+    assert kv.lookup.match(request_for("b", HELLO)).num_tokens == 4
 
 
 def test_a_follower_goes_on_where_its_leader_stopped(kv: KVCacheManager) -> None:
@@ -120,7 +120,7 @@ def test_a_follower_goes_on_where_its_leader_stopped(kv: KVCacheManager) -> None
     kv.release(first)
     assert kv.num_computed_tokens(second) == 6
     compute(kv, second)
-    assert kv.match(request_for("c", HELLO)).num_computed_tokens == 8
+    assert kv.lookup.match(request_for("c", HELLO)).num_computed_tokens == 8
 
 
 def test_outputs_are_shared_too(kv: KVCacheManager) -> None:
@@ -130,7 +130,7 @@ def test_outputs_are_shared_too(kv: KVCacheManager) -> None:
         compute(kv, request)
         request.append(token_id, 0.0)
         assert kv.reserve(request)
-    assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_computed_tokens == 12
+    assert kv.lookup.match(request_for("b", [*HELLO, 1, 2, 3])).num_computed_tokens == 12
 
 
 def test_what_drafts_have_filled_is_shared_once_the_request_has_their_tokens(
@@ -139,11 +139,11 @@ def test_what_drafts_have_filled_is_shared_once_the_request_has_their_tokens(
     request = request_for("a", HELLO)
     assert kv.reserve(request)
     compute(kv, request, 12)
-    assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_tokens == 8
+    assert kv.lookup.match(request_for("b", [*HELLO, 1, 2, 3])).num_tokens == 8
     for token_id in (1, 2, 3):
         request.append(token_id, 0.0)
     compute(kv, request, 12)
-    assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_tokens == 12
+    assert kv.lookup.match(request_for("b", [*HELLO, 1, 2, 3])).num_tokens == 12
 
 
 def test_the_same_block_twice_becomes_one(kv: KVCacheManager) -> None:
@@ -171,16 +171,16 @@ def test_what_is_to_be_scored_is_computed_but_left_behind(kv: KVCacheManager) ->
     scored = request_for("b", [*HELLO, 1, 2, 3], prompt_logprobs=1)
     assert found(kv, scored) == (0, 0, None)
     served(kv, scored)
-    assert kv.match(request_for("c", [*HELLO, 1, 2, 3])).num_tokens == 12
+    assert kv.lookup.match(request_for("c", [*HELLO, 1, 2, 3])).num_tokens == 12
     scored.append(7, 0.0)
-    assert kv.match(scored).num_tokens == 12, "it was scored before it was preempted"
+    assert kv.lookup.match(scored).num_tokens == 12, "it was scored before it was preempted"
 
 
 @pytest.mark.parametrize("salts", [("a", "b"), ("a", None), (None, "a")])
 def test_salts_keep_requests_apart(kv: KVCacheManager, salts: tuple[str | None, ...]) -> None:
     served(kv, request_for("a", HELLO, cache_salt=salts[0]))
-    assert kv.match(request_for("b", HELLO, cache_salt=salts[1])).num_tokens == 0
-    assert kv.match(request_for("b", HELLO, cache_salt=salts[0])).num_tokens == 8
+    assert kv.lookup.match(request_for("b", HELLO, cache_salt=salts[1])).num_tokens == 0
+    assert kv.lookup.match(request_for("b", HELLO, cache_salt=salts[0])).num_tokens == 8
 
 
 def test_without_caching_nothing_is_shared_or_kept() -> None:
@@ -188,7 +188,7 @@ def test_without_caching_nothing_is_shared_or_kept() -> None:
     request = request_for("a", HELLO)
     assert kv.reserve(request)
     compute(kv, request)
-    assert kv.match(request_for("b", HELLO)).num_tokens == 0
+    assert kv.lookup.match(request_for("b", HELLO)).num_tokens == 0
     assert kv.num_computed_tokens(request) == 0
     kv.release(request)
     check_blocks(kv)
@@ -203,11 +203,11 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     assert kv.num_free_blocks == 6
     served(kv, request_for("again", range(12)))
     served(kv, request_for("new", range(90, 98)))
-    assert kv.match(request_for("b", [*range(50, 58), 0])).num_tokens == 4, "its leaf went"
-    assert kv.match(request_for("b", [*range(12), 0])).num_tokens == 12, "used again since"
+    assert kv.lookup.match(request_for("b", [*range(50, 58), 0])).num_tokens == 4, "its leaf went"
+    assert kv.lookup.match(request_for("b", [*range(12), 0])).num_tokens == 12, "used again since"
     served(kv, request_for("newer", range(70, 78)))
-    assert kv.match(request_for("b", [*range(50, 58), 0])).num_tokens == 0
-    assert kv.match(request_for("b", [*range(12), 0])).num_tokens == 8, "from its end on"
+    assert kv.lookup.match(request_for("b", [*range(50, 58), 0])).num_tokens == 0
+    assert kv.lookup.match(request_for("b", [*range(12), 0])).num_tokens == 8, "from its end on"
     check_blocks(kv)
 
 
@@ -244,7 +244,7 @@ class ManagerMachine(HoldingMachine):
         request = request_for(
             str(self.num_added), prompt, cache_salt=salt, prompt_logprobs=prompt_logprobs
         )
-        match, fits = self.kv.match(request), self.kv.fits(request)
+        match, fits = self.kv.lookup.match(request), self.kv.fits(request)
         assert match.num_computed_tokens <= match.num_tokens < request.num_tokens
         assert self.kv.reserve(request) is fits
         if fits:

@@ -3,14 +3,17 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 import httpx
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from benchmarks.__main__ import main
 from benchmarks.runner.catalog import Benchmark, benchmark, benchmarks
@@ -58,6 +61,42 @@ def test_a_module_runs_as_its_name_does() -> None:
     command = [sys.executable, "-m", "benchmarks.planning", "--help"]
     helped = subprocess.run(command, capture_output=True, text=True, check=True)
     assert helped.stdout.startswith("usage: python -m benchmarks planning")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_servers_end_with_an_ended_benchmark(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "health").touch()
+    command = [sys.executable, "-c", _SERVES, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as measuring:
+        assert measuring.stdout is not None
+        server = psutil.Process(int(measuring.stdout.readline()))
+        try:
+            measuring.send_signal(number)
+            assert measuring.wait(timeout=30.0) == 128 + number
+            assert not server.is_running()
+        finally:
+            for process in (measuring, server):
+                with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    process.kill()
+
+
+_SERVES = """
+import sys, time, types
+from benchmarks.runner.catalog import Benchmark
+from benchmarks.runner.main import run
+from benchmarks.runner.servers import server_process
+
+def measure(run):
+    command = f"{sys.executable} -m http.server {{port}} --directory {folder}"
+    with server_process(command) as (process, _):
+        print(process.pid, flush=True)
+        time.sleep(60.0)
+
+folder = sys.argv.pop()
+sys.modules["tiny"] = types.SimpleNamespace(measure=measure, add_flags=lambda parser: None)
+run(Benchmark(name="tiny", module="tiny", question="", minutes=0.1), [])
+"""
+"""A benchmark whose server serves a folder; it prints the server's process id."""
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

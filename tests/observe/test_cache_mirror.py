@@ -1,6 +1,6 @@
 """What routers of other projects hear of a cache that has ends of hits, and of one that has none.
 
-`tests/kv/test_checkpoints.py` plays a real cache.
+`tests/kv/test_checkpoint_machine.py` plays a real cache.
 """
 
 import msgspec

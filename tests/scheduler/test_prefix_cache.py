@@ -136,14 +136,14 @@ def test_planning_looks_up_few_waiting_prompts() -> None:
         for i in range(num_waiting):
             harness.add(str(i), 6)
         count = 0
-        original = harness.kv.match
+        original = harness.kv.lookup.match
 
         def counting(request: Any) -> Any:
             nonlocal count
             count += 1
             return original(request)
 
-        harness.kv.match = counting  # type: ignore[method-assign]
+        harness.kv.lookup.match = counting  # type: ignore[method-assign]
         for _ in range(10):
             harness.step()
         return count

@@ -38,6 +38,7 @@ def run(settings: Settings, report: Report) -> None:
         "Legato's kernel reads blocks that lie anywhere. Both are compared: their results "
         f"may differ by no more than {_TOLERANCE:g}, absolute and relative."
     )
+    assert isinstance(checkpoint.spec, DecoderSpec)
     for count, num_rows, start in cases:
         case = AttentionCase(
             checkpoint.spec, checkpoint.dtype, settings.torch_device, count, num_rows, start
@@ -152,7 +153,11 @@ class AttentionCase:
         caches = []
         for whole in (self.keys, self.values):
             padded = F.pad(whole, (0, 0, 0, num_each * _BLOCK_SIZE - self._end))
-            blocks = padded.unflatten(2, (num_each, _BLOCK_SIZE)).transpose(1, 2).flatten(0, 1)
+            blocks = (
+                padded.view(*padded.shape[:2], num_each, _BLOCK_SIZE, -1)
+                .transpose(1, 2)
+                .flatten(0, 1)
+            )
             cache = torch.empty_like(blocks, memory_format=torch.contiguous_format)
             cache[places] = blocks
             caches.append(cache)

@@ -60,11 +60,11 @@ class ExpertLayer:
 
     def rows(self, num_rows: int, roofline: MeasuredRates) -> list[Row]:
         """All ways for so many rows, the first two compared."""
-        moe, place = self.moe, {"generator": self._made, "device": self._device}
+        moe = self.moe
         rows = self._random(num_rows, self._size) * self._size**0.5
-        order = torch.rand(num_rows, moe.num_experts, **place).argsort(1)
+        order = self._uniform(num_rows, moe.num_experts).argsort(1)
         picked = order[:, : moe.num_active].contiguous()
-        factors = torch.rand(picked.shape, **place)
+        factors = self._uniform(*picked.shape)
         slots = torch.zeros(num_rows, dtype=torch.int32, device=self._device)
 
         def grouped(experts: GpuExperts) -> Callable[[], torch.Tensor]:
@@ -105,14 +105,18 @@ class ExpertLayer:
     def _work(self, picked: torch.Tensor, num_bits: int) -> Work:
         num_weights = 3 * self._size * self.moe.size
         return Work(
-            num_bytes=picked.unique().numel() * num_weights * num_bits / 8,
+            num_bytes=len(set(picked.flatten().tolist())) * num_weights * num_bits / 8,
             num_flops=2 * picked.numel() * num_weights,
         )
 
     def _random(self, *shape: int) -> torch.Tensor:
         """Numbers whose sums over a row are about one."""
         values = torch.randn(shape, generator=self._made, dtype=self._dtype, device=self._device)
-        return values * shape[-1] ** -0.5
+        scale: float = shape[-1] ** -0.5
+        return values * scale
+
+    def _uniform(self, *shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=self._made, device=self._device)
 
     def _codes(self, matrices: torch.Tensor) -> ExpertWeights:
         blocks = in_blocks(quantize(matrices.detach().flatten(0, 1), _BITS))

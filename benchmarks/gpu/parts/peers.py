@@ -13,6 +13,7 @@ from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.loader import open_checkpoint
 from legato.model.base import StepAttention
 from legato.model.decoder import Decoder
+from legato.model.spec import DecoderSpec
 
 TITLE = "Peers"
 
@@ -34,6 +35,7 @@ def run(settings: Settings, report: Report) -> None:
 
 def _static_batches(settings: Settings) -> Iterator[Row]:
     checkpoint, device = open_checkpoint(settings.engine().model), settings.torch_device
+    assert isinstance(checkpoint.spec, DecoderSpec)
     model = Decoder(checkpoint.spec, dtype=checkpoint.dtype, device=device)
     model.load_weights(checkpoint.tensors(device))
     for count in settings.sizes.streams:
@@ -69,8 +71,8 @@ class StaticAttention(StepAttention):
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         *,
         scale: float,
         sliding_window: int | None,
@@ -78,6 +80,8 @@ class StaticAttention(StepAttention):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert sinks is None, "peers' models have no sinks"
+        assert key is not None
+        assert value is not None
         assert sliding_window is None, "a static batch has no windows"
         assert softcap is None, "peers' models have no soft caps"
         keys, values = self._cache[layer]  # [R, K, N, D]

@@ -14,6 +14,7 @@ from legato.engine.assembly.builder import load_runtime
 from legato.engine.assembly.runtime import ModelRuntime
 from legato.lab.made_up_steps import MadeUpSteps, TimedStep
 from legato.lab.work import operators_of
+from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
 
 _WARM_UP = 5
@@ -168,9 +169,10 @@ class _Measured:
         )
 
     def _least_s(self, chunks: Sequence[ScheduledChunk]) -> float:
-        runtime = self._runtime
+        runtime, spec = self._runtime, self._runtime.spec
+        assert isinstance(spec, DecoderSpec)
         operators = operators_of(
-            runtime.spec,
+            spec,
             StepShape.of_chunks(chunks),
             token_bytes=runtime.cache.token_bytes,
             weight_bytes=runtime.model.num_weight_bytes,

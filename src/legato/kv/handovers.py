@@ -5,12 +5,14 @@ sends what a hit on a prompt needs, once the prompt is computed, and keeps what 
 hit of later requests: first of the request that it was fetched for.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 
 from legato.core.block_ids import BlockIds, block_array
+from legato.core.request import Request
 from legato.kv.block_tables import BlockTable, BlockTables
 from legato.kv.checkpoints import Checkpoint
+from legato.kv.lookup import PrefixLookup
 from legato.kv.prefix_node import SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
 from legato.kv.state_slots import StateSlots
@@ -55,30 +57,39 @@ class Handovers:
     Windows and states lend only what running requests never need.
 
     Args:
-        cut: cuts a path of the tree to where all windows find their blocks, and there is a state.
+        num_blocks: of the first cache group.
     """
 
     def __init__(
         self,
         tree: PrefixTree,
         tables: BlockTables,
-        windows: WindowGroups | None,
+        lookup: PrefixLookup,
+        *,
+        num_blocks: int,
         states: StateSlots | None,
-        cut: Callable[[Way], Way],
+        windows: WindowGroups | None,
     ) -> None:
         self._tree = tree
         self._tables = tables
-        self._windows = windows
+        self._lookup = lookup
+        self._num_blocks = num_blocks
         self._states = states
-        self._cut = cut
+        self._windows = windows
         self._handovers: dict[Handover, None] = {}
 
     def __iter__(self) -> Iterator[Handover]:
         return iter(self._handovers)
 
-    def send(self, sought: SoughtTokens, end: int) -> Handover | None:
-        """Keep what a hit of `end` tokens needs; None if it is not all in the cache."""
-        way = self._cut(self._tree.match(sought, end))
+    def end(self, request: Request) -> int:
+        """Return the tokens of a request that a handover is of: the most that a hit may have."""
+        unit = self._lookup.block_size if self._states is None else self._states.unit
+        return self._lookup.num_shareable(request) // unit * unit
+
+    def send(self, request: Request) -> Handover | None:
+        """Keep what a hit on a computed prompt needs; None if it is not all in the cache."""
+        sought, end = self._lookup.sought(request), self.end(request)
+        way = self._lookup.cut(self._tree.match(sought, end))
         if not end or way.num_tokens != end or any(node.is_spilled for node in way.nodes):
             return None
         keys = self._block_ids(way)
@@ -95,10 +106,11 @@ class Handovers:
         slot = None if checkpoint is None else checkpoint.slot
         return self._begun(Handover(sought, table, windows, slot, checkpoint))
 
-    def receive(self, sought: SoughtTokens, end: int) -> Handover | None:
-        """Take places for a prompt's first `end` tokens; None if there are too few, or no need."""
+    def receive(self, request: Request) -> Handover | None:
+        """Take places for what a hit on a prompt needs; None if there are too few, or no need."""
+        sought, end = self._lookup.sought(request), self.end(request)
         way = self._tree.match(sought, end)
-        if self._cut(way).num_tokens == end:
+        if self._lookup.cut(way).num_tokens == end:
             return None
         here = [*takewhile(lambda node: not node.is_spilled, way.nodes)]
         way = way.up_to(min(way.num_tokens, here[-1].end if here else 0))
@@ -120,6 +132,18 @@ class Handovers:
             self._tables.let_go(table)
             return None
         return self._begun(Handover(sought, table, windows, slot))
+
+    def places(self, handover: Handover) -> list[int]:
+        """Return what a handover keeps: blocks, blocks of each window group, and a state slot.
+
+        Each number is that of a place in its group, plus the places of the groups before it.
+        """
+        first, places = self._num_blocks, handover.table.block_ids.tolist()
+        groups = () if self._windows is None else self._windows.groups
+        for group, block_ids in zip(groups, handover.windows, strict=False):
+            places += [first + block_id for block_id in block_ids]
+            first += group.num_blocks
+        return places if handover.slot is None else [*places, first + handover.slot]
 
     def keep(self, handover: Handover) -> None:
         """Keep a received prompt for later requests; everything of it has arrived."""

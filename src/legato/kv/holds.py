@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from legato.core.request import Request
 from legato.kv.block_tables import BlockTable, BlockTables, renamed
 from legato.kv.hold import Hold
+from legato.kv.lookup import PrefixLookup
 from legato.kv.prefix_node import Node, Way
 from legato.kv.prefix_tree import PrefixTree
 
@@ -16,10 +17,10 @@ class Holds:
     as computed once all tokens before them do.
     """
 
-    def __init__(self, tree: PrefixTree, tables: BlockTables, block_size: int) -> None:
+    def __init__(self, tree: PrefixTree, tables: BlockTables, lookup: PrefixLookup) -> None:
         self._tree = tree
         self._tables = tables
-        self._block_size = block_size
+        self._lookup = lookup
         self._holds: dict[str, Hold] = {}  # key request id
         self._new: list[Hold] = []
         self._arriving: set[int] = set()  # blocks
@@ -30,9 +31,11 @@ class Holds:
     def __iter__(self) -> Iterator[Hold]:
         return iter(self._holds.values())
 
-    @property
-    def num_arriving_blocks(self) -> int:
-        return len(self._arriving)
+    def num_to_come(self, request: Request) -> int:
+        """Return the tokens to come from other engines, those of a waiting request included."""
+        lookup = self._lookup
+        num_absent = lookup.num_shareable(request) - lookup.match(request).num_tokens
+        return len(self._arriving) * lookup.block_size + num_absent
 
     def begin(self, request: Request, found: Way) -> None:
         """Keep the shared blocks of a request, which has just begun, for a transfer.
@@ -46,7 +49,8 @@ class Holds:
         table = self._tables[request.request_id]
         shared = table.block_ids[: table.num_shared]
         start = found.num_tokens
-        hold = Hold(request, table.last, shared, block_size=self._block_size, start=start)
+        size = self._lookup.block_size
+        hold = Hold(request, table.last, shared, block_size=size, start=start)
         self._tree.join(hold.last)
         self._holds[hold.request_id] = hold
         self._new.append(hold)
@@ -104,17 +108,34 @@ class Holds:
                 if hold.is_over:
                     self.let_go(hold.request_id)
 
-    def arriving_tokens(self, nodes: Iterable[Node]) -> Iterator[int]:
-        """Yield the first token of each arriving block in these nodes."""
-        for node in nodes:
-            if node.num_missing:
-                tokens = range(node.start, node.end, self._block_size)
-                for token, place in zip(tokens, node.places, strict=True):
-                    if place in self._arriving:
-                        yield token
+    def arriving_from(self, request: Request, found: Way | None = None) -> int:
+        """Return up to which token a request may be computed before more blocks arrive.
+
+        Args:
+            found: what `PrefixLookup.match` has just found for a request without blocks.
+        """
+        end = request.num_tokens
+        if found is None:
+            nodes = self._tables[request.request_id].last.unfinished
+        else:
+            nodes = found.nodes
+            if request.is_to_be_fetched and found.num_tokens < self._lookup.num_shareable(request):
+                end = found.num_tokens
+        if not self._arriving:
+            return end
+        return min([end, *self._arriving_tokens(nodes)])
 
     def rename(self, replaced: Mapping[int, int]) -> None:
         """Replace blocks by others; key and value are block ids."""
         for hold in self:
             hold.block_ids = renamed(hold.block_ids, replaced)
         self._arriving = {replaced.get(block_id, block_id) for block_id in self._arriving}
+
+    def _arriving_tokens(self, nodes: Iterable[Node]) -> Iterator[int]:
+        """Yield the first token of each arriving block in these nodes."""
+        for node in nodes:
+            if node.num_missing:
+                tokens = range(node.start, node.end, self._lookup.block_size)
+                for token, place in zip(tokens, node.places, strict=True):
+                    if place in self._arriving:
+                        yield token

@@ -9,17 +9,17 @@ from legato.core.kv_events import KVEvent
 from legato.core.kv_transfer import SendBlocks
 from legato.core.plan import BlockMove, ChunkResult, ScheduledChunk
 from legato.core.request import Request
-from legato.core.step_record import Lack, ShortHit
 from legato.core.token_ids import num_common_tokens
 from legato.kv.block_pool import BlockPool
 from legato.kv.block_tables import BlockTable, BlockTables
 from legato.kv.cache_events import CacheEvents
 from legato.kv.dependents import Dependents
-from legato.kv.handovers import Handover, Handovers
+from legato.kv.handovers import Handovers
 from legato.kv.holds import Holds
 from legato.kv.host_cache_slots import HostCacheSlots
+from legato.kv.lookup import PrefixLookup
 from legato.kv.path_ends import PathEnds, Reach
-from legato.kv.prefix_node import SoughtTokens, Way
+from legato.kv.prefix_node import Way
 from legato.kv.prefix_tree import PrefixTree
 from legato.kv.quarantine import Quarantine
 from legato.kv.state_slots import CHUNK_MULTIPLE, CheckpointEnds, StateSlots
@@ -56,6 +56,7 @@ class KVCacheManager:
     Attributes:
         states, windows: as given.
         shares_computed_only: whether blocks join the tree when they are computed.
+        lookup: finds what a request would share.
         holds: of prompts whose blocks are transferred between engines.
         quarantine: of blocks that a transfer may still write to.
         handovers: prompts that are transferred whole, with windows or states.
@@ -88,9 +89,23 @@ class KVCacheManager:
         self._host = HostCacheSlots(num_host_slots, self._events, dependents)
         self._tree = PrefixTree(self._host, self._events, dependents)
         self._tables = BlockTables(self._pool, self._tree, self._host)
-        self.holds = Holds(self._tree, self._tables, block_size)
+        self.lookup = PrefixLookup(
+            self._tree,
+            block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            states=states,
+            windows=windows,
+        )
+        self.holds = Holds(self._tree, self._tables, self.lookup)
         self.quarantine = Quarantine(self._pool, self._tables, self.holds)
-        self.handovers = Handovers(self._tree, self._tables, windows, states, self._cut)
+        self.handovers = Handovers(
+            self._tree,
+            self._tables,
+            self.lookup,
+            num_blocks=num_blocks,
+            states=states,
+            windows=windows,
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -152,35 +167,11 @@ class KVCacheManager:
         """Fraction of the blocks that requests use, in [0, 1]; key a window in tokens."""
         return {} if self.windows is None else self.windows.usage
 
-    def match(self, request: Request) -> Way:
-        """Look up the tokens that a request would share, before it has blocks.
-
-        The path is cut to where all windows find their blocks and the states have a checkpoint.
-        """
-        return self._cut(self._tree.match(self._sought(request), self.num_shareable(request)))
-
-    def _cut(self, way: Way) -> Way:
-        num_tokens = -1
-        while way.num_tokens != num_tokens:
-            num_tokens = way.num_tokens
-            if self.states is not None:
-                way = self.states.checkpoints.cut(way)
-            if self.windows is not None:
-                way = self.windows.cut(way)
-        return way
-
-    def short_hit(self, found: Way) -> ShortHit | None:
-        """Describe a hit that is shorter than the cached blocks; None if it is not."""
-        if found.num_tokens == found.num_matched_tokens:
-            return None
-        lacks: Lack = "window" if self.states is None else "checkpoint"
-        return ShortHit(found.num_tokens, found.num_matched_tokens, lacks)
-
     def chunk_end(self, request: Request, end: int, found: Way | None = None) -> int:
         """Return where the next chunk of a prompt ends, at `end` or earlier at a checkpoint.
 
         Args:
-            found: what `match` has just found for a request without blocks.
+            found: what `lookup.match` has just found for a request without blocks.
         """
         if self.states is None or not self._is_sharing:
             return end
@@ -200,7 +191,9 @@ class KVCacheManager:
             return False
         missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
         # Blocks that other requests use cost nothing; they are looked up only if that matters.
-        return missing <= 0 or missing <= self.match(request).num_used_tokens // self.block_size
+        return (
+            missing <= 0 or missing <= self.lookup.match(request).num_used_tokens // self.block_size
+        )
 
     def reserve(self, request: Request, found: Way | None = None) -> bool:
         """Reserve blocks for all tokens that a request has after the steps in flight.
@@ -209,13 +202,13 @@ class KVCacheManager:
         whether there is anything to do.
 
         Args:
-            found: what `match` has just found for the request, if it was called.
+            found: what `lookup.match` has just found for the request, if it was called.
 
         Returns:
             whether there were enough free blocks, and state slots; if not, nothing has changed.
         """
         if request.request_id not in self._tables:
-            return self._begin(request, found or self.match(request))
+            return self._begin(request, found or self.lookup.match(request))
         table, num_blocks = self._tables[request.request_id], self._num_blocks(request)
         missing = num_blocks - len(table.block_ids)
         if self.windows is not None and (
@@ -249,7 +242,7 @@ class KVCacheManager:
         """
         if writer.message.service.cache_salt != request.message.service.cache_salt:
             return False
-        most = min(self.num_shareable(request), self.num_shareable(writer))
+        most = min(self.lookup.num_shareable(request), self.lookup.num_shareable(writer))
         end = (chunk.start // self.block_size + 1) * self.block_size
         if self.states is None:
             return end <= most and writer.token_ids[:end] == request.token_ids[:end]
@@ -271,7 +264,7 @@ class KVCacheManager:
         """
         table = self._tables[request.request_id]
         if not request.is_in_flight:
-            found = self.match(request)
+            found = self.lookup.match(request)
             if found.num_tokens > request.num_scheduled_tokens:
                 self._tables.take_over(table, found.below(table.last), is_computed=False)
                 table.num_full = table.num_shared
@@ -284,57 +277,6 @@ class KVCacheManager:
     def transfers_whole(self) -> bool:
         """Whether prompts are transferred whole: see `handovers`, and otherwise `holds`."""
         return self.windows is not None or self.states is not None
-
-    def send(self, request: Request) -> Handover | None:
-        """Keep what a hit on a computed prompt needs; None if it is not all in the cache."""
-        return self.handovers.send(self._sought(request), self._handover_end(request))
-
-    def receive(self, request: Request) -> Handover | None:
-        """Take places for what a hit on a prompt needs; None if there are too few, or no need."""
-        return self.handovers.receive(self._sought(request), self._handover_end(request))
-
-    def handover_places(self, handover: Handover) -> list[int]:
-        """Return what a handover keeps: blocks, blocks of each window group, and a state slot.
-
-        Each number is that of a place in its group, plus the places of the groups before it.
-        """
-        first, places = self.num_blocks, handover.table.block_ids.tolist()
-        for size, block_ids in zip(self.group_sizes[1:], handover.windows, strict=False):
-            places += [first + block_id for block_id in block_ids]
-            first += size
-        return places if handover.slot is None else [*places, first + handover.slot]
-
-    def _handover_end(self, request: Request) -> int:
-        unit = self.block_size if self.states is None else self.states.unit
-        return self.num_shareable(request) // unit * unit
-
-    def num_hit_tokens(self, request: Request) -> int:
-        """Return the tokens that a request without blocks need not compute."""
-        if request.is_to_be_fetched:
-            return self.num_shareable(request)
-        return self.match(request).num_tokens
-
-    def num_to_come(self, request: Request) -> int:
-        """Return the tokens to come from other engines, those of a waiting request included."""
-        num_absent = self.num_shareable(request) - self.match(request).num_tokens
-        return self.holds.num_arriving_blocks * self.block_size + num_absent
-
-    def arriving_from(self, request: Request, found: Way | None = None) -> int:
-        """Return up to which token a request may be computed before more blocks arrive.
-
-        Args:
-            found: what `match` has just found for a request without blocks.
-        """
-        end = request.num_tokens
-        if found is None:
-            nodes = self._tables[request.request_id].last.unfinished
-        else:
-            nodes = found.nodes
-            if request.is_to_be_fetched and found.num_tokens < self.num_shareable(request):
-                end = found.num_tokens
-        if not self.holds.num_arriving_blocks:
-            return end
-        return min([end, *self.holds.arriving_tokens(nodes)])
 
     def block_ids(self, request: Request) -> BlockIds:
         """Return the request's block table: token i is in its block `i // block_size`."""
@@ -386,7 +328,7 @@ class KVCacheManager:
         if table.num_full <= table.num_shared:
             self._tree.note_computed(table.last, num_tokens)
             if table.num_shared < num_full:
-                self._tables.share(table, self._sought(request), num_full)
+                self._tables.share(table, self.lookup.sought(request), num_full)
         if self.windows is not None:
             self.windows.share(request.request_id, table.block_ids, table.num_full, num_full)
         table.num_full = num_full
@@ -493,8 +435,8 @@ class KVCacheManager:
         for node in nodes[len(here) :]:
             self._host.restore(node, table.block_ids[node.blocks])
         if not self.shares_computed_only:
-            sought = self._sought(request)
-            end = self.num_shareable(request) // self.block_size
+            sought = self.lookup.sought(request)
+            end = self.lookup.num_shareable(request) // self.block_size
             added = table.block_ids[last.end // self.block_size : end]
             if added:
                 last = self._tree.extend(last, sought, added, num_missing=self.block_size)
@@ -510,7 +452,7 @@ class KVCacheManager:
         """Take the windows' blocks and the states' checkpoint at the end of a hit."""
         num_blocks = found.num_tokens // self.block_size
         if self.windows is not None:
-            ends = found.num_matched_tokens, self.num_shareable(request)
+            ends = found.num_matched_tokens, self.lookup.num_shareable(request)
             self.windows.begin(
                 request.request_id,
                 table.block_ids[:num_blocks],
@@ -524,21 +466,8 @@ class KVCacheManager:
         """Return where a prompt has checkpoints; few requests begin near a pooled prompt's end."""
         assert self.states is not None
         is_sent = isinstance(request.message.kv_transfer, SendBlocks)
-        needed = self._handover_end(request) if is_sent and not request.num_output_tokens else None
+        needed = self.handovers.end(request) if is_sent and not request.num_output_tokens else None
         return self.states.ends(found, 0 if request.is_pooled else request.num_tokens, needed)
-
-    def _sought(self, request: Request) -> SoughtTokens:
-        salt = request.message.service.cache_salt
-        return SoughtTokens(request.token_ids, self.block_size, salt)
-
-    def num_shareable(self, request: Request) -> int:
-        """Return the tokens in the blocks at its start that a request may share."""
-        reads_all_rows = (
-            request.params.prompt_logprobs is not None or request.message.pooling == "mean"
-        )
-        if not self._is_sharing or (reads_all_rows and not request.num_output_tokens):
-            return 0  # tokens that it does not compute cannot be scored, or pooled
-        return (request.num_tokens - 1) // self.block_size * self.block_size
 
     def _num_blocks(self, request: Request) -> int:
         return -(-request.num_expected_tokens // self.block_size)

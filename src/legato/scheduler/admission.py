@@ -1,15 +1,15 @@
-"""Admission: whether a waiting request may run beside the running ones."""
+"""Admission and preemption: which requests run."""
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Collection, Iterable, Sequence
 
 from legato.core.config import SchedulerConfig
 from legato.core.request import Request
-from legato.core.step_record import Obstacle
+from legato.core.step_record import Obstacle, ShortHit
 from legato.kv.manager import KVCacheManager
+from legato.kv.prefix_node import Way
 from legato.scheduler.budget import UNLIMITED, StepBudget
-from legato.scheduler.output_lengths import Counts, OutputLengths
+from legato.scheduler.memory_forecast import MemoryForecast
+from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES, places_left
@@ -18,59 +18,18 @@ _MAX_YIELDS = 3
 """How often a best-effort request gives up its place to one with a promise."""
 
 
-class MemoryForecast:
-    """Plays running requests forward to their expected ends, all at the same pace.
-
-    A request that ends returns its blocks, and the others can grow into them. So the highest level
-    on the way counts, not the sum at all ends (Gong et al., Past-Future Scheduler, ASPLOS 2025).
-    """
-
-    def __init__(self, running: Sequence[Request], lengths: OutputLengths, block_size: int) -> None:
-        self._lengths = lengths
-        self._block_size = block_size
-        self._ends = self._foresee(running)
-        self._asked: Request | None = None
-        self._answer = 0
-
-    def add(self, request: Request) -> None:
-        """Add a running request."""
-        self._ends = self._with(request)
-        self._asked = None
-
-    def peak_blocks(self, request: Request) -> int:
-        """Return the peak growth in blocks if the request runs too.
-
-        The growth is that beyond the blocks in use now and the request's first blocks.
-        """
-        if request is not self._asked:  # asked repeatedly for the next waiting request
-            self._asked, self._answer = request, self._peak_blocks(request)
-        return self._answer
-
-    def _peak_blocks(self, request: Request) -> int:
-        num_tokens, num_blocks = self._with(request)
-        by_end = num_tokens.argsort()
-        given_back = num_blocks[by_end].cumsum() - num_blocks[by_end]  # [R], before each end
-        num_left = np.arange(len(by_end), 0, -1)
-        grown = num_left * -(-num_tokens[by_end] // self._block_size)
-        return int((grown - given_back).max())
-
-    def _with(self, request: Request) -> Counts:
-        return np.concatenate((self._ends, self._foresee([request])), axis=1)
-
-    def _foresee(self, requests: Sequence[Request]) -> Counts:
-        """Return each request's tokens until its end, and present blocks that its end frees."""
-        # Other requests may share the blocks that a request found in the cache.
-        num_own = np.array([r.num_tokens - r.num_cached_tokens for r in requests])
-        num_tokens = self._lengths.expected_tokens(requests)
-        return np.stack((num_tokens, -(-num_own // self._block_size)))  # [2, R]
-
-
 class Admission:
-    """Checks places, memory and pace for waiting requests, within one step.
+    """Admits waiting requests, and preempts running ones, within one step.
+
+    A waiting request may run if there are a place, memory and pace for it beside the others.
 
     Args:
         running: the running requests whose streams go on after the steps in flight.
         now_s: time at which the step is planned.
+
+    Attributes:
+        admitted, short_hits: as in `StepRecord`.
+        preempted: in order.
     """
 
     def __init__(
@@ -91,11 +50,19 @@ class Admission:
         self._most_running = config.max_num_seqs
         self._may_exceed_pace = config.shed_load
         self._now_s = now_s
+        self.admitted: dict[str, int] = {}
+        self.short_hits: dict[str, ShortHit] = {}
+        self.preempted: list[Request] = []
         self._promised = StepShape()  # decodes of all running requests with a promise
         self._pace_s = UNLIMITED  # the tightest limit on a step among these
         self._memory: MemoryForecast | None = None  # of the running requests, made on demand
         self._note_pace(running)
         self._runs_best_effort = any(request.is_best_effort for request in running)
+
+    @property
+    def num_short_tokens(self) -> int:
+        """Tokens in cached blocks that admitted requests compute again."""
+        return sum(hit.num_matched_tokens - hit.num_tokens for hit in self.short_hits.values())
 
     def obstacle(self, request: Request) -> Obstacle | None:
         """Return why the request must wait; None if it may run."""
@@ -124,17 +91,76 @@ class Admission:
         victim = self._queues.last_running(lambda r: r.is_best_effort)
         return victim if victim is not None and victim.num_preemptions < _MAX_YIELDS else None
 
-    def note_admitted(self, request: Request) -> None:
-        """Count a request that runs from this step on."""
+    def admit(self, request: Request, found: Way) -> bool:
+        """Let a waiting request run, with blocks for all of its tokens.
+
+        So a begun prompt is never preempted for its own next chunk, and its blocks are adjacent.
+
+        Args:
+            found: what `PrefixLookup.match` has just found for the request.
+
+        Returns:
+            whether there were enough free blocks; if not, nothing has changed.
+        """
+        if not self._kv.reserve(request, found):
+            return False
+        is_transferred = request.message.kv_transfer is not None and request.scheduled_s is None
+        if is_transferred and not self._kv.transfers_whole:
+            self._kv.holds.begin(request, found)
+        self._queues.admit(request)
+        self.admitted[request.request_id] = found.num_computed_tokens
+        short_hit = self._kv.lookup.short_hit(found)
+        if short_hit is not None:
+            self.short_hits[request.request_id] = short_hit
+        if request.scheduled_s is None:
+            request.scheduled_s = self._now_s
         if self._memory is not None:
             self._memory.add(request)
         self._note_pace([request])
+        request.catch_up(found.num_computed_tokens)
+        return True
 
-    def note_preempted(self, request: Request) -> None:
-        """Stop counting a request that no longer runs."""
+    def make_way(self) -> None:
+        """Preempt a best-effort request that keeps a promised one from being admitted."""
+        victim = self.yielding_request()
+        if victim is not None:
+            self._preempt(victim)
+
+    def make_room(self, request: Request, spared: Collection[str]) -> None:
+        """Preempt requests until a decode's token finds a block, at last the request itself.
+
+        Args:
+            spared: ids of requests that are not preempted.
+        """
+        while request.request_id in self._queues.running and not self._kv.reserve(request):
+            self._preempt(self._victim(spared))
+
+    def _victim(self, spared: Collection[str]) -> Request:
+        """Return the request that preemption harms least.
+
+        A best-effort request goes before a promised one; then a request of the tenant that has most
+        running; then one with no stream to stall; then the latest admitted, which has, on the
+        whole, least to compute again and most left to generate (docs/contributing/experiments.md).
+        """
+        latest_first = reversed(self._queues.running.values())
+        return min(
+            (request for request in latest_first if request.request_id not in spared),
+            key=lambda r: (
+                not r.is_best_effort,
+                -self._queues.tenant(r).running_by_weight,
+                r.first_token_s is not None,
+            ),
+        )
+
+    def _preempt(self, request: Request) -> None:
+        self._kv.release(request)
+        request.preempt()
+        request.num_hit_tokens = self._kv.lookup.num_hit_tokens(request)
+        self._queues.preempt(request)
         self._memory = None
         if not request.is_best_effort:
             self._promised.remove_decode(request.num_tokens)
+        self.preempted.append(request)
 
     def _lacks(self, request: Request, *, for_others: bool = False) -> Obstacle | None:
         """Return the obstacle to admission; `for_others` adds the room kept for other tenants."""

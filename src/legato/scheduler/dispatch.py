@@ -9,6 +9,7 @@ from legato.core.plan import StepPlan, StepResult
 from legato.core.request import Request
 from legato.core.step_record import DraftsEndedBy, ShortHit
 from legato.kv.manager import KVCacheManager
+from legato.scheduler.admission import Admission
 from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.step_builder import StepBuilder
 from legato.scheduler.step_shape import StepShape
@@ -88,11 +89,11 @@ class Dispatch:
                     request.in_flight_until_s = flight.ends_s
         return begins_s
 
-    def note_changes(self, step: StepBuilder) -> None:
-        """Record the step's admissions and preemptions for the next plan."""
-        self._admitted |= step.admitted
-        self._short_hits |= step.short_hits
-        self._preempted += [request.request_id for request in step.preempted]
+    def note_changes(self, admission: Admission) -> None:
+        """Record a step's admissions and preemptions for the next plan."""
+        self._admitted |= admission.admitted
+        self._short_hits |= admission.short_hits
+        self._preempted += [request.request_id for request in admission.preempted]
 
     def plan(
         self,

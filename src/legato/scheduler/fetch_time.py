@@ -1,7 +1,7 @@
 """Time to fetch blocks from another engine, learned from earlier fetches."""
 
 from legato.core.request import Request
-from legato.kv.manager import KVCacheManager
+from legato.kv.holds import Holds
 
 _KEPT = 0.9
 """Weight that earlier fetches keep after a new one."""
@@ -17,8 +17,8 @@ class FetchTime:
         token_s: seconds to fetch a token's keys and values; 0 until blocks have arrived.
     """
 
-    def __init__(self, kv: KVCacheManager) -> None:
-        self._kv = kv
+    def __init__(self, holds: Holds) -> None:
+        self._holds = holds
         self._num_tokens = self._seconds = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -34,4 +34,4 @@ class FetchTime:
         """Return the seconds until a waiting request's blocks arrive, after those in transit."""
         if not request.is_to_be_fetched or not self._num_tokens:
             return 0.0
-        return self._kv.num_to_come(request) * self.token_s
+        return self._holds.num_to_come(request) * self.token_s

@@ -8,7 +8,7 @@ from legato.scheduler.step_builder import StepBuilder
 
 def stall_free(step: StepBuilder) -> None:
     """Running streams first, then prefill in the rest (Sarathi-Serve's stall-free batching)."""
-    step.make_way()
+    step.admission.make_way()
     step.add_decodes()
     step.add_prefills()
     step.add_best_effort()
@@ -19,7 +19,7 @@ def prefill_first(step: StepBuilder) -> None:
 
     For comparison: running streams wait for every chunk.
     """
-    step.make_way()
+    step.admission.make_way()
     step.add_prefills()
     step.add_best_effort()
     if not step.chunks:

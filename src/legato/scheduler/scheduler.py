@@ -88,7 +88,7 @@ class Scheduler:
         self._drafters = drafters
         self._draft_model = draft_model
         self._forecast_errors = ForecastErrors()
-        self._fetch_time = FetchTime(kv)
+        self._fetch_time = FetchTime(kv.holds)
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         self._configure(config)
         self._dispatch = Dispatch(kv, self._step_time)
@@ -274,10 +274,10 @@ class Scheduler:
             return None
         self._fill(step)
         drafts_ended_by = None if self._drafting is None else self._drafting.add(step)
-        self._num_preemptions += len(step.preempted)
+        self._num_preemptions += len(step.admission.preempted)
         self._note_budget(step)
-        dispatch.note_changes(step)
-        self._num_prefix_cache_short += step.num_short_tokens
+        dispatch.note_changes(step.admission)
+        self._num_prefix_cache_short += step.admission.num_short_tokens
         if not step.chunks:
             return None
         assert self._config.max_num_batched_tokens is not None
@@ -378,7 +378,7 @@ class Scheduler:
         assert message.request_id not in self._queues, "request ids are unique"
         slo = self._classes[message.service.slo_class]
         request = Request(message, slo, self._max_model_len)
-        request.num_hit_tokens = self._kv.num_hit_tokens(request)
+        request.num_hit_tokens = self._kv.lookup.num_hit_tokens(request)
         if not self.has_work:
             self._step_time.forget_present()
         begins_s = self._dispatch.look_ahead(now_s, self._queues.running)
@@ -408,7 +408,7 @@ class Scheduler:
             request = self._queues.rotate_waiting()
             if request is None:
                 return
-            num_hit_tokens = self._kv.num_hit_tokens(request)
+            num_hit_tokens = self._kv.lookup.num_hit_tokens(request)
             if num_hit_tokens != request.num_hit_tokens:
                 request.num_hit_tokens = num_hit_tokens
                 self._queues.rerank(request)

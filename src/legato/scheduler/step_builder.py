@@ -6,7 +6,7 @@ from itertools import chain
 from legato.core.config import SchedulerConfig
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import Request
-from legato.core.step_record import EndedBy, Obstacle, ShortHit
+from legato.core.step_record import EndedBy, Obstacle
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Way
 from legato.scheduler.admission import Admission
@@ -30,7 +30,7 @@ _ALIGNED_SHARE = 0.75
 
 
 class StepBuilder:
-    """Collects the chunks of one step, taking blocks and preempting as it goes.
+    """Collects the chunks of one step. Requests are admitted and preempted as it goes.
 
     Args:
         in_flight_blocks: the `first_blocks` of all steps in flight.
@@ -50,7 +50,8 @@ class StepBuilder:
         is_hurried: whether prompts wait for the next step: this one begins late, so that its
             streams leave nothing of `limit_s`, though they leave something of a whole promise.
         drafting_s: seconds spent on making drafts, already taken off `limit_s`.
-        admitted, short_hits, held_by: as in `StepRecord`.
+        admission: has the requests that were admitted and preempted.
+        held_by: as in `StepRecord`.
     """
 
     def __init__(
@@ -90,8 +91,6 @@ class StepBuilder:
         self._lacks_room: Request | None = None  # request that holds up all admissions
         self._serves_behind = False  # whether the step serves a tenant that is owed service
         self._gave_turn = False  # whether a best-effort prompt went before promised ones
-        self.admitted: dict[str, int] = {}
-        self.short_hits: dict[str, ShortHit] = {}
         self.held_by: Obstacle | None = None
         self.limit_s = UNLIMITED
         self.is_due = False
@@ -101,7 +100,6 @@ class StepBuilder:
         self.chunks: list[ScheduledChunk] = []
         self.first_blocks: dict[int, str] = {}
         self.becoming_streams: list[Request] = []
-        self.preempted: list[Request] = []
         running = [request for request in queues.running.values() if not request.ends_in_flight]
         for request in running:
             is_stream = request.is_stream
@@ -109,7 +107,7 @@ class StepBuilder:
                 request.catch_up(kv.num_computed_tokens(request))
                 is_stream = request.is_stream
             (self._streams if is_stream else self._begun).append(request)
-        self._admission = Admission(queues, kv, budget, lengths, config, running, now_s)
+        self.admission = Admission(queues, kv, budget, lengths, config, running, now_s)
 
     @property
     def must_wait(self) -> bool:
@@ -124,7 +122,7 @@ class StepBuilder:
                 for r in self._streams
                 if r.num_expected_tokens > r.num_reserved_tokens
             )
-            or self._admission.yielding_request() is not None
+            or self.admission.yielding_request() is not None
         )
 
     @property
@@ -146,21 +144,10 @@ class StepBuilder:
         return self._budget.is_exceeded(self.shape, self.limit_s)
 
     @property
-    def num_short_tokens(self) -> int:
-        """Tokens in cached blocks that admitted requests compute again."""
-        return sum(hit.num_matched_tokens - hit.num_tokens for hit in self.short_hits.values())
-
-    @property
     def leaves_prefill_out(self) -> bool:
         """Whether prompts wait only so that streams get their tokens in time."""
         is_held = bool(self._begun) or self.held_by in ("budget", "pace")
         return is_held and not self.shape.num_prefill_chunks
-
-    def make_way(self) -> None:
-        """Preempt a best-effort request that keeps a promised one from being admitted."""
-        victim = self._admission.yielding_request()
-        if victim is not None:
-            self._preempt(victim)
 
     def add_decodes(self) -> None:
         """Move every running stream forward by one token, even beyond the budget.
@@ -275,7 +262,7 @@ class StepBuilder:
 
     def _next_waiting(self, best_effort: bool) -> Request | None:
         request = self._queues.next_waiting(best_effort=best_effort) if self._may_admit else None
-        return None if request in self.preempted else request
+        return None if request in self.admission.preempted else request
 
     def _begun_by_rank(self, best_effort: bool) -> list[tuple[Place, Request]]:
         """Return the begun prompts without a chunk in this step, by rank."""
@@ -315,10 +302,10 @@ class StepBuilder:
 
     def _begin(self, request: Request) -> bool:
         """Admit a request, with a chunk or after another's chunk; False if it must wait."""
-        self.held_by = "budget" if self._is_full() else self._admission.obstacle(request)
+        self.held_by = "budget" if self._is_full() else self.admission.obstacle(request)
         if self.held_by is not None:
             return False
-        found = self._kv.match(request)
+        found = self._kv.lookup.match(request)
         num_computed = found.num_computed_tokens
         request.num_hit_tokens = found.num_tokens
         next_block, end = found.next_block, self._chunk_end(request, found)
@@ -328,26 +315,12 @@ class StepBuilder:
             or (self._kv.shares_computed_only and self._follows(request, num_computed))
         )
         num_tokens = 0 if follows else self._chunk_size(request, num_computed, end)
-        # Reserves the whole prompt's blocks: a begun prompt is never preempted for its own next
-        # chunk, and its blocks are adjacent.
         if not (follows or num_tokens):
             self.held_by = "budget"
             return False
-        if not self._kv.reserve(request, found):
+        if not self.admission.admit(request, found):
             self.held_by = "memory"
             return False
-        is_transferred = request.message.kv_transfer is not None and request.scheduled_s is None
-        if is_transferred and not self._kv.transfers_whole:
-            self._kv.holds.begin(request, found)
-        self._queues.admit(request)
-        self.admitted[request.request_id] = num_computed
-        short_hit = self._kv.short_hit(found)
-        if short_hit is not None:
-            self.short_hits[request.request_id] = short_hit
-        if request.scheduled_s is None:
-            request.scheduled_s = self._now_s
-        self._admission.note_admitted(request)
-        request.catch_up(num_computed)
         if num_tokens:
             self._add_prefill(request, num_tokens)
         return True
@@ -360,9 +333,9 @@ class StepBuilder:
         """Return where the next chunk of a prompt ends, at the latest.
 
         Args:
-            found: what `KVCacheManager.match` has just found for a request without blocks.
+            found: what `PrefixLookup.match` has just found for a request without blocks.
         """
-        end = self._kv.arriving_from(request, found)
+        end = self._kv.holds.arriving_from(request, found)
         if not self._config.enable_chunked_prefill:
             return end
         return self._kv.chunk_end(request, end, found)
@@ -372,7 +345,7 @@ class StepBuilder:
         wanted = end - start
         limit_s = self.limit_s
         room = self._room(start, wanted, limit_s)
-        if limit_s < UNLIMITED and self._admission.leaves_room(request):
+        if limit_s < UNLIMITED and self.admission.leaves_room(request):
             # Decodes may leave nothing of a shorter limit; the chunk then is a small one.
             short_s = limit_s * (1.0 - _KEPT_TIME)
             room = min(room, self._room(start, wanted, short_s))
@@ -431,48 +404,18 @@ class StepBuilder:
     def _with_room(self, requests: list[Request]) -> list[Request]:
         """Return the requests that are now in the step: all that were not preempted for others."""
         lacking = [r for r in requests if r.num_expected_tokens > r.num_reserved_tokens]
-        if not self.preempted and all(map(self._kv.reserve, lacking)):
+        if not self.admission.preempted and all(map(self._kv.reserve, lacking)):
             self._in_step.update([request.request_id for request in requests])
             return requests
         running = self._queues.running
         kept: list[Request] = []
         for request in requests:
             if request.num_expected_tokens > request.num_reserved_tokens:
-                self._make_room(request)
+                self.admission.make_room(request, self._in_step)
             if request.request_id in running:
                 self._in_step.add(request.request_id)
                 kept.append(request)
         return kept
-
-    def _make_room(self, request: Request) -> None:
-        """Preempt requests until a decode's token finds a block, at last the request itself."""
-        while request.request_id in self._queues.running and not self._kv.reserve(request):
-            self._preempt(self._victim())
-
-    def _victim(self) -> Request:
-        """Return the request that preemption harms least.
-
-        A best-effort request goes before a promised one; then a request of the tenant that has most
-        running; then one with no stream to stall; then the latest admitted, which has, on the
-        whole, least to compute again and most left to generate (docs/contributing/experiments.md).
-        """
-        latest_first = reversed(self._queues.running.values())
-        return min(
-            (request for request in latest_first if request.request_id not in self._in_step),
-            key=lambda r: (
-                not r.is_best_effort,
-                -self._queues.tenant(r).running_by_weight,
-                r.first_token_s is not None,
-            ),
-        )
-
-    def _preempt(self, request: Request) -> None:
-        self._kv.release(request)
-        request.preempt()
-        request.num_hit_tokens = self._kv.num_hit_tokens(request)
-        self._queues.preempt(request)
-        self._admission.note_preempted(request)
-        self.preempted.append(request)
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
         if not self._kv.reserve_chunk(request, num_tokens):

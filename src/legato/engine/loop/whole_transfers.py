@@ -98,7 +98,7 @@ class WholeTransfers(Transfers):
             source = message.kv_transfer
             assert isinstance(source, FetchBlocks)
             self._arriving[message.request_id] = _Fetched(message, handover, now_s)
-            places = self._kv.handover_places(handover)
+            places = self._kv.handovers.places(handover)
             self._transport.fetch(
                 message.request_id,
                 source,
@@ -121,13 +121,13 @@ class WholeTransfers(Transfers):
             transfer_id, exports = message.kv_transfer.transfer_id, self._transport.exports
             handover: Handover | None = None
             if output.finish_reason in COMPLETE and transfer_id in self._offered:
-                handover = self._kv.send(_request(message))
+                handover = self._kv.handovers.send(_request(message))
             if handover is None:
                 exports.give_up(transfer_id)
             else:
                 self._await_copies()  # its blocks may be on their way from host memory
                 self._offered[transfer_id] = handover
-                exports.grow(transfer_id, self._kv.handover_places(handover))
+                exports.grow(transfer_id, self._kv.handovers.places(handover))
                 exports.complete(transfer_id)
 
     def take_arrived(self, now_s: float) -> list[BlocksArrived]:
@@ -164,7 +164,7 @@ class WholeTransfers(Transfers):
                     self._held_back.add(message.request_id)
                     self._followers.setdefault(leader, []).append(message)
                     return []
-                handover = self._kv.receive(_request(message))
+                handover = self._kv.handovers.receive(_request(message))
                 if handover is not None:
                     self._held_back.add(message.request_id)
                     self._taken.append((message, handover))
@@ -175,7 +175,7 @@ class WholeTransfers(Transfers):
     def _finish(self, event: BlocksArrived, fetched: _Fetched, now_s: float) -> None:
         """Keep what has arrived if it is all of a prompt, and let its request begin."""
         handover, size = fetched.handover, self._kv.block_size
-        num_places = len(self._kv.handover_places(handover))
+        num_places = len(self._kv.handovers.places(handover))
         is_whole = event.num_tokens == num_places * size
         if is_whole:
             self._kv.handovers.keep(handover)
