@@ -1,5 +1,6 @@
 """Settings that have to be there before torch is, the order of the tests, and their options."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from tests.server.servers import Servers
 
 profiles.register()
+
+# Modules and tests stay: the collector would visit them again and again while they are collected,
+# and in all tests after.
+gc.disable()
 
 # Tests share the cores with the servers they start: see SHORT_SPIN in
 # legato/engine/process/engine_process.py.
@@ -77,6 +82,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_begins_after)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:  # the process that hands out tests collects none of them
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or Triton's bindings would report leaks
 
 
 def _begins_after(item: pytest.Item) -> int:

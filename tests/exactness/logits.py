@@ -3,8 +3,10 @@
 import os
 from functools import cache
 from pydoc_data import topics
+from unittest.mock import patch
 
 import torch
+from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
 from legato.checkpoint.loader import load_model, open_checkpoint
@@ -41,9 +43,11 @@ def _tokenizer() -> Tokenizer:
 def transformers_model(dtype: torch.dtype) -> PreTrainedModel:
     """The same GGUF file, read and dequantized by transformers."""
     folder, file = os.path.split(resolve_source(DEFAULT_MODEL).path)
-    return AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=file, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-    ).eval()
+    # It reads the file for the settings and for the weights, each time for several seconds.
+    with patch("gguf.GGUFReader", cache(GGUFReader)):
+        return AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=file, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+        ).eval()
 
 
 def legato_model(dtype: torch.dtype) -> Model:

@@ -28,7 +28,10 @@ def hidden_states(model: PreTrainedModel, prompt: list[int]) -> np.ndarray:
 
 
 def pooled(model: PreTrainedModel, prompt: list[int], pooling: Pooling) -> np.ndarray:
-    states = hidden_states(model, prompt)
+    return pool(hidden_states(model, prompt), pooling)
+
+
+def pool(states: np.ndarray, pooling: Pooling) -> np.ndarray:
     vector: np.ndarray = states[-1] if pooling == "last" else states.mean(0)
     return vector / np.linalg.norm(vector)
 

@@ -48,15 +48,27 @@ def start(
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
 
 
-def run(*arguments: str, text: str = "") -> "subprocess.CompletedProcess[str]":
-    """Run `python -m` with these arguments to its end. Args: text: the standard input."""
+def run(
+    *arguments: str, text: str = "", timeout_s: float | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run `python -m` with these arguments to its end.
+
+    Args:
+        text: the standard input.
+        timeout_s: seconds until the program is killed, which raises `TimeoutExpired`.
+    """
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
         given, out, err = files
         given.write(text)
         given.seek(0)
         stdin, stdout, stderr = (file.fileno() for file in files)
-        status = start(*arguments, stdin=stdin, stdout=stdout, stderr=stderr).wait()
+        process = start(*arguments, stdin=stdin, stdout=stdout, stderr=stderr)
+        try:
+            status = process.wait(timeout_s)
+        finally:
+            process.kill()
+            process.wait()
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(arguments, status, out.read(), err.read())

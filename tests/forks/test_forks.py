@@ -73,6 +73,13 @@ def test_an_end_that_others_have_seen_is_one(waiting: Process) -> None:
     assert waiting.wait(60) == 0
 
 
+def test_a_program_that_takes_too_long_is_killed() -> None:
+    before = {*psutil.Process().children()}
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(_WAITS, timeout_s=0.01)
+    assert not any(runs(child, _WAITS) for child in {*psutil.Process().children()} - before)
+
+
 def test_with_another_environment_it_is_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """What libraries read when they are imported cannot be changed in a fork."""
     monkeypatch.setenv("OMP_NUM_THREADS", "7")

@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.forks.start import run
 from tests.fuzz.checkpoints import Seeds
 
 
 def serve(
     *flags: str, preexec: Callable[[], None] | None = None
 ) -> "subprocess.CompletedProcess[str]":
+    arguments = ("legato", "serve", "--port", "0", "--num-threads", "1", *flags)
+    if preexec is None:
+        return run(*arguments, timeout_s=60)
     return subprocess.run(
-        [sys.executable, "-m", "legato", "serve", "--port", "0", "--num-threads", "1", *flags],
+        [sys.executable, "-m", *arguments],
         capture_output=True, text=True, check=False, timeout=60, preexec_fn=preexec,
     )  # fmt: skip
 

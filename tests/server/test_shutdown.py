@@ -50,7 +50,7 @@ def test_drain(own_server: ServerProcess, number: signal.Signals) -> None:
 
 
 def test_a_bound_on_draining(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--timeout-drain", "500ms", is_forked=False) as own_server:
+    with running_server(tmp_path, "--timeout-drain", "500ms") as own_server:
         stream = BackgroundStream(own_server)
         own_server.process.send_signal(signal.SIGINT)
         stream.join()
@@ -62,18 +62,19 @@ def test_a_bound_on_draining(tmp_path: Path) -> None:
     assert "stopping: 1 requests end here" in log
 
 
-def test_second_signal_ends_streams_with_an_error(own_server: ServerProcess) -> None:
-    engine = own_server.engine
-    stream = BackgroundStream(own_server)
-    own_server.process.send_signal(signal.SIGTERM)
-    while own_server.http.get("/health").status_code == 200:
-        pass
-    own_server.process.send_signal(signal.SIGTERM)
-    stream.join()
-    assert stream.is_complete, "the client is told that no more comes"
-    assert stream.chunks[-1]["error"]["code"] == "shutting_down"
-    assert own_server.process.wait(60) == 1
-    assert not engine.is_running()
+def test_second_signal_ends_streams_with_an_error(tmp_path: Path) -> None:
+    with running_server(tmp_path) as own_server:
+        engine = own_server.engine
+        stream = BackgroundStream(own_server)
+        own_server.process.send_signal(signal.SIGTERM)
+        while own_server.http.get("/health").status_code == 200:
+            pass
+        own_server.process.send_signal(signal.SIGTERM)
+        stream.join()
+        assert stream.is_complete, "the client is told that no more comes"
+        assert stream.chunks[-1]["error"]["code"] == "shutting_down"
+        assert own_server.process.wait(60) == 1
+        assert not engine.is_running()
 
 
 def test_a_closed_terminal_drains(tmp_path: Path) -> None:
