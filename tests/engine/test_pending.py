@@ -106,12 +106,20 @@ async def connected() -> AsyncIterator[tuple[EngineProcess, Channel]]:
 
 async def taken_in(channel: Channel) -> list[Event]:
     """What the engine finds between two steps."""
-    await asyncio.sleep(0.01)  # the front end writes what it may
-    messages = channel.receive(wait_s=0)
+    await settle()  # the front end writes what it may
+    messages: list[Event] = []
+    while more := channel.receive(wait_s=0):  # each reads for a millisecond at most
+        messages += more
     if num_requests := sum(isinstance(message, AddRequest) for message in messages):
         channel.send(Taken(num_requests))
-    await asyncio.sleep(0.01)
+    await settle()
     return messages
+
+
+async def settle() -> None:
+    """Let the loop go round so often that what is read is also answered, on a busy machine too."""
+    for _ in range(20):
+        await asyncio.sleep(0.001)
 
 
 def ids(messages: list[Event]) -> list[str]:
