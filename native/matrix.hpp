@@ -30,12 +30,18 @@ inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 
     multiply_strip<false>(strip, operands, sums);
 }
 
+// How many times as large a panel is that rows are multiplied with.
+inline int unpacked_factor(const PackedMatrix &matrix, int num_rows) {
+    if (are_multiplied_in_bytes(matrix, num_rows)) return 8 / matrix.bits;
+    return are_rounded(matrix, num_rows) ? 1 : 16 / matrix.bits;
+}
+
 // Returns the panels that a thread takes at a time: few enough to stay in its cache while all rows are
 // multiplied, and in so many shares that all threads are busy.
 inline int panels_a_share(const PackedMatrix &matrix, int num_rows, int num_threads) {
     const size_t share_bytes = num_rows <= kRowPair ? kSmallShareBytes : kShareBytes;
-    const int factor = are_multiplied_in_bytes(matrix, num_rows) ? 8 / matrix.bits : 1;  // unpacked
-    const size_t rounds = (factor * matrix.num_bytes() - 1) / (num_threads * share_bytes) + 1;
+    const size_t bytes = unpacked_factor(matrix, num_rows) * matrix.num_bytes();
+    const size_t rounds = (bytes - 1) / (num_threads * share_bytes) + 1;
     const int num_shares = static_cast<int>(rounds * num_threads);
     return (matrix.num_panels + num_shares - 1) / num_shares;
 }
@@ -47,8 +53,14 @@ struct Unpacking {
     TiledRows ordered;
 };
 
-// Products of the same rows, [first, first + num_rows), with panels of a quantized matrix, by one
-// thread: each panel is unpacked once for all rows, or multiplied with rounded rows without unpacking.
+// Calls work(row, count) for each 32 of the rows.
+template <typename Work>
+void each_row_pair(int num_rows, Work work) {
+    for (int row = 0; row < num_rows; row += kRowPair)
+        work(row, std::min(kRowPair, num_rows - row));
+}
+
+// Products of the same rows, [first, first + num_rows), with panels of a quantized matrix, by one thread.
 class QuantizedProducts {
 public:
     QuantizedProducts(const TiledRows &rows, int first, int num_rows, const PackedMatrix &matrix)
@@ -60,27 +72,51 @@ public:
         if (!matrix.order.empty())
             space().ordered = reordered(rows, first, num_rows, matrix.order);
         if (are_rounded_) space().rounded.assign(rows_, first_, num_rows, matrix.depth);
-        else space().unpacked.reserve(kPanel * matrix.depth);
     }
 
-    // finish(row, count, panel, sums): as for multiply(), of rows counted from `first`.
+    // For panels [begin, end). finish(row, count, panel, sums): as for multiply(), of rows counted from
+    // `first`.
     template <typename Finish>
-    void multiply(int panel, Finish finish) const {
-        alignas(64) float sums[kRowPair * kPanel];
-        bf16 *const unpacked = space().unpacked.get();
-        if (!are_rounded_) unpack(matrix_, panel, unpacked);
-        for (int row = 0; row < num_rows_; row += kRowPair) {
-            const int count = std::min(kRowPair, num_rows_ - row);
-            if (are_rounded_) space().rounded.multiply(row, count, matrix_, panel, sums);
-            else multiply_rows(rows_, first_ + row, count, unpacked, matrix_.num_steps, sums);
-            finish(row, count, panel, sums);
-        }
+    void multiply(int begin, int end, Finish finish) const {
+        if (are_rounded_) multiply_rounded(begin, end, finish);
+        else multiply_unpacked(begin, end, finish);
     }
 
 private:
     static Unpacking &space() {
         static thread_local Unpacking own;
         return own;
+    }
+
+    // Each panel is read once.
+    template <typename Finish>
+    void multiply_rounded(int begin, int end, Finish finish) const {
+        alignas(64) float sums[kRowPair * kPanel];
+        for (int panel = begin; panel < end; ++panel)
+            each_row_pair(num_rows_, [&](int row, int count) {
+                space().rounded.multiply(row, count, matrix_, panel, sums);
+                finish(row, count, panel, sums);
+            });
+    }
+
+    template <typename Finish>
+    void multiply_unpacked(int begin, int end, Finish finish) const {
+        alignas(64) float sums[kRowPair * kPanel];
+        const size_t size = static_cast<size_t>(kPanel) * matrix_.depth;
+        // Many rows are read once for all panels, and not for each.
+        const int at_once = num_rows_ <= kRowPair ? 1 : end - begin;
+        space().unpacked.reserve(at_once * size);
+        bf16 *const unpacked = space().unpacked.get();
+        for (int first = begin; first < end; first += at_once) {
+            for (int i = 0; i < at_once; ++i) unpack(matrix_, first + i, unpacked + i * size);
+            each_row_pair(num_rows_, [&](int row, int count) {
+                for (int i = 0; i < at_once; ++i) {
+                    multiply_rows(rows_, first_ + row, count, unpacked + i * size,
+                                  matrix_.num_steps, sums);
+                    finish(row, count, first + i, sums);
+                }
+            });
+        }
     }
 
     const PackedMatrix &matrix_;
@@ -94,13 +130,12 @@ template <typename Finish>
 void multiply_plain_panels(const TiledRows &rows, int first, int num_rows,
                            const PackedMatrix &matrix, int begin, int end, Finish finish) {
     alignas(64) float sums[kRowPair * kPanel];
-    for (int row = 0; row < num_rows; row += kRowPair) {
-        const int count = std::min(kRowPair, num_rows - row);
+    each_row_pair(num_rows, [&](int row, int count) {
         for (int panel = begin; panel < end; ++panel) {
             multiply_rows(rows, first + row, count, matrix.tiles(panel), matrix.num_steps, sums);
             finish(row, count, panel, sums);
         }
-    }
+    });
 }
 
 // Multiplies rows [first, first + num_rows) with panels [begin, end), by one thread. `first` is a
@@ -113,8 +148,7 @@ void multiply_panels(const TiledRows &rows, int first, int num_rows, const Packe
     };
     if (!matrix.is_quantized())
         return multiply_plain_panels(rows, first, num_rows, matrix, begin, end, keep);
-    const QuantizedProducts products(rows, first, num_rows, matrix);
-    for (int panel = begin; panel < end; ++panel) products.multiply(panel, keep);
+    QuantizedProducts(rows, first, num_rows, matrix).multiply(begin, end, keep);
 }
 
 constexpr int kRowsRounded = 4;  // rows that a thread rounds to 8 bits at a time
@@ -134,8 +168,7 @@ void multiply_in_bytes(const TiledRows &rows, int num_rows, const PackedMatrix &
         const int first = share * panels_a_share;
         const int end = std::min(first + panels_a_share, matrix.num_panels);
         const BytePanels panels(matrix, first, end);
-        for (int row = 0; row < num_rows; row += kRowPair) {
-            const int count = std::min(kRowPair, num_rows - row);
+        each_row_pair(num_rows, [&](int row, int count) {
             for (int panel = first; panel < end; ++panel) {
                 multiply_bytes({count, ByteRows::num_tiles(matrix.depth), rows.bytes.tiles(row),
                                 rows.bytes.tiles(row + kTileRows), panels.columns(panel, 0),
@@ -144,7 +177,7 @@ void multiply_in_bytes(const TiledRows &rows, int num_rows, const PackedMatrix &
                 rows.bytes.scale(products, row, count, panels.scales(panel), panels.zero(), sums);
                 finish(row, count, panel, sums);
             }
-        }
+        });
     };
     const TileScope scope;
     phase.run((num_rows + kRowsRounded - 1) / kRowsRounded, round, num_shares, multiply_share);
@@ -167,7 +200,7 @@ void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, i
         if (!matrix.is_quantized())
             return multiply_plain_panels(rows, 0, num_rows, matrix, first, end, finish);
         if (!products) products.emplace(rows, 0, num_rows, matrix);
-        for (int panel = first; panel < end; ++panel) products->multiply(panel, finish);
+        products->multiply(first, end, finish);
     });
 }
 
