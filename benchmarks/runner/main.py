@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import NoReturn
 
 from benchmarks.runner.catalog import Benchmark, benchmark
-from benchmarks.runner.ending import closing_when_ended
 from benchmarks.runner.flags import SERVER_FLAGS, add_out
 from benchmarks.runner.run import Run
 from legato.core.errors import ConfigError
+from legato.lab.load.ending import closing_when_ended
 from legato.simulation.record import RequestError
 
 

@@ -15,6 +15,7 @@ from legato.core.errors import ConfigError
 from legato.lab.commands.bench_flags import add_output_flag, add_prompt_flags
 from legato.lab.commands.simulate_flags import add_acceptance_flag, told_acceptance
 from legato.lab.commands.workload_flags import add_workload_flags, tell_notes, workload_choice
+from legato.lab.load.ending import closing_when_ended
 
 if TYPE_CHECKING:
     from legato.lab.tune.report import TuneReport
@@ -54,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     workload, notes = choice.load(), choice.notes()
     tell_notes(notes)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    _publish(args.output, tune(config, workload, _settings(args), console.print, notes))
+    with closing_when_ended():
+        tuned = tune(config, workload, _settings(args), console.print, notes)
+    _publish(args.output, tuned)
     return 0
 
 

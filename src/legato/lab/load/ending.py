@@ -1,4 +1,4 @@
-"""Ends a benchmark's servers with the benchmark."""
+"""Ends the servers of a program with the program."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 def closing_when_ended() -> Iterator[None]:
     """Let a signal end the block by `SystemExit`, so that all context managers in it close.
 
-    Servers have sessions of their own and would otherwise outlive the benchmark. Only the first
+    Servers have sessions of their own and would otherwise outlive the program. Only the first
     signal counts: another one must not interrupt the closing.
     """
     before = {number: signal.getsignal(number) for number in _ENDING}
