@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import subprocess
 import termios
 import time
@@ -54,3 +55,4 @@ class Terminal:
 def _take(screen: int) -> None:
     os.setsid()
     fcntl.ioctl(screen, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where a shell runs tests with &

@@ -85,6 +85,7 @@ def test_a_closed_terminal_drains(tmp_path: Path) -> None:
         os.setsid()
         fcntl.ioctl(servers_side, termios.TIOCSCTTY, 0)
         os.dup2(servers_side, 2)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where nohup runs tests
 
     with running_server(tmp_path, before=take_terminal) as own_server:
         os.close(servers_side)
