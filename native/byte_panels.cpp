@@ -10,10 +10,9 @@ constexpr int kZero = 128;
 
 #ifdef LEGATO_AVX512
 constexpr int kMostSteps = 8;  // that are mixed at a time: 16 vectors, as in ByteRows
-constexpr int kSets = 8;       // sets of 4 values by 16 outputs in a block
 constexpr float kLargestNumber = 15.0f;
-// Weights are counted in units of which the largest has so many: 16 of them, a little more once scales
-// are rounded, add up within 16 bits.
+// The largest weight has so many units. Sixteen such weights, a little larger once scales are rounded, add up
+// within 16 bits.
 constexpr float kUnits = 2040.0f;
 
 // A group's weights are codes * factors + shifts, in units.
@@ -79,8 +78,8 @@ void write_numbers(const PackedMatrix &matrix, const uint8_t *numbers, Floats un
 // them as [num_steps, kSets, 2, 32]: of each set the first and third values of 16 outputs, then the
 // others. Returns the largest.
 template <int num_steps>
-ShortPairs mix(const uint8_t *blocks, const UnitNumbers *numbers, int groups_a_step,
-               int16_t *mixed) {
+ShortPairs mix_steps(const uint8_t *blocks, const UnitNumbers *numbers, int groups_a_step,
+                     int16_t *mixed) {
     constexpr int kVectors = 2 * num_steps;
     constexpr int kBlockBytes = 256;
     ShortPairs most = as_pairs(fill(int32_t{0}));
@@ -97,15 +96,7 @@ ShortPairs mix(const uint8_t *blocks, const UnitNumbers *numbers, int groups_a_s
             vectors[2 * step] = as_pairs(lower) * first->factors + first->shifts;
             vectors[2 * step + 1] = as_pairs(upper) * last->factors + last->shifts;
         }
-#pragma GCC unroll 4
-        for (int distance = 1; distance < kVectors; distance *= 2)
-#pragma GCC unroll 16
-            for (int i = 0; i < kVectors; ++i) {
-                if (i & distance) continue;
-                const ShortPairs one = vectors[i], other = vectors[i + distance];
-                vectors[i] = one + other;
-                vectors[i + distance] = one - other;
-            }
+        mix(vectors);
 #pragma GCC unroll 16
         for (int i = 0; i < kVectors; ++i) {
             const int at = (i / 2 * kSets + i % 2 * (kSets / 2) + set) * 2 + place % 2;
@@ -116,12 +107,12 @@ ShortPairs mix(const uint8_t *blocks, const UnitNumbers *numbers, int groups_a_s
     return most;
 }
 
-ShortPairs mix(int num_steps, const uint8_t *blocks, const UnitNumbers *numbers, int groups_a_step,
-               int16_t *mixed) {
-    if (num_steps == 8) return mix<8>(blocks, numbers, groups_a_step, mixed);
-    if (num_steps == 4) return mix<4>(blocks, numbers, groups_a_step, mixed);
-    if (num_steps == 2) return mix<2>(blocks, numbers, groups_a_step, mixed);
-    return mix<1>(blocks, numbers, groups_a_step, mixed);
+ShortPairs mix_steps(int num_steps, const uint8_t *blocks, const UnitNumbers *numbers,
+                     int groups_a_step, int16_t *mixed) {
+    if (num_steps == 8) return mix_steps<8>(blocks, numbers, groups_a_step, mixed);
+    if (num_steps == 4) return mix_steps<4>(blocks, numbers, groups_a_step, mixed);
+    if (num_steps == 2) return mix_steps<2>(blocks, numbers, groups_a_step, mixed);
+    return mix_steps<1>(blocks, numbers, groups_a_step, mixed);
 }
 
 // Unpacks 16 outputs.
@@ -139,7 +130,7 @@ void unpack_half(const PackedMatrix &matrix, int panel, int half, uint8_t *codes
     ShortPairs most = as_pairs(fill(int32_t{0}));
     for (int step = 0, count; step < matrix.num_steps; step += count) {
         count = steps_mixed(matrix.num_steps - step);
-        most = max(most, mix(count, matrix.blocks(panel, half) + step * matrix.block_bytes(),
+        most = max(most, mix_steps(count, matrix.blocks(panel, half) + step * matrix.block_bytes(),
                              numbers + step * matrix.groups_a_step, matrix.groups_a_step,
                              mixed + step * kStepValues));
     }

@@ -14,15 +14,7 @@ template <int count>
 void rotate_vectors(float *values) {
     Floats vectors[count];
     for (int i = 0; i < count; ++i) vectors[i] = load(values + 16 * i);
-#pragma GCC unroll 4
-    for (int distance = 1; distance < count; distance *= 2)
-#pragma GCC unroll 16
-        for (int i = 0; i < count; ++i) {
-            if (i & distance) continue;
-            const Floats one = vectors[i], other = vectors[i + distance];
-            vectors[i] = one + other;
-            vectors[i + distance] = one - other;
-        }
+    mix(vectors);
     const Floats length = fill(1.0f / std::sqrt(static_cast<float>(count)));
     for (int i = 0; i < count; ++i) store(values + 16 * i, vectors[i] * length);
 }

@@ -31,8 +31,6 @@ constexpr int kRowsAtOnce = 8;  // whose sums fit into registers
 constexpr int kRowsAtOnce = 5;
 #endif
 
-constexpr int kSets = 8;  // sets of 4 values by 16 outputs in a block
-
 // Unpacks a panel's weights to tiles of bfloat16 [num_steps, 2, 512].
 void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles);
 

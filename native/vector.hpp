@@ -30,6 +30,21 @@ private:
     Ints total_ = fill(int32_t{0});
 };
 
+// Replaces vectors, a power of two of them, by their products with a matrix of 1 and -1: number i of each is
+// mixed with number i of the others. Times the root of 1 / count, that is a rotation.
+template <typename Vector, int count>
+[[gnu::always_inline]] inline void mix(Vector (&vectors)[count]) {
+#pragma GCC unroll 4
+    for (int distance = 1; distance < count; distance *= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < count; ++i) {
+            if (i & distance) continue;
+            const Vector one = vectors[i], other = vectors[i + distance];
+            vectors[i] = one + other;
+            vectors[i + distance] = one - other;
+        }
+}
+
 // Prefetches a cache line into the second-level cache.
 inline void prefetch(const void *from) { __builtin_prefetch(from, 0, 2); }
 // Prefetches `ahead` values after `from`, and again at half of that way. A processor may drop a prefetch

@@ -13,6 +13,7 @@ namespace legato {
 constexpr long kAheadBytes = 8 << 10;
 constexpr int kPanel = 32;  // outputs computed at a time: two tiles
 constexpr int kTableBytes = 64;
+constexpr int kSets = 8;  // sets of 4 values by 16 outputs in a block
 
 // How codes stand for numbers: 4 bits, 4 bits that index a table of 16 bytes, 8 bits, or 8-bit floats
 // of 4 exponent bits (e4m3fn).
