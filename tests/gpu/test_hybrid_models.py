@@ -78,7 +78,7 @@ def test_greedy_tokens_are_those_of_transformers(
     assert engine.stats.kv_usage == 0.0
 
 
-@pytest.mark.parametrize("model", ["qwen3.5"], indirect=True)
+@pytest.mark.parametrize("model", ["lfm2", "qwen3.5", "granite-4-h"], indirect=True)
 def test_drafts_change_no_token(model: tuple[Decoder, dict[str, list[int]]]) -> None:
     """Of an answer's drafts, every third is wrong."""
     plain, _ = model
