@@ -23,6 +23,8 @@ _ROOT = Path(__file__).parents[2]
 _PR_SET_CHILD_SUBREAPER = 36
 # Libraries must not start threads: forked processes would lack them.
 _SINGLE_THREADED = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
+# Differs from test to test: pytest tells what runs, and engines in this process their stacks.
+_OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "RUST_MIN_STACK"}
 
 
 def start(
@@ -104,7 +106,7 @@ def _parent() -> _Parent:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
 
 
 @contextmanager
