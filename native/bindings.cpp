@@ -291,7 +291,7 @@ NB_MODULE(LEGATO_MODULE, m) {
             [](PackedMatrix *self, const nb::dict &weight, int num_outputs, int depth) {
                 const Weight found = weight_of(weight, "weight");
                 const nb::gil_scoped_release release;
-                new (self) PackedMatrix(found, num_outputs, depth, [](int i) { return i; });
+                new (self) PackedMatrix(found, num_outputs, depth);
             },
             "weight"_a, "num_outputs"_a, "depth"_a)
         .def(

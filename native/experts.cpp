@@ -9,13 +9,9 @@ namespace legato {
 
 namespace {
 
-constexpr int kSharesAThread = 4;
+constexpr int kFewestShares = 4;
 constexpr int kBestOfGroup = 2;  // scores that count for a group
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-PackedMatrix pack(const Weight &weight, int num_outputs, int depth) {
-    return {weight, num_outputs, depth, [](int i) { return i; }};
-}
+constexpr float kRuledOut = -std::numeric_limits<float>::infinity();
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
@@ -65,7 +61,7 @@ void ExpertsSpace::reserve(const ExpertsShape &shape, int num_rows) {
 Experts::Experts(ExpertsShape shape, const RouterWeights &router,
                  const std::vector<ExpertWeights> &experts)
     : shape(shape),
-      router_(pack(router.rows, router.num_rows, shape.hidden_size)),
+      router_(router.rows, router.num_rows, shape.hidden_size),
       bias_(copied(router.bias, shape.count)),
       selection_bias_(copied(router.selection_bias, shape.count)),
       shared_gate_(copied(router.shared_gate, shape.hidden_size)) {
@@ -73,8 +69,8 @@ Experts::Experts(ExpertsShape shape, const RouterWeights &router,
     for (const auto &own : experts)
         experts_.push_back({shape.is_gated
                                 ? pack_gate_up(own.gate_up, shape.size, shape.hidden_size)
-                                : pack(own.gate_up, shape.size, shape.hidden_size),
-                            pack(own.down, shape.hidden_size, shape.size),
+                                : PackedMatrix(own.gate_up, shape.size, shape.hidden_size),
+                            PackedMatrix(own.down, shape.hidden_size, shape.size),
                             widened(own.gate_up_bias, shape.entry_size()),
                             widened(own.down_bias, shape.hidden_size)});
 }
@@ -146,7 +142,7 @@ void Experts::limit_groups(std::vector<float> &choice) const {
     is_taken.assign(shape.num_groups, false);
     for (int i = 0; i < shape.num_active_groups; ++i) take_largest(sums, is_taken);
     for (int i = 0; i < shape.count; ++i)
-        if (!is_taken[i / size]) choice[i] = kNone;
+        if (!is_taken[i / size]) choice[i] = kRuledOut;
 }
 
 // Finds the place of each pair of a row and an expert among the rows that are sorted by expert.
@@ -200,7 +196,7 @@ void Experts::for_each_share(const PackedMatrix &first, int num_threads, Phase &
                              Work work) const {
     const int num_groups = static_cast<int>(groups_.size()), num_panels = first.num_panels;
     const size_t num_bytes = num_groups * first.num_bytes();
-    const size_t num_shares = std::max<size_t>(kSharesAThread * num_threads, num_bytes / kSmallShareBytes);
+    const size_t num_shares = std::max<size_t>(kFewestShares * num_threads, num_bytes / kSmallShareBytes);
     const int panels = std::clamp<int>(num_groups * num_panels / num_shares, 1, num_panels);
     const int shares_a_group = (num_panels + panels - 1) / panels;
     const TileScope scope;

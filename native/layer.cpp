@@ -8,10 +8,6 @@ namespace legato {
 
 namespace {
 
-PackedMatrix pack(const Weight &weight, int num_outputs, int depth) {
-    return {weight, num_outputs, depth, [](int i) { return i; }};
-}
-
 std::unique_ptr<bf16[], Free> zeros(size_t count) {
     auto values = aligned_array<bf16>(count);
     std::fill_n(values.get(), count, bf16{0});
@@ -92,16 +88,16 @@ Layer::Layer(LayerShape shape, const LayerWeights &w)
       sinks_(copied(w.sinks, shape.num_heads)),
       qkv_bias_(widened(w.qkv_bias, shape.qkv_size())),
       gate_up_bias_(widened(w.gate_up_bias, 2 * shape.intermediate_size)),
-      qkv_(pack(w.qkv, shape.qkv_size(), shape.hidden_size)),
+      qkv_(w.qkv, shape.qkv_size(), shape.hidden_size),
       gate_up_(pack_gate_up(w.gate_up, shape.intermediate_size, shape.hidden_size)),
-      input_gate_(pack(w.input_gate, shape.input_size, shape.hidden_size)),
-      attention_output_{pack(w.output, shape.hidden_size, shape.query_size()),
+      input_gate_(w.input_gate, shape.input_size, shape.hidden_size),
+      attention_output_{PackedMatrix(w.output, shape.hidden_size, shape.query_size()),
                         widened(w.output_bias, shape.hidden_size),
                         copied(w.attention_output_norm, shape.hidden_size), shape.residual_scale},
-      mlp_output_{pack(w.down, shape.hidden_size, shape.intermediate_size),
+      mlp_output_{PackedMatrix(w.down, shape.hidden_size, shape.intermediate_size),
                   widened(w.down_bias, shape.hidden_size),
                   copied(w.mlp_output_norm, shape.hidden_size), shape.residual_scale},
-      input_output_{pack(w.input_output, shape.hidden_size, shape.input_size),
+      input_output_{PackedMatrix(w.input_output, shape.hidden_size, shape.input_size),
                     {},
                     copied(w.input_output_norm, shape.hidden_size),
                     1.0f},

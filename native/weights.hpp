@@ -51,6 +51,9 @@ inline bf16 to_bf16(float value) {
 // blocks of 8-bit codes are a tile of bytes; a tile may be read that begins in the last block.
 class PackedMatrix {
 public:
+    PackedMatrix(const Weight &weight, int num_outputs, int depth)
+        : PackedMatrix(weight, num_outputs, depth, [](int i) { return i; }) {}
+
     // Output i is row row_of(i) of the weight.
     template <typename RowOf>
     PackedMatrix(const Weight &weight, int num_outputs, int depth, RowOf row_of)
