@@ -22,7 +22,8 @@ from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import Model, NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
-from legato.model.native import NativeKernels, NativeModel
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_model import NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
 from legato.model.partly_native import PartlyNativeDecoder
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize, quantize_rotated
