@@ -11,12 +11,12 @@ from typing import TypeVar
 import torch
 
 from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.described import weight_shapes
 from legato.checkpoint.dummy import open_dummy_checkpoint
 from legato.checkpoint.finite import check_finite
 from legato.checkpoint.gguf import open_gguf_checkpoint
 from legato.checkpoint.hugging_face import open_hf_checkpoint, read_config
 from legato.checkpoint.source import configured_source
-from legato.checkpoint.weight_shapes import weight_shapes
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import Model, NamedWeights
