@@ -1,5 +1,5 @@
 // The Python modules legato._kernels_amx and the like. Tensors are passed as addresses:
-// legato.model.native keeps them alive and checks their shapes.
+// the callers in legato.model.native_* keep them alive and check their shapes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>

@@ -20,17 +20,11 @@ struct UnitNumbers {
     ShortPairs factors, shifts;
 };
 
-// Scales and minima of a group, or of one of a step's groups of 16 values.
-struct GroupNumbers {
-    GroupNumbers(const PackedMatrix &matrix, const uint8_t *numbers, int step, int part) {
-        const uint8_t *from = numbers + step / matrix.steps_a_group * matrix.number_bytes() + 32 * part;
-        scales = load_halves(from);
-        minima = matrix.has_minima ? load_halves(from + 32 * matrix.groups_a_step)
-                                   : scales * fill(-matrix.zero);
-    }
-
-    Floats scales, minima;
-};
+// Loads the numbers of the group, or of one of a step's groups of 16 values.
+GroupNumbers load_group(const PackedMatrix &matrix, const uint8_t *numbers, int step, int part) {
+    const uint8_t *from = numbers + step / matrix.steps_a_group * matrix.number_bytes();
+    return matrix.load_numbers(from, matrix.groups_a_step, part);
+}
 
 // Returns the same 16-bit number in both halves of the lanes.
 ShortPairs twice(Ints x) { return as_pairs((x & fill(int32_t{0xffff})) | x << 16); }
@@ -46,7 +40,7 @@ Floats load_unit(const PackedMatrix &matrix, const uint8_t *numbers) {
     Floats most = fill(kAsGoodAsZero);
     for (int step = 0; step < matrix.num_steps; step += matrix.steps_a_group)
         for (int part = 0; part < matrix.groups_a_step; ++part) {
-            const GroupNumbers group(matrix, numbers, step, part);
+            const GroupNumbers group = load_group(matrix, numbers, step, part);
             const Floats last = fma(group.scales, fill(kLargestNumber), group.minima);
             most = max(most, max(abs(group.minima), abs(last)));
         }
@@ -63,7 +57,7 @@ void write_numbers(const PackedMatrix &matrix, const uint8_t *numbers, Floats un
         const Floats length = by * fill(std::sqrt(static_cast<float>(kMostSteps) / count));
         for (int step = begin; step < begin + count; ++step)
             for (int part = 0; part < matrix.groups_a_step; ++part, ++to) {
-                const GroupNumbers group(matrix, numbers, step, part);
+                const GroupNumbers group = load_group(matrix, numbers, step, part);
                 const Ints factors = to_ints(group.scales * length);
                 // Exact in the middle of the group's codes, so that a rounded scale shifts none by much.
                 const Floats middle = fma(group.scales, fill(kLargestNumber / 2), group.minima);

@@ -60,6 +60,23 @@ void each_row_pair(int num_rows, Work work) {
         work(row, std::min(kRowPair, num_rows - row));
 }
 
+// Multiplies rows [first, first + num_rows) with panels [begin, end) in bfloat16, by one thread.
+//
+// tiles: of these panels, one after the other. finish: as for multiply(), of rows counted from `first`.
+template <typename Finish>
+void multiply_tiles(const TiledRows &rows, int first, int num_rows, const PackedMatrix &matrix,
+                    const bf16 *tiles, int begin, int end, Finish finish) {
+    alignas(64) float sums[kRowPair * kPanel];
+    const size_t panel_size = static_cast<size_t>(kPanel) * matrix.depth;
+    each_row_pair(num_rows, [&](int row, int count) {
+        for (int panel = begin; panel < end; ++panel) {
+            multiply_rows(rows, first + row, count, tiles + (panel - begin) * panel_size,
+                          matrix.num_steps, sums);
+            finish(row, count, panel, sums);
+        }
+    });
+}
+
 // Products of the same rows, [first, first + num_rows), with panels of a quantized matrix, by one thread.
 class QuantizedProducts {
 public:
@@ -101,7 +118,6 @@ private:
 
     template <typename Finish>
     void multiply_unpacked(int begin, int end, Finish finish) const {
-        alignas(64) float sums[kRowPair * kPanel];
         const size_t size = static_cast<size_t>(kPanel) * matrix_.depth;
         // Many rows are read once for all panels, and not for each.
         const int at_once = num_rows_ <= kRowPair ? 1 : end - begin;
@@ -109,13 +125,8 @@ private:
         bf16 *const unpacked = space().unpacked.get();
         for (int first = begin; first < end; first += at_once) {
             for (int i = 0; i < at_once; ++i) unpack(matrix_, first + i, unpacked + i * size);
-            each_row_pair(num_rows_, [&](int row, int count) {
-                for (int i = 0; i < at_once; ++i) {
-                    multiply_rows(rows_, first_ + row, count, unpacked + i * size,
-                                  matrix_.num_steps, sums);
-                    finish(row, count, first + i, sums);
-                }
-            });
+            multiply_tiles(rows_, first_, num_rows_, matrix_, unpacked, first, first + at_once,
+                           finish);
         }
     }
 
@@ -124,19 +135,6 @@ private:
     const int first_, num_rows_;
     const bool are_rounded_;
 };
-
-// multiply() for panels [panel, end) of a matrix that is not quantized, by one thread.
-template <typename Finish>
-void multiply_plain_panels(const TiledRows &rows, int first, int num_rows,
-                           const PackedMatrix &matrix, int begin, int end, Finish finish) {
-    alignas(64) float sums[kRowPair * kPanel];
-    each_row_pair(num_rows, [&](int row, int count) {
-        for (int panel = begin; panel < end; ++panel) {
-            multiply_rows(rows, first + row, count, matrix.tiles(panel), matrix.num_steps, sums);
-            finish(row, count, panel, sums);
-        }
-    });
-}
 
 // Multiplies rows [first, first + num_rows) with panels [begin, end), by one thread. `first` is a
 // multiple of a tile's rows. finish: as for multiply(), of rows counted from 0.
@@ -147,7 +145,7 @@ void multiply_panels(const TiledRows &rows, int first, int num_rows, const Packe
         finish(first + row, count, panel, sums);
     };
     if (!matrix.is_quantized())
-        return multiply_plain_panels(rows, first, num_rows, matrix, begin, end, keep);
+        return multiply_tiles(rows, first, num_rows, matrix, matrix.tiles(begin), begin, end, keep);
     QuantizedProducts(rows, first, num_rows, matrix).multiply(begin, end, keep);
 }
 
@@ -198,7 +196,8 @@ void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, i
     phase.run(num_shares, [&](int share) {
         const int first = share * panels, end = std::min(first + panels, matrix.num_panels);
         if (!matrix.is_quantized())
-            return multiply_plain_panels(rows, 0, num_rows, matrix, first, end, finish);
+            return multiply_tiles(rows, 0, num_rows, matrix, matrix.tiles(first), first, end,
+                                  finish);
         if (!products) products.emplace(rows, 0, num_rows, matrix);
         products->multiply(first, end, finish);
     });

@@ -46,18 +46,14 @@ FloatPairs number_pairs(const uint8_t *block, Ints table, int index) {
     else return {number<codes>(block, table, 2 * index), number<codes>(block, table, 2 * index + 1)};
 }
 
-// Scales and minima of the groups of a step, which has one or two.
+// Numbers of a step's groups, one or two.
 template <int num_groups>
-struct Numbers {
-    Numbers(const PackedMatrix &matrix, const uint8_t *from) {
-        for (int i = 0; i < num_groups; ++i) {
-            scales[i] = load_halves(from + 32 * i);
-            minima[i] = matrix.has_minima ? load_halves(from + 32 * (num_groups + i))
-                                          : scales[i] * fill(-matrix.zero);
-        }
+struct StepNumbers {
+    StepNumbers(const PackedMatrix &matrix, const uint8_t *from) {
+        for (int i = 0; i < num_groups; ++i) groups[i] = matrix.load_numbers(from, num_groups, i);
     }
 
-    Floats scales[num_groups], minima[num_groups];
+    GroupNumbers groups[num_groups];
 };
 
 template <Codes codes, int num_groups>
@@ -66,19 +62,19 @@ void unpack_half(const PackedMatrix &matrix, int panel, int half, bf16 *tiles) {
     const Ints table = load_ints(matrix.table());
     const Floats factor = fill(matrix.factor);
     for (int step = 0; step < matrix.num_steps; ++step, block += matrix.block_bytes()) {
-        Numbers<num_groups> numbers(matrix, from + step / matrix.steps_a_group * matrix.number_bytes());
-        for (int i = 0; i < num_groups; ++i) {
-            numbers.scales[i] = numbers.scales[i] * factor * fill(kPairFactor<codes>);
-            numbers.minima[i] = numbers.minima[i] * factor;
+        const uint8_t *const own = from + step / matrix.steps_a_group * matrix.number_bytes();
+        StepNumbers<num_groups> numbers(matrix, own);
+        for (auto &[scales, minima] : numbers.groups) {
+            scales = scales * factor * fill(kPairFactor<codes>);
+            minima = minima * factor;
         }
         bf16 *tile = tiles + (2 * step + half) * kTileValues;
 #pragma GCC unroll 16  // shifts by constants take half as long
         for (int row = 0; row < kTileRows; ++row) {
-            const int group = row * num_groups / kTileRows;
-            const Floats scale = numbers.scales[group], minimum = numbers.minima[group];
+            const auto &[scales, minima] = numbers.groups[row * num_groups / kTileRows];
             const FloatPairs pairs = number_pairs<codes>(block, table, row);
-            const Floats first = fma(pairs.first, scale, minimum);
-            const Floats second = fma(pairs.second, scale, minimum);
+            const Floats first = fma(pairs.first, scales, minima);
+            const Floats second = fma(pairs.second, scales, minima);
             store(tile + row * kTileDepth, interleave_bf16(first, second));
         }
     }
@@ -100,7 +96,7 @@ void multiply_block(const RoundedRows &rows, int first, const PackedMatrix &matr
     for (int step = 0; step < matrix.num_steps; from += number_bytes) {
         for (long line = 0; is_read_first && line < number_bytes; line += 64)
             prefetch_twice(from + line, kAheadBytes);
-        const Numbers<num_groups> numbers(matrix, from);
+        const StepNumbers<num_groups> numbers(matrix, from);
         const int end = step + matrix.steps_a_group;
         for (; step < end; ++step, block += 64 * bits) {
             for (long line = 0; is_read_first && line < 64 * bits; line += 64)
@@ -119,10 +115,10 @@ void multiply_block(const RoundedRows &rows, int first, const PackedMatrix &matr
                         products[row].add(found, row_codes + row * kSets + set);
                 }
                 for (int row = 0; row < num_rows; ++row) {
-                    const Floats by = numbers.scales[group] * fill(row_scales[row]);
+                    const Floats by = numbers.groups[group].scales * fill(row_scales[row]);
                     const float sum = row_sums[row * num_groups + group];
                     totals[row] = fma(to_floats(products[row].total()), by, totals[row]);
-                    totals[row] = fma(numbers.minima[group], fill(sum), totals[row]);
+                    totals[row] = fma(numbers.groups[group].minima, fill(sum), totals[row]);
                 }
             }
         }

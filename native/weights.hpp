@@ -41,6 +41,11 @@ inline bf16 to_bf16(float value) {
     return static_cast<bf16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// A group's scales and minima of 16 outputs.
+struct GroupNumbers {
+    Floats scales, minima;
+};
+
 // A matrix packed in panels of 32 outputs, padded to whole panels.
 //
 // In bfloat16 a panel is a row of pairs of tiles: within a tile, row r holds values 2r and 2r + 1 of
@@ -104,6 +109,12 @@ public:
     }
     // Bytes of the numbers for a group, or for the groups of a step.
     size_t number_bytes() const { return groups_a_step * (has_minima ? 2 : 1) * 16 * sizeof(uint16_t); }
+    // Loads the numbers of group `part` of the `num_groups` whose numbers are at `from`.
+    GroupNumbers load_numbers(const uint8_t *from, int num_groups, int part) const {
+        const Floats scales = load_halves(from + 32 * part);
+        return {scales, has_minima ? load_halves(from + 32 * (num_groups + part))
+                                   : scales * fill(-zero)};
+    }
     // Writes the scales [32] of a panel's outputs, which have one group each.
     void load_column_scales(int panel, float *scales) const {
         for (int half = 0; half < 2; ++half)

@@ -1,6 +1,6 @@
 """Settings of engines whose outputs do not depend on the rest of the batch, not in one bit."""
 
-from legato.model.native import native_instructions
+from legato.model.native_kernels import native_instructions
 
 KERNELS = next((name for name in ("avx512", "avx2") if name in native_instructions()), None)
 """Native kernels that compute a row in one order of sums, alone and in any step."""

@@ -17,7 +17,7 @@ from benchmarks.formats.hub_writers import FORMATS
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, ModelConfig, Quantization
-from legato.model.native import NativeKernels, native_instructions
+from legato.model.native_kernels import NativeKernels, native_instructions
 
 _MIXES: dict[str, TypeOf] = {
     **{kind: everything(kind) for kind in ("BF16", *SMALL, *LARGE)},

@@ -16,7 +16,7 @@ from legato.checkpoint.gguf import _transformers_name, _undo_interleaving
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import UnsupportedModelError
-from legato.model.native import native_instructions
+from legato.model.native_kernels import native_instructions
 from tests.exactness.logits import chunked_logits
 from tests.model.conftest import assert_same_logits, load, load_native, reference_logits
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
-from legato.model.native import native_instructions
+from legato.model.native_kernels import native_instructions
 from legato.model.quantization import QuantizedWeight
 from tests.exactness.logits import chunked_logits
 from tests.model.conftest import assert_same_logits, load, load_native, reference_logits

@@ -139,7 +139,7 @@ def test_reads_no_weights(
         file = safe_open(path, framework="pt")
         return SimpleNamespace(keys=file.keys, get_slice=file.get_slice)
 
-    monkeypatch.setattr("legato.checkpoint.hugging_face.safe_open", headers)
+    monkeypatch.setattr("legato.checkpoint.weight_files.safe_open", headers)
     assert _json(capsys, str(folder))["num_layers"] == 4
 
 

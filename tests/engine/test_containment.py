@@ -40,10 +40,10 @@ AT_ARRIVAL: Parts = {
 """Parts that note a request when it comes; value an object and its method."""
 
 LATER: Parts = {
-    "drafts": lambda engine: (engine._scheduler._drafting, "advance"),
+    "drafts": lambda engine: (engine._scheduler._drafters, "advance"),
     "forecast errors": lambda engine: (engine._scheduler._forecast_errors, "observe"),
     "cached blocks": lambda engine: (engine._kv, "commit"),
-    "drafters": lambda engine: (engine._scheduler._drafters[0], "forget"),
+    "drafters": lambda engine: (engine._scheduler._drafters._drafters[0], "forget"),
     "release": lambda engine: (engine._scheduler, "_note_end"),
 }
 """Parts that note its tokens, or its end."""

@@ -122,7 +122,7 @@ def drafts(core: EngineLoop) -> tuple[int, int]:
 
 
 def draft_model(core: EngineLoop) -> DraftModel:
-    found = core._scheduler._draft_model
+    found = core._scheduler._drafters._draft_model
     assert isinstance(found, DraftModel)
     return found
 

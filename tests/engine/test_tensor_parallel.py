@@ -23,7 +23,7 @@ from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.model.decoder import Embedding
 from legato.model.layers import DecoderLayer
-from legato.model.native import native_instructions
+from legato.model.native_kernels import native_instructions
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("ranks_are_threads")

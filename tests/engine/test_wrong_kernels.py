@@ -11,7 +11,8 @@ from legato.core.config import EngineConfig, Kernels
 from legato.core.errors import ConfigError
 from legato.engine.assembly.builder import build_engine
 from legato.executor import kernel_check
-from legato.model.native import NativeLinear, native_instructions
+from legato.model.native_kernels import native_instructions
+from legato.model.native_operators import NativeLinear
 from tests.checkpoint.test_dummy import described
 from tests.model.conftest import TINY
 

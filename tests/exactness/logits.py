@@ -21,7 +21,7 @@ from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.model.base import Model
-from legato.model.native import NativeModel
+from legato.model.native_model import NativeModel
 from legato.text.tokenizer import Tokenizer, load_tokenizer
 
 _BLOCK_SIZE = BLOCK_MULTIPLE

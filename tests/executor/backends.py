@@ -10,7 +10,7 @@ from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.model.base import Model
-from legato.model.native import NativeKernels
+from legato.model.native_kernels import NativeKernels
 from legato.model.spec import DecoderSpec
 from tests.executor.instructions import RUNNABLE, module_of
 from tests.model.random_models import CPU, native_model, random_decoder

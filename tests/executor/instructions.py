@@ -3,7 +3,7 @@
 Where the processor lacks a set, its kernels run by emulation, so that no kernel is only compiled.
 """
 
-from legato.model.native import emulated_instructions, native_instructions
+from legato.model.native_kernels import emulated_instructions, native_instructions
 
 SETS = ("avx2", "avx512", "amx")
 

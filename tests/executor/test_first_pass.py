@@ -11,7 +11,8 @@ from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.first_pass import check_forward
 from legato.model.base import Model
-from legato.model.native import NativeKernels, NativeModel, native_instructions
+from legato.model.native_kernels import NativeKernels, native_instructions
+from legato.model.native_model import NativeModel
 from legato.model.spec import DecoderSpec
 from tests.model.random_models import CPU, decoder_spec, random_decoder
 

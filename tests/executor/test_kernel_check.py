@@ -11,12 +11,8 @@ from gguf.quants import dequantize, quantize
 from legato.checkpoint.gguf_blocks import split_blocks
 from legato.executor import kernel_check
 from legato.executor.kernel_check import ALL_COUNTS, START_COUNTS, choose_kernels, disagreements
-from legato.model.native import (
-    NativeKernels,
-    NativeLinear,
-    emulated_instructions,
-    native_instructions,
-)
+from legato.model.native_kernels import NativeKernels, emulated_instructions, native_instructions
+from legato.model.native_operators import NativeLinear
 from legato.model.quantization import BLOCK, QuantizedWeight
 from tests.executor.instructions import SETS, TESTED, module_of
 

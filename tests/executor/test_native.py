@@ -20,7 +20,8 @@ from legato.executor.sequence import SequenceState
 from legato.executor.state_cache import StateCache
 from legato.model.base import Model
 from legato.model.communicator import ALONE, Communicator
-from legato.model.native import NativeKernels, native_instructions, why_not_native
+from legato.model.native_kernels import NativeKernels, native_instructions
+from legato.model.native_support import why_not_native
 from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 from tests.executor.instructions import TESTED

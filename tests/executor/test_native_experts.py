@@ -13,7 +13,8 @@ from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.sequence import SequenceState
 from legato.model.experts import MixtureOfExperts
 from legato.model.mlp_spec import MoeSpec
-from legato.model.native import NativeKernels, NativeModel
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_model import NativeModel
 from legato.model.native_operators import NativeMixture, pack_experts
 from legato.model.quantization import QuantizedWeight, plain, quantize
 from tests.executor.instructions import TESTED

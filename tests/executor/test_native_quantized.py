@@ -11,7 +11,9 @@ from legato.core.config import Quantization
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.base import NamedWeights
-from legato.model.native import NativeKernels, NativeLinear, NativeModel, native_instructions
+from legato.model.native_kernels import NativeKernels, native_instructions
+from legato.model.native_model import NativeModel
+from legato.model.native_operators import NativeLinear
 from legato.model.quantization import BLOCK, FLOAT8_TABLE, QuantizedWeight, plain, quantize
 from legato.model.spec import DecoderSpec
 from tests.executor.backends import BLOCK_SIZE

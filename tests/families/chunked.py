@@ -18,7 +18,7 @@ from legato.executor.sequence import SequenceState
 from legato.executor.state_cache import StateCache
 from legato.model.base import CacheGroup, Model
 from legato.model.decoder import Decoder
-from legato.model.native import ReadsNativeCache
+from legato.model.native_attention import ReadsNativeCache
 from tests.executor.test_native import BLOCK_SIZE, CPU, Runner
 
 CHUNKS = (0, 50, 51, 90)

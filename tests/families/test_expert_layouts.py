@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
-from legato.model.native import NativeKernels, NativeModel, why_not_native
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_model import NativeModel
+from legato.model.native_support import why_not_native
 from tests.executor.instructions import TESTED
 from tests.families.layouts import (
     CPU,

@@ -19,7 +19,7 @@ from legato.engine.model_report import report_model
 from legato.model.architectures import described
 from legato.model.base import CacheSpec, LayerCache
 from legato.model.decoder import Embedding
-from legato.model.native import NativeModel
+from legato.model.native_model import NativeModel
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.engine.test_tensor_parallel import poisoned_on
 from tests.executor.test_native import pytestmark as needs_native

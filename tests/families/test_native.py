@@ -12,8 +12,9 @@ import torch
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig, Quantization
 from legato.model.experts import MixtureOfExperts
-from legato.model.native import NativeKernels, why_not_native
+from legato.model.native_kernels import NativeKernels
 from legato.model.native_operators import NativeMixture
+from legato.model.native_support import why_not_native
 from legato.model.partly_native import PartlyNativeDecoder
 from legato.model.quantization import quantize
 from tests.executor.instructions import TESTED

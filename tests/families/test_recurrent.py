@@ -22,7 +22,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import StepOutcome
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.decoder import Decoder
-from legato.model.native import NativeKernels
+from legato.model.native_kernels import NativeKernels
 from legato.model.native_recurrence import NativeMixer
 from legato.model.recurrence import RecurrentMixer
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401

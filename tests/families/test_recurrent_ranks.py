@@ -20,7 +20,7 @@ from legato.core.token_ids import token_array
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.model.decoder import Embedding
-from legato.model.native import native_instructions
+from legato.model.native_kernels import native_instructions
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.engine.test_tensor_parallel import poisoned_on
 from tests.families.schedules import PROMPTS, greedy

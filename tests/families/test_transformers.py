@@ -13,7 +13,8 @@ from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.engine.assembly.builder import load_runtime
-from legato.model.native import NativeKernels, ReadsNativeCache
+from legato.model.native_attention import ReadsNativeCache
+from legato.model.native_kernels import NativeKernels
 from legato.model.transformers_families import FAMILIES
 from legato.model.transformers_model import TransformersModel
 from tests.executor.instructions import TESTED

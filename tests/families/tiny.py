@@ -1,32 +1,15 @@
 """Tiny random checkpoints of every family, made with transformers."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, Mistral4ForCausalLM, PreTrainedModel
 
-VOCAB_SIZE = 320
-WINDOW = 24
-"""Keys visible to a query, in families with windows: fewer than a prompt has."""
+from tests.families.tiny_config import FULL, SLIDING, VOCAB_SIZE, WINDOW, Tiny
+from tests.families.tiny_recurrent import RECURRENT_MODELS
 
-_SIZES = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 128,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 _EXPERTS = {"num_hidden_layers": 3}
-_SIX_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-_LINEAR = "linear_attention"
 
 
 def _yarn(**more: Any) -> dict[str, Any]:
@@ -53,66 +36,6 @@ def _longrope(num_pairs: int) -> dict[str, Any]:
     }
 
 
-_DELTA_NET = {
-    "head_dim": 64,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 48,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e4,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [3, 3, 2],
-        "mrope_interleaved": True,
-    },
-}
-_GRANITE_H = {
-    "shared_intermediate_size": 96,
-    "layer_types": [_LINEAR, _FULL, _LINEAR],
-    "num_hidden_layers": 3,
-    "embedding_multiplier": 12.0,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.22,
-    "logits_scaling": 8.0,
-    "mamba_n_heads": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 16,
-    "time_step_limit": [0.3, 1.5],
-}
-_FALCON_H1 = {
-    "num_hidden_layers": 2,
-    "mamba_d_ssm": 192,
-    "mamba_n_heads": 6,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 16,
-    "embedding_multiplier": 3.0,
-    "lm_head_multiplier": 0.25,
-    "key_multiplier": 0.7,
-    "attention_in_multiplier": 1.3,
-    "attention_out_multiplier": 0.6,
-    "mlp_multipliers": [1.4, 0.5],
-    "ssm_multipliers": [1.2, 0.8, 0.7, 1.1, 0.9],
-    "ssm_in_multiplier": 0.75,
-    "ssm_out_multiplier": 0.4,
-}
-_NEMOTRON_H = {
-    "head_dim": 32,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 32,
-    "n_groups": 2,
-    "ssm_state_size": 16,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "moe_shared_expert_intermediate_size": 96,
-    "n_group": 3,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-    "time_step_min": 1e-30,  # transformers' limit for prompts, but not for single tokens
-}
-
-
 _LATENT = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 4,
@@ -137,20 +60,10 @@ _GEMMA4 = {
     "global_head_dim": 64,
     "num_global_key_value_heads": 1,
     "attention_k_eq_v": True,
-    "layer_types": [_SLIDING, _FULL] * 2,
+    "layer_types": [SLIDING, FULL] * 2,
     "sliding_window": WINDOW,
     "final_logit_softcapping": 3.0,
 }
-
-
-class Tiny(NamedTuple):
-    """Attributes: settings: of the configuration, besides the sizes that all have."""
-
-    model_type: str
-    settings: Mapping[str, Any] = MappingProxyType({})
-
-    def config(self) -> Any:
-        return AutoConfig.for_model(self.model_type, **{**_SIZES, **self.settings})
 
 
 MODELS = {
@@ -197,13 +110,6 @@ MODELS = {
             "logits_scaling": 8.0,
         },
     ),
-    "granite-4-h": Tiny(
-        "granitemoehybrid", {**_GRANITE_H, "num_local_experts": 0, "num_experts_per_tok": 0}
-    ),
-    "granite-4-h-moe": Tiny(
-        "granitemoehybrid",
-        {**_GRANITE_H, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 64},
-    ),
     "granite-4-nope": Tiny(
         "granitemoehybrid",
         {
@@ -220,13 +126,13 @@ MODELS = {
         {
             "sliding_window": WINDOW,
             "rope_parameters": {
-                _FULL: _yarn(),
-                _SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+                FULL: _yarn(),
+                SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
             },
         },
     ),
     "exaone4": Tiny("exaone4", {"sliding_window": WINDOW}),
-    "exaone4-small": Tiny("exaone4", {"sliding_window": None, "layer_types": [_FULL] * 4}),
+    "exaone4-small": Tiny("exaone4", {"sliding_window": None, "layer_types": [FULL] * 4}),
     "glm4": Tiny("glm4", {"head_dim": 64}),
     "seed-oss": Tiny("seed_oss", {"head_dim": 64}),
     "ernie4.5": Tiny("ernie4_5", {"head_dim": 64, "use_bias": True}),
@@ -268,8 +174,8 @@ MODELS = {
             "sliding_window": WINDOW,
             "query_pre_attn_scalar": 24,
             "rope_parameters": {
-                _FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-                _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+                FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 1e4},
             },
         },
     ),
@@ -280,7 +186,7 @@ MODELS = {
             "num_key_value_heads": 1,
             "head_dim": 32,
             "global_head_dim": 64,
-            "layer_types": [_SLIDING, _SLIDING, _FULL] * 2,
+            "layer_types": [SLIDING, SLIDING, FULL] * 2,
             "sliding_window": WINDOW,
             "num_kv_shared_layers": 3,
             "use_double_wide_mlp": True,
@@ -299,7 +205,7 @@ MODELS = {
             "hidden_size_per_layer_input": 0,
             "num_key_value_heads": 4,
             "num_global_key_value_heads": 2,
-            "layer_types": [_SLIDING, _SLIDING, _FULL],
+            "layer_types": [SLIDING, SLIDING, FULL],
             "enable_moe_block": True,
             "num_experts": 6,
             "top_k_experts": 3,
@@ -311,69 +217,7 @@ MODELS = {
     "gpt-neox": Tiny("gpt_neox"),
     "gpt-neox-sequential": Tiny("gpt_neox", {"use_parallel_residual": False}),
     "apertus": Tiny("apertus"),
-    "qwen3.5": Tiny("qwen3_5_text", _DELTA_NET | {"tie_word_embeddings": True}),
-    "qwen3.5-moe": Tiny(
-        "qwen3_5_moe_text",
-        {**_DELTA_NET, **_SIX_EXPERTS, "shared_expert_intermediate_size": 96},
-    ),
-    "qwen3-next": Tiny(
-        "qwen3_next",
-        {
-            **_DELTA_NET,
-            **_SIX_EXPERTS,
-            "shared_expert_intermediate_size": 96,
-            "mlp_only_layers": [1],
-        },
-    ),
-    "lfm2": Tiny(
-        "lfm2",
-        {
-            "layer_types": ["conv", _FULL, "conv", "conv"],
-            "conv_bias": True,
-            "block_multiple_of": 32,
-        },
-    ),
-    "lfm2-moe": Tiny(
-        "lfm2_moe",
-        {
-            **_SIX_EXPERTS,
-            "num_hidden_layers": 3,
-            "layer_types": ["conv", _FULL, "conv"],
-            "num_dense_layers": 1,
-            "routed_scaling_factor": 1.5,
-        },
-    ),
-    "falcon-h1": Tiny("falcon_h1", _FALCON_H1),
-    "falcon-h1-normed": Tiny(
-        "falcon_h1",
-        {
-            **_FALCON_H1,
-            "mamba_rms_norm": True,
-            "time_step_limit": [0.3, 1.5],
-            "mlp_bias": True,
-        },
-    ),
-    "nemotron-h": Tiny(
-        "nemotron_h",
-        {
-            **_NEMOTRON_H,
-            "layers_block_type": [_LINEAR, "mlp", _FULL, "mlp", _LINEAR],
-            "use_bias": True,
-            "mlp_bias": True,
-        },
-    ),
-    "nemotron-3": Tiny(
-        "nemotron_h",
-        {**_NEMOTRON_H, "layers_block_type": [_LINEAR, "moe", _LINEAR, _FULL, "moe"]},
-    ),
-    "nemotron-3-latent": Tiny(
-        "nemotron_h",
-        {
-            **_NEMOTRON_H,
-            "layers_block_type": [_LINEAR, "moe", _FULL],
-            "moe_latent_size": 64,
-        },
-    ),
+    **RECURRENT_MODELS,
     "arcee": Tiny("arcee", {"mlp_bias": True, "attention_bias": True}),
     "mixtral": Tiny("mixtral", {**_EXPERTS, "num_local_experts": 6, "num_experts_per_tok": 2}),
     "qwen2-moe": Tiny(

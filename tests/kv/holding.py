@@ -1,18 +1,20 @@
 """What requests with blocks may do in any state machine of the KV manager."""
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from legato.core.request import Request
 from legato.kv.manager import KVCacheManager
+from tests.kv.conservation import check_blocks
 
 
 class HoldingMachine(RuleBasedStateMachine):
-    """Lets requests learn tokens and end.
+    """Lets requests learn tokens and end, and the cache be forgotten and watched.
 
     Attributes:
         kv: set by the subclass.
         held: the requests that have blocks.
+        num_added: the requests that have come, for their ids.
     """
 
     kv: KVCacheManager
@@ -20,6 +22,7 @@ class HoldingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.held: list[Request] = []
+        self.num_added = 0
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), token_id=st.integers(0, 1))
@@ -38,3 +41,16 @@ class HoldingMachine(RuleBasedStateMachine):
     def drop(self, request: Request) -> None:
         self.held.remove(request)
         self.kv.release(request)
+
+    @rule()
+    def forget(self) -> None:
+        self.kv.forget()
+        assert self.kv.num_cached_blocks == 0
+
+    @rule()
+    def watch(self) -> None:
+        self.kv.watch()
+
+    @invariant()
+    def blocks_are_conserved(self) -> None:
+        check_blocks(self.kv)

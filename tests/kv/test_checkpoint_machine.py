@@ -10,9 +10,8 @@ from legato.core.plan import STATES, ZERO_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import Request
 from legato.kv.handovers import Handover
 from legato.kv.prefix_node import Node
-from tests.kv.cache_watcher import Routers, cached_ends
-from tests.kv.conservation import check_blocks
-from tests.kv.holding import HoldingMachine
+from tests.kv.cache_watcher import cached_ends
+from tests.kv.hit_ends import HitEndsMachine
 from tests.kv.recurrent import BLOCK_SIZE, DEPTH, landed, manager, num_hit, planned
 from tests.kv.requests import request_for
 from tests.profiles import examples
@@ -33,7 +32,7 @@ class Flight(NamedTuple):
     chunk: ScheduledChunk
 
 
-class CheckpointsMachine(HoldingMachine):
+class CheckpointsMachine(HitEndsMachine):
     """Requests over few tokens in a small cache, with up to three steps in flight.
 
     The contents of each slot are kept as all tokens up to its state. With swap space, one step is
@@ -45,9 +44,7 @@ class CheckpointsMachine(HoldingMachine):
         self.depth = DEPTH
         self.host: dict[int, tuple[int, ...] | None] = {}
         self.flights: deque[Flight] = deque()
-        self.num_added = 0
         self.contents: dict[int, tuple[int, ...] | None] = {ZERO_STATE: ()}
-        self.routers = Routers()
 
     @initialize(
         num_requests=st.sampled_from([1, 2]),
@@ -66,7 +63,6 @@ class CheckpointsMachine(HoldingMachine):
         num_blocks: int,
         num_spare_slots: int,
     ) -> None:
-        self.served: list[list[int]] = []
         self.transferred: list[tuple[Handover, tuple[int, ...], bool]] = []
         self.depth = 1 if num_host_states else DEPTH
         self.kv = manager(
@@ -86,29 +82,12 @@ class CheckpointsMachine(HoldingMachine):
         salt=st.sampled_from([None, None, None, "a"]),
     )
     def begin(self, prompt: list[int], salt: str | None) -> None:
-        self.num_added += 1
-        request = request_for(str(self.num_added), prompt, cache_salt=salt)
-        found, fits = self.kv.lookup.match(request), self.kv.fits(request)
-        assert found.num_computed_tokens == found.num_tokens < request.num_tokens
-        assert self.kv.reserve(request, found) is fits
-        if fits:
-            self.held.append(request)
-            request.catch_up(self.kv.num_computed_tokens(request))
-            assert request.num_computed_tokens == found.num_tokens
+        self.add(prompt, salt)
 
     @precondition(lambda self: not self.flights)
     @rule(prompt=prompts(), num_tokens=st.integers(1, 8))
     def serve(self, prompt: list[int], num_tokens: int) -> None:
-        """A request comes, is computed and ends."""
-        num_held = len(self.held)
-        self.begin(prompt, None)
-        if len(self.held) > num_held:
-            request = self.held[-1]
-            while request.num_scheduled_tokens < request.num_tokens:
-                self.plan_chunk(request, num_tokens, heeds_ends=True)
-                self.land()
-            self.drop(request)
-            self.served.append(prompt)
+        self.serve_in_chunks(prompt, num_tokens)
 
     @precondition(lambda self: self.held and len(self.flights) < self.depth)
     @rule(data=st.data(), num_tokens=st.integers(1, 8), heeds_ends=st.booleans())
@@ -116,7 +95,7 @@ class CheckpointsMachine(HoldingMachine):
         request = data.draw(st.sampled_from(self.held))
         self.plan_chunk(request, num_tokens, heeds_ends=heeds_ends)
 
-    def plan_chunk(self, request: Request, num_tokens: int, *, heeds_ends: bool) -> None:
+    def plan_chunk(self, request: Request, num_tokens: int, *, heeds_ends: bool = True) -> None:
         end = min(request.num_tokens, request.num_scheduled_tokens + num_tokens)
         if heeds_ends:
             end = self.kv.chunk_end(request, end)
@@ -222,33 +201,11 @@ class CheckpointsMachine(HoldingMachine):
         if is_whole and not sends:
             assert num_hit(self.kv, list(tokens)) == len(tokens)
 
-    @rule()
-    def forget(self) -> None:
-        self.kv.forget()
-
-    @rule()
-    def watch(self) -> None:
-        self.kv.watch()
-
-    @invariant()
-    def who_watches_knows_where_hits_end(self) -> None:
-        if not hasattr(self, "kv"):
-            return
-        self.routers.take(self.kv.take_events())
-        if not self.routers.own.is_watching:
-            return
-        self.routers.check(self.kv)
+    def check_ends(self) -> None:
         assert self.routers.own.ends() == cached_ends(self.kv)
 
     @invariant()
-    def slots_are_conserved(self) -> None:
-        if hasattr(self, "kv"):
-            check_blocks(self.kv)
-
-    @invariant()
     def checkpoints_are_the_states_of_their_blocks(self) -> None:
-        if not hasattr(self, "kv"):
-            return
         kept = self.states.checkpoints
         here = {key: self.contents.get(slot) for key, slot in kept.slots.items()}
         spilled = {key: self.host.get(slot) for key, slot in kept.spilled._slots.items()}

@@ -11,9 +11,7 @@ from legato.core.block_ids import BlockIds
 from legato.core.request import Request
 from legato.kv.handovers import Handover
 from legato.kv.window_group import WindowGroup
-from tests.kv.cache_watcher import Routers
-from tests.kv.conservation import check_blocks
-from tests.kv.holding import HoldingMachine
+from tests.kv.hit_ends import HitEndsMachine
 from tests.kv.requests import request_for
 from tests.kv.windowed import BLOCK_SIZE, MAX_REQUESTS, MOST_ROWS, WINDOWS, check_ends, manager
 from tests.profiles import examples
@@ -34,7 +32,7 @@ Place = tuple[dict[tuple[int, int], tuple[int, ...]], tuple[int, int]]
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=16)
 
 
-class WindowsMachine(HoldingMachine):
+class WindowsMachine(HitEndsMachine):
     """Requests over few tokens in a small cache, with up to three steps in flight.
 
     The contents of each slot of each group are kept as all tokens up to its own, and forgotten when
@@ -50,16 +48,13 @@ class WindowsMachine(HoldingMachine):
         self.kv = manager(
             num_host_slots=num_host_slots, max_requests=max_requests, num_lent=num_lent
         )
-        self.served: list[list[int]] = []
         # What transfers fill, with the prompt, and what they read.
         self.received: list[tuple[Handover, tuple[int, ...]]] = []
         self.sent: list[tuple[Handover, tuple[int, ...]]] = []
         assert self.kv.windows is not None
-        self.routers = Routers()
         self.windows = (None, *WINDOWS)
         self.host: dict[int, list[tuple[int, ...] | None]] = {}  # of the first group; key slot
         self.flights: deque[Flight] = deque()
-        self.num_added = 0
         # Of each group; key (block, offset), value all tokens up to this one's.
         self.contents: list[dict[tuple[int, int], tuple[int, ...]]] = [{} for _ in self.windows]
         for group, contents in zip(self.kv.windows.groups, self.contents[1:], strict=True):
@@ -108,29 +103,12 @@ class WindowsMachine(HoldingMachine):
 
     @rule(prompt=PROMPTS)
     def begin(self, prompt: list[int]) -> None:
-        self.num_added += 1
-        request = request_for(str(self.num_added), prompt)
-        found, fits = self.kv.lookup.match(request), self.kv.fits(request)
-        assert found.num_computed_tokens == found.num_tokens < request.num_tokens
-        assert self.kv.reserve(request, found) is fits
-        if fits:
-            self.held.append(request)
-            request.catch_up(self.kv.num_computed_tokens(request))
-            assert request.num_computed_tokens == found.num_tokens
+        self.add(prompt)
 
     @precondition(lambda self: not self.flights)
     @rule(prompt=PROMPTS, num_tokens=st.integers(1, MOST_ROWS))
     def serve(self, prompt: list[int], num_tokens: int) -> None:
-        """A request comes, is computed and ends."""
-        num_held = len(self.held)
-        self.begin(prompt)
-        if len(self.held) > num_held:
-            request = self.held[-1]
-            while request.num_scheduled_tokens < request.num_tokens:
-                self.plan_chunk(request, num_tokens)
-                self.land()
-            self.drop(request)
-            self.served.append(prompt)
+        self.serve_in_chunks(prompt, num_tokens)
 
     @precondition(lambda self: self.held and len(self.flights) < 3)
     @rule(data=st.data(), num_tokens=st.integers(1, MOST_ROWS))
@@ -220,7 +198,7 @@ class WindowsMachine(HoldingMachine):
 
     @invariant()
     def what_is_sent_stays(self) -> None:
-        for handover, prompt in getattr(self, "sent", ()):
+        for handover, prompt in self.sent:
             for _, place, tokens in self.places(handover, prompt, 0):
                 assert place[0].get(place[1]) == tokens
 
@@ -236,28 +214,8 @@ class WindowsMachine(HoldingMachine):
                     tokens = prompt[: i * BLOCK_SIZE + offset + 1]
                     yield group, (self.contents[group], (block_id, offset)), tokens
 
-    @rule()
-    def forget(self) -> None:
-        self.kv.forget()
-
-    @rule()
-    def watch(self) -> None:
-        self.kv.watch()
-
-    @invariant()
-    def who_watches_knows_where_hits_end(self) -> None:
-        if not hasattr(self, "kv"):
-            return
-        self.routers.take(self.kv.take_events())
-        if not self.routers.own.is_watching:
-            return
-        self.routers.check(self.kv)
+    def check_ends(self) -> None:
         check_ends(self.kv, self.routers.own)
-
-    @invariant()
-    def blocks_are_conserved(self) -> None:
-        if hasattr(self, "kv"):
-            check_blocks(self.kv)
 
 
 def read(

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from legato.checkpoint.loader import load_model, open_checkpoint, resolve_dtype
 from legato.core.config import ModelConfig, Quantization
 from legato.model.decoder import Decoder
-from legato.model.native import NativeKernels, NativeModel, native_instructions
+from legato.model.native_kernels import NativeKernels, native_instructions
+from legato.model.native_model import NativeModel
 
 TINY = {
     "vocab_size": 320,

@@ -11,7 +11,8 @@ from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.mixer_spec import AttentionSpec, RecurrenceSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
-from legato.model.native import NativeKernels, NativeModel
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_model import NativeModel
 from legato.model.rope import QueryGrowth, RopeFrequencies, no_rope
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec

@@ -8,7 +8,7 @@ import pytest
 from legato.core.errors import UnsupportedModelError
 from legato.model.mixer_spec import AttentionSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
-from legato.model.native import NativeModel
+from legato.model.native_model import NativeModel
 from legato.model.native_support import SUPPORTED, why_not_computed
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec

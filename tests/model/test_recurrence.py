@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from legato.model import delta_net, mamba2
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
-from legato.model.native import NativeKernels
+from legato.model.native_kernels import NativeKernels
 from legato.model.native_recurrence import NativeMixer
 from legato.model.recurrence import RecurrentMixer, make_recurrence
 from legato.model.states import Run, StepStates, make_states

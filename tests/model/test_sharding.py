@@ -17,7 +17,7 @@ from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
-from legato.model.native import NativeKernels
+from legato.model.native_kernels import NativeKernels
 from legato.model.native_recurrence import NativeMixer
 from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize
 from legato.model.recurrence import RecurrentMixer

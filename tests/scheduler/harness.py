@@ -28,10 +28,10 @@ from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.hold import Hold
 from legato.kv.manager import KVCacheManager
 from legato.kv.state_slots import StateSlots
-from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import Drafter
+from tests.scheduler.plan_checks import PlanChecks
 from tests.scheduler.shadow_cache import ShadowCache
 
 VOCAB_SIZE = 1000
@@ -102,6 +102,7 @@ class Harness:
             step_time=step_time,
             drafters=drafters,
         )
+        self.checks = PlanChecks(self.scheduler)
         self.clock = VirtualClock()
         self.executor = SimulatedExecutor(self.clock, step_time_s, vocab_size=VOCAB_SIZE)
         self.added: dict[str, AddRequest] = {}
@@ -193,8 +194,8 @@ class Harness:
             self.shadow.move(self.kv.take_moves())
             return None
         self.plans.append(plan)
+        self.checks.check(plan, self.in_flight, decoding, early)
         self.in_flight.append(plan)
-        self.check(plan, decoding, early)
         self.hear(plan)
         self.shadow.move(plan.moves)
         return plan
@@ -208,93 +209,6 @@ class Harness:
             num_computed = max(num_computed, self.kv.num_computed_tokens(request))
         is_output = num_computed >= request.num_prompt_tokens
         return is_output and request.num_expected_tokens - num_computed == 1
-
-    def check(self, plan: StepPlan, decoding: dict[Request, float], early: set[str]) -> None:
-        """The invariants that one plan shows by itself.
-
-        Args:
-            decoding: key each stream, value when its token was due, in seconds.
-            early: who was preempted before it was planned.
-        """
-        budget = self.config.max_num_batched_tokens
-        assert budget is not None
-        ids = [chunk.request_id for chunk in plan.chunks]
-        is_prefilling = bool(set(ids) - {request.request_id for request in decoding})
-        num_drafts = sum(len(chunk.draft_token_ids) for chunk in plan.chunks)
-        assert plan.num_tokens <= budget or not (is_prefilling or num_drafts)
-        assert not set(ids) & (set(plan.preempted) - early), "preempted and run in one step"
-        assert len(set(ids)) == len(ids)
-        if self.config.policy == "stall-free":
-            self.check_streams(plan, decoding)
-        writers: dict[int, str] = {}  # key block
-        for chunk in plan.chunks:
-            self.check_foresight(chunk)
-            assert chunk.num_tokens > 0
-            assert len(chunk.block_ids) * self.kv.block_size >= chunk.end
-            self.check_drafts(chunk)
-            for block_id in self.written_blocks(chunk):
-                assert block_id not in self.kv.holds._arriving, "written by a transfer, too"
-                assert writers.setdefault(block_id, chunk.request_id) == chunk.request_id, (
-                    "a block has two writers"
-                )
-        if plan.deadline is not None:
-            self.check_deadline(plan, decoding)
-        if self.kv.states is not None:
-            kept = set(self.kv.states.checkpoints.slots.values())
-            changes = [chunk.state for chunk in plan.chunks if chunk.state is not None]
-            written = [slot for one in changes for slot in (*one.earlier, one.destination)]
-            num_drafts = sum(len(chunk.draft_token_ids) for chunk in plan.chunks)
-            assert len(set(written)) == len(written) == len(plan.chunks) + num_drafts
-            assert kept.isdisjoint(written), "a checkpoint is written to"
-        for chunk in plan.chunks:
-            for block_id in chunk.block_ids[: -(-chunk.end // self.kv.block_size)]:
-                writer = writers.get(block_id, chunk.request_id)
-                assert writer == chunk.request_id, "reads what another writes in this step"
-
-    def check_deadline(self, plan: StepPlan, decoding: dict[Request, float]) -> None:
-        """A promised token is due, and the last rows are prompts'."""
-        deadline, kinds = plan.deadline, [chunk.kind for chunk in plan.chunks]
-        assert deadline is not None
-        assert plan.limit_s == deadline.late_s >= deadline.layers_s
-        assert 0.0 <= deadline.prefill_share <= 1.0
-        ids = {chunk.request_id for chunk in plan.chunks}
-        assert any(s < UNLIMITED for r, s in decoding.items() if r.request_id in ids)
-        assert kinds == sorted(kinds, key=lambda kind: kind == "prefill")
-        assert kinds[-1] == "prefill"
-
-    def check_drafts(self, chunk: ScheduledChunk) -> None:
-        """Drafts stand behind a stream's next token, and nothing is planned behind them."""
-        num_drafts = len(chunk.draft_token_ids)
-        assert (chunk.kind == "verify") == (num_drafts > 0) == (chunk.drafter is not None)
-        if num_drafts:
-            assert self.config.speculative != "off"
-            assert chunk.num_tokens == chunk.num_samples == 1 + num_drafts
-        before = [c for p in list(self.in_flight)[:-1] for c in p.chunks]
-        assert not any(c.draft_token_ids for c in before)
-
-    def check_foresight(self, chunk: ScheduledChunk) -> None:
-        """Nothing behind a request's end, or before the values are known that it takes."""
-        request = self.scheduler._queues.running[chunk.request_id]
-        assert request.finish_reason is None
-        assert chunk.end < request.num_final_tokens + request.is_pooled
-        assert not (request.is_pooled and chunk.num_samples)
-        others = [c for p in list(self.in_flight)[:-1] for c in p.chunks]
-        sampled = [c for c in others if c.request_id == chunk.request_id and c.num_samples]
-        assert not (sampled and request.params.needs_values)
-
-    def written_blocks(self, chunk: ScheduledChunk) -> tuple[int, ...]:
-        size = self.kv.block_size
-        return chunk.block_ids[chunk.start // size : -(-chunk.end // size)]
-
-    def check_streams(self, plan: StepPlan, decoding: dict[Request, float]) -> None:
-        """All streams advance, save that where a token is due best-effort ones may take turns."""
-        ids = {chunk.request_id for chunk in plan.chunks}
-        kept = [r for r in decoding if r.request_id not in plan.preempted]
-        left_out = [r for r in kept if r.request_id not in ids]
-        assert all(r.is_best_effort for r in left_out), "a running stream was left out"
-        if left_out:
-            assert any(decoding[r] < UNLIMITED for r in kept), "left out, but nothing is due"
-            assert any(r.is_best_effort and r.request_id in ids for r in kept), "nobody's turn"
 
     def run(
         self,

@@ -11,15 +11,14 @@ from functools import partial
 import torch
 
 from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.described import read_spec, weight_shapes
 from legato.checkpoint.gguf import open_gguf_checkpoint
-from legato.checkpoint.hugging_face import read_config, read_description, said_dtype
+from legato.checkpoint.hugging_face import read_config
 from legato.checkpoint.source import ModelSource
-from legato.checkpoint.weight_shapes import weight_shapes
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import NamedWeights
 from legato.model.spec import DecoderSpec
-from legato.model.transformers_families import runs_on_transformers
 from legato.model.transformers_spec import TransformersSpec
 
 _FACTORS = ("norm.weight", ".layer_scalar", ".expert_scale")
@@ -61,14 +60,8 @@ def _described(
             f"{source.path} is quantized, and dummy weights are not; without its "
             "quantization_config they are, as --quantization says"
         )
-    if runs_on_transformers(source.path, contents, config.model_impl):
-        # Local import: transformers' layers take seconds to import.
-        from legato.checkpoint import transformers_checkpoint as checkpoints
-
-        other = checkpoints.read_spec(source.path / "config.json", contents)
-        return other, checkpoints.said_dtype(contents) or torch.bfloat16
-    description, spec, _ = read_description(source.path, config.max_model_len)
-    return spec, said_dtype(description) or torch.bfloat16
+    spec, dtype = read_spec(source.path, contents, config)
+    return spec, dtype or torch.bfloat16
 
 
 def _random_tensors(

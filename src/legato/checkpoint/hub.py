@@ -1,31 +1,24 @@
 """Opens the headers of a checkpoint on the Hugging Face hub, without its weights."""
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from msgspec.structs import replace
 
 from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.described import read_spec, weight_shapes
 from legato.checkpoint.hugging_face import (
     num_labels,
-    read_description,
-    said_dtype,
     without_output,
 )
 from legato.checkpoint.json_file import read_json
 from legato.checkpoint.quantization_config import method_of, scheme_of
 from legato.checkpoint.scheme import Header, num_bytes
 from legato.checkpoint.source import configured_source
-from legato.checkpoint.weight_shapes import weight_shapes
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.validation import refusing_what_fails
 from legato.model.architectures import text_config
 from legato.model.base import NamedWeights
 from legato.model.spec import DecoderSpec
-from legato.model.transformers_families import runs_on_transformers
-from legato.model.transformers_spec import TransformersSpec
 
 
 def open_hub_headers(config: ModelConfig) -> Checkpoint:
@@ -46,7 +39,7 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
     with refusing_what_fails(path):
         is_quantized = scheme_of(contents) is not None
     headers = _headers(config)
-    spec, dtype = _description(folder, contents, config)
+    spec, dtype = read_spec(folder, contents, config)
     has_output = True
     if isinstance(spec, DecoderSpec):
         spec, has_output = without_output(spec, contents, headers)
@@ -63,20 +56,6 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
         num_labels=num_labels(headers),
         kept_bytes={name: num_bytes(header) for name, header in headers.items()},
     )
-
-
-def _description(
-    folder: Path, contents: dict[str, Any], config: ModelConfig
-) -> tuple[DecoderSpec | TransformersSpec, torch.dtype | None]:
-    """Return what is known of the layers, and the dtype that config.json names."""
-    if runs_on_transformers(folder, contents, config.model_impl):
-        # Local import: transformers' layers take seconds to import.
-        from legato.checkpoint import transformers_checkpoint
-
-        spec = transformers_checkpoint.read_spec(folder / "config.json", contents)
-        return spec, transformers_checkpoint.said_dtype(contents)
-    description, own_spec, _ = read_description(folder, config.max_model_len)
-    return own_spec, said_dtype(description)
 
 
 def _headers(config: ModelConfig) -> dict[str, Header]:

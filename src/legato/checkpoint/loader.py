@@ -11,18 +11,19 @@ from typing import TypeVar
 import torch
 
 from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.described import weight_shapes
 from legato.checkpoint.dummy import open_dummy_checkpoint
 from legato.checkpoint.finite import check_finite
 from legato.checkpoint.gguf import open_gguf_checkpoint
 from legato.checkpoint.hugging_face import open_hf_checkpoint, read_config
 from legato.checkpoint.source import configured_source
-from legato.checkpoint.weight_shapes import weight_shapes
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import Model, NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
-from legato.model.native import NativeKernels, NativeModel
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_model import NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
 from legato.model.partly_native import PartlyNativeDecoder
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize, quantize_rotated

@@ -1,18 +1,15 @@
 """Opens checkpoints for transformers' own layers."""
 
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from legato.checkpoint.base import Checkpoint
-from legato.checkpoint.hugging_face import WeightFiles, check_types, dtype_named, used_dtype
 from legato.checkpoint.quantization_config import method_of, scheme_of
-from legato.checkpoint.quantized_matrices import QuantizedMatrices
-from legato.checkpoint.scheme import num_bytes
 from legato.checkpoint.transformers_tensors import TransformersTensors, in_order
+from legato.checkpoint.weight_files import WeightFiles, dtype_named
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import text_config
 from legato.model.transformers_paper import describe
@@ -41,35 +38,18 @@ def open_transformers_checkpoint(folder: Path, contents: Mapping[str, Any]) -> C
     spec = read_spec(path, contents)
     with refusing_what_fails(path):
         scheme = scheme_of(dict(contents))
-    files, named = WeightFiles.of(folder), TransformersTensors(spec)
-    kept_bytes = {name: num_bytes(header) for name, header in files.headers.items()}
-    architecture = text_config(dict(contents))["architectures"][0]
-    if scheme is None:
-        check_types(files.headers)
-        shapes = {name: header.shape for name, header in files.headers.items()}
-        return Checkpoint(
-            name=str(folder),
-            spec=spec,
-            architecture=architecture,
-            kept_bytes=kept_bytes,
-            dtype=said_dtype(contents) or used_dtype(files.headers),
-            shapes=named.shapes_after(shapes),
-            tensors=lambda _: named.converted(files.tensors(in_order(shapes))),
-        )
-    matrices = QuantizedMatrices(str(folder), scheme, files.headers, files.read)
-    check_types(matrices.others)
-    shapes = {name: header.shape for name, header in matrices.others.items()}
-    others = in_order(shapes)
+    files, named = WeightFiles(folder, scheme), TransformersTensors(spec)
+    others = in_order(files.others)
     return Checkpoint(
         name=str(folder),
         spec=spec,
-        dtype=torch.bfloat16,
-        shapes=named.shapes_after(shapes | matrices.shapes),
-        tensors=lambda _: named.converted(chain(files.tensors(others), matrices.read())),
-        is_quantized=True,
-        architecture=architecture,
+        dtype=files.dtype(said_dtype(contents)),
+        shapes=named.shapes_after(files.shapes),
+        tensors=lambda _: named.converted(files.weights(others)),
+        is_quantized=scheme is not None,
+        architecture=text_config(dict(contents))["architectures"][0],
         quantization=method_of(dict(contents)),
-        kept_bytes=kept_bytes,
+        kept_bytes=files.kept_bytes,
     )
 
 

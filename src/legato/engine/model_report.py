@@ -12,8 +12,7 @@ from legato.checkpoint.source import is_hub_id
 from legato.core.config import ModelConfig
 from legato.gpu import support as gpu
 from legato.kv.state_slots import StateSlots
-from legato.model import native
-from legato.model.native_support import why_not_experts
+from legato.model import native_support as native
 from legato.model.packed_linear import can_pack
 from legato.model.spec import DecoderSpec
 
@@ -84,7 +83,9 @@ def report_model(config: ModelConfig) -> ModelReport:
     else:
         cpu_layers, why_not_gpu = "transformers", "transformers' layers run on CPUs alone"
     # PyTorch's experts in partly native layers are widened.
-    keeps_codes = not reason and not (spec.states and why_not_experts(checkpoint.decoder_spec))
+    keeps_codes = not reason and not (
+        spec.states and native.why_not_experts(checkpoint.decoder_spec)
+    )
     cache = spec.cache(dtype)
     return ModelReport(
         model=config.model,

@@ -30,7 +30,9 @@ from legato.model.mixer_spec import (
     ShortConvSpec,
 )
 from legato.model.mlp_spec import MlpSpec
-from legato.model.native import NativeKernels, NativeLinear, NativeModel
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_model import NativeModel
+from legato.model.native_operators import NativeLinear
 from legato.model.native_recurrence import NativeMixer
 from legato.model.quantization import (
     FLOAT8_TABLE,

@@ -1,6 +1,6 @@
-"""Native products, gated MLPs and mixtures of experts, one at a time, in layers that PyTorch runs.
+"""Native norms, products, gated MLPs and mixtures of experts, one at a time.
 
-Rows are bfloat16.
+Rows are bfloat16 where no other dtype is named.
 """
 
 from typing import Any
@@ -9,18 +9,68 @@ import torch
 from torch import nn
 
 from legato.model.mlp_spec import MoeSpec
-from legato.model.native import NativeKernels, NativeLinear
 from legato.model.native_experts import expert_numbers
-from legato.model.native_weights import Weight, addresses_of, take_experts
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_weights import (
+    DTYPE,
+    Weight,
+    addresses_of,
+    join,
+    take_experts,
+    weight_addresses,
+)
 from legato.model.quantization import QuantizedWeight
 
-_DTYPE = torch.bfloat16
 PANEL = 32
 """Outputs that are computed together."""
 
 
+class NativeNorm(nn.Module):
+    """An RMS norm of the last dimension. Attributes: weight: float32 [E], a multiple of 16."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, kernels: NativeKernels) -> None:
+        super().__init__()
+        self.weight, self._eps = weight, eps
+        self._operators = kernels.operators
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Normalize rows of bfloat16 or float32 to bfloat16, same shape."""
+        rows = rows.contiguous()
+        out = torch.empty(rows.shape, dtype=DTYPE)
+        size = len(self.weight)
+        self._operators.normalize(
+            rows.data_ptr(),
+            rows.dtype == DTYPE,
+            rows.numel() // size,
+            size,
+            self.weight.data_ptr(),
+            self._eps,
+            out.data_ptr(),
+        )
+        return out
+
+
+class NativeLinear:
+    """A projection without bias and with float32 outputs. Attributes: native: the packed matrix."""
+
+    def __init__(self, weight: torch.Tensor | QuantizedWeight, kernels: NativeKernels) -> None:
+        self._pool = kernels.pool
+        self._num_outputs, depth = weight.shape
+        packed = join([weight])
+        self.native = kernels.extension.Matrix(
+            weight_addresses("weight", packed), self._num_outputs, depth
+        )
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Map [T, in] to [T, out] float32."""
+        rows = rows.contiguous()
+        out = torch.empty(len(rows), self._num_outputs)
+        self.native.multiply(self._pool, rows.data_ptr(), len(rows), out.data_ptr())
+        return out
+
+
 class NativeProduct(nn.Module):
-    """A projection.
+    """A projection with a bias, or without, as a module of layers that PyTorch runs.
 
     Args:
         weight: [out, in].
@@ -37,13 +87,13 @@ class NativeProduct(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(weight, torch.Tensor):
-            weight = weight.to(_DTYPE).contiguous()
+            weight = weight.to(DTYPE).contiguous()
         self._linear = NativeLinear(weight, kernels)
         self._operators = kernels.operators
         self._bias = None if bias is None else bias.float()
         self._dtype = dtype
         self.num_outputs = weight.shape[0]
-        self.is_rounded = dtype == _DTYPE and self.num_outputs % PANEL == 0
+        self.is_rounded = dtype == DTYPE and self.num_outputs % PANEL == 0
 
     @property
     def parts(self) -> tuple[Any, int]:

@@ -6,7 +6,7 @@ import torch
 
 from legato.model.delta_net import DeltaNet
 from legato.model.mamba2 import Mamba2
-from legato.model.native import NativeKernels
+from legato.model.native_kernels import NativeKernels
 from legato.model.recurrence import RecurrentMixer, ShortConv
 from legato.model.states import StepStates
 

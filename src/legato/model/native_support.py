@@ -3,6 +3,7 @@
 import math
 
 import msgspec
+import torch
 
 from legato.model.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
@@ -12,6 +13,8 @@ from legato.model.native_experts import (
     has_computed_order,
     same_experts,
 )
+from legato.model.native_kernels import why_no_instructions
+from legato.model.native_weights import DTYPE
 from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
 from legato.model.support import (
     Rule,
@@ -22,6 +25,7 @@ from legato.model.support import (
     unsupported,
     why_heads_differ,
 )
+from legato.model.transformers_spec import TransformersSpec
 
 TILE_DEPTH = 32
 """Values in a row of a tile; every size must be a multiple of it."""
@@ -192,3 +196,21 @@ def why_not_in_parts(spec: DecoderSpec) -> str:
     if not spec.states:
         return "there are no recurrent layers"
     return why_heads_differ(spec) or unsupported("native parts of layers", spec, _PARTS)
+
+
+def why_not_native(
+    spec: DecoderSpec | TransformersSpec, dtype: torch.dtype, device: torch.device
+) -> str:
+    """Return why native kernels cannot run this model, or part; empty if they can.
+
+    Of models with recurrent layers, they run most parts of PyTorch's layers.
+    """
+    if device.type != "cpu":
+        return f"the device is {device.type}"
+    if reason := why_no_instructions():
+        return reason
+    if dtype != DTYPE:
+        return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
+    if isinstance(spec, TransformersSpec):
+        return ""
+    return why_not_in_parts(spec) if spec.states else why_not_computed(spec)

@@ -21,8 +21,9 @@ from legato.model.decoder import Decoder
 from legato.model.experts import MixtureOfExperts
 from legato.model.layers import MLP, FusedLinear, Linear
 from legato.model.mlp_spec import MoeSpec
-from legato.model.native import NativeKernels, ReadsNativeCache
+from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_experts import num_expert_weights
+from legato.model.native_kernels import NativeKernels
 from legato.model.native_operators import (
     PANEL,
     NativeMixture,

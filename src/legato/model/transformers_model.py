@@ -18,7 +18,8 @@ from transformers.utils import ModelOutput
 
 from legato.core.rows import CPU_ROWS
 from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
-from legato.model.native import NativeKernels, ReadsNativeCache
+from legato.model.native_attention import ReadsNativeCache
+from legato.model.native_kernels import NativeKernels
 from legato.model.native_operators import NativeProduct
 from legato.model.native_support import LARGEST_HEAD, TILE_DEPTH
 from legato.model.quantization import QuantizedWeight, plain

@@ -16,8 +16,8 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from legato.model.native import NativeKernels, NativeNorm
-from legato.model.native_operators import NativeMLP, NativeProduct
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_operators import NativeMLP, NativeNorm, NativeProduct
 
 _DTYPE = torch.bfloat16
 _VECTOR = 16

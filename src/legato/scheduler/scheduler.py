@@ -18,13 +18,12 @@ from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, step_budget
 from legato.scheduler.dispatch import Dispatch
-from legato.scheduler.drafting import Drafting
+from legato.scheduler.drafters import Drafters
 from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.forecast import Forecast, Outlook
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.margin import bearable
-from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
@@ -85,12 +84,12 @@ class Scheduler:
         self._tenants = Tenants(config.tenant_weights)
         self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
         self._turns = PrefillTurns()
-        self._drafters = drafters
-        self._draft_model = draft_model
         self._forecast_errors = ForecastErrors()
         self._fetch_time = FetchTime(kv.holds)
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
+        self._drafters = Drafters(drafters, draft_model, self._step_time, self._lengths)
         self._configure(config)
+        self._drafters.configure(config, self._budget)
         self._dispatch = Dispatch(kv, self._step_time)
         self._was_hurried = False
         self.broken_promise = ""
@@ -147,30 +146,15 @@ class Scheduler:
             config: resolved, with the same classes of service by name.
         """
         assert not self._dispatch.num_in_flight, "a step is in flight"
-        had_drafts = self._drafting is not None
         self._configure(config)
         waiting = self._queues.take_waiting()
         requests = (*self._queues.running.values(), *waiting)
-        self._turn_drafting(requests, was_on=had_drafts)
+        self._drafters.configure(config, self._budget, requests)
         for request in requests:
             if not request.is_promise_waived:
                 request.change_promise(self._classes[request.message.service.slo_class], now_s)
         for request in waiting:
             self._queues.add(request)
-
-    def _turn_drafting(self, requests: Iterable[Request], *, was_on: bool) -> None:
-        """Make the drafters learn or forget all streams, preempted ones included."""
-        for request in requests:
-            if self._drafting is None:
-                self._forget(request)
-            elif not was_on and request.num_output_tokens:
-                self._drafting.advance(request)
-
-    def _forget(self, request: Request) -> None:
-        for drafter in self._drafters:
-            drafter.forget(request)
-        if self._draft_model is not None:
-            self._draft_model.forget(request)
 
     def _configure(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -180,7 +164,6 @@ class Scheduler:
         # Drops a memory limit: a prompt that must not be chunked would never fit into it.
         self._budget = step_budget(config, self._step_time)
         self._fill = POLICIES[config.policy]
-        self._drafting = self._make_drafting(config)
         assert config.max_num_batched_tokens is not None
         self._idle_limit_s = config.idle_limit_s
         self._lateness = Lateness(
@@ -197,14 +180,6 @@ class Scheduler:
             forecast, self._queues, self._classes[INTERACTIVE], self._max_model_len
         )
         self._shedding = LoadShedding(config, self._queues, forecast, self._forecast_errors)
-
-    def _make_drafting(self, config: SchedulerConfig) -> Drafting | None:
-        if config.speculative == "off":
-            return None
-        model: ModelDrafting | None = None
-        if self._draft_model is not None:
-            model = ModelDrafting(self._draft_model, config, self._step_time, self._lengths)
-        return Drafting(self._drafters, config, self._budget, self._step_time, model)
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Apply new requests, aborts and arrived blocks; return outputs of requests that end."""
@@ -273,7 +248,7 @@ class Scheduler:
         if dispatch.has_drafts or (dispatch.num_in_flight and step.must_wait):
             return None
         self._fill(step)
-        drafts_ended_by = None if self._drafting is None else self._drafting.add(step)
+        drafts_ended_by = self._drafters.draft(step)
         self._num_preemptions += len(step.admission.preempted)
         self._note_budget(step)
         dispatch.note_changes(step.admission)
@@ -345,8 +320,7 @@ class Scheduler:
         Args:
             seconds: from the landing of a step to the submission of the next.
         """
-        if self._drafting is not None:
-            self._drafting.note_turnaround(seconds)
+        self._drafters.note_turnaround(seconds)
 
     def withdraw(self) -> list[RequestOutput]:
         """Forget the newest step in flight, which the executor will not compute.
@@ -464,8 +438,8 @@ class Scheduler:
                 break
         if done.is_complete or is_pooled:
             request.complete()
-        if self._drafting is not None and num_taken and request.finish_reason is None:
-            self._drafting.advance(request)
+        if num_taken and request.finish_reason is None:
+            self._drafters.advance(request)
         if not num_taken and done.prompt_logprobs is None and request.finish_reason is None:
             return []
         return [
@@ -485,7 +459,7 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """Release everything that a request holds, each part even if another raises."""
-        parts = (self._queues.remove, self._kv.release, self._forget, self._note_end)
+        parts = (self._queues.remove, self._kv.release, self._drafters.forget, self._note_end)
         for release in parts:
             try:
                 release(request)

@@ -18,7 +18,7 @@ from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.calibration.calibration import SHORTEST_CHUNK
 from legato.executor.kernel_check import KernelChoice, choose_kernels
 from legato.grammar.compiled import Grammar
-from legato.model.native import native_instructions
+from legato.model.native_kernels import native_instructions
 from legato.model.spec import DecoderSpec
 from legato.model.transformers_spec import TransformersSpec
 

@@ -23,7 +23,7 @@ from legato.executor.state_cache import StateCache
 from legato.executor.torch_executor import TorchExecutor
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
-from legato.model.native import NativeKernels
+from legato.model.native_kernels import NativeKernels
 from legato.model.spec import DecoderSpec
 from legato.model.transformers_spec import TransformersSpec
 

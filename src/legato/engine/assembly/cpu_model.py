@@ -26,13 +26,9 @@ from legato.executor.state_cache import StateCache
 from legato.executor.untaken_pages import UntakenPages
 from legato.model.base import CacheGroup, Model
 from legato.model.communicator import ALONE, Communicator
-from legato.model.native import (
-    NativeKernels,
-    ReadsNativeCache,
-    native_instructions,
-    unbuilt_instructions,
-    why_not_native,
-)
+from legato.model.native_attention import ReadsNativeCache
+from legato.model.native_kernels import NativeKernels, native_instructions, unbuilt_instructions
+from legato.model.native_support import why_not_native
 from legato.model.packed_linear import PackedDecoder
 from legato.model.spec import DecoderSpec
 from legato.model.transformers_spec import TransformersSpec

@@ -14,7 +14,8 @@ from legato.engine.assembly.kv_cache import configured_cache
 from legato.executor.draft_model import DraftModel
 from legato.executor.first_pass import check_forward
 from legato.model.base import CacheSpec, Model
-from legato.model.native import NativeKernels, why_not_native
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_support import why_not_native
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import torch
 
 from legato.executor.batch import PackedBatch
 from legato.model.base import CacheGroup, CacheSpec
-from legato.model.native import NativeKernels, NativeStep, ReadsNativeCache
+from legato.model.native_attention import NativeStep, ReadsNativeCache
+from legato.model.native_kernels import NativeKernels
 
 BLOCK_MULTIPLE = 32
 """Tokens in one product of weights and values; a block must hold a multiple of it."""

@@ -51,7 +51,7 @@ def _agree(asked: Kernels) -> bool:
     from rich.console import Console
 
     from legato.executor.kernel_check import ALL_COUNTS, disagreements
-    from legato.model.native import NativeKernels, native_instructions
+    from legato.model.native_kernels import NativeKernels, native_instructions
 
     console, are_wrong = Console(highlight=False, soft_wrap=True), False
     checked = [name for name in native_instructions() if asked in ("auto", name)]

@@ -30,7 +30,7 @@ from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
 from legato.model.decoder import Decoder
-from legato.model.native import NativeModel
+from legato.model.native_model import NativeModel
 from legato.model.process_group import ProcessGroup
 
 

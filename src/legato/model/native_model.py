@@ -1,9 +1,7 @@
 """A decoder whose layers run in one native call, on x86-64 CPUs.
 
-The arithmetic is in an extension module (source in native/), one for each set of instructions. It
-supports the decoders that `native_support.py` lists and rejects all others. The Python layers
-remain the description of the architecture, and the fallback if no extension was built or none runs
-on this processor.
+It supports the decoders that `native_support.py` lists and rejects all others. The Python layers
+remain the description of the architecture, and the fallback.
 """
 
 import re
@@ -11,156 +9,35 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import islice
-from typing import Any
 
-import msgspec
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from legato.core.errors import UnsupportedModelError
-from legato.core.rows import CPU_ROWS, UNPADDED, RowCounts
-from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
+from legato.model.base import LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, LayerInputs, finished_logits, scaled_embeddings
+from legato.model.native_attention import NativeStep, ReadsNativeCache
 from legato.model.native_experts import expert_numbers
-from legato.model.native_support import why_not_computed, why_not_in_parts
+from legato.model.native_kernels import NativeKernels
+from legato.model.native_operators import NativeLinear, NativeNorm
+from legato.model.native_support import why_not_computed
 from legato.model.native_weights import (
     DTYPE,
     Weight,
     addresses_of,
     as_computed,
-    join,
     num_parts,
     take_parts,
-    weight_addresses,
     weight_bytes,
 )
-from legato.model.quantization import QuantizedWeight, copy_plain, plain
+from legato.model.quantization import copy_plain, plain
 from legato.model.rope import RotaryEmbedding, Turns
 from legato.model.spec import LAYER_INPUTS_TABLE, DecoderSpec, LayerInputsSpec
 from legato.model.states import StepStates
-from legato.model.transformers_spec import TransformersSpec
-
-try:
-    from legato import _processor
-except ImportError:  # no compiler was available at installation
-    _processor = None  # type: ignore[assignment]
 
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-
-
-def native_instructions() -> list[str]:
-    """Return the instruction sets that have kernels and run here, fastest first."""
-    return [name for name in _runnable() if find_spec(_module(name))]
-
-
-def emulated_instructions() -> list[str]:
-    """Return the built kernels of AVX-512 and AMX in plain C++, for tests only."""
-    emulated = ("emulated_avx512", "emulated_amx") if "avx2" in _runnable() else ()
-    return [name for name in emulated if find_spec(_module(name))]
-
-
-def unbuilt_instructions() -> list[str]:
-    """Return the instruction sets that would run here, but have no kernels from the compiler."""
-    return [name for name in _runnable() if not find_spec(_module(name))]
-
-
-def _runnable() -> list[str]:
-    return [] if _processor is None else _processor.instructions()
-
-
-def _module(instructions: str) -> str:
-    return f"legato._kernels_{instructions}"
-
-
-class NativeKernels:
-    """The kernels of one instruction set, and the threads that run them.
-
-    Args:
-        instructions: one of `native_instructions()`, or of `emulated_instructions()`.
-
-    Attributes:
-        rows: as of `Model`, where no weights are packed.
-    """
-
-    def __init__(self, num_threads: int, instructions: str) -> None:
-        assert instructions in (*native_instructions(), *emulated_instructions()), instructions
-        self.num_threads = num_threads
-        self.instructions = instructions
-        self.extension: Any = import_module(_module(instructions))
-        self.pool = self.extension.ThreadPool(num_threads)
-        self.operators = self.extension.Operators(self.pool)
-        self.rows = CPU_ROWS if instructions.endswith("amx") else UNPADDED
-
-    def most_packed(self, weight: Weight) -> int:
-        """Return the `RowCounts.most_packed` of products with this weight."""
-        if isinstance(weight, torch.Tensor) or weight.is_stored_only:
-            return 0
-        if weight.is_rotated or weight.is_float8:
-            return 0
-        return int(self.extension.most_packed(weight.bits, weight.rounds_rows))
-
-    def rows_with(self, packed: Counter[int]) -> RowCounts:
-        """Return a model's row counts; key `most_packed` of weights, value bytes of these."""
-        most_packed = max(packed, key=packed.__getitem__, default=0)
-        return msgspec.structs.replace(self.rows, most_packed=most_packed)
-
-
-class ReadsNativeCache:
-    """A model whose attention reads the native cache.
-
-    Attributes:
-        kernels: compute it.
-    """
-
-    kernels: NativeKernels
-
-    @property
-    def num_heads(self) -> int:
-        """Query heads of every layer, of this rank's part."""
-        raise NotImplementedError
-
-    def begin_step(
-        self,
-        cache: CacheSpec,
-        block_size: int,
-        chunks: Sequence[tuple[int, int, int, list[int]]],
-        slots: list[int],
-    ) -> object:
-        """Return the extension's step for the layers of one cache group.
-
-        Args:
-            cache: what these layers keep of each token.
-            chunks: (first row, number of rows, position of the first, block ids) of each request.
-            slots: of each row, padding excluded.
-        """
-        shape = cache.num_kv_heads, cache.head_dim, block_size, cache.is_quantized
-        group = self.num_heads // cache.num_kv_heads
-        return self.kernels.extension.Step(chunks, slots, shape, group, self.kernels.num_threads)
-
-
-def why_not_native(
-    spec: DecoderSpec | TransformersSpec, dtype: torch.dtype, device: torch.device
-) -> str:
-    """Return why native kernels cannot run this model, or part; empty if they can.
-
-    Of models with recurrent layers, they run most parts of PyTorch's layers.
-    """
-    if device.type != "cpu":
-        return f"the device is {device.type}"
-    if _processor is None:
-        return "no extension was built, for want of a C++ compiler or of an x86-64 processor"
-    if not native_instructions():
-        return "the processor has no AVX2, or the compiler knew of no such instructions"
-    if dtype != DTYPE:
-        return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
-    if isinstance(spec, TransformersSpec):
-        return ""
-    return why_not_in_parts(spec) if spec.states else why_not_computed(spec)
 
 
 class NativeModel(ReadsNativeCache):
@@ -295,7 +172,7 @@ class NativeModel(ReadsNativeCache):
 
     def _add_layers(
         self,
-        attention: "NativeStep",
+        attention: NativeStep,
         hidden: torch.Tensor,
         turns: Sequence[Turns],
         inputs: torch.Tensor | None,
@@ -330,7 +207,7 @@ class NativeModel(ReadsNativeCache):
 
     def _add_parts(
         self,
-        attention: "NativeStep",
+        attention: NativeStep,
         hidden: torch.Tensor,
         turns: Sequence[Turns],
         inputs: torch.Tensor | None,
@@ -351,7 +228,7 @@ class NativeModel(ReadsNativeCache):
             self._add_sum(hidden, sums, layer, after_mlp)
             layers.finish(pool, layer, *rows, _address(inputs))
 
-    def _caches(self, attention: "NativeStep") -> list[tuple[int, int, int, int]]:
+    def _caches(self, attention: NativeStep) -> list[tuple[int, int, int, int]]:
         """Return the cache that each layer reads."""
         return [attention.caches[layer] for layer in self._cache_layers]
 
@@ -386,107 +263,6 @@ class NativeModel(ReadsNativeCache):
         assert mlp is not None
         addresses = addresses_of(weights, mlp)
         return self.kernels.extension.Layer(_numbers(self.spec, layer), addresses)
-
-
-class NativeStep:
-    """A step's packed batch for native layers, or for attention on native kernels alone.
-
-    Args:
-        steps: the extension's step of each cache group.
-        caches: (address of the keys, address of the values, sliding window or 0, index of the
-            group) of each layer.
-    """
-
-    def __init__(
-        self,
-        kernels: NativeKernels,
-        steps: Sequence[object],
-        caches: Sequence[tuple[int, int, int, int]],
-    ) -> None:
-        self._kernels = kernels
-        self.steps = steps
-        self.caches = caches
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor | None,
-        value: torch.Tensor | None,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        if sinks is not None:
-            raise TypeError("native attention without native layers has no sinks")
-        if key is None or value is None:
-            raise TypeError("native attention without native layers writes keys and values")
-        cache = self.caches[layer]
-        assert cache[2] == (sliding_window or 0)
-        out = query.new_empty(query.shape)
-        self._kernels.operators.attend(
-            self.steps[cache[-1]],
-            cache,
-            len(query),
-            *map(_heads, (query, key, value)),
-            scale,
-            softcap or 0.0,
-            out.data_ptr(),
-        )
-        return out
-
-
-def _heads(rows: torch.Tensor) -> tuple[int, int, int]:
-    """Return the address of heads [T, heads, D], and their strides."""
-    assert rows.dtype == DTYPE
-    assert rows.stride(2) == 1
-    return rows.data_ptr(), rows.stride(0), rows.stride(1)
-
-
-class NativeNorm(nn.Module):
-    """An RMS norm of the last dimension. Attributes: weight: float32 [E], a multiple of 16."""
-
-    def __init__(self, weight: torch.Tensor, eps: float, kernels: NativeKernels) -> None:
-        super().__init__()
-        self.weight, self._eps = weight, eps
-        self._operators = kernels.operators
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Normalize rows of bfloat16 or float32 to bfloat16, same shape."""
-        rows = rows.contiguous()
-        out = torch.empty(rows.shape, dtype=DTYPE)
-        size = len(self.weight)
-        self._operators.normalize(
-            rows.data_ptr(),
-            rows.dtype == DTYPE,
-            rows.numel() // size,
-            size,
-            self.weight.data_ptr(),
-            self._eps,
-            out.data_ptr(),
-        )
-        return out
-
-
-class NativeLinear:
-    """A projection without bias and with float32 outputs. Attributes: native: the packed matrix."""
-
-    def __init__(self, weight: torch.Tensor | QuantizedWeight, kernels: NativeKernels) -> None:
-        self._pool = kernels.pool
-        self._num_outputs, depth = weight.shape
-        packed = join([weight])
-        self.native = kernels.extension.Matrix(
-            weight_addresses("weight", packed), self._num_outputs, depth
-        )
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map [T, in] to [T, out] float32."""
-        rows = rows.contiguous()
-        out = torch.empty(len(rows), self._num_outputs)
-        self.native.multiply(self._pool, rows.data_ptr(), len(rows), out.data_ptr())
-        return out
 
 
 def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:

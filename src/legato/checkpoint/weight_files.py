@@ -1,0 +1,133 @@
+"""Tensors in the safetensors files of a folder, and quantized matrices made of some of them."""
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from legato.checkpoint.json_file import read_json
+from legato.checkpoint.quantized_matrices import QuantizedMatrices
+from legato.checkpoint.scheme import Header, Scheme, num_bytes
+from legato.core.errors import UnsupportedModelError
+from legato.model.base import NamedWeights
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+class WeightFiles:
+    """The weights in a folder's open files.
+
+    Args:
+        scheme: of the quantized matrices; None if there are none.
+
+    Attributes:
+        headers: of the tensors in the files; key the name.
+        others: headers of the tensors that are no parts of quantized matrices; key the name.
+        shapes: of the weights, matrices that are quantized included; key the name.
+
+    Raises:
+        UnsupportedModelError: files are missing or broken, or the weights are pickled, or of types
+            that Legato does not read.
+    """
+
+    def __init__(self, folder: Path, scheme: Scheme | None) -> None:
+        self._file_of: dict[str, Any] = {}
+        self.headers: dict[str, Header] = {}
+        for path in _weight_files(folder):
+            file = _open(path)
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                tensor = file.get_slice(name)
+                self._file_of[name] = file
+                self.headers[name] = Header(tensor.get_dtype(), tuple(tensor.get_shape()))
+        self.others = self.headers
+        self._matrices: QuantizedMatrices | None = None
+        if scheme is not None:
+            self._matrices = QuantizedMatrices(str(folder), scheme, self.headers, self.read)
+            self.others = self._matrices.others
+        _check_types(self.others)
+        self.shapes: dict[str, tuple[int, ...]] = {
+            name: header.shape for name, header in self.others.items()
+        }
+        if self._matrices is not None:
+            self.shapes |= self._matrices.shapes
+
+    @property
+    def kept_bytes(self) -> dict[str, int]:
+        """Size of each tensor in the files; key the name."""
+        return {name: num_bytes(header) for name, header in self.headers.items()}
+
+    def dtype(self, said: torch.dtype | None) -> torch.dtype:
+        """Return the dtype that the model computes in.
+
+        Args:
+            said: the dtype that the configuration names; None if it names none.
+        """
+        return torch.bfloat16 if self._matrices is not None else said or _used_dtype(self.headers)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Read a tensor of the files."""
+        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        return tensor
+
+    def weights(self, others: Iterable[str]) -> NamedWeights:
+        """Yield the tensors of these names, then the quantized matrices."""
+        tensors = ((name, self.read(name)) for name in others)
+        return tensors if self._matrices is None else chain(tensors, self._matrices.read())
+
+
+def dtype_named(name: object) -> torch.dtype | None:
+    """Return the dtype of that name; None if Legato does not compute in it."""
+    return next((dtype for dtype in _FLOAT_TYPES.values() if str(dtype) == f"torch.{name}"), None)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = read_json(folder / _INDEX_FILE)
+    names = _shards(folder, index) if index else [_SINGLE_FILE]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if not missing:
+        return [folder / name for name in names]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise UnsupportedModelError(
+            f"{folder} has only pickled weights, which can run code when loaded; convert them to "
+            "safetensors with transformers' save_pretrained"
+        )
+    raise UnsupportedModelError(f"{folder} lacks {', '.join(missing)}")
+
+
+def _shards(folder: Path, index: dict[str, Any]) -> list[str]:
+    """Return the files that an index names; all must be in the index's folder."""
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not all(
+        isinstance(name, str) and name == Path(name).name for name in shards.values()
+    ):
+        raise UnsupportedModelError(f"{folder / _INDEX_FILE} does not name files of its folder")
+    return sorted(set(shards.values()))
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise UnsupportedModelError(
+            f"{path} is not a readable safetensors file: {error}"
+        ) from error
+
+
+def _check_types(headers: Mapping[str, Header]) -> None:
+    """Raises `UnsupportedModelError` if a tensor has no floating type."""
+    for name, header in headers.items():
+        if header.dtype not in _FLOAT_TYPES:
+            raise UnsupportedModelError(
+                f"{name} is of type {header.dtype}; such weights are not supported"
+            )
+
+
+def _used_dtype(headers: Mapping[str, Header]) -> torch.dtype:
+    """Return the dtype of the weights, or the first in `_FLOAT_TYPES` of several."""
+    used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
+    return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)
