@@ -38,6 +38,7 @@ _REMEMBERED = 1e-12
 negligible beside any step, and decisive once its steps have faded."""
 _RIDGE = 1e-6
 """Weight that pulls a cost to zero, as a share of its sum of squares: makes every fit solvable."""
+_RIDGES = _RIDGE * np.eye(NUM_TERMS)
 _OUTLIER = 0.2
 """Relative residual above which a measured step counts less, in inverse proportion."""
 _ROBUST_ROUNDS = 4
@@ -113,7 +114,7 @@ class CostFit:
             gram += np.diag(remembered)
             target += (1.0 + _RIDGE) * remembered * self._solved
         self._solved = _solve(gram, target, self._solved)
-        self._most_known = np.maximum(self._most_known, np.diag(self._gram))
+        self._most_known = np.maximum(self._most_known, self._gram.diagonal())
         amounts = self._prior_amounts
         self._slowness = 1.0 if amounts is None else float(amounts @ self._solved)
         return StepCosts.from_vector(self._solved, self._rows)
@@ -156,7 +157,7 @@ def _solve(gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None)
     gram = gram + _continuity(gram)
     scale = np.sqrt(np.diag(gram))
     scale[scale == 0.0] = 1.0
-    normal = gram / np.outer(scale, scale) + _RIDGE * np.eye(NUM_TERMS)
+    normal = gram / np.multiply.outer(scale, scale) + _RIDGES
     near = None if near is None else near * scale
     return solve_nonnegative(normal, target / scale, near) / scale
 
@@ -167,9 +168,9 @@ def _continuity(gram: np.ndarray) -> np.ndarray:
     The differences are those between the slopes of adjacent segments, and between drafts and
     decodes.
     """
-    known = np.maximum.accumulate(np.diag(gram)[ROW_TERMS])[:-1]
+    known = np.maximum.accumulate(gram.diagonal()[ROW_TERMS])[:-1]
     slopes = (_DIFFERENCES.T * (_CONTINUITY * known)) @ _DIFFERENCES
-    decodes = np.diag(gram)[DECODE_TERMS]
+    decodes = gram.diagonal()[DECODE_TERMS]
     drafts = (_LIKE_DECODES.T * (_LIKENESS * decodes)) @ _LIKE_DECODES
     return np.asarray(slopes + drafts)
 
@@ -208,7 +209,7 @@ def _descend(
     """Solve for the free coefficients; reset coefficients to zero that would become negative."""
     while free.any():
         wanted = np.zeros(len(target))
-        wanted[free] = np.linalg.solve(gram[np.ix_(free, free)], target[free])
+        wanted[free] = np.linalg.solve(gram[free][:, free], target[free])
         too_low = free & (wanted <= 0.0)
         if not too_low.any():
             return wanted

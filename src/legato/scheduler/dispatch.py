@@ -1,7 +1,7 @@
 """Dispatch: the plans, steps in flight and requests that the executor has been given."""
 
 import math
-from collections import ChainMap, deque
+from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -65,9 +65,12 @@ class Dispatch:
         return any(flight.shape.num_draft_rows for flight in self._in_flight)
 
     @property
-    def first_blocks(self) -> Mapping[int, str]:
+    def first_blocks(self) -> dict[int, str]:
         """As in `StepBuilder`, of all steps in flight."""
-        return ChainMap(*(flight.first_blocks for flight in self._in_flight))
+        found: dict[int, str] = {}
+        for flight in self._in_flight:
+            found |= flight.first_blocks
+        return found
 
     @property
     def plans(self) -> list[StepPlan]:

@@ -102,6 +102,8 @@ class Drafting:
         streams = step.drafting_streams
         if not streams:
             return None
+        if not self._drafters and self._model is None:
+            return "proposals"
         most = [self._most(request, len(streams)) for request in streams]
         drafts = [self._best(request, count) for request, count in zip(streams, most, strict=True)]
         explores = self._exploration.is_due(self._step_time.most_drafts, len(streams))
@@ -177,6 +179,8 @@ class Drafting:
         may_try: bool,
     ) -> tuple[int, DraftsEndedBy]:
         """Return how many of the first rows the step takes, and the limit on them."""
+        if not rows:
+            return 0, "proposals"
         is_auto = self._speculative == "auto"
         most = min(len(rows), self._most_rows(step))
         worth: _Worth | None = None

@@ -1,12 +1,11 @@
 """The margin on predicted step times that keeps a promise."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 
 import msgspec
-from sortedcontainers import SortedList
 
 from legato.core.request import Request
 from legato.core.slo import P99
@@ -103,9 +102,9 @@ class Margin:
         self._peaks: deque[tuple[float, float]] = deque(
             (self._watched_s, size_s) for size_s in tails.interruptions_s
         )
-        self._sizes_s = SortedList(tails.interruptions_s)
+        self._sizes_s = sorted(tails.interruptions_s)
         self._eagerness = 1.0
-        self._known: tuple[float, float] | None = None
+        self._factors: dict[float, float] = {}  # key a limit; until something is learned
         self._aim = _NEW
 
     @property
@@ -120,15 +119,17 @@ class Margin:
     def aim_at(self, late: float) -> None:
         """Aim at another chance of a late step; keep what is known of the machine."""
         if late != self._aim:
-            self._aim, self._known = late, None
+            self._aim = late
+            self._factors.clear()
 
     def factor(self, limit_s: float) -> float:
         """Return the factor on the prediction of a step that must end in `limit_s`, at least 1."""
         if not 0.0 < limit_s < math.inf:
             return self.body_factor
-        if self._known is None or self._known[0] != limit_s:
-            self._known = limit_s, limit_s / self._longest_s(limit_s)
-        return self._known[1]
+        factor = self._factors.get(limit_s)
+        if factor is None:
+            factor = self._factors[limit_s] = limit_s / self._longest_s(limit_s)
+        return factor
 
     def observe(
         self, predicted_s: float, taken_s: float, limit_s: float | None, *, is_mixed: bool
@@ -147,7 +148,7 @@ class Margin:
         body.add(_share(predicted_s, taken_s - predicted_s, limit_s))
         if is_mixed and limit_s is not None:
             self._follow(taken_s - predicted_s, taken_s - limit_s, limit_s)
-        self._known = None
+        self._factors.clear()
 
     def expire(self) -> None:
         """Forget a little.
@@ -156,7 +157,7 @@ class Margin:
         """
         self._body.add(None)
         self._regain()
-        self._known = None
+        self._factors.clear()
 
     @property
     def body_factor(self) -> float:
@@ -178,9 +179,10 @@ class Margin:
         If the step leaves room for all interruptions but the n largest, these n make it late. Their
         chance bounds the step by the aim; their number is chosen such that the step is longest.
         """
-        num_known = self._sizes_s.bisect_right(_PREVENTABLE * limit_s)
+        sizes_s, body_factor = self._sizes_s, self.body_factor
+        num_known = bisect_right(sizes_s, _PREVENTABLE * limit_s)
         unseen_s = _UNSEEN * limit_s
-        num_larger = num_known - self._sizes_s.bisect_right(unseen_s / _SPARE)
+        num_larger = num_known - bisect_right(sizes_s, unseen_s / _SPARE)
         watched_s = min(self._watched_s, _MEMORY_S)
         aimed_s = aim * self._eagerness * watched_s
 
@@ -190,8 +192,8 @@ class Margin:
                 size_s = unseen_s
             else:
                 index = num_known - num_late - (num_late < num_larger)
-                size_s = _SPARE * self._sizes_s[index] if index >= 0 else 0.0
-            return (limit_s - size_s) / self.body_factor
+                size_s = _SPARE * sizes_s[index] if index >= 0 else 0.0
+            return (limit_s - size_s) / body_factor
 
         most = bisect_left(range(1, num_known + 2), True, key=lambda n: aimed_s / n <= by_size_s(n))
         # Of `most` interruptions the size bounds the step, of one more the rate.
@@ -200,9 +202,10 @@ class Margin:
     def _note_peak(self, size_s: float) -> None:
         if size_s > 0.0:
             self._peaks.append((self._watched_s, size_s))
-            self._sizes_s.add(size_s)
+            insort(self._sizes_s, size_s)
         while self._peaks and self._peaks[0][0] < self._watched_s - _MEMORY_S:
-            self._sizes_s.remove(self._peaks.popleft()[1])
+            _, size_s = self._peaks.popleft()
+            del self._sizes_s[bisect_left(self._sizes_s, size_s)]
 
     def _follow(self, longer_s: float, late_s: float, limit_s: float) -> None:
         if late_s > 0.0 and longer_s <= _PREVENTABLE * limit_s:

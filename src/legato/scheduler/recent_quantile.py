@@ -1,14 +1,13 @@
 """A quantile of recent values."""
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from sortedcontainers import SortedList
-
 
 class RecentQuantile:
-    """Keeps the last values in order; adding one takes O(log n).
+    """Keeps the last values in order. They are few: a list of them is faster than a tree.
 
     Args:
         window: how many values are kept, None included.
@@ -20,7 +19,7 @@ class RecentQuantile:
         self._window = window
         self._quantile = quantile
         self._recent: deque[float | None] = deque()
-        self._ordered = SortedList()
+        self._ordered: list[float] = []
         for value in values:
             self.add(value)
 
@@ -35,7 +34,7 @@ class RecentQuantile:
     @property
     def value(self) -> float:
         """The quantile; there must be a value."""
-        return float(self._ordered[int(self._quantile * len(self._ordered))])
+        return self._ordered[int(self._quantile * len(self._ordered))]
 
     def add(self, value: float | None) -> None:
         """Add a value; None or nan only makes older values expire."""
@@ -43,8 +42,8 @@ class RecentQuantile:
             value = None  # nan has no place in an order, and could not be removed again
         self._recent.append(value)
         if value is not None:
-            self._ordered.add(value)
+            insort(self._ordered, value)
         if len(self._recent) > self._window:
             oldest = self._recent.popleft()
             if oldest is not None:
-                self._ordered.remove(oldest)
+                del self._ordered[bisect_left(self._ordered, oldest)]

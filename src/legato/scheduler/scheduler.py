@@ -104,10 +104,18 @@ class Scheduler:
         return bool(self._queues or self._dispatch.num_in_flight)
 
     @property
+    def num_running(self) -> int:
+        return len(self._queues.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._queues.num_waiting
+
+    @property
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
-            num_running=len(self._queues.running),
-            num_waiting=self._queues.num_waiting,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
             num_preemptions=self._num_preemptions,
             num_steps_over_budget=self._num_steps_over_budget,
             step_time_margin=self._step_time.margin,
@@ -123,8 +131,8 @@ class Scheduler:
         delay_s, token_s = self._outlook.ttft_s(now_s)
         itl_s, stream_s = self._outlook.itl_s(now_s)
         return ReplicaState(
-            num_running=len(self._queues.running),
-            num_waiting=self._queues.num_waiting,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
             num_blocks=self._kv.num_blocks,
             num_free_blocks=self._kv.num_free_blocks,
             block_size=self._kv.block_size,

@@ -22,7 +22,12 @@ EXPERT_TERM, UNPACK_TERM = 7, 8
 
 
 class StepCosts(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    cache_hash=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """Seconds per unit of work; none is negative, so more work never costs less.
 
@@ -119,9 +124,7 @@ class StepCosts(
 
     def rows_s(self, num_tokens: int) -> float:
         """Return the cost of a batch's tokens apart from attention."""
-        seconds = _rows_s(self.row_s, self.rows, num_tokens)
-        seconds += self.unpack_s * self.rows.are_unpacked(num_tokens)
-        return seconds + self.expert_s * _touched(self.rows, num_tokens)
+        return _rows_s(self, num_tokens)
 
     def chunk_cost_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
         """Return the seconds that one more prefill chunk adds to the step."""
@@ -174,15 +177,14 @@ class StepCosts(
 
 
 @lru_cache(maxsize=8192)
-def _rows_s(row_s: tuple[float, ...], rows: RowCounts, num_tokens: int) -> float:
-    seconds, low = 0.0, 0
-    num_tokens = rows.padded(num_tokens)
-    for bound, slope in zip(ROW_BOUNDS, row_s, strict=False):
-        if num_tokens <= bound:
-            return seconds + (num_tokens - low) * slope
-        seconds += (bound - low) * slope
+def _rows_s(costs: StepCosts, num_tokens: int) -> float:
+    seconds, low, num_rows = 0.0, 0, costs.rows.padded(num_tokens)
+    for bound, slope in zip((*ROW_BOUNDS, num_rows), costs.row_s, strict=True):
+        end = min(bound, num_rows)
+        seconds += max(0, end - low) * slope
         low = bound
-    return seconds + (num_tokens - low) * row_s[-1]
+    seconds += costs.unpack_s * costs.rows.are_unpacked(num_tokens)
+    return seconds + costs.expert_s * _touched(costs.rows, num_tokens)
 
 
 @lru_cache(maxsize=8192)

@@ -331,7 +331,7 @@ class EngineLoop:
         now_s = self._clock()
         self._landed_s = now_s if self._in_flight else None
         times_s = flight.planned_s, flight.started_s, now_s
-        self._recorder.note_step(flight.plan, result, times_s, self._scheduler.stats, self._kv)
+        self._recorder.note_step(flight.plan, result, times_s, self._scheduler, self._kv)
         outputs = self._scheduler.commit(result, now_s)
         if self.transfers is not None:
             self.transfers.publish()

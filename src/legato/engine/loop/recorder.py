@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from legato.core.outputs import RequestOutput
 from legato.core.plan import ChunkResult, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest, Event
-from legato.core.stats import SchedulerStats
 from legato.core.step_record import (
     BlocksFetched,
     ChunkRecord,
@@ -18,6 +17,7 @@ from legato.core.step_record import (
     StepRecord,
 )
 from legato.kv.manager import KVCacheManager
+from legato.scheduler.scheduler import Scheduler
 
 
 class Recorder:
@@ -60,7 +60,7 @@ class Recorder:
         plan: StepPlan,
         result: StepResult,
         times_s: tuple[float, float, float],
-        stats: SchedulerStats,
+        scheduler: Scheduler,
         kv: KVCacheManager,
     ) -> None:
         """Record a step that was computed, before it is committed.
@@ -91,8 +91,8 @@ class Recorder:
                 drafts_s=plan.drafts_s,
                 failed=tuple(result.faults),
                 ran_out_of_memory=result.ran_out_of_memory,
-                num_running=stats.num_running,
-                num_waiting=stats.num_waiting,
+                num_running=scheduler.num_running,
+                num_waiting=scheduler.num_waiting,
                 num_blocks=kv.num_blocks,
                 num_used_blocks=kv.num_blocks - kv.num_free_blocks,
                 num_cached_blocks=kv.num_cached_blocks,
