@@ -1,12 +1,12 @@
 """`legato generate` and `legato chat`, on the real model."""
 
+import os
 import signal
-import subprocess
-import sys
+from pathlib import Path
 
 from tests.cli.test_main import legato
 from tests.exact import EXACT
-from tests.forks.start import run
+from tests.forks.start import run, start
 
 SMALL = (*EXACT, "--num-threads", "1", "--max-model-len", "2048", "--kv-cache-memory", "256M")
 CHAT = ("legato", "chat", *SMALL)
@@ -43,25 +43,27 @@ def test_chat_goes_on_after_a_conversation_that_is_too_long() -> None:
     assert "Paris" in done.stdout
 
 
-def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
+def test_ctrl_c_stops_an_answer_but_not_the_chat(tmp_path: Path) -> None:
     question = "Tell me a very long story.\n"
     command = (*CHAT, "--seed", "1", "--max-tokens", "100")
     whole = run(*command, text=question).stdout
-    chat = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    )
-    assert chat.stdin is not None
-    assert chat.stdout is not None
-    chat.stdin.write(question.encode())
-    begun = chat.stdout.readline() + chat.stdout.read(1)
-    chat.send_signal(signal.SIGINT)
-    rest, err = chat.communicate(b"/reset\n")
-    assert chat.returncode == 0
-    assert b"Traceback" not in err
-    answer = (begun + rest).decode().rstrip("\n")
+    given, stdin = os.pipe()
+    shown, stdout = os.pipe()
+    with (
+        open(stdin, "w") as typed,
+        open(shown) as printed,
+        (tmp_path / "errors").open("w+") as errors,
+    ):
+        chat = start(*command, stdin=given, stdout=stdout, stderr=errors.fileno())
+        os.close(given)
+        os.close(stdout)
+        print(question, end="", file=typed, flush=True)
+        begun = printed.readline() + printed.read(1)
+        chat.send_signal(signal.SIGINT)
+        print("/reset", file=typed)
+        typed.close()
+        answer = (begun + printed.read()).rstrip("\n")
+        assert chat.wait() == 0
+    assert "Traceback" not in (tmp_path / "errors").read_text()
     assert whole.startswith(answer)
     assert len(answer) < len(whole) / 2

@@ -6,7 +6,7 @@ from pydoc_data import topics
 from unittest.mock import patch
 
 import torch
-from gguf import GGUFReader
+from gguf import GGUFReader, get_tensor_name_map
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
 from legato.checkpoint.loader import load_model, open_checkpoint
@@ -43,8 +43,12 @@ def _tokenizer() -> Tokenizer:
 def transformers_model(dtype: torch.dtype) -> PreTrainedModel:
     """The same GGUF file, read and dequantized by transformers."""
     folder, file = os.path.split(resolve_source(DEFAULT_MODEL).path)
-    # It reads the file for the settings and for the weights, each time for several seconds.
-    with patch("gguf.GGUFReader", cache(GGUFReader)):
+    # It reads the file for the settings and for the weights, each time for several seconds, and
+    # makes the same table of names for each module.
+    with (
+        patch("gguf.GGUFReader", cache(GGUFReader)),
+        patch("gguf.get_tensor_name_map", cache(get_tensor_name_map)),
+    ):
         return AutoModelForCausalLM.from_pretrained(
             folder, gguf_file=file, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
         ).eval()

@@ -24,6 +24,7 @@ from legato.core.config import DEFAULT_MODEL
 from legato.server import limits
 from legato.server.text.reader import serve
 from legato.text.tokenizer import load_tokenizer
+from tests.forks.start import start
 from tests.server.launch import ServerProcess, running_server, wait_until
 
 LOOP = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
@@ -254,18 +255,21 @@ def test_a_model_whose_template_loops_serves_completions_and_signals(
 def test_a_signal_is_served_while_a_template_loops_at_the_start(
     looping_model: Path, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-m", "legato", "serve", str(looping_model), "--port", "0"]
-    flags = ["--timeout-prompt", "600s"]
-    with subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL) as process:
-        server = psutil.Process(process.pid)
+    flags = ("--port", "0", "--timeout-prompt", "600s")
+    process = start("legato", "serve", str(looping_model), *flags, stderr=subprocess.DEVNULL)
+    server = psutil.Process(process.pid)
 
-        def trials() -> list[psutil.Process]:
-            return [trial for child in server.children() for trial in child.children()]
+    def trials() -> list[psutil.Process]:
+        return [trial for child in server.children() for trial in child.children()]
 
+    try:
         wait_until(lambda: bool(trials()), "nobody tries the template")
         [trial] = trials()
         process.send_signal(number)
         assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
     wait_until(lambda: not trial.is_running(), "the trial goes on")
 
 

@@ -5,12 +5,11 @@ may run and wait, so that some are refused on a slow machine, too; and with one 
 threads that wait for each other crawl on a busy one.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forks.start import run
 from tests.profiles import scaled
 
 _SECONDS = scaled(16)
@@ -20,7 +19,6 @@ _SECONDS = scaled(16)
 def test_a_soak(tmp_path: Path) -> None:
     server = "--max-num-seqs 4 --max-waiting 4 --num-threads 1"
     flags = f"--minutes {_SECONDS / 60} --cases 6 --max-growth 0.2 {server}"
-    command = [sys.executable, "-m", "benchmarks.soak", *flags.split(), "--out", str(tmp_path)]
-    soak = subprocess.run(command, capture_output=True, text=True)
+    soak = run("benchmarks.soak", *flags.split(), "--out", str(tmp_path))
     log = (tmp_path / "soak.log").read_text()
     assert soak.returncode == 0, f"{soak.stdout}\n{soak.stderr}\n{log}"
