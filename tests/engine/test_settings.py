@@ -37,6 +37,23 @@ def test_the_blocks_of_windows_limit_the_tokens_of_a_step() -> None:
         RunningSettings(started, info).resolve(SchedulerConfig(max_num_batched_tokens=65))
 
 
+def test_a_promise_takes_steps_as_large_as_the_engine_runs() -> None:
+    """The default budget of a promise is larger than a server without one may have started with."""
+    started = SchedulerConfig().resolve(512)
+    info = msgspec.structs.replace(INFO, scheduler=started, max_model_len=512)
+    settings = RunningSettings(SchedulerConfig(), info)
+    promising = SchedulerConfig(itl_slo_s=0.1)
+    wanted = promising.resolve(512).max_num_batched_tokens
+    assert wanted is not None
+    assert wanted > settings.most_batched_tokens
+    assert settings.resolve(promising).max_num_batched_tokens == settings.most_batched_tokens
+    assert settings.resolve(SchedulerConfig(itl_slo_s=0.1, max_num_batched_tokens=32)) == (
+        SchedulerConfig(itl_slo_s=0.1, max_num_batched_tokens=32).resolve(512)
+    )
+    whole = SchedulerConfig(enable_chunked_prefill=False)
+    assert settings.resolve(whole).max_num_batched_tokens == settings.most_batched_tokens
+
+
 def test_a_change_reaches_all_watchers_in_their_order() -> None:
     settings = RunningSettings(SchedulerConfig(), INFO)
     seen: list[tuple[int, SchedulerConfig, SchedulerConfig]] = []

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.engine.process.messages import EngineInfo
@@ -34,7 +36,7 @@ class RunningSettings:
         self._watchers.append(watcher)
 
     def resolve(self, asked: SchedulerConfig) -> SchedulerConfig:
-        """Resolve and check other settings.
+        """Resolve and check other settings. The default budget is the engine's largest, if less.
 
         Raises:
             ConfigError: the settings contradict each other, or want larger steps than the engine
@@ -42,11 +44,13 @@ class RunningSettings:
         """
         info = self._info
         resolved = asked.resolve(info.max_model_len, info.device)
-        assert resolved.max_num_batched_tokens is not None
-        if resolved.max_num_batched_tokens > self.most_batched_tokens:
+        budget, most = resolved.max_num_batched_tokens, self.most_batched_tokens
+        assert budget is not None
+        if budget > most and asked.max_num_batched_tokens is None and asked.enable_chunked_prefill:
+            resolved = msgspec.structs.replace(resolved, max_num_batched_tokens=most)
+        elif budget > most:
             raise ConfigError(
-                f"max_num_batched_tokens may be {self.most_batched_tokens} at most on a running "
-                f"server, got {resolved.max_num_batched_tokens}"
+                f"max_num_batched_tokens may be {most} at most on a running server, got {budget}"
             )
         if info.device != "cpu" and resolved.most_samples > info.scheduler.most_samples:
             raise ConfigError(
