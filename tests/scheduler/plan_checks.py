@@ -81,7 +81,7 @@ class PlanChecks:
         assert kinds[-1] == "prefill"
 
     def _check_drafts(self, chunk: ScheduledChunk, earlier: list[ScheduledChunk]) -> None:
-        """Drafts stand behind a stream's next token, and nothing is planned behind them."""
+        """Drafts follow a stream's next token, and no step is planned until they are checked."""
         num_drafts = len(chunk.draft_token_ids)
         assert (chunk.kind == "verify") == (num_drafts > 0) == (chunk.drafter is not None)
         if num_drafts:
@@ -90,7 +90,7 @@ class PlanChecks:
         assert not any(c.draft_token_ids for c in earlier)
 
     def _check_foresight(self, chunk: ScheduledChunk, earlier: list[ScheduledChunk]) -> None:
-        """Nothing behind a request's end, or before the values are known that it takes."""
+        """No row after a request's end, or before the values are known that it takes."""
         request = self._scheduler._queues.running[chunk.request_id]
         assert request.finish_reason is None
         assert chunk.end < request.num_final_tokens + request.is_pooled

@@ -113,7 +113,7 @@ class Replica:
             config, engine, self, timeout_s=timeout_s, program=program
         )
         self._settings = RunningSettings(config.scheduler, info)
-        self._settings.watch(lambda now: self._supervisor.reconfigure(now.asked, now.resolved))
+        self._settings.watch(lambda now: self._supervisor.reconfigure(now.resolved))
         self._telling = asyncio.create_task(self._tell_states())
 
     @classmethod

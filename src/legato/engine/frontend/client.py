@@ -82,7 +82,7 @@ class EngineClient:
         )
         self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
         self.settings = RunningSettings(config.scheduler, info)
-        self.settings.watch(lambda now: self._supervisor.reconfigure(now.asked, now.resolved))
+        self.settings.watch(lambda now: self._supervisor.reconfigure(now.resolved))
         self.settings.watch(lambda now: self._deliveries.promise(now.asked.classes))
 
     @classmethod

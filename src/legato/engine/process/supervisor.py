@@ -134,13 +134,13 @@ class EngineSupervisor:
             assert isinstance(message, AbortRequest)
             self._listener.take_step(StepOutputs([], self._stats, [_aborted(message.request_id)]))
 
-    def reconfigure(self, scheduler: SchedulerConfig, resolved: SchedulerConfig) -> None:
+    def reconfigure(self, resolved: SchedulerConfig) -> None:
         """Change the settings of this engine and of later ones.
 
         Args:
-            resolved: the same settings, with every "auto" replaced.
+            resolved: settings in which every "auto" is replaced.
         """
-        self.config = msgspec.structs.replace(self.config, scheduler=scheduler)
+        self.config = msgspec.structs.replace(self.config, scheduler=resolved)
         self.send(Reconfigure(resolved))
 
     async def state(self) -> ReplicaState:
