@@ -1,6 +1,7 @@
 """Files that pytest-xdist gives to one worker, because they share servers or models."""
 
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 TOGETHER: dict[str, tuple[str, ...]] = {
     "browser": (
@@ -58,7 +59,32 @@ _GROUP_OF = {file: name for name, files in TOGETHER.items() for file in files}
 
 
 class FilesTogether(LoadFileScheduling):
-    """Each file, or group of files, is one worker's."""
+    """Each file, or group of files, is one worker's.
+
+    Once a worker has died, pytest-xdist's own scheduler (3.8) runs the test it died in again, and
+    waits without end for workers it gave a file that is done: they have nothing to report.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give the tests of a worker that has ended to others; return the test it died in."""
+        files = self.assigned_work.pop(node)
+        left = [(tests, test) for tests in files.values() for test in tests if not tests[test]]
+        if not left:
+            return None
+        tests, died_in = left[0]
+        tests[died_in] = True
+        self.workqueue |= files
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return died_in
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a worker files until it has tests to begin with: one holds its last test back."""
+        while self.workqueue and not node.shutting_down:
+            if self._pending_of(self.assigned_work[node]) > 2:
+                return
+            self._assign_work_unit(node)
+        super()._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
