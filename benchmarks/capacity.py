@@ -11,7 +11,6 @@ report` reads, and one page.
 import argparse
 import asyncio
 import re
-from typing import Any
 
 from benchmarks.runner.flags import add_peers, add_seed
 from benchmarks.runner.main import main
@@ -20,6 +19,7 @@ from benchmarks.runner.servers import SERVE_AS_PEERS_DO, Server, running_server,
 from legato.cli.values import count
 from legato.lab.capacity.search import Capacity
 from legato.lab.commands.bench_flags import add_search_flags
+from legato.lab.commands.bench_reports import report_settings
 from legato.lab.commands.capacity_settings import search_settings
 from legato.lab.commands.workload_flags import add_workload_flags, trial_choice
 from legato.lab.load.client import Address
@@ -60,7 +60,7 @@ def measure(run: Run) -> None:
         ):
             run.tell(f"measuring {server.name}")
             capacity = _search(run.flags, server, base_url)
-        settings = _settings(run.flags)
+        settings = report_settings(run.flags, _NOT_SETTINGS)
         reports.append(CapacityReport(name=server.name, settings=settings, capacity=capacity))
         place = run.path(f"-{_UNSAFE_IN_NAMES.sub('-', server.name)}.json")
         write_report(place, reports[-1])
@@ -88,10 +88,6 @@ def _search(flags: argparse.Namespace, server: Server, base_url: str) -> Capacit
         asyncio.run(random_prompts(address, vocab_size=None, seed=flags.seed)),
         search_settings(flags, flags.itl_slo, _LEAST_REQUESTS),
     )
-
-
-def _settings(flags: argparse.Namespace) -> dict[str, Any]:
-    return {key: value for key, value in vars(flags).items() if key not in _NOT_SETTINGS}
 
 
 if __name__ == "__main__":

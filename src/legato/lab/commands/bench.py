@@ -20,7 +20,7 @@ from legato.lab.commands.bench_flags import (
     server_address,
 )
 from legato.lab.commands.bench_kernels import add_kernels_parser
-from legato.lab.commands.bench_reports import publish, settings
+from legato.lab.commands.bench_reports import publish, report_settings
 from legato.lab.commands.bench_sweep import add_sweep_parser
 from legato.lab.commands.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
 from legato.lab.commands.workload_flags import (
@@ -142,7 +142,7 @@ def _run(args: argparse.Namespace) -> None:
         run_workload(server_address(args), workload, prompts, max_concurrency=args.max_concurrency)
     )
     name, slos = args.name or model.id, promised_slos(args)
-    publish(args, RunReport.of(name, settings(args), slos, records, notes))
+    publish(args, RunReport.of(name, report_settings(args), slos, records, notes))
 
 
 def _capacity(args: argparse.Namespace) -> None:
@@ -164,7 +164,8 @@ def _capacity(args: argparse.Namespace) -> None:
     )
     name = args.name or model.id
     publish(
-        args, CapacityReport(name=name, settings=settings(args), capacity=capacity, notes=notes)
+        args,
+        CapacityReport(name=name, settings=report_settings(args), capacity=capacity, notes=notes),
     )
 
 
@@ -187,7 +188,7 @@ def _probe(args: argparse.Namespace) -> None:
     )
     result = asyncio.run(probe.run())
     name = args.name or model.id
-    publish(args, ProbeReport(name=name, settings=settings(args), result=result))
+    publish(args, ProbeReport(name=name, settings=report_settings(args), result=result))
 
 
 def _report(args: argparse.Namespace) -> None:

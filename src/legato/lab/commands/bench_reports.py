@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ def report_path(args: argparse.Namespace, name: str) -> Path:
     return path
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
+def report_settings(
+    args: argparse.Namespace, left_out: Collection[str] = _NOT_SETTINGS
+) -> dict[str, Any]:
     """Return the settings for a report; key a flag's name."""
-    return {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
+    return {key: value for key, value in vars(args).items() if key not in left_out}

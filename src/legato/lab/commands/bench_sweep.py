@@ -15,7 +15,7 @@ from legato.lab.commands.bench_flags import (
     promised_slos,
     server_address,
 )
-from legato.lab.commands.bench_reports import publish, report_path, settings
+from legato.lab.commands.bench_reports import publish, report_path, report_settings
 from legato.lab.commands.workload_flags import add_workload_flags, tell_notes, workload_choice
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ def _begun(args: argparse.Namespace, name: str, notes: "WorkloadNotes") -> "Swee
     from legato.lab.sweep import LoadKind
 
     kind = LoadKind.RATE if args.rates else LoadKind.CONCURRENCY
-    report = SweepReport(name=name, settings=settings(args), load_kind=kind, points=[], notes=notes)
+    report = SweepReport(
+        name=name, settings=report_settings(args), load_kind=kind, points=[], notes=notes
+    )
     path = report_path(args, name)
     if not args.resume or not path.exists():
         return report

@@ -14,6 +14,7 @@ from legato.cli.fleet_flags import add_fleet_flags, simulated_fleets
 from legato.cli.values import rates
 from legato.core.errors import ConfigError
 from legato.lab.commands.bench_flags import add_output_flag, add_trial_flags
+from legato.lab.commands.bench_reports import report_settings
 from legato.lab.commands.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
 from legato.lab.commands.simulate_flags import (
     add_server_flags,
@@ -246,6 +247,4 @@ def _publish(args: argparse.Namespace, reports: "list[Report]") -> None:
 
 
 def _settings(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Return the settings for a report; key a flag's name."""
-    given = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
-    return {"policy": name, **given}
+    return {"policy": name, **report_settings(args, _NOT_SETTINGS)}

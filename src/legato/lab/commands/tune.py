@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legato.cli.flags import add_engine_flags, engine_config, given_fields
 from legato.cli.fleet_flags import add_link_flags, link
@@ -13,6 +13,7 @@ from legato.cli.values import count, duration_s, whole
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.lab.commands.bench_flags import add_output_flag, add_prompt_flags
+from legato.lab.commands.bench_reports import report_settings
 from legato.lab.commands.simulate_flags import add_acceptance_flag, told_acceptance
 from legato.lab.commands.workload_flags import add_workload_flags, tell_notes, workload_choice
 from legato.lab.load.ending import closing_when_ended
@@ -56,14 +57,9 @@ def run(args: argparse.Namespace) -> int:
     tell_notes(notes)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with closing_when_ended():
-        tuned = tune(config, workload, _settings(args), console.print, notes)
+        tuned = tune(config, workload, report_settings(args, _NOT_SETTINGS), console.print, notes)
     _publish(args.output, tuned)
     return 0
-
-
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings for a report; key a flag's name."""
-    return {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
 
 
 def _add_tuning_flags(parser: argparse.ArgumentParser) -> None:
@@ -154,8 +150,8 @@ def _publish(folder: Path, report: "TuneReport") -> None:
     from legato.cli.table import print_table
     from legato.core.serve_flags import command_line
     from legato.lab.report.page import render
+    from legato.lab.report.report_file import write_report
     from legato.lab.tune.plots import tune_plots
-    from legato.lab.tune.report import write_tune_report
     from legato.lab.tune.splits import best_split, verdict
     from legato.lab.tune.tables import certainty, tune_tables
 
@@ -171,7 +167,7 @@ def _publish(folder: Path, report: "TuneReport") -> None:
     }
     if report.splits:
         advice["split"] = f"{best_split(report.splits)}. {verdict(report.splits)}"
-    write_tune_report(folder / "tune.json", report)
+    write_report(folder / "tune.json", report)
     texts = [("Recommendation", advice), ("Settings", report.settings)]
     page = folder / "tune.html"
     page.write_text(render("legato tune", tables, tune_plots(report), texts), encoding="utf-8")

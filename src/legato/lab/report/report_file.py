@@ -159,7 +159,7 @@ def by_kind(
     return runs, capacities, probes, sweeps
 
 
-def write_report(path: Path, report: Report) -> None:
+def write_report(path: Path, report: msgspec.Struct) -> None:
     """Write a report as JSON; create the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(report))

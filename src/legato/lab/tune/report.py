@@ -1,6 +1,5 @@
 """The result of a tuning, written as JSON; `tables.py` and `plots.py` show it."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -67,9 +66,3 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     finalists: list[Finalist]
     splits: list[SplitFigures]
     leads: list[Lead]
-
-
-def write_tune_report(path: Path, report: TuneReport) -> None:
-    """Write a report as JSON; create the folder if it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(report))
