@@ -1,5 +1,6 @@
 """Settings that have to be there before torch is, the order of the tests, and their options."""
 
+import ctypes
 import gc
 import os
 from collections.abc import Iterator
@@ -88,6 +89,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtestloop() -> None:  # the process that hands out tests collects none of them
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Give the memory of a file's models back; glibc keeps a gigabyte and more of it."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def pytest_unconfigure() -> None:

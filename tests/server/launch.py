@@ -22,7 +22,7 @@ MODEL = "smollm2-135m-instruct"
 _PATIENCE_S = 60.0
 # One thread, because threads that wait for each other crawl on a busy machine.
 # And without drafts, because most tests count a chunk a token; test_drafts and others turn them on.
-FLAGS = ("--kv-cache-memory", "512M", "--num-threads", "1", "--speculative", "off")
+FLAGS = ("--kv-cache-memory", "256M", "--num-threads", "1", "--speculative", "off")
 
 
 class ServerProcess:
