@@ -2,13 +2,16 @@
 
 import re
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 
 from tests.browser.conftest import KEY
@@ -309,6 +312,20 @@ def test_what_lies_under_the_pointer_is_told(page: Any) -> None:
     page.get_by_role("button", name="Stop the streams").click()
 
 
+def stopped_after(died: psutil.Process, server: ServerProcess) -> psutil.Process:
+    """The engine that is started after one that died, stopped before it is ready.
+
+    A page on a busy machine draws too seldom to show for certain what lasts less than a second.
+    """
+    while True:
+        with suppress(ValueError, psutil.NoSuchProcess):  # there is none yet
+            engine = server.engine
+            if engine != died:
+                engine.suspend()
+                return engine
+        time.sleep(0.01)
+
+
 def test_it_comes_back_after_the_engine_died(page: Any, target: ServerProcess) -> None:
     num_tokens = target.metric("generation_tokens_total")
     page.get_by_role("button", name="Start 8 streams").click()
@@ -317,9 +334,12 @@ def test_it_comes_back_after_the_engine_died(page: Any, target: ServerProcess) -
         lambda: target.metric("generation_tokens_total") > num_tokens + 80,
         "they do not begin",  # and would be run again
     )
-    target.engine.kill()
+    died = target.engine
+    died.kill()
+    restarted = stopped_after(died, target)
     expect_text(page, "#trouble", "died and is being restarted")
     assert is_stale(page)
+    restarted.resume()
     expect_text(page, "#num-running", "^0$")
     assert page.inner_text("#itl") != "–", "what was before is still seen"
     expect_text(page, "#experiment-message.is-error", "engine")

@@ -96,7 +96,8 @@ def test_several_may_watch_and_leave(server: ServerProcess) -> None:
         watching(server) as updates,
         server.http.stream("POST", "/v1/completions", json=long_request()) as response,
     ):
-        next(response.iter_lines())
+        lines = response.iter_lines()  # whose end would be that of the stream
+        next(lines)
         while not next(updates)["stats"]["num_running"]:
             pass
 
