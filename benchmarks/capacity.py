@@ -71,7 +71,7 @@ def measure(run: Run) -> None:
 
 
 def _servers(flags: argparse.Namespace) -> list[Server]:
-    slo_ms = 1000 * flags.itl_slo
+    slo_ms = 1000 * flags.itl_slo_s
     legato = {f"Legato, --itl-slo {slo_ms:g}ms": f"{SERVE_AS_PEERS_DO} --itl-slo {slo_ms:g}ms"}
     for budget in flags.budgets:
         command = f"{SERVE_AS_PEERS_DO} --max-num-batched-tokens {budget}"
@@ -86,7 +86,7 @@ def _search(flags: argparse.Namespace, server: Server, base_url: str) -> Capacit
         address,
         trial_choice(flags, model.max_model_len),
         asyncio.run(random_prompts(address, vocab_size=None, seed=flags.seed)),
-        search_settings(flags, flags.itl_slo, _LEAST_REQUESTS),
+        search_settings(flags, flags.itl_slo_s, _LEAST_REQUESTS),
     )
 
 
