@@ -1,6 +1,8 @@
 """`python -m benchmarks`: which there are, how their flags are read, and what is written."""
 
 import argparse
+import ast
+import inspect
 import json
 import os
 import signal
@@ -19,7 +21,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.runner.catalog import Benchmark, benchmark, benchmarks
 from benchmarks.runner.events import Event, stream
-from benchmarks.runner.flags import add_rounds, add_server_flags
+from benchmarks.runner.flags import add_out, add_rounds, add_server_flags
 from benchmarks.runner.machine import Machine, Watch, commit
 from benchmarks.runner.main import read_flags
 from benchmarks.runner.raw_http import post
@@ -50,6 +52,21 @@ def test_each_has_what_the_runner_calls(name: str) -> None:
     with pytest.raises(SystemExit) as ended:
         read_flags(benchmark(name), module.__doc__, module.add_flags, ["--help"])
     assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("name", [one.name for one in benchmarks()])
+def test_each_asks_for_flags_that_it_has(name: str) -> None:
+    pytest.importorskip("jsonschema_rs")
+    module = import_module(benchmark(name).module)
+    parser = argparse.ArgumentParser()
+    add_out(parser)
+    module.add_flags(parser)
+    asked = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("flags", "run.flags")
+    }
+    assert asked <= {action.dest for action in parser._actions} | set(parser._defaults)
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
