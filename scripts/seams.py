@@ -1,7 +1,7 @@
 """Writes docs/contributing/seams.md from the protocols of src/legato: `python -m scripts.seams`."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,14 +11,16 @@ from scripts.api_reference.markdown import code, table
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "contributing" / "seams.md"
 _SOURCES = ROOT / "src" / "legato"
+_TESTS = ROOT / "tests"
 
 _INTRODUCTION = """# Which seams are there?
 A seam is a protocol: a class that states what one part of Legato needs from another part, so that
 the two do not import each other. `python -m scripts.seams` writes this page from the `Protocol`
 classes in `src/legato`.
 
-The last column lists the classes in `src/legato` that have every member of the protocol. A seam is
-built together with its second implementation; some of those are in `tests/`.
+The last columns list the classes that have every member of the protocol, in `src/legato` and in
+`tests`. A seam is built together with its second implementation. `LayerWatch` alone has one: with
+it, the model calls back into a floor above its own.
 """
 
 
@@ -47,29 +49,36 @@ def text() -> str:
             code(seam.protocol.name),
             code(_place(seam.protocol.path)),
             seam.protocol.summary,
-            ", ".join(code(name) for name in sorted({cls.name for cls in seam.implementations})),
+            _names(cls for cls in seam.implementations if cls.path.is_relative_to(_SOURCES)),
+            _names(cls for cls in seam.implementations if cls.path.is_relative_to(_TESTS)),
         )
         for seam in seams()
     ]
-    return f"{_INTRODUCTION}\n{table(('protocol', 'where', '', 'implemented by'), rows)}\n"
+    columns = ("protocol", "where", "", "implemented by", "in tests by")
+    return f"{_INTRODUCTION}\n{table(columns, rows)}\n"
+
+
+def _names(classes: Iterable[Class]) -> str:
+    return ", ".join(code(name) for name in sorted({cls.name for cls in classes}))
 
 
 @cache
 def seams() -> list[Seam]:
     """All protocols, sorted by file."""
     classes = list(_classes())
-    protocols = [cls for cls in classes if "Protocol" in cls.bases]
-    members = {cls.name: _inherited(cls, classes) for cls in classes}
-    names = {protocol.name for protocol in protocols}
+    protocols = [
+        cls for cls in classes if "Protocol" in cls.bases and cls.path.is_relative_to(_SOURCES)
+    ]
+    members = {cls: _inherited(cls, classes) for cls in classes}
     return [
         Seam(
             protocol,
             [
                 cls
                 for cls in classes
-                if cls.name not in names
-                and members[protocol.name]
-                and (protocol.name in cls.bases or members[protocol.name] <= members[cls.name])
+                if "Protocol" not in cls.bases
+                and members[protocol]
+                and (protocol in _bases(cls, classes) or members[protocol] <= members[cls])
             ],
         )
         for protocol in protocols
@@ -77,7 +86,7 @@ def seams() -> list[Seam]:
 
 
 def _classes() -> Iterator[Class]:
-    for path in sorted(_SOURCES.rglob("*.py")):
+    for path in (*sorted(_SOURCES.rglob("*.py")), *sorted(_TESTS.rglob("*.py"))):
         source = path.read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             if isinstance(node, ast.ClassDef):
@@ -115,10 +124,17 @@ def _base_name(base: ast.expr) -> str:
 def _inherited(cls: Class, classes: list[Class]) -> frozenset[str]:
     """Its members and those of its bases, without the special ones."""
     found = set(cls.members)
-    for base in classes:
-        if base.name in cls.bases and base.name != cls.name:
-            found |= _inherited(base, classes)
+    for base in _bases(cls, classes):
+        found |= _inherited(base, classes)
     return frozenset(name for name in found if not name.startswith("__"))
+
+
+def _bases(cls: Class, classes: list[Class]) -> Iterator[Class]:
+    """Its bases: a class of that name in its own file, else in the sources."""
+    for name in cls.bases - {cls.name}:
+        named = [base for base in classes if base.name == name]
+        own = [base for base in named if base.path == cls.path]
+        yield from own or (base for base in named if base.path.is_relative_to(_SOURCES))
 
 
 def _place(path: Path) -> str:

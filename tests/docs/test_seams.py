@@ -5,6 +5,11 @@ from pathlib import Path
 
 from scripts import seams
 
+ONE_USER = {
+    # The model calls back into a floor above its own.
+    "LayerWatch",
+}
+
 SOURCES = Path(__file__).parents[2] / "src" / "legato"
 
 
@@ -29,3 +34,8 @@ def test_implementations_are_found() -> None:
     assert {"SimulatedExecutor", "TorchExecutor"} <= found["Executor"]
     assert found["EngineListener"] >= {"EngineClient"}
     assert "Scheduler" not in found["Executor"]
+
+
+def test_every_seam_has_two_users() -> None:
+    lonely = {seam.protocol.name for seam in seams.seams() if len(seam.implementations) < 2}
+    assert lonely == ONE_USER
