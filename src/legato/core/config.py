@@ -250,8 +250,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         Speculative,
         Flag(
             "tokens guessed ahead of a stream and verified in one step, which changes when tokens "
-            "come, never which: auto drafts what is worth its time, a number that many a stream "
-            "as long as the step ends in time",
+            "come and in fp32 never which: auto drafts what is worth its time, a number that many "
+            "a stream as long as the step ends in time",
             metavar="auto|off|K",
         ),
     ] = "auto"
