@@ -1,0 +1,77 @@
+"""The house stays small and plain: sizes of files, circles of imports, and names.
+
+Each list may only shrink: a line that is no exception any more must go.
+"""
+
+from collections import Counter
+
+from tests import house
+
+MOST_LINES = 500
+NUM_SMALL_FILES = 105
+"""Modules of at most 60 lines: each is one more stop on somebody's way."""
+CIRCLES: list[list[str]] = [
+    ["benchmarks.gpu.parts.ceilings", "benchmarks.gpu.settings"],
+    [
+        "legato.model.delta_net",
+        "legato.model.experts",
+        "legato.model.latent_attention",
+        "legato.model.layers",
+        "legato.model.mamba2",
+        "legato.model.recurrence",
+    ],
+]
+SHARED_CLASS_NAMES = """
+BlockTable Blocks Checkpoint Columns Context Drafted Embedding Generation Handovers LayerCache
+Left Link Load Memory MessageDelta Part Ping Place Refusal Router Rule Run Settings Span Totals
+Traffic Turns
+"""
+SHARED_MODULE_NAMES = """
+base cache chat client comparison completion config context conversation decoder divided embedding
+embeddings engine engine_process errors events experts first_pass fleet generate generation
+host_cache link loader logprobs lookup memory messages models plots policy pooling prompts ranges
+recurrence replica request rope rotation rows run sampler scores search service serving settings
+source support tables tokenization trace transfers trial turns vocabulary
+"""
+"""Beside `main`, of which each program has one."""
+
+
+def test_no_file_is_long() -> None:
+    long = {
+        module: num_lines
+        for module, path in house.modules().items()
+        if (num_lines := len(path.read_text().splitlines())) > MOST_LINES
+    }
+    assert not long
+
+
+def test_small_files_become_no_more() -> None:
+    small = [
+        module
+        for module, path in house.modules().items()
+        if module.startswith("legato")
+        and path.name != "__init__.py"
+        and len(path.read_text().splitlines()) <= 60
+    ]
+    assert len(small) <= NUM_SMALL_FILES, small
+    assert len(small) == NUM_SMALL_FILES, "fewer: lower the number"
+
+
+def test_imports_have_no_circles() -> None:
+    assert house.circles() == CIRCLES
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    shared = {name for name, modules in house.classes().items() if len(modules) > 1}
+    assert shared == set(SHARED_CLASS_NAMES.split())
+
+
+def test_a_module_has_a_name_of_its_own() -> None:
+    stems = Counter(
+        path.stem
+        for module, path in house.modules().items()
+        if module.startswith("legato") and path.name != "__init__.py"
+    )
+    assert {stem for stem, count in stems.items() if count > 1} - {"main"} == set(
+        SHARED_MODULE_NAMES.split()
+    )
