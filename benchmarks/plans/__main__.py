@@ -12,7 +12,6 @@ records both on this machine: last bits differ between machines.
 """
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -23,12 +22,11 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.plans.traffic import Traffic
+from benchmarks.runner.checkout import HERE, environment
 from benchmarks.runner.main import main
 from benchmarks.runner.run import Run
 
 MINUTES = 6
-
-_HERE = Path(__file__).parents[2]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -87,13 +85,12 @@ def _against(run: Run, ref: str) -> int:
     checkout = run.file("plans-checkout").resolve()
     _remove(checkout)
     subprocess.run(
-        ["git", "worktree", "add", "--quiet", "--detach", str(checkout), ref], cwd=_HERE, check=True
+        ["git", "worktree", "add", "--quiet", "--detach", str(checkout), ref], cwd=HERE, check=True
     )
     try:
-        # An extension module is not needed: the scheduler is pure Python.
         files = [
             _recorded(run, checkout, run.file("plans-there.jsonl").resolve()),
-            _recorded(run, _HERE, run.file("plans-here.jsonl").resolve()),
+            _recorded(run, HERE, run.file("plans-here.jsonl").resolve()),
         ]
     finally:
         _remove(checkout)
@@ -101,14 +98,13 @@ def _against(run: Run, ref: str) -> int:
 
 
 def _recorded(run: Run, checkout: Path, file: Path) -> Path:
-    path = os.pathsep.join((str(checkout / "src"), str(checkout)))
     words = ["-m", "benchmarks", "plans", "record", str(file)]
     sizes = ["--seeds", str(run.flags.seeds), "--steps", str(run.flags.steps)]
     with run.status(f"recording {checkout.name}"):
         subprocess.run(
             [sys.executable, *words, *sizes],
             cwd=checkout,
-            env=os.environ | {"PYTHONPATH": path},
+            env=environment(checkout, run.flags.out),
             check=True,
         )
     return file
@@ -116,7 +112,7 @@ def _recorded(run: Run, checkout: Path, file: Path) -> Path:
 
 def _remove(checkout: Path) -> None:
     shutil.rmtree(checkout, ignore_errors=True)
-    subprocess.run(["git", "worktree", "prune"], cwd=_HERE, check=True)
+    subprocess.run(["git", "worktree", "prune"], cwd=HERE, check=True)
 
 
 if __name__ == "__main__":

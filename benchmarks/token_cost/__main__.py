@@ -10,7 +10,6 @@ of another checkout's server: only the ratio of both is to be trusted on a machi
 
 import argparse
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
+from benchmarks.runner.checkout import HERE, environment
 from benchmarks.runner.flags import add_rounds
 from benchmarks.runner.main import main
 from benchmarks.runner.rounds import in_turn
@@ -32,7 +32,6 @@ from legato.lab.load.local_server import local_server
 MINUTES = 2
 
 _ENGINE = "benchmarks.token_cost.engine"
-_HERE = Path(__file__).parents[2]
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -87,13 +86,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def measure(run: Run) -> None:
     flags = run.flags
-    checkouts = [("this", _HERE)]
+    checkouts = [("this", HERE)]
     if flags.against is not None:
         checkouts.append((str(flags.against), flags.against))
     with ExitStack() as stack, run.status("starting") as status:
-        servers = [
-            stack.enter_context(_running(name, path, flags.step_s)) for name, path in checkouts
-        ]
+        servers = [stack.enter_context(_running(name, path, run)) for name, path in checkouts]
         status.update("measuring")
         asyncio.run(_measure(servers, flags))
     run.show(_table(servers, flags.requests))
@@ -105,11 +102,12 @@ def measure(run: Run) -> None:
 
 
 @contextmanager
-def _running(name: str, checkout: Path, step_s: float) -> Iterator[Server]:
+def _running(name: str, checkout: Path, run: Run) -> Iterator[Server]:
     module = "benchmarks.token_cost.server"
-    serve = [sys.executable, "-m", module, str(step_s), "serve", "--port", "{port}"]
+    step_s = str(run.flags.step_s)
+    serve = [sys.executable, "-m", module, step_s, "serve", "--port", "{port}"]
     # The package of that checkout, driven by the programs of this one.
-    path = os.pathsep.join((str(checkout.resolve() / "src"), str(_HERE)))
+    path = environment(checkout, run.flags.out)["PYTHONPATH"]
     command = ["env", f"PYTHONPATH={path}", *serve, "--log-level", "warning"]
     with local_server(command, subprocess.DEVNULL) as (process, url):
         yield Server(name, psutil.Process(process.pid), urlsplit(url).port or 0)

@@ -1,6 +1,6 @@
 """The invariants that one plan of the scheduler shows by itself."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from legato.core.config import SchedulerConfig
 from legato.core.plan import ScheduledChunk, StepPlan
@@ -98,7 +98,7 @@ class PlanChecks:
         sampled = [c for c in earlier if c.request_id == chunk.request_id and c.num_samples]
         assert not (sampled and request.params.needs_values)
 
-    def _written_blocks(self, chunk: ScheduledChunk) -> tuple[int, ...]:
+    def _written_blocks(self, chunk: ScheduledChunk) -> Sequence[int]:
         size = self._kv.block_size
         return chunk.block_ids[chunk.start // size : -(-chunk.end // size)]
 

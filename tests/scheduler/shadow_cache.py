@@ -142,7 +142,8 @@ class ShadowCache:
         if block_id >= len(self._blocks):
             more = np.full((1 + block_id, self._block_size), _UNWRITTEN, np.uint64)
             self._blocks = np.concatenate([self._blocks, more])
-        return self._blocks[block_id]
+        block: Checksums = self._blocks[block_id]
+        return block
 
 
 def _kept_states(chunk: ScheduledChunk) -> list[tuple[int, int]]:
