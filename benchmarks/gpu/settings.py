@@ -9,7 +9,6 @@ import torch
 
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import EngineConfig
-from legato.lab.work import MeasuredRates
 from legato.simulation.workload import RandomPrompts
 
 LLAMA_3_1_8B: dict[str, Any] = {
@@ -112,12 +111,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def torch_device(self) -> torch.device:
         return torch.device(self.device)
-
-    def roofline(self) -> MeasuredRates:
-        """What the machine was seen to do in the part `ceilings`, or does now."""
-        from benchmarks.gpu.parts.ceilings import known_roofline
-
-        return known_roofline(self)
 
 
 def shape_folder(out: Path) -> Path:

@@ -22,7 +22,7 @@ from legato.core.token_ids import token_array
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.model.decoder import Embedding
-from legato.model.layers import DecoderLayer
+from legato.model.decoder_layer import DecoderLayer
 from legato.model.native_kernels import native_instructions
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 

@@ -5,7 +5,7 @@ import torch
 
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.model.base import SCALE_BYTES
-from legato.model.layers import RMSNorm
+from legato.model.linear import RMSNorm
 from legato.model.rope import RopeFrequencies, RotaryEmbedding, rotate
 from tests.gpu.numbers import assert_near, each_dtype
 from tests.gpu.paged import quantized_cache

@@ -8,7 +8,7 @@ import torch
 
 from legato.core.errors import ConfigError
 from legato.model.decoder import Decoder
-from legato.model.layers import Linear
+from legato.model.linear import Linear
 from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight, can_quantize, quantize
 from tests.gpu.numbers import assert_near
 from tests.model.random_models import decoder_spec, random_decoder

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from legato.checkpoint import loader
-from legato.model.layers import Linear
+from legato.model.linear import Linear
 from legato.model.packed_linear import can_pack
 
 from .conftest import TINY, SaveTiny, load

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from legato.model import delta_net, mamba2
+from legato.model.decoder_layer import make_recurrence
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_recurrence import NativeMixer
-from legato.model.recurrence import RecurrentMixer, make_recurrence
+from legato.model.recurrence import RecurrentMixer
 from legato.model.states import Run, StepStates, make_states
 from tests.executor.instructions import TESTED
 from tests.model.random_models import with_recurrence

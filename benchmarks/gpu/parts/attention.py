@@ -9,6 +9,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
+from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.cache_config import BLOCK_SIZES
@@ -27,7 +28,7 @@ TITLE = "Attention"
 
 
 def run(settings: Settings, report: Report) -> None:
-    sizes, roofline = settings.sizes, settings.roofline()
+    sizes, roofline = settings.sizes, known_roofline(settings)
     checkpoint = open_checkpoint(settings.engine().model)
     cases = [(count, 1, sizes.context) for count in sizes.streams]
     cases.append((1, 1, sizes.prompt))

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
+from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.gpu.experts import GpuExperts, codes_of
@@ -28,7 +29,7 @@ TITLE = "Experts"
 
 
 def run(settings: Settings, report: Report) -> None:
-    sizes, roofline = settings.sizes, settings.roofline()
+    sizes, roofline = settings.sizes, known_roofline(settings)
     checkpoint = open_checkpoint(settings.engine().model)
     spec = checkpoint.decoder_spec
     moe = next((own for layer in spec.layers if (own := layer.moe) is not None), None)

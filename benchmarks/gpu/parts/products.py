@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
+from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.errors import ConfigError
@@ -45,7 +46,7 @@ def run(settings: Settings, report: Report) -> None:
         "Two equal matrices in turn, so that a cache does not hold one. The roofline is of the "
         "bytes that each kind of weights has, and of bfloat16's arithmetic."
     )
-    roofline, device = settings.roofline(), settings.torch_device
+    roofline, device = known_roofline(settings), settings.torch_device
     for num_outputs, depth in ((2 * size, spec.hidden_size), (spec.hidden_size, size)):
         for way in _ways(num_outputs, depth, checkpoint.dtype, device):
             for num_rows in settings.sizes.streams:

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
+from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.sampling_params import SamplingParams
@@ -29,7 +30,7 @@ TITLE = "Sampling"
 
 def run(settings: Settings, report: Report) -> None:
     checkpoint, device = open_checkpoint(settings.engine().model), settings.torch_device
-    vocab_size, roofline = checkpoint.spec.vocab_size, settings.roofline()
+    vocab_size, roofline = checkpoint.spec.vocab_size, known_roofline(settings)
     report.note(
         f"Of {vocab_size:,} logits a row, {_NUM_LIKELY} stand out; where they are flat, none do. "
         "The roofline is of reading them once."

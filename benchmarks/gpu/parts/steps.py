@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from benchmarks.gpu.figures import Report, Row
+from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import Settings
 from legato.core.config import Quantization
 from legato.core.plan import ScheduledChunk
@@ -64,7 +65,7 @@ def of_quantized(settings: Settings, quantization: Quantization, report: Report)
 class _Measured:
     def __init__(self, settings: Settings, runtime: ModelRuntime) -> None:
         self._sizes = settings.sizes
-        self._roofline = settings.roofline()
+        self._roofline = known_roofline(settings)
         self._runtime = runtime
         self._steps = MadeUpSteps(runtime)
         self.num_cache_tokens = self._steps.num_cache_tokens

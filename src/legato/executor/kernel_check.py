@@ -22,6 +22,7 @@ from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.model.base import Model
 from legato.model.decoder import Decoder
+from legato.model.decoder_layer import make_recurrence
 from legato.model.mixer_spec import (
     AttentionSpec,
     DeltaNetSpec,
@@ -41,7 +42,7 @@ from legato.model.quantization import (
     quantize,
     quantize_rotated,
 )
-from legato.model.recurrence import PIECE, RecurrentMixer, make_recurrence
+from legato.model.recurrence import PIECE, RecurrentMixer
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import DecoderSpec, LayerSpec
 from legato.model.states import Run, StepStates, make_states

@@ -17,7 +17,7 @@ from legato.gpu.linear import Fp8Linear, QuantizedLinear, rounded
 from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
 from legato.model.experts import EXPERT_PARTS, Experts
-from legato.model.layers import FusedLinear, Linear
+from legato.model.linear import FusedLinear, Linear
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import can_concatenate, concatenate, in_blocks
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from legato.model.layers import FusedLinear, Linear, MakeEmpty, RMSNorm
+from legato.model.linear import FusedLinear, Linear, MakeEmpty, RMSNorm
 from legato.model.mixer_spec import DeltaNetSpec
 from legato.model.recurrence import Convolution, RecurrentMixer, decays, in_float64, scan
 from legato.model.spec import DecoderSpec

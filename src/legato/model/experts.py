@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.model.communicator import Communicator
-from legato.model.layers import Linear, MakeEmpty, make_activation, make_mlp, make_norm
+from legato.model.linear import Linear, MakeEmpty, make_norm
+from legato.model.mlp import make_activation, make_dense_mlp
 from legato.model.mlp_spec import MoeSpec
 from legato.model.spec import DecoderSpec
 
@@ -153,7 +154,9 @@ class MixtureOfExperts(nn.Module):
         if spec.latent_size is not None:
             self.fc1_latent_proj = Linear(hidden_size, spec.latent_size, False, empty)
             self.fc2_latent_proj = Linear(spec.latent_size, hidden_size, False, empty)
-        self.shared_expert = make_mlp(spec.shared, hidden_size, empty) if spec.shared else None
+        self.shared_expert = (
+            make_dense_mlp(spec.shared, hidden_size, empty) if spec.shared else None
+        )
         self.shared_expert_gate: Linear | None = None
         if spec.has_shared_gate:
             self.shared_expert_gate = Linear(hidden_size, 1, False, empty)

@@ -11,7 +11,7 @@ from torch import nn
 
 from legato.model.base import StepAttention
 from legato.model.latent import LatentAttentionSpec
-from legato.model.layers import FusedLinear, Linear, MakeEmpty, RMSNorm
+from legato.model.linear import FusedLinear, Linear, MakeEmpty, RMSNorm
 from legato.model.rope import Turns, rotate
 from legato.model.spec import DecoderSpec
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.model.communicator import Communicator
-from legato.model.layers import Linear, MakeEmpty, RMSNorm
+from legato.model.linear import Linear, MakeEmpty, RMSNorm
 from legato.model.mixer_spec import Mamba2Spec
 from legato.model.recurrence import Convolution, RecurrentMixer, decays, in_float64, scan
 from legato.model.spec import DecoderSpec

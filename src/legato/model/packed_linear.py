@@ -12,7 +12,8 @@ from torch import nn
 
 from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
-from legato.model.layers import MLP, Linear
+from legato.model.linear import Linear
+from legato.model.mlp import MLP
 
 _SUPPORT = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 

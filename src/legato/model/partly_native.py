@@ -19,7 +19,8 @@ from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.experts import MixtureOfExperts
-from legato.model.layers import MLP, FusedLinear, Linear
+from legato.model.linear import FusedLinear, Linear
+from legato.model.mlp import MLP
 from legato.model.mlp_spec import MoeSpec
 from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_experts import num_expert_weights

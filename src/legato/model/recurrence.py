@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from legato.model.communicator import ALONE, Communicator
-from legato.model.layers import Linear, MakeEmpty
-from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
-from legato.model.spec import DecoderSpec
+from legato.model.linear import Linear, MakeEmpty
+from legato.model.mixer_spec import ShortConvSpec
 from legato.model.states import Run, StepStates
 
 PIECE = 64
@@ -85,31 +83,6 @@ class ShortConv(RecurrentMixer):
         convolved = self.conv(before * inputs, states, self.layer).to(after.dtype)
         result: torch.Tensor = after * convolved
         return result
-
-
-def make_recurrence(
-    spec: DecoderSpec, layer: int, empty: MakeEmpty, communicator: Communicator = ALONE
-) -> RecurrentMixer:
-    """Make the recurrent mixer of a layer that has one.
-
-    Args:
-        spec: of this rank's part of the decoder.
-        communicator: to the other ranks.
-    """
-    # These import this module.
-    from legato.model.delta_net import DeltaNet
-    from legato.model.mamba2 import Mamba2
-
-    state_layer = spec.state_layer(layer)
-    match spec.layers[layer].recurrence:
-        case ShortConvSpec() as own:
-            return ShortConv(own, spec.hidden_size, state_layer, empty)
-        case DeltaNetSpec() as own:
-            return DeltaNet(own, spec, state_layer, empty)
-        case Mamba2Spec() as own:
-            return Mamba2(own, spec, state_layer, empty, communicator)
-        case None:
-            raise AssertionError("the layer has no recurrent mixer")
 
 
 def scan(

@@ -115,9 +115,10 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 def _parsed(path: Path, number: int, line: bytes) -> _Line:
     try:
-        return cast("_Line", _decode(line))
+        read: _Line = _decode(line)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}, line {number} is not a line of a trace: {error}") from error
+    return read
 
 
 def open_binary(path: Path, mode: str) -> IO[bytes]:
