@@ -38,8 +38,9 @@ struct Scratch {
     float maximum[kTaskRows], denominator[kTaskRows];
 };
 
-// Computes a task over keys and values of type `Number`. For 8-bit codes, queries and weights are
-// rounded to CodeRow, and the codes' scales are multiplied into the scores and the weights.
+// Computes a task over keys and values of type `Number`. For 8-bit codes, queries are mixed as keys
+// were, queries and weights are rounded to CodeRow, and the codes' scales are multiplied into the
+// scores and the weights. The sums of values stay mixed.
 template <typename Number>
 class Task {
 public:
@@ -81,6 +82,7 @@ private:
         for (int row = 0; row < num_rows_; ++row) {
             for (int dim = 0; dim < head_dim_; dim += 16)
                 store(query + dim, load_bf16(queries_ + row * head_dim_ + dim));
+            mix_head(query, head_dim_);
             s_.query_scales[row] = round_row(query, head_dim_, s_.queries + row * head_dim_);
         }
     }
@@ -352,6 +354,12 @@ void write_output(const AttentionCall &call, const AttentionTask &task, int row,
     const int head = task.kv_head * call.group + index % call.group;
     if (call.sinks) denominator += std::exp2(call.sinks[head] - maximum);
     const Floats by = fill(1.0f / denominator);
+    alignas(64) float plain[kLargestHead];
+    if (call.shape.is_quantized) {
+        std::copy_n(sums, head_dim, plain);
+        mix_head(plain, head_dim);
+        sums = plain;
+    }
     for (int dim = 0; dim < head_dim; dim += 16)
         store_bf16(call.output.at(token, head * head_dim + dim), load(sums + dim) * by);
 }

@@ -13,7 +13,7 @@ constexpr int kLargestHead = 512;
 // Keys and values are in blocks [num_kv_heads, head]. A head's part is [block_size, head_dim] numbers
 // in an order that strips read directly: keys as [block_size / 16, head_dim / 2, 16, 2], so that 16
 // keys are the columns of a tile, and values as [block_size / 2, head_dim, 2]. Numbers are bfloat16;
-// quantized, they are int8, followed by float scales [block_size], one per token.
+// quantized, they are int8 codes of mixed heads, followed by float scales [block_size], one per token.
 struct CacheShape {
     int num_kv_heads, head_dim, block_size;
     bool is_quantized;
@@ -42,6 +42,9 @@ struct CacheShape {
     // Offset in bytes of a token's scale in the head's part.
     size_t scale_at(int64_t slot) const { return head_values() + slot % block_size * sizeof(float); }
 };
+
+// Mixes the numbers of a head, as executor.attention.rounding.mix does. Mixing twice changes nothing.
+void mix_head(float *head, int head_dim);
 
 // Writes one token's key and value, float [head_dim] each, into the cache.
 void write_key(std::byte *keys, const CacheShape &shape, int kv_head, int64_t slot,

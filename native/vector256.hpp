@@ -78,6 +78,17 @@ inline Floats keep(Floats x, int from, int end, float other) {
             half(x.high, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15))};
 }
 
+// Returns the lanes with those at a distance of 1, 2, 4 or 8 swapped.
+template <int distance>
+inline Floats swapped(Floats x) {
+    if constexpr (distance == 8) return {x.high, x.low};
+    const auto half = [](__m256 lanes) {
+        if constexpr (distance == 4) return _mm256_permute2f128_ps(lanes, lanes, 0x01);
+        else return _mm256_permute_ps(lanes, distance == 2 ? 0x4e : 0xb1);
+    };
+    return {half(x.low), half(x.high)};
+}
+
 // Returns `then` in lanes where x is below 0, else `other`.
 inline Floats where_negative(Floats x, Floats then, Floats other) {
     return {_mm256_blendv_ps(other.low, then.low, x.low),

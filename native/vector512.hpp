@@ -1,6 +1,7 @@
 // Vectors of 16 numbers in AVX-512 with bfloat16 and VNNI; the same functions as vector256.hpp.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #ifdef LEGATO_EMULATED
@@ -49,6 +50,17 @@ inline float largest(Floats x) { return _mm512_reduce_max_ps(x.values); }
 inline Floats keep(Floats x, int from, int end, float other) {
     const auto mask = static_cast<__mmask16>((1u << end) - (1u << from));
     return {_mm512_mask_mov_ps(_mm512_set1_ps(other), mask, x.values)};
+}
+
+// Returns the lanes with those at a distance of 1, 2, 4 or 8 swapped.
+template <int distance>
+inline Floats swapped(Floats x) {
+    static constexpr auto kPlaces = [] {
+        std::array<int32_t, 16> places{};
+        for (int i = 0; i < 16; ++i) places[i] = i ^ distance;
+        return places;
+    }();
+    return {_mm512_permutexvar_ps(_mm512_loadu_si512(kPlaces.data()), x.values)};
 }
 
 // Returns `then` in lanes where x is below 0, else `other`.

@@ -18,6 +18,7 @@ from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason
 from legato.core.request import AbortRequest
 from legato.core.step_record import BlocksFetched
+from legato.engine.assembly import transfers
 from legato.transfer import fetch, transport
 from legato.transfer.local_mover import LocalMover
 from legato.transfer.memory import CacheMemory, Spans
@@ -375,6 +376,22 @@ def test_another_layout_is_refused(
         run(decode, until=lambda: decode.end("a") is not None)
         assert decode.tokens("a") == expected(model)
     assert "--block-size is 16 here and not 32" in caplog.text
+
+
+def test_blocks_of_another_form_of_8_bits_are_refused(
+    model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine from before heads were mixed calls its form int8."""
+    settings = {"kv_cache_dtype": "int8"}
+    with closing(Engine(model, **settings)) as prefill, monkeypatch.context() as older:
+        older.setattr(transfers, "_form", lambda _: "int8")
+        prefill.go(sent("a"))
+        run(prefill, until=lambda: prefill.end("a") is not None)
+        with closing(Engine(model, **settings)) as decode:
+            decode.go(fetched("a", prefill))
+            run(decode, until=lambda: decode.end("a") is not None)
+            assert decode.tokens("a")
+    assert "--kv-cache-dtype is int8 of mixed heads here and not int8" in caplog.text
 
 
 def test_another_key_is_refused(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.executor.attention.rounding import dequantize, quantize
+from legato.executor.attention.rounding import dequantize, mix, quantize
 from tests.executor.backends import EXACT, NATIVE, QUANTIZED, Backend, params
 from tests.executor.by_hand import prompt, run_by_hand
 from tests.profiles import examples
@@ -38,6 +38,24 @@ def test_what_is_not_finite_stays_so(rows: list[list[float]], value: float, plac
     seen = dequantize(*quantize(values), torch.float32)
     assert not seen[0].isfinite().any()
     assert seen[1:].isfinite().all()
+
+
+@given(st.integers(1, 300), st.integers(0, 2**31))
+@examples(100)
+def test_mixing_is_a_rotation_that_undoes_itself(head_dim: int, seed: int) -> None:
+    """Scores are those of plain heads, and results become plain again."""
+    random = torch.Generator().manual_seed(seed)
+    query, key = torch.randn(2, 3, head_dim, generator=random)
+    torch.testing.assert_close(mix(mix(key)), key, rtol=0.0, atol=2e-5)
+    scores = (mix(query) * mix(key)).sum(-1)
+    torch.testing.assert_close(scores, (query * key).sum(-1), rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "most"), [(64, 0.126), (80, 0.151), (96, 0.118), (128, 0.089), (256, 0.063)]
+)
+def test_mixing_spreads_each_channel(head_dim: int, most: float) -> None:
+    assert float(mix(torch.eye(head_dim)).abs().max()) <= most
 
 
 PAIRS = {backend.kernels: backend for backend in QUANTIZED}

@@ -22,6 +22,7 @@ from legato.gpu.kernels.experts import (
     sort_by_expert,
     sum_outputs,
 )
+from legato.gpu.kernels.mixing import mix_heads
 from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.quantized import dequantize, multiply
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
@@ -111,6 +112,10 @@ def _rotate(
         k_norm=norm,
         eps=1e-6,
     )
+
+
+def _mix_heads(num_heads: int, head_dim: int) -> None:
+    mix_heads(torch.empty(512, num_heads, head_dim, dtype=torch.bfloat16))
 
 
 def _sample(dtype: torch.dtype) -> None:
@@ -245,6 +250,11 @@ LAUNCHES = {
     "attend, sinks and a window": Launch(partial(_attend, 64, 8, 64, 128, has_sinks=True), (90,)),
     "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128)),
     "rotate, an 8-bit cache": Launch(partial(_rotate, 32, 8, 128, is_quantized=True), (90,)),
+    "rotate, an 8-bit cache and heads of 96": Launch(
+        partial(_rotate, 32, 32, 96, is_quantized=True), (90,)
+    ),
+    "mix heads of 128": Launch(partial(_mix_heads, 32, 128)),
+    "mix heads of 96": Launch(partial(_mix_heads, 32, 96), (90,)),
     "rotate, Qwen3 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=True)),
     "sample": Launch(partial(_sample, torch.bfloat16)),
     "sample adjusted logits": Launch(partial(_sample, torch.float32), (90,)),

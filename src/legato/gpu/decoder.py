@@ -16,6 +16,7 @@ from legato.gpu.kernels.attention import attend
 from legato.gpu.kernels.attention_parts import AttentionScratch
 from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.experts import sum_outputs
+from legato.gpu.kernels.mixing import mix_heads
 from legato.gpu.kernels.norm import add_rms_norm, normalize
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import MOST_ROWS, Fp8Linear, QuantizedLinear
@@ -396,6 +397,8 @@ def _attention(
         softcap=attention.softcap,
         sinks=attention.sinks,
     )
+    if cache.keys.dtype == torch.int8:
+        mix_heads(context)
     if gates is not None:
         gate_heads(gates, context.flatten(1))
     output: torch.Tensor = attention.o_proj(context.flatten(1))

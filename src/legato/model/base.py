@@ -107,7 +107,8 @@ class CacheSpec:
     - the numbers [block_size, D] of its tokens, in the order that the backend's kernels need,
     - then, in a quantized cache, float32 scales [block_size] of these tokens.
 
-    Quantized numbers are int8, from -127 to 127; a value is the product of number and scale.
+    Quantized numbers are int8, from -127 to 127; a value is the product of number and scale. They
+    are those of mixed heads (`executor.attention.rounding.mix`).
 
     Attributes:
         layers: those with keys and values of their own. Those of a group have one geometry: as many

@@ -21,12 +21,12 @@ def rotate(rows: torch.Tensor) -> torch.Tensor:
         while count > vectors.shape[1] - first:
             count //= 2
         part = slice(first, first + count)
-        torch.matmul(_hadamard(count), vectors[:, part], out=rotated[:, part])
+        torch.matmul(hadamard(count), vectors[:, part], out=rotated[:, part])
         first += count
     return rotated.flatten(1)
 
 
-def _hadamard(size: int) -> torch.Tensor:
+def hadamard(size: int) -> torch.Tensor:
     """Return Sylvester's matrix [size, size] of a power of two, scaled to be orthogonal."""
     matrix = torch.ones(1, 1)
     pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]])

@@ -133,11 +133,17 @@ def cache_layout(
     return {
         "the checkpoint": _fingerprint(checkpoint),
         "--block-size": str(block_size),
-        "--kv-cache-dtype": str(cache.kept_dtype).removeprefix("torch."),
+        "--kv-cache-dtype": _form(cache),
         "the number of layers": str(cache.num_layers),
         "the windows and the sizes of a token's keys": _sizes(groups),
         "--kernels": kernels,
     }
+
+
+def _form(cache: CacheSpec) -> str:
+    """Name the form of numbers, for codes of heads that are not mixed mean other numbers."""
+    name = str(cache.kept_dtype).removeprefix("torch.")
+    return f"{name} of mixed heads" if cache.is_quantized else name
 
 
 def _sizes(groups: Sequence[CacheGroup]) -> str:

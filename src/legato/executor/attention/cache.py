@@ -11,7 +11,7 @@ from legato.executor.attention.context import (
     QuantizedContext,
     Runs,
 )
-from legato.executor.attention.rounding import dequantize, quantize
+from legato.executor.attention.rounding import dequantize, mix, quantize
 from legato.model.base import CacheSpec
 
 
@@ -21,6 +21,10 @@ class KeyValueCache(Protocol):
     @property
     def blocks(self) -> torch.Tensor:
         """[layers, planes, num_blocks, numbers of a block]; planes are `CacheSpec.num_planes`."""
+        ...
+
+    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return heads [..., D] as keys and values are held; of its results, what they were."""
         ...
 
     def write(
@@ -61,6 +65,9 @@ class _PlainCache:
         self._written = self._slots.flatten(0, 1).unbind(0)
         self._num_planes = num_planes
 
+    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> KeysValues:
@@ -95,13 +102,16 @@ class _QuantizedCache:
         self._codes = heads[..., :num_codes].view(*heads.shape[:4], block_size, -1)
         self._scales = heads[..., num_codes:].view(torch.float32)
 
+    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
+        return mix(rows)
+
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> KeysValues:
         where = self._place(slots)
         seen: list[torch.Tensor] = []
         for pair, rows in enumerate((key, value)):
-            codes, scales = quantize(rows)
+            codes, scales = quantize(mix(rows.float()))
             self._codes[layer, pair][where] = codes
             self._scales[layer, pair][where] = scales
             seen.append(dequantize(codes, scales, rows.dtype))

@@ -80,7 +80,7 @@ class TorchStepAttention:
     ) -> torch.Tensor:
         num_rows = len(self._slots)
         num_padding = len(query) - num_rows
-        query = query[:num_rows]
+        query = self._cache.mixed(query[:num_rows])
         if key is None or value is None:
             key, value = self._cache.read(layer, self._slots)
         else:
@@ -111,7 +111,7 @@ class TorchStepAttention:
             attended.append(out)
         if num_padding:
             attended.append(grouped[0].new_zeros(num_padding, *grouped[0].shape[1:]))
-        return torch.cat(attended).flatten(1, 2)
+        return self._cache.mixed(torch.cat(attended)).flatten(1, 2)
 
     def _visible(
         self, sliding_window: int | None, query: torch.Tensor, *, is_explicit: bool

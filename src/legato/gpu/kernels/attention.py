@@ -42,7 +42,8 @@ def attend(
         query: [P, H, D], heads contiguous.
         key_cache, value_cache: one layer's [num_blocks, K, block size, D] in the query's dtype, or
             quantized: int8 [num_blocks, K, block size, D + SCALE_BYTES]. In both, a head's part of
-            a block is laid out as `CacheSpec` says, with its tokens in order.
+            a block is laid out as `CacheSpec` says, with its tokens in order. Quantized heads are
+            mixed, and so are queries and results.
         block_table: int32 [slots, max blocks].
         work: the step's items, from `work_lists`.
         out: [P, H, D] in the query's dtype, contiguous. Rows without an item are not written.

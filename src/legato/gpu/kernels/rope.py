@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from legato.gpu.kernels.cache import head_dim_of, scales_of
+from legato.gpu.kernels.mixing import load_halves, mixed
 
 
 def rope_table(
@@ -47,15 +48,15 @@ def rotate_and_write(
         qkv: [P, (H + 2K) * D], from the projection; its queries are overwritten.
         table: from `rope_table`.
         slot_mapping: int32 [P], block id * block size + offset; -1 for rows that are not written.
-        key_cache, value_cache: one layer's, as for `attend`; values of a quantized cache are
-            rounded as by `executor.attention.rounding.quantize`.
+        key_cache, value_cache: one layer's, as for `attend`; keys and values of a quantized cache
+            are mixed and rounded as in `executor.attention.rounding`.
         q_norm, k_norm: float32 [D], RMSNorm's weights of a head; both or neither, if rows have
             both.
         is_norm_last: rotate before the norm.
         has_keys: whether rows have keys and values; if not, only queries are computed.
 
     Returns:
-        The queries: [P, H, D], a view of `qkv`.
+        The queries: [P, H, D], a view of `qkv`; for a quantized cache, mixed as its keys are.
     """
     num_rows, width = qkv.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
@@ -131,13 +132,14 @@ def _rotate_and_write(
     member = tl.arange(0, padded_group)[:, None]
     query = heads + (kv_head * group + member) * head_dim + at[None, :]
     is_query = (member < group) & is_pair[None, :]
-    low = tl.load(query, mask=is_query, other=0.0).to(tl.float32)
-    high = tl.load(query + half, mask=is_query, other=0.0).to(tl.float32)
+    low, high = load_halves(query, half, is_query)
     if has_norm_first:
         low, high = _normed(low, high, q_norm, eps, half, padded_half)
     low, high = low * cos - high * sin, high * cos + low * sin
     if has_norm_last:
         low, high = _normed(low, high, q_norm, eps, half, padded_half)
+    if is_quantized:
+        low, high = mixed(low, high, half)
     type = qkv.dtype.element_ty
     tl.store(query, low.to(type), mask=is_query)
     tl.store(query + half, high.to(type), mask=is_query)
@@ -146,16 +148,13 @@ def _rotate_and_write(
     if slot < 0:
         return
     key = heads + (num_heads + kv_head) * head_dim + at
-    low = tl.load(key, mask=is_pair, other=0.0).to(tl.float32)
-    high = tl.load(key + half, mask=is_pair, other=0.0).to(tl.float32)
+    low, high = load_halves(key, half, is_pair)
     if has_norm_first:
         low, high = _normed(low, high, k_norm, eps, half, padded_half)
     low, high = low * cos - high * sin, high * cos + low * sin
     if has_norm_last:
         low, high = _normed(low, high, k_norm, eps, half, padded_half)
-    value = key + num_kv_heads * head_dim
-    value_low = tl.load(value, mask=is_pair, other=0.0)
-    value_high = tl.load(value + half, mask=is_pair, other=0.0)
+    value_low, value_high = load_halves(key + num_kv_heads * head_dim, half, is_pair)
     block, offset = (slot // block_size).to(tl.int64), slot % block_size
     head_numbers: tl.constexpr = block_size * (head_dim + (4 if is_quantized else 0))
     place = block * block_stride + kv_head * head_numbers + offset * head_dim + at
@@ -163,15 +162,14 @@ def _rotate_and_write(
         behind = block * (block_stride // 4) + kv_head * (head_numbers // 4)
         behind += block_size * head_dim // 4 + offset
         _write_codes(key_cache + place, key_scales + behind, low, high, half, is_pair)
-        value_low, value_high = value_low.to(tl.float32), value_high.to(tl.float32)
         _write_codes(
             value_cache + place, value_scales + behind, value_low, value_high, half, is_pair
         )
     else:
         tl.store(key_cache + place, low.to(type), mask=is_pair)
         tl.store(key_cache + place + half, high.to(type), mask=is_pair)
-        tl.store(value_cache + place, value_low, mask=is_pair)
-        tl.store(value_cache + place + half, value_high, mask=is_pair)
+        tl.store(value_cache + place, value_low.to(type), mask=is_pair)
+        tl.store(value_cache + place + half, value_high.to(type), mask=is_pair)
 
 
 @triton.jit
@@ -187,10 +185,12 @@ def _normed(low, high, weight, eps, half: tl.constexpr, padded_half: tl.constexp
 
 @triton.jit
 def _write_codes(place, scale_place, low, high, half: tl.constexpr, is_pair):
-    """Write a row in 8 bits and its scale, which is NaN if the row is not finite.
+    """Mix a row, and write it in 8 bits and its scale, which is NaN if the row is not finite.
 
     Divisions are rounded to the nearest number, and products before sums, as on a CPU.
     """
+    low, high = mixed(low[None, :], high[None, :], half)
+    low, high = tl.reshape(low, is_pair.shape), tl.reshape(high, is_pair.shape)
     most = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), axis=0)
     by = tl.where(most > 1e-30, tl.div_rn(127.0, most), 0.0)
     tl.store(place, _code(low * by), mask=is_pair)
