@@ -75,6 +75,13 @@ class AnthropicToolChoice(RequestModel):
     name: Name | None = None
     disable_parallel_tool_use: bool = False
 
+    @model_validator(mode="after")
+    def _check_name(self) -> "AnthropicToolChoice":
+        if (self.name is not None) != (self.type == "tool"):
+            wrong = "is missing" if self.name is None else "goes with type: tool only"
+            raise PartError(wrong, "name")
+        return self
+
     def chat(self) -> Any:
         """Return the `tool_choice` of a chat."""
         if self.type == "tool":
@@ -235,8 +242,6 @@ class CountTokensRequest(ModelRequest):
         return offered
 
     def _tool_fields(self, offered: Mapping[int, AnthropicTool]) -> dict[str, Any]:
-        if not offered:
-            return {}
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         return {
             "tools": [

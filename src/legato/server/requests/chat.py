@@ -54,12 +54,19 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
             raise InvalidRequestError(
                 "functions is the old name of tools; give one of them", param="functions"
             )
-        for choice, tools, param in (
-            (self.tool_choice, self.tools, "tool_choice"),
-            (self.function_call, self.functions, "function_call"),
+        if self.function_call and self.tools:
+            raise InvalidRequestError(
+                "function_call is the old name of tool_choice; it goes with functions only",
+                param="function_call",
+            )
+        for param, choice, name, tools in (
+            ("tool_choice", self.tool_choice, "tools", self.tools),
+            ("function_call", self.function_call, "functions", self.functions),
         ):
-            if choice is not None and choice.is_required and tools is None:
-                raise InvalidRequestError(f"{param} goes with tools only", param=param)
+            if choice is not None and choice.needs_tools and not tools:
+                raise InvalidRequestError(
+                    f"{param} asks for a call, but there are no {name}", param=param
+                )
         return self
 
     @property

@@ -225,13 +225,10 @@ class ResponsesRequest(GenerationOptions):
         return {name: msgspec.json.encode(value) for name, value in told.items()}
 
     def _tool_fields(self, offered: OfferedTools) -> dict[str, Any]:
-        """Return the chat's fields for tools; empty without tools."""
-        choice = offered.choice(self.tool_choice) if self.tools else None
-        if not offered.functions:
-            return {}
+        """Return the chat's fields for tools."""
         return {
             "tools": offered.functions,
-            "tool_choice": choice,
+            "tool_choice": offered.choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
         }
 

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from legato.core.errors import InvalidRequestError
 from legato.grammar.recursion import ENDLESS, endless_place
@@ -166,7 +173,7 @@ class NamedTool(RequestModel):
 
 class AllowedTools(RequestModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(fail_fast=True), AtMost(MAX_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True), AtMost(MAX_TOOLS)]
 
 
 class Choice(RequestModel):
@@ -175,6 +182,20 @@ class Choice(RequestModel):
     type: Literal["none", "auto", "required", "function", "allowed_tools"]
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> "Choice":
+        for name in ("function", "allowed_tools"):
+            is_sent = getattr(self, name) is not None
+            if is_sent != (self.type == name):
+                wrong = f"goes with type: {name} only" if is_sent else "is missing"
+                raise PartError(wrong, name)
+        return self
+
+    @property
+    def needs_tools(self) -> bool:
+        """Whether the choice cannot be kept without tools."""
+        return self.is_required or self.names is not None
 
     @property
     def is_required(self) -> bool:
@@ -186,7 +207,7 @@ class Choice(RequestModel):
     def names(self) -> tuple[str, ...] | None:
         """Names of the functions that may be called; None allows all."""
         if self.allowed_tools is not None:
-            return tuple(tool.function.name for tool in self.allowed_tools.tools)
+            return tuple(dict.fromkeys(tool.function.name for tool in self.allowed_tools.tools))
         return None if self.function is None else (self.function.name,)
 
 
@@ -220,7 +241,7 @@ _ALLOWED = {
             "type": "object",
             "properties": {
                 "mode": {"enum": ["auto", "required"]},
-                "tools": {"type": "array", "items": _NAMED, "maxItems": MAX_TOOLS},
+                "tools": {"type": "array", "items": _NAMED, "minItems": 1, "maxItems": MAX_TOOLS},
             },
             "required": ["mode", "tools"],
         },
@@ -267,7 +288,8 @@ def tool_use(
     if not tools or (choice is not None and choice.type == "none"):
         return ToolUse()
     by_name = {tool.function.name: tool for tool in tools}
-    names = (choice and choice.names) or tuple(by_name)
+    named = None if choice is None else choice.names
+    names = tuple(by_name) if named is None else named
     for name in names:
         if name not in by_name:
             raise InvalidRequestError(f"there is no tool {name!r} in tools", param=param)
