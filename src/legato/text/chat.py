@@ -53,6 +53,14 @@ class RenderedChat(NamedTuple):
     stand_ins: StandIns
     syntax: MessageSyntax
 
+    @property
+    def may_think(self) -> bool:
+        """Whether the reply may hold reasoning: the prompt has not ended it already."""
+        reasoning = self.syntax.reasoning
+        if reasoning is None:
+            return self.syntax.channels is not None
+        return not self.text.rstrip().endswith(reasoning.end.rstrip())
+
 
 def rendered_chat(
     tokenizer: "Tokenizer",

@@ -1,5 +1,6 @@
 """The body of POST /v1/chat/completions."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -8,6 +9,7 @@ from legato.core.errors import InvalidRequestError
 from legato.server.requests.generation import GenerationRequest, NumLogprobs
 from legato.server.requests.messages import Messages, TemplateOptions
 from legato.server.requests.neutral import UnaskedOfChat
+from legato.server.requests.outcome import Warned
 from legato.server.requests.request_model import AtMost, only
 from legato.server.requests.tools import (
     FunctionChoice,
@@ -89,6 +91,28 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
             is_parallel=self.parallel_tool_calls and not is_legacy,
             param="function_call" if is_legacy else "tool_choice",
         )
+
+    def unheeded_thinking(self, *, reads_effort: bool) -> Iterator[Warned]:
+        """Yield warnings about limits of thinking that do not hold for a model that may think.
+
+        Args:
+            reads_effort: whether the chat template reads `reasoning_effort`.
+        """
+        if self.thinking_token_budget not in (None, -1):
+            yield Warned(
+                "thinking_token_budget is not enforced; max_tokens bounds thinking, too",
+                "thinking_token_budget",
+            )
+        if self.enable_thinking is False:
+            yield Warned(
+                "enable_thinking has no effect: this model's chat template cannot switch it off",
+                "enable_thinking",
+            )
+        if not reads_effort:
+            yield Warned(
+                "reasoning_effort has no effect: this model's chat template does not read it",
+                "reasoning_effort",
+            )
 
     @property
     def output_limit(self) -> int | None:

@@ -46,8 +46,9 @@ class FunctionTool(RequestModel):
     allowed_callers: _Callers | None = None
 
     def shown(self) -> dict[str, Any]:
-        # Clients expect these two even if they are null.
-        always = {"parameters": self.parameters, "strict": self.strict}
+        # Clients expect these three even if they are null.
+        names = ("description", "parameters", "strict")
+        always = {name: getattr(self, name) for name in names}
         return {**self.model_dump(exclude_none=True), **always}
 
     def described(self, name: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from legato.grammar.recursion import ENDLESS, endless_place
 from legato.server.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
 from legato.server.requests.request_model import (
     AtMost,
-    LenientModel,
     Name,
     PartError,
     RequestModel,
@@ -91,8 +90,8 @@ def _parts(path: _Path, schema: dict[str, Any]) -> Iterator[tuple[_Path, Any]]:
             yield from (((*path, key, i), part) for i, part in enumerate(value))
 
 
-class FunctionDefinition(LenientModel):
-    """A function; a client's other fields are ignored.
+class FunctionDefinition(RequestModel):
+    """A function that the model may call.
 
     Attributes:
         parameters: a JSON schema of its arguments; without one it takes none.
@@ -115,7 +114,7 @@ class FunctionDefinition(LenientModel):
         self._input_grammar = grammar
 
 
-class Tool(LenientModel):
+class Tool(RequestModel):
     type: Annotated[str, only("function")]
     function: FunctionDefinition
 
