@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -85,16 +85,12 @@ class DocumentedField(NamedTuple):
     words: str
 
 
-def documented_fields(schemas: Iterable[str]) -> dict[str, DocumentedField]:
-    """Return all fields of requests; key the schema's name and the field's.
-
-    Args:
-        schemas: names of those that must be there.
-    """
+def documented_fields() -> dict[str, DocumentedField]:
+    """Return the fields of requests to models; key the schema's name and the field's."""
     found: dict[str, DocumentedField] = {}
     operations = ("TraceRequest", "SettingsPatch")
     names = [*(name for name in _bodies() if name not in operations), *_OBJECTS]
-    for schema in dict.fromkeys((*names, *schemas)):
+    for schema in dict.fromkeys(names):
         for name, described in _properties(schema).items():
             found[f"{schema}.{name}"] = DocumentedField(
                 schema, name, _has_one_value(described), _words(schema, name)

@@ -29,7 +29,7 @@ from legato.text.tokenizer import load_tokenizer
 from tests.server import chat_templates
 from tests.server.field_values import BESIDE, PLACES, VALUES
 
-FIELDS = documented_fields(PLACES)
+FIELDS = documented_fields()
 ONLY_FOR_RENDERING = ("request_id", "return_token_offsets")
 CHECKED = ("model", "best_of", "thread", "detokenize", "MessagesRequest.logprob_token_ids")
 """Fields whose effect is that the request is refused."""
