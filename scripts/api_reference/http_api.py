@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from openai.types import completion_create_params as openai_completion
@@ -69,6 +69,38 @@ def parts() -> Mapping[str, Callable[[], str]]:
         **{f"refused by {path}": partial(_refused, path) for path in REFUSED},
         **{name: partial(_answer, name) for name in _answers()},
     }
+
+
+class DocumentedField(NamedTuple):
+    """A field of a request's schema, as the reference describes it.
+
+    Attributes:
+        has_one_value: others are refused.
+        words: the reference's words for it.
+    """
+
+    schema: str
+    name: str
+    has_one_value: bool
+    words: str
+
+
+def documented_fields() -> dict[str, DocumentedField]:
+    """Return the fields of requests to models; key the schema's name and the field's."""
+    found: dict[str, DocumentedField] = {}
+    operations = ("TraceRequest", "SettingsPatch")
+    names = [*(name for name in _bodies() if name not in operations), *_OBJECTS]
+    for schema in dict.fromkeys(names):
+        for name, described in _properties(schema).items():
+            found[f"{schema}.{name}"] = DocumentedField(
+                schema, name, _has_one_value(described), _words(schema, name)
+            )
+    return found
+
+
+def _has_one_value(schema: Schema) -> bool:
+    kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    return len(kinds) == 1 and ("const" in kinds[0] or len(kinds[0].get("enum", ())) == 1)
 
 
 def _endpoints() -> str:

@@ -14,15 +14,16 @@ FIELDS = {
     "cache_salt": "cached blocks are shared only among requests with the same salt",
     "prompt_logprobs": "return log probabilities of this many most likely tokens for each prompt "
     "token but the first; not with `stream`",
-    "user": "changes nothing",
-    "safety_identifier": "changes nothing",
-    "metadata": "changes nothing; keys of at most 64 characters, values of 512",
-    "service_tier": "changes nothing",
+    "user": "changes nothing: the client's note; `/v1/responses` repeats it",
+    "safety_identifier": "changes nothing: the client's note; `/v1/responses` repeats it",
+    "metadata": "changes nothing: the client's notes, which `/v1/responses` repeats; keys of at "
+    "most 64 characters, values of 512",
+    "service_tier": "changes nothing: `slo_class` and `priority` say how a request is served",
     "prompt_cache_key": "changes nothing: prompts that begin alike share their cache anyway, but "
     "for those with a `cache_salt`",
-    "prompt_cache_retention": "changes nothing",
-    "prompt_cache_options": "changes nothing",
-    "verbosity": "changes nothing",
+    "prompt_cache_retention": "changes nothing: blocks stay until others need their memory",
+    "prompt_cache_options": "changes nothing: what is cached is found by itself",
+    "verbosity": "changes nothing: models here have no such setting; the prompt can say it",
     "spaces_between_special_tokens": "changes nothing: there are none",
     "store": "answers are not stored",
     "use_beam_search": "there is no beam search",
@@ -95,6 +96,7 @@ FIELDS = {
                 "included; -1 keeps as many as the context has",
             ),
             ("truncation_side", "where tokens are dropped"),
+            ("request_id", "changes nothing: the header `X-Request-Id` names a request"),
         )
     },
     # Of scores.
@@ -118,9 +120,9 @@ FIELDS = {
     "function_call": "the older name of `tool_choice`",
     "reasoning_effort": "for the chat template, where it reads `reasoning_effort` or "
     "`enable_thinking`; a template that reads neither ignores it",
+    "cache_prompt": "`false` uses no blocks that other requests have cached",
     **dict.fromkeys(
-        ("cache_prompt", "id_slot", "timings_per_token"),
-        "changes nothing: of llama.cpp's slots, caches and answers",
+        ("id_slot", "timings_per_token"), "changes nothing: of llama.cpp's slots and answers"
     ),
     **dict.fromkeys(("rid", "session_id"), "changes nothing: of SGLang's logs and sessions"),
     "request_id": "for `/render` and `/inference/v1/generate`, whose answers repeat it; elsewhere "
@@ -133,8 +135,8 @@ FIELDS = {
     "started with `--trust-request-chat-template`",
     "chat_template_kwargs": "further variables of the template",
     "enable_thinking": "this variable of the template, unless `chat_template_kwargs` has it",
-    "thinking_token_budget": "0 is `enable_thinking: false`; else it changes nothing: `max_tokens` "
-    "bounds thinking, too",
+    "thinking_token_budget": "0 is `enable_thinking: false`; else it is not enforced, as "
+    "`legato.warnings` says where a model may think: `max_tokens` bounds thinking, too",
     # Of their objects.
     "StreamOptions.include_usage": "send the token counts in a last chunk, which has no choices",
     "StreamOptions.continuous_usage_stats": "send the token counts so far in every chunk",
@@ -145,8 +147,8 @@ FIELDS = {
     "ResponseFormat.structures": "tags in their older form; with `triggers`, for a structural tag",
     "ResponseFormat.triggers": "texts with which tags begin",
     "ResponseFormat.format": "tags in their newer form, for a structural tag",
-    "JsonSchemaFormat.name": "changes nothing",
-    "JsonSchemaFormat.description": "changes nothing",
+    "JsonSchemaFormat.name": "changes nothing: models are not shown the schema",
+    "JsonSchemaFormat.description": "changes nothing: models are not shown the schema",
     "JsonSchemaFormat.schema": "the JSON schema; without it, any object",
     "JsonSchemaFormat.strict": "refuse keywords that are not supported, rather than pass them over",
     "ChatMessage.role": "who says it: one of OpenAI's, where `function` is the older name of "
@@ -184,7 +186,7 @@ FIELDS = {
     "ResponsesRequest.tools": "what the model may call: `function`, `custom`, and a `namespace` of "
     "either; a hosted tool is left out",
     "ResponsesRequest.tool_choice": "whether it may call any, must call one, or must call this one",
-    "client_metadata": "a client's own notes, which change nothing",
+    "client_metadata": "changes nothing: the client's notes",
     "ResponsesRequest.parallel_tool_calls": "let it call several at once",
     "text": "the form of the answer",
     "reasoning": "how much the model is to think",
@@ -194,7 +196,7 @@ FIELDS = {
     "nothing",
     "ResponsesRequest.top_logprobs": "show the log probabilities of this many most likely tokens, "
     "too",
-    "ResponsesRequest.stream_options": "with `stream` only",
+    "ResponsesRequest.stream_options": "changes nothing: there is no padding to switch off",
     "background": "answer at once, and make the response without its client; see "
     "[responses in the background](#responses-in-the-background)",
     "max_tool_calls": "changes nothing: the server runs no tools",
@@ -212,17 +214,17 @@ FIELDS = {
     "InputFormat.definition": "a regular expression, or a grammar in Lark",
     "NamespaceTool.type": "which tool it is",
     "NamespaceTool.name": "what stands before the tools' names",
-    "NamespaceTool.description": "changes nothing",
+    "NamespaceTool.description": "changes nothing: models are shown the tools alone",
     "NamespaceTool.tools": "functions and custom tools",
-    "output_schema": "changes nothing",
+    "output_schema": "changes nothing: results come from the client",
     "defer_loading": "changes nothing: the model knows all tools, so that no search is needed",
     "AnthropicTool.defer_loading": "the model knows it once a `tool_reference` in a tool's result "
     "names it, or if a search by Anthropic's servers is among the tools",
     "allowed_callers": "the model calls tools itself",
     "TextOptions.format": "text, any JSON object, or JSON of a schema",
     "TextFormat.type": "which of them",
-    "TextFormat.name": "changes nothing",
-    "TextFormat.description": "changes nothing",
+    "TextFormat.name": "changes nothing: models are not shown the schema",
+    "TextFormat.description": "changes nothing: models are not shown the schema",
     "TextFormat.schema": "a JSON schema, with `json_schema` only",
     "TextFormat.strict": "hold the answer to the schema",
     "ReasoningOptions.effort": "`reasoning_effort` of `/v1/chat/completions`",
@@ -236,7 +238,8 @@ FIELDS = {
     "MessagesRequest.tools": "functions that the model may call",
     "MessagesRequest.tool_choice": "whether it may call any, must call one, or must call this one",
     "CountTokensRequest.tools": "functions that the model may call",
-    "CountTokensRequest.tool_choice": "changes nothing but where no tools may be called",
+    "CountTokensRequest.tool_choice": "with `none`, tools do not count; the others count alike",
+    "CountTokensRequest.output_format": "changes nothing: models are not shown the schema",
     "thinking": "switch the model's thinking on or off, where its chat template can",
     "output_config": "how much the model is to think, and the form of the answer",
     "output_format": "the old name of `format` in `output_config`",
@@ -261,10 +264,10 @@ FIELDS = {
     "InputTokens.type": "tokens of the prompt",
     "InputTokens.value": "how many",
     "cache_control": "changes nothing: what is cached is found by itself",
-    "speed": "changes nothing",
+    "speed": "there is one speed",
     "stop_sequences": "strings that end the output",
-    "MessagesRequest.metadata": "changes nothing",
-    "MessagesRequest.service_tier": "changes nothing",
+    "MessagesRequest.metadata": "changes nothing: the client's notes",
+    "MessagesRequest.service_tier": "changes nothing: there is one tier",
     "AnthropicMessage.role": "who says it",
     "AnthropicMessage.content": "a text, or blocks: `text`, `tool_use`, `tool_result`, `thinking`; "
     "a last message of the assistant is gone on with",
@@ -276,27 +279,28 @@ FIELDS = {
     "AnthropicTool.description": "what it does",
     "input_schema": "a JSON schema",
     "AnthropicTool.strict": "hold every call to the schema",
-    "eager_input_streaming": "changes nothing",
-    "input_examples": "changes nothing",
+    "eager_input_streaming": "changes nothing: inputs are always streamed as they come",
+    "input_examples": "changes nothing: chat templates have no place for them",
     "AnthropicToolChoice.type": "whether the model may call any, must call one, or must call this "
     "one",
     "AnthropicToolChoice.name": "with `tool`",
     "disable_parallel_tool_use": "let it call one at a time only",
     "Thinking.type": "`adaptive` and `between_tools` leave it to the model",
-    "budget_tokens": "changes nothing: `max_tokens` bounds thinking, too",
+    "budget_tokens": "changes nothing: it is not enforced, as `legato.warnings` says where a model "
+    "may think; `max_tokens` bounds thinking, too",
     "display": "show the text of thinking; `omitted` leaves it in `signature` alone",
     "OutputConfig.effort": "`reasoning_effort` of `/v1/chat/completions`",
     "OutputConfig.format": "JSON of a schema",
     "OutputFormat.type": "only schemas are supported",
     "OutputFormat.schema": "a JSON schema",
-    "user_id": "changes nothing",
+    "user_id": "changes nothing: the client's note",
     # Of /inference/v1/generate and the `/render` endpoints.
     "return_token_offsets": "for `/render`, which then says where each token begins and ends in "
     "the prompt's text; changes nothing elsewhere",
     "GenerateRequest.return_token_ids": "return the tokens of the prompt; of a stream, in the "
     "first chunk",
     "token_ids": "the prompt",
-    "token_offsets": "changes nothing",
+    "token_offsets": "changes nothing: of the text, which the server does not need",
     "features": "only text is supported",
     "content_parts": "only text is supported",
     "sampling_params": "how to choose the tokens, and when to stop",
@@ -305,21 +309,21 @@ FIELDS = {
     "parse_context": 'how a message is read with `output_mode: "derender"`, as '
     "`/v1/chat/completions/render` answers; without it, all calls are content",
     "reasoning_ended": "the answer begins outside reasoning, even if the prompt opens it",
-    "reasoning_parser_kwargs": "changes nothing",
+    "reasoning_parser_kwargs": "changes nothing: of vLLM's parsers",
     "ec_transfer_params": "only text is supported",
     "detokenize": "must be `true` with `stop`, or with another `output_mode` than `tokens`; "
     "changes nothing else",
     "SentSamplingParams.logprobs": "return log probabilities of the sampled tokens, and of this "
     "many most likely ones",
-    "skip_clone": "changes nothing",
+    "skip_clone": "changes nothing: of vLLM's own copies",
     "flat_logprobs": "log probabilities are listed by token",
     "extra_args": "there are none",
     "output_kind": "changes nothing: `stream` says it",
     "ParseContext.tools": "functions that the prompt shows",
-    "ParseContext.tool_choice": "changes nothing",
-    "ParseContext.parallel_tool_calls": "changes nothing",
-    "ParseContext.chat_template_kwargs": "changes nothing",
-    "history_tool_call_cnt": "changes nothing",
+    "ParseContext.tool_choice": "changes nothing: it is in the rendered form of the output",
+    "ParseContext.parallel_tool_calls": "changes nothing: it is in the rendered form of the output",
+    "ParseContext.chat_template_kwargs": "changes nothing: the prompt is rendered",
+    "history_tool_call_cnt": "changes nothing: calls get random ids",
     # Of the other endpoints.
     "TokenizeRequest.prompt": "a text; either this or `messages`",
     "TokenizeRequest.messages": "a conversation, which the chat template makes a prompt of",

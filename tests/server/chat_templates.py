@@ -46,6 +46,16 @@ NO_TOOLS = """
 {%- for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
 
+NO_SYSTEM = """
+{%- if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}
+{%- for m in messages %}
+{%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('roles must alternate') }}{% endif %}
+{{- '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' }}
+{{- m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
+"""As Gemma 2's: no system role, no tools, and turns that alternate."""
+
 
 def _family(calls: str, *, reasoning: str = "", variable: str = "") -> str:
     """A template of a family's calls.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from legato.checkpoint.source import resolve_source
@@ -121,6 +122,67 @@ def test_mistral_sees_ids_of_nine_characters(tokenizer: Tokenizer) -> None:
     assert f"[TOOL_RESULTS]{call_id}3[/TOOL_RESULTS]" in text
 
 
+@pytest.mark.parametrize("template", chat_templates.KNOWING_TOOLS)
+def test_older_calls_have_the_ids_that_templates_write(tokenizer: Tokenizer, template: str) -> None:
+    """`function_call` and the role `function` have no ids; results go to calls in their order."""
+    source = chat_templates.KNOWING_TOOLS[template]
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    history: list[dict[str, Any]] = [{"role": "user", "content": "1?"}]
+    for result in ("one", "two"):
+        history += [
+            {"role": "assistant", "content": "", "function_call": function},
+            {"role": "function", "name": "add", "content": result},
+        ]
+    _, text = make(tokenizer, history, tools=(_TOOL,), chat_template=source)
+    assert "one" in text
+    if template == "kimi":
+        assert "functions.add:0<|tool_call_argument_begin|>" in text
+        assert "functions.add:1<|tool_call_argument_begin|>" in text
+    if template == "mistral":
+        ids = [part[:9] for part in text.split('"id": "')[1:]]
+        assert len(set(ids)) == 2
+        assert f"[TOOL_RESULTS]{ids[0]}one" in text
+        assert f"[TOOL_RESULTS]{ids[1]}two" in text
+
+
+def test_calls_and_results_without_ids(tokenizer: Tokenizer) -> None:
+    call = {"function": {"name": "add", "arguments": "{}"}}
+    history = [
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": "b"}]},
+        {"role": "tool", "content": "second", "tool_call_id": "b"},
+        {"role": "tool", "content": "first"},
+        {"role": "tool", "content": "of none", "tool_call_id": "z"},
+    ]
+    _, text = make(tokenizer, history, chat_template=chat_templates.MISTRAL)
+    first, second = (part[:9] for part in text.split('"id": "')[1:])
+    assert f"[TOOL_RESULTS]{second}second[/TOOL_RESULTS][TOOL_RESULTS]{first}first" in text
+
+
+def test_tools_go_where_a_template_has_a_place(tokenizer: Tokenizer) -> None:
+    """A template without tools, without a system role: the first user message has them."""
+    template = {"chat_template": chat_templates.NO_SYSTEM}
+    prompt, text = make(tokenizer, _HISTORY[:1], tools=(_TOOL,), **template)
+    assert prompt.syntax.tool_calls == HERMES
+    assert text.startswith("<start_of_turn>user\nYou can call functions.")
+    assert text.endswith("\n\n1 + 2?<end_of_turn>\n<start_of_turn>model\n")
+    more = [*_HISTORY, {"role": "user", "content": "Sure?"}]
+    _, text = make(tokenizer, more, tools=(_TOOL,), **template)
+    assert '<start_of_turn>model\n<tool_call>\n{"name": "add"' in text
+    assert "</tool_response>\n\nSure?<end_of_turn>" in text
+    system = {"role": "system", "content": "Be brief."}
+    for role in ("system", "developer"):
+        _, text = make(tokenizer, [{**system, "role": role}, *_HISTORY[:1]], **template)
+        assert text.startswith("<start_of_turn>user\nBe brief.\n\n1 + 2?<end_of_turn>")
+    _, text = make(tokenizer, [system], **template)
+    assert text.startswith("<start_of_turn>user\nBe brief.<end_of_turn>")
+    twice = _HISTORY[:1] * 2
+    with pytest.raises(InvalidRequestError, match="alternate"):
+        make(tokenizer, twice, **template)
+    with pytest.raises(InvalidRequestError, match="alternate"):
+        make(tokenizer, [{"role": "assistant", "content": "Hi"}, system], **template)
+
+
 def test_arguments_that_are_no_json_stay_text(tokenizer: Tokenizer) -> None:
     call = {"id": "1", "function": {"name": "add", "arguments": '{"a": '}}
     messages = [{"role": "assistant", "tool_calls": [call]}]
@@ -148,7 +210,9 @@ def test_a_template_that_reads_no_effort_ignores_it(tokenizer: Tokenizer) -> Non
     for template in (None, chat_templates.NO_TOOLS):
         plain = make(tokenizer, _HISTORY[:1], chat_template=template)
         for effort in ("none", "low", "max"):
-            assert make(tokenizer, _HISTORY[:1], effort=effort, chat_template=template) == plain
+            prompt, text = make(tokenizer, _HISTORY[:1], effort=effort, chat_template=template)
+            assert not prompt.reads_effort
+            assert (msgspec.structs.replace(prompt, reads_effort=True), text) == plain
 
 
 def test_a_template_without_reasoning_has_none(tokenizer: Tokenizer) -> None:

@@ -1,6 +1,11 @@
 """What the server knows of an HTTP request before it reads the body."""
 
+import logging
 from dataclasses import dataclass, field
+
+_MAX_WARNING_CHARS = 1000
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +18,7 @@ class Arrival:
         received_s: when its first bytes came, on the clock of `time.monotonic`.
         trace_context: its W3C trace context headers; key the name.
         tenant: the tenant of its API key; None if the key names none.
-        warnings: for the answer's `Warning` header, each once.
+        warnings: for the answer and its `Warning` header, each once.
     """
 
     request_id: str
@@ -29,6 +34,8 @@ class Arrival:
         return self.request_id if is_sent or request_id is None else request_id
 
     def warn(self, text: str) -> None:
-        """Add a warning, unless it is there."""
-        if text not in self.warnings:
-            self.warnings.append(text)
+        """Log a warning and add it to the answer, once. Args: text: may quote the client."""
+        shown = "".join(char if char.isprintable() else "?" for char in text[:_MAX_WARNING_CHARS])
+        if shown not in self.warnings:
+            self.warnings.append(shown)
+            logger.info("request %s: %s", self.request_id, shown)

@@ -1,6 +1,7 @@
 """Renders conversations with a model's chat template, and finds the syntax of the reply."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -10,9 +11,11 @@ from legato.text.argument_types import argument_types
 from legato.text.conversation import (
     Message,
     with_argument_text,
+    with_call_ids,
     with_calls_in_content,
     with_ids_of,
     with_role,
+    with_system_in_user_messages,
     with_thinking,
     with_tools_in_system_message,
 )
@@ -30,7 +33,7 @@ from legato.text.message_guard import (
     StandIns,
     unescaped,
 )
-from legato.text.message_syntax import MessageSyntax
+from legato.text.message_syntax import MessageSyntax, NamedCall
 from legato.text.response_template import declared_syntax
 
 if TYPE_CHECKING:  # the import takes two thirds of a second
@@ -39,6 +42,7 @@ if TYPE_CHECKING:  # the import takes two thirds of a second
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PROBE = "any-role"
+_CALL_ID = "call_{id}"
 
 
 class RenderedChat(NamedTuple):
@@ -52,6 +56,14 @@ class RenderedChat(NamedTuple):
     text: str
     stand_ins: StandIns
     syntax: MessageSyntax
+
+    @property
+    def may_think(self) -> bool:
+        """Whether the reply may hold reasoning: the prompt has not ended it already."""
+        reasoning = self.syntax.reasoning
+        if reasoning is None:
+            return self.syntax.channels is not None
+        return not self.text.rstrip().endswith(reasoning.end.rstrip())
 
 
 def rendered_chat(
@@ -91,12 +103,27 @@ def rendered_chat(
         options = {"tools": tools, "xml_tools": tools, **options}
     readable = _readable(messages, tools, template, syntax)
     try:
-        text = tokenizer.render_chat(readable, chat_template=chat_template, **options)
+        text = _rendered(
+            lambda said: tokenizer.render_chat(said, chat_template=chat_template, **options),
+            readable,
+        )
     except InvalidRequestError as error:  # its message may quote the conversation
         told = str(error).translate({ord(key): value for key, value in stand_ins.items()})
         raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
     text = unescaped(text, stand_ins)
     return RenderedChat(text, stand_ins, _opened(_typed(syntax, shown), text))
+
+
+def _rendered(render: Callable[[list[Message]], str], messages: list[Message]) -> str:
+    """Render a conversation; if its template refuses a system message, put the text elsewhere."""
+    try:
+        return render(messages)
+    except InvalidRequestError:
+        if not any(message.get("role") == "system" for message in messages):
+            raise
+        with suppress(InvalidRequestError):
+            return render(with_system_in_user_messages(messages))
+        raise
 
 
 def _check_roles(
@@ -173,8 +200,10 @@ def _readable(
         written = with_argument_text(written)
     if reads_thinking(template):
         written = with_thinking(written)
-    id_chars = syntax.tool_calls and syntax.tool_calls.id_chars
-    return with_ids_of(written, id_chars) if id_chars else written
+    calls = syntax.tool_calls
+    named = isinstance(calls.call, NamedCall) and calls.call.id_pattern if calls else None
+    written = with_call_ids(written, named or _CALL_ID)
+    return with_ids_of(written, calls.id_chars) if calls and calls.id_chars else written
 
 
 def _typed(syntax: MessageSyntax, tools: Sequence[dict[str, Any]]) -> MessageSyntax:

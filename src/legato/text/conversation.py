@@ -64,6 +64,54 @@ def with_role(messages: Sequence[Message], role: str, instead: str) -> list[Mess
     ]
 
 
+def with_call_ids(messages: Sequence[Message], pattern: str) -> list[Message]:
+    """Return the conversation with ids for calls and results that have none, in their order.
+
+    OpenAI's older `function_call` has no id, which many templates require.
+
+    Args:
+        pattern: of an id, made of "{name}" and "{id}".
+    """
+    written: list[Message] = []
+    unanswered: list[str] = []
+    num_calls = 0
+    for message in messages:
+        message = dict(message)
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [
+                {**call, "id": call.get("id") or pattern.format(name=_name(call), id=num_calls + i)}
+                for i, call in enumerate(calls)
+            ]
+            num_calls += len(calls)
+            unanswered = [call["id"] for call in message["tool_calls"]]
+        elif message.get("role") == "tool":
+            if unanswered and not message.get("tool_call_id"):
+                message["tool_call_id"] = unanswered[0]
+            if message.get("tool_call_id") in unanswered:
+                unanswered.remove(message["tool_call_id"])
+        written.append(message)
+    return written
+
+
+def with_system_in_user_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation without system messages: their text begins the next user message.
+
+    Texts of one role in a row become one message, since templates without a system role also
+    demand that roles alternate.
+    """
+    written: list[Message] = []
+    for message in with_role(messages, "system", "user"):
+        last = written[-1] if written else {}
+        if message.keys() == last.keys() == {"role", "content"} and (
+            message["role"] == last["role"]
+        ):
+            joined = f"{content_text(last['content'])}\n\n{content_text(message['content'])}"
+            written[-1] = {**last, "content": joined}
+        else:
+            written.append(message)
+    return written
+
+
 def with_ids_of(messages: Sequence[Message], num_chars: int) -> list[Message]:
     """Return the conversation with call ids of the length that its template requires.
 
@@ -137,6 +185,11 @@ def content_text(content: Any) -> str:
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content)
     return content or ""
+
+
+def _name(call: dict[str, Any]) -> str:
+    name: str = call["function"]["name"]
+    return name
 
 
 def _followed(content: Any, text: str) -> Any:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from legato.server.generation.answer_format import LegatoNotes, NotedAnswer
 from legato.server.http.bodies import TypedEvent
 from legato.server.requests.context_edits import AppliedEdit
 
@@ -48,7 +49,7 @@ class ContextEdits(msgspec.Struct, frozen=True):
     applied_edits: list[AppliedEdit]
 
 
-class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class MessageAnswer(NotedAnswer, frozen=True, kw_only=True):
     """Attributes: `context_management` is present if the request has it."""
 
     id: str
@@ -109,11 +110,12 @@ class MessageChange(msgspec.Struct, frozen=True):
 
 
 class MessageDelta(TypedEvent, frozen=True, tag="message_delta"):
-    """Attributes: `usage` and `context_management` are the whole message's."""
+    """Attributes: `usage`, `context_management` and `legato` are the whole message's."""
 
     delta: MessageChange
     usage: MessageUsage
     context_management: ContextEdits | UnsetType = UNSET
+    legato: LegatoNotes | UnsetType = UNSET
 
 
 class MessageStop(TypedEvent, frozen=True, tag="message_stop"):

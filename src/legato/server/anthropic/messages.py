@@ -50,7 +50,7 @@ class MessagesFormat:
         self._max_model_len = max_model_len
         edits = terms.edits
         self._edits: ContextEdits | UnsetType = UNSET if edits is None else ContextEdits(edits)
-        self._arrival = job.arrival
+        self._job = job
         self._model = model
         self._usage = UsageCounter(job.prompts)
         self._reader = MessageReader(asked.message_syntax)
@@ -64,7 +64,9 @@ class MessagesFormat:
     def events(self) -> TypedEventWriter:
         return TypedEventWriter(self)
 
-    def begun(self) -> list[TypedEvent]:
+    def begun(self, first: CompletionDelta | None) -> list[TypedEvent]:
+        if first is not None:
+            self._usage.add_cached(0, first)
         return [MessageStart(self._answer()), Ping()]
 
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
@@ -76,11 +78,11 @@ class MessagesFormat:
 
     def ended(self) -> list[TypedEvent]:
         change = MessageChange(self._stop_reason, self._stop_sequence)
-        delta = MessageDelta(change, self._message_usage, self._edits)
+        delta = MessageDelta(change, self._message_usage, self._edits, self._job.notes)
         return [*self._blocks.close(), delta, MessageStop()]
 
     def failed(self, error: ApiError) -> list[TypedEvent]:
-        return [anthropic_error(error, self._arrival.request_id)]
+        return [anthropic_error(error, self._job.arrival.request_id)]
 
     def pieces(self) -> list[bytes]:
         self._blocks.close()
@@ -89,13 +91,14 @@ class MessagesFormat:
     def _answer(self) -> MessageAnswer:
         """The message so far, with its complete blocks."""
         return MessageAnswer(
-            id=f"msg_{self._arrival.answer_id}",
+            id=f"msg_{self._job.arrival.answer_id}",
             model=self._model,
             content=list(self._blocks.done),
             stop_reason=self._stop_reason,
             stop_sequence=self._stop_sequence,
             usage=self._message_usage,
             context_management=self._edits,
+            legato=self._job.notes,
         )
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from legato.core.version import __version__
 from legato.engine.frontend.completion import CompletionDelta
@@ -11,6 +12,18 @@ from legato.server.http.errors import ApiError
 
 FINGERPRINT = f"legato-{__version__}"
 """OpenAI's `system_fingerprint`: with the same one and the same seed, outputs are alike."""
+
+
+class LegatoNotes(msgspec.Struct, frozen=True):
+    """Attributes: `warnings`: the fields and tools of the request that had no effect."""
+
+    warnings: list[str]
+
+
+class NotedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: `legato` is present if there are warnings."""
+
+    legato: LegatoNotes | UnsetType = UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -67,6 +80,10 @@ class UsageCounter:
 
     def add(self, choice: int, delta: CompletionDelta) -> None:
         self._num_output_tokens += len(delta.token_ids)
+        self.add_cached(choice, delta)
+
+    def add_cached(self, choice: int, delta: CompletionDelta) -> None:
+        """Count the cached tokens of a delta's prompt, which each delta repeats."""
         num_cached = delta.output.num_cached_tokens
         if delta.index == 0 and num_cached:
             self._num_cached_tokens[choice] = num_cached

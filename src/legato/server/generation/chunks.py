@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.server.generation.answer_format import Usage, UsageCounter
+from legato.server.generation.answer_format import NotedAnswer, Usage, UsageCounter
 from legato.server.generation.job import Job
 from legato.server.http.bodies import DONE, event
 from legato.server.http.errors import ApiError
@@ -21,13 +21,13 @@ UsageField = Usage | None | msgspec.UnsetType
 class ChunkFormat(Protocol):
     """How one endpoint formats its answers and chunks."""
 
-    def answer(self, completions: list[Completion], usage: Usage) -> msgspec.Struct:
+    def answer(self, completions: list[Completion], usage: Usage) -> NotedAnswer:
         """Return the answer for `json_pieces`. Completions are in order of their choice index."""
 
-    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> msgspec.Struct:
+    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> NotedAnswer:
         """Return the chunk of one delta."""
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+    def usage_chunk(self, usage: Usage) -> NotedAnswer:
         """Return the stream's last chunk, if the request asked for usage."""
 
 
@@ -51,6 +51,7 @@ class _Choices:
 
     def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
         self._words = words
+        self._job = job
         self._asked = asked
         self._completions = [Completion(choice) for choice in range(job.num_choices)]
         self._usage = UsageCounter(job.prompts)
@@ -61,7 +62,8 @@ class _Choices:
         self._completions[choice].add(delta)
 
     def pieces(self) -> Iterator[bytes]:
-        return json_pieces(self._words.answer(self._completions, self._usage.so_far))
+        answer = self._words.answer(self._completions, self._usage.so_far)
+        return json_pieces(_noted(answer, self._job))
 
 
 class _ChunkWriter:
@@ -69,18 +71,23 @@ class _ChunkWriter:
 
     def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
         self._words = words
+        self._job = job
         self._asked = asked
         self._usage = UsageCounter(job.prompts)
 
     def delta(self, choice: int, delta: CompletionDelta) -> bytes:
         delta = _shown(delta, self._asked)
         self._usage.add(choice, delta)
-        return event(encode_json(self._words.chunk(choice, delta, self._usage_field)))
+        chunk = self._words.chunk(choice, delta, self._usage_field)
+        if delta.finish_reason is not None and not self._asked.include_usage:
+            chunk = _noted(chunk, self._job)  # it may be the stream's last
+        return event(encode_json(chunk))
 
     def end(self) -> list[bytes]:
         if not self._asked.include_usage:
             return [DONE]
-        return [event(encode_json(self._words.usage_chunk(self._usage.so_far))), DONE]
+        chunk = self._words.usage_chunk(self._usage.so_far)
+        return [event(encode_json(_noted(chunk, self._job))), DONE]
 
     def failed(self, error: ApiError) -> list[bytes]:
         return [event(error.body), DONE]
@@ -90,6 +97,10 @@ class _ChunkWriter:
         if not self._asked.include_usage:
             return UNSET
         return self._usage.so_far if self._asked.continuous_usage_stats else None
+
+
+def _noted(answer: NotedAnswer, job: Job) -> NotedAnswer:
+    return msgspec.structs.replace(answer, legato=job.notes)
 
 
 def _shown(delta: CompletionDelta, asked: Generation) -> CompletionDelta:

@@ -1,6 +1,7 @@
 """The prompts of one HTTP request, with their parameters."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from legato.core.kv_transfer import KVTransfer
 from legato.core.pooling import PromptPooling
@@ -8,6 +9,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
 from legato.server.arrival import Arrival
+from legato.server.generation.answer_format import LegatoNotes
 from legato.server.requests.outcome import Generation
 
 
@@ -62,3 +64,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.params.n
+
+    @property
+    def notes(self) -> LegatoNotes | UnsetType:
+        """The `legato` of the answer, if there are warnings."""
+        return LegatoNotes(self.arrival.warnings) if self.arrival.warnings else UNSET

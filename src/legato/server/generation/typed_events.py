@@ -13,8 +13,8 @@ from legato.server.http.json_pieces import json_pieces
 class EventTeller(Protocol):
     """Makes the typed events of one endpoint's stream."""
 
-    def begun(self) -> Sequence[TypedEvent]:
-        """Return the events before the first delta."""
+    def begun(self, first: CompletionDelta | None) -> Sequence[TypedEvent]:
+        """Return the events before the first delta; there is none if an error comes before it."""
 
     def take(self, choice: int, delta: CompletionDelta) -> Sequence[TypedEvent]:
         """Return the events of one delta."""
@@ -41,7 +41,7 @@ class TypedEventWriter:
         self._has_begun = False
 
     def delta(self, choice: int, delta: CompletionDelta) -> bytes:
-        return b"".join((*self._begun(), *self.written(self._teller.take(choice, delta))))
+        return b"".join((*self._begun(delta), *self.written(self._teller.take(choice, delta))))
 
     def end(self) -> Iterator[bytes]:
         return chain(self._begun(), self.written(self._teller.ended()))
@@ -49,11 +49,11 @@ class TypedEventWriter:
     def failed(self, error: ApiError) -> Iterator[bytes]:
         return chain(self._begun(), self.written(self._teller.failed(error)))
 
-    def _begun(self) -> Iterable[bytes]:
+    def _begun(self, first: CompletionDelta | None = None) -> Iterable[bytes]:
         if self._has_begun:
             return ()
         self._has_begun = True
-        return self.written(self._teller.begun())
+        return self.written(self._teller.begun(first))
 
     def written(self, events: Sequence[TypedEvent]) -> Iterator[bytes]:
         """Return the pieces of events."""

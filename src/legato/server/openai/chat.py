@@ -22,7 +22,7 @@ from legato.engine.frontend.message import (
 )
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
-from legato.server.generation.answer_format import FINGERPRINT, Usage
+from legato.server.generation.answer_format import FINGERPRINT, NotedAnswer, Usage
 from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
@@ -80,7 +80,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | None
 
 
-class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ChatAnswer(NotedAnswer, frozen=True, kw_only=True):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
@@ -88,6 +88,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str = FINGERPRINT
+    service_tier: Literal["default"] = "default"
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
     kv_transfer_params: KVTransferParams | None
@@ -127,7 +128,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChunk(NotedAnswer, frozen=True, kw_only=True):
     """Attributes: `prompt_token_ids` are on the first chunk of a stream."""
 
     id: str

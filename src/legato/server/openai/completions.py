@@ -15,7 +15,7 @@ from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
-from legato.server.generation.answer_format import FINGERPRINT, Usage
+from legato.server.generation.answer_format import FINGERPRINT, NotedAnswer, Usage
 from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
@@ -55,7 +55,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType | None = UNSET
 
 
-class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionAnswer(NotedAnswer, frozen=True, kw_only=True):
     """An answer, or a chunk of one."""
 
     id: str

@@ -16,7 +16,7 @@ from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.engine.frontend.message import read_message
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
-from legato.server.generation.answer_format import Usage
+from legato.server.generation.answer_format import NotedAnswer, Usage
 from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
@@ -89,7 +89,7 @@ class DerenderedChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
 
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+class _Answer(NotedAnswer, frozen=True, kw_only=True):
     request_id: str
     model: str | UnsetType = UNSET
     created: int | UnsetType = UNSET
@@ -160,7 +160,7 @@ class GenerateFormat:
         self._ticket = ticket
         self._has_begun = False
 
-    def answer(self, completions: list[Completion], usage: Usage) -> msgspec.Struct:
+    def answer(self, completions: list[Completion], usage: Usage) -> NotedAnswer:
         scored = completions[0].prompt_scores
         return self._answer(
             listed(map(self._choice, completions)),
@@ -172,17 +172,17 @@ class GenerateFormat:
             kv_transfer_params=self._ticket,
         )
 
-    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> msgspec.Struct:
+    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> NotedAnswer:
         prompt = UNSET if self._has_begun else self._shown_prompt()
         self._has_begun = True
         piece = self._choice_of(choice, delta, delta.text)
         return self._answer([piece], usage=usage or None, prompt_token_ids=prompt)
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+    def usage_chunk(self, usage: Usage) -> NotedAnswer:
         return self._answer([], usage=usage)
 
-    def _answer(self, choices: list[Any], **fields: Any) -> msgspec.Struct:
-        answer: msgspec.Struct = _ANSWERS[self._mode](
+    def _answer(self, choices: list[Any], **fields: Any) -> NotedAnswer:
+        answer: NotedAnswer = _ANSWERS[self._mode](
             request_id=self._request_id, choices=choices, **fields
         )
         return answer

@@ -75,6 +75,13 @@ class AnthropicToolChoice(RequestModel):
     name: Name | None = None
     disable_parallel_tool_use: bool = False
 
+    @model_validator(mode="after")
+    def _check_name(self) -> "AnthropicToolChoice":
+        if (self.name is not None) != (self.type == "tool"):
+            wrong = "is missing" if self.name is None else "goes with type: tool only"
+            raise PartError(wrong, "name")
+        return self
+
     def chat(self) -> Any:
         """Return the `tool_choice` of a chat."""
         if self.type == "tool":
@@ -86,7 +93,7 @@ class Thinking(RequestModel):
     """How the model thinks.
 
     Attributes:
-        budget_tokens: a hint; `max_tokens` bounds thinking and answer together.
+        budget_tokens: not enforced yet; `max_tokens` bounds thinking and answer together.
         display: whether answers show the text of thinking; if not, it is in the signature.
     """
 
@@ -180,8 +187,10 @@ class CountTokensRequest(ModelRequest):
             # The beginning of the assistant's answer.
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
         fields["chat_template_kwargs"] = self.chat_template_kwargs
-        if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
-            fields["enable_thinking"] = self.thinking.type == "enabled"
+        if self.thinking is not None:
+            fields["thinking_token_budget"] = self.thinking.budget_tokens
+            if self.thinking.type in ("enabled", "disabled"):
+                fields["enable_thinking"] = self.thinking.type == "enabled"
         config = self.output_config or OutputConfig()
         fields["reasoning_effort"] = config.effort
         output = self.output_format or config.format
@@ -235,8 +244,6 @@ class CountTokensRequest(ModelRequest):
         return offered
 
     def _tool_fields(self, offered: Mapping[int, AnthropicTool]) -> dict[str, Any]:
-        if not offered:
-            return {}
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         return {
             "tools": [
@@ -296,5 +303,7 @@ _NAMES = {
     "response_format.json_schema": "output_config.format",
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "enable_thinking": "thinking.type",
 }
 """Key the path of a chat's field, value its path in this API; `*` stands for an index."""

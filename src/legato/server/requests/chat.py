@@ -1,5 +1,6 @@
 """The body of POST /v1/chat/completions."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -8,6 +9,7 @@ from legato.core.errors import InvalidRequestError
 from legato.server.requests.generation import GenerationRequest, NumLogprobs
 from legato.server.requests.messages import Messages, TemplateOptions
 from legato.server.requests.neutral import UnaskedOfChat
+from legato.server.requests.outcome import Warned
 from legato.server.requests.request_model import AtMost, only
 from legato.server.requests.tools import (
     FunctionChoice,
@@ -54,12 +56,19 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
             raise InvalidRequestError(
                 "functions is the old name of tools; give one of them", param="functions"
             )
-        for choice, tools, param in (
-            (self.tool_choice, self.tools, "tool_choice"),
-            (self.function_call, self.functions, "function_call"),
+        if self.function_call and self.tools:
+            raise InvalidRequestError(
+                "function_call is the old name of tool_choice; it goes with functions only",
+                param="function_call",
+            )
+        for param, choice, name, tools in (
+            ("tool_choice", self.tool_choice, "tools", self.tools),
+            ("function_call", self.function_call, "functions", self.functions),
         ):
-            if choice is not None and choice.is_required and tools is None:
-                raise InvalidRequestError(f"{param} goes with tools only", param=param)
+            if choice is not None and choice.needs_tools and not tools:
+                raise InvalidRequestError(
+                    f"{param} asks for a call, but there are no {name}", param=param
+                )
         return self
 
     @property
@@ -82,6 +91,28 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
             is_parallel=self.parallel_tool_calls and not is_legacy,
             param="function_call" if is_legacy else "tool_choice",
         )
+
+    def unheeded_thinking(self, *, reads_effort: bool) -> Iterator[Warned]:
+        """Yield warnings about limits of thinking that do not hold for a model that may think.
+
+        Args:
+            reads_effort: whether the chat template reads `reasoning_effort`.
+        """
+        if self.thinking_token_budget not in (None, -1):
+            yield Warned(
+                "thinking_token_budget is not enforced; max_tokens bounds thinking, too",
+                "thinking_token_budget",
+            )
+        if self.enable_thinking is False:
+            yield Warned(
+                "enable_thinking has no effect: this model's chat template cannot switch it off",
+                "enable_thinking",
+            )
+        if not reads_effort:
+            yield Warned(
+                "reasoning_effort has no effect: this model's chat template does not read it",
+                "reasoning_effort",
+            )
 
     @property
     def output_limit(self) -> int | None:

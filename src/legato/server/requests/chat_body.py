@@ -34,11 +34,14 @@ class ChatBody(NamedTuple):
         except InvalidRequestError as error:
             if error.param is None:
                 raise
-            param = self._named(error.param)
-            message = str(error)
-            if message.startswith(error.param):
-                message = param + message.removeprefix(error.param)
+            param, message = self.renamed(error.param, str(error))
             raise InvalidRequestError(message, param=param, code=error.code) from None
+
+    def renamed(self, param: str, message: str) -> tuple[str, str]:
+        """Return the client's name of a field, and a message with it if it began with the field."""
+        name = self._named(param)
+        is_first = message.startswith(param)
+        return name, name + message.removeprefix(param) if is_first else message
 
     def _named(self, param: str) -> str:
         """Return the client's name of a field, or of the innermost field around it that has one."""

@@ -21,12 +21,15 @@ _LAST_TOKENS = 32
 
 class ChatPrompt(msgspec.Struct, frozen=True):
     """Attributes:
-    syntax: as of `RenderedChat`.
+    syntax, may_think: as of `RenderedChat`.
+    reads_effort: whether the chat template reads the effort, if there is one.
     offsets: as of `Tokenizer.offsets`; None if not asked for.
     """
 
     token_ids: list[int]
     syntax: MessageSyntax
+    may_think: bool
+    reads_effort: bool
     offsets: list[tuple[int, int]] | None = None
 
 
@@ -82,6 +85,7 @@ class ChatPrompts:
         check_fits = (lambda *_: None) if is_cut else self._check_fits
         check_fits(sum(message.num_chars for message in messages), "messages")
         template = self._tokenizer.chat_template(options.chat_template, has_tools=bool(tools))
+        reasoning = _reasoning_variables(template, effort)
         rendered = rendered_chat(
             self._tokenizer,
             [message.for_template() for message in messages],
@@ -90,7 +94,7 @@ class ChatPrompts:
             options={
                 "add_generation_prompt": options.add_generation_prompt,
                 "continue_final_message": options.continue_final_message,
-                **_reasoning_variables(template, effort),
+                **reasoning,
                 **options.template_variables,
             },
             special_tokens=self._special_tokens,
@@ -101,7 +105,13 @@ class ChatPrompts:
         offsets = None
         if has_offsets:
             offsets = self._tokenizer.offsets(text, add_special_tokens=False, stand_ins=stand_ins)
-        return ChatPrompt(token_ids, rendered.syntax, offsets)
+        return ChatPrompt(
+            token_ids,
+            rendered.syntax,
+            may_think=rendered.may_think,
+            reads_effort=effort is None or bool(reasoning),
+            offsets=offsets,
+        )
 
     def reply_syntax(self, request: GenerateRequest) -> MessageSyntax:
         """Return the syntax of the message that answers a rendered prompt."""

@@ -1,6 +1,7 @@
 """The common fields of chat and completion requests."""
 
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -53,6 +54,7 @@ def _one_or_several(item: JsonSchemaValue) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [item, several]})
 
 
+_SALT_BYTES = 16
 _NAMED_KEYS = 8
 """An error names so many wrong keys at most."""
 _TOKEN_ID_KEY = re.compile("0|[1-9][0-9]{0,18}")
@@ -173,13 +175,17 @@ class SamplingOptions(RequestModel):
 
 
 class ServiceOptions(RequestModel):
-    """Fields of `ServiceParams`, with the same meaning."""
+    """Fields of `ServiceParams`, with the same meaning.
+
+    Attributes: `cache_prompt`: false shares no cached blocks with other requests.
+    """
 
     slo_class: Name = INTERACTIVE
     tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = DEFAULT_TENANT
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     allow_best_effort: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+    cache_prompt: bool = True
 
     def service_params(self) -> ServiceParams:
         """Return how to serve the request; the engine checks that its class exists."""
@@ -188,7 +194,7 @@ class ServiceOptions(RequestModel):
             tenant=self.tenant,
             priority=self.priority,
             allow_best_effort=self.allow_best_effort,
-            cache_salt=self.cache_salt,
+            cache_salt=self.cache_salt if self.cache_prompt else secrets.token_hex(_SALT_BYTES),
         )
 
 

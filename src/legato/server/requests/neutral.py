@@ -4,7 +4,8 @@ Routers add some of them to every request. Any other value of an option is refus
 is better than ignoring it.
 """
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,6 +15,7 @@ from legato.server.limits import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
 )
+from legato.server.requests.outcome import Warned
 from legato.server.requests.request_model import AtMost, Name, RequestModel, only
 
 Metadata = Annotated[
@@ -25,27 +27,42 @@ Metadata = Annotated[
 ]
 
 
+ServiceTier = Literal["auto", "default", "flex", "priority", "scale"]
+CacheRetention = Literal["in_memory", "in-memory", "24h"]
+Verbosity = Literal["low", "medium", "high"]
+
+
 class Hints(RequestModel):
     """A client's notes on a request, for services that use them."""
 
     user: Name | None = None
     safety_identifier: Name | None = None
     metadata: Metadata | None = None
-    service_tier: Name | None = None
+    service_tier: ServiceTier | None = None
     prompt_cache_key: Name | None = None
-    prompt_cache_retention: Name | None = None
+    prompt_cache_retention: CacheRetention | None = None
     prompt_cache_options: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
-    verbosity: Name | None = None
+    verbosity: Verbosity | None = None
     spaces_between_special_tokens: bool | None = None  # the tokenizers here never add any
+
+    @property
+    def unheeded(self) -> Iterator[Warned]:
+        """Warnings about hints that ask for another answer, and get none."""
+        if self.service_tier not in (None, "auto", "default"):
+            yield Warned(
+                "service_tier has no effect; slo_class and priority say how a request is served",
+                "service_tier",
+            )
+        if self.verbosity not in (None, "medium"):
+            yield Warned("verbosity has no effect; say in the prompt how long to be", "verbosity")
 
 
 class PeersHints(RequestModel):
     """Fields of llama.cpp's, SGLang's and vLLM's for their own caches, logs and streams.
 
-    They change nothing: prompts share the cache anyway, and each token is sent when it comes.
+    They change nothing: each token is sent when it comes.
     """
 
-    cache_prompt: bool | None = None
     id_slot: int | None = None
     timings_per_token: bool | None = None
     session_id: Name | None = None

@@ -35,9 +35,14 @@ class Piece(msgspec.Struct, frozen=True, tag=True):
 
 
 class Warned(msgspec.Struct, frozen=True, tag=True):
-    """A part: what of the request is ignored, for the answer's `Warning` header."""
+    """A part: what of the request has no effect.
+
+    Attributes:
+        param: the field, with whose name the text begins; None if there are several.
+    """
 
     text: str
+    param: str | None = None
 
 
 class InputItem(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +74,6 @@ class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         shown: the fields that the response repeats; key the field, value JSON.
         renamed_tools: key the model's name of a tool.
-        left_out_tools: types of the request's tools that the model is not offered.
     """
 
     shown: dict[str, bytes]
@@ -78,7 +82,6 @@ class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_background: bool
     shows_logprobs: bool
     renamed_tools: dict[str, CalledTool] = {}
-    left_out_tools: tuple[str, ...] = ()
 
 
 class MessageTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -142,6 +142,7 @@ class RequestReader:
         turns = Stored(stored or b"")
         found = turns.items()
         offered = request.offered_tools
+        yield from _left_out(offered.left_out)
         yield ResponseTerms(
             shown=request.shown(),
             previous_response_id=request.previous_response_id,
@@ -149,7 +150,6 @@ class RequestReader:
             is_background=request.background,
             shows_logprobs=request.shows_logprobs,
             renamed_tools=offered.renamed,
-            left_out_tools=offered.left_out,
         )
         if request.store:
             yield from map(shown_item, request.own_items(found))
@@ -182,8 +182,7 @@ class RequestReader:
     def _messages(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
         request = self._parser.parse(MessagesRequest, body)
         chat, edits = request.edited(self._num_tokens)
-        if kinds := ", ".join(request.left_out_tools):
-            yield Warned(f"left out tools that this server cannot run: {kinds}")
+        yield from _left_out(request.left_out_tools)
         yield MessageTerms(
             edits=None if request.context_management is None else edits,
             omits_thinking=request.omits_thinking,
@@ -217,12 +216,16 @@ class RequestReader:
             asked = validated(ChatRequest, {**request.shared_options(), **chat.fields})
             for tool in asked.tools or ():
                 tool.function.input_grammar = chat.input_grammars.get(tool.function.name)
-            yield from self._answer(
+            for part in self._answer(
                 asked,
                 is_held=True,
                 bounds_output=bounds_output,
                 is_rendered=is_rendered,
-            )
+            ):
+                if isinstance(part, Warned) and part.param is not None:
+                    param, text = chat.renamed(part.param, part.text)
+                    part = Warned(text, param)
+                yield part
 
     def _answer(
         self,
@@ -244,6 +247,9 @@ class RequestReader:
             yield render_terms(request)
         has_offsets = is_rendered and request.return_token_offsets
         tools, prompt = request.tool_use.shown, self._prompt(request, has_offsets=has_offsets)
+        yield from request.unheeded
+        if prompt.may_think:
+            yield from request.unheeded_thinking(reads_effort=prompt.reads_effort)
         syntax = prompt.syntax if tools else prompt.syntax.without_calls()
         special_marks = self._tokenizer.special_marks(syntax)
         held = message_form(request, syntax, self._forms, special_marks)
@@ -295,6 +301,7 @@ class RequestReader:
         request = self._parser.parse(CompletionRequest, body)
         if is_rendered:
             yield render_terms(request)
+        yield from request.unheeded
         self._parser.check_completions(request.n, len(request.prompt))
         decided: dict[str, int] = {}
         if request.is_echo_only:
@@ -431,6 +438,12 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         kv_transfer_params=request.kv_transfer,
         **known,
     )
+
+
+def _left_out(tools: Sequence[str]) -> Iterator[Part]:
+    """Yield the warning about tools that the model is not offered. Args: tools: their types."""
+    if tools:
+        yield Warned(f"left out tools that this server cannot run: {', '.join(tools)}")
 
 
 def _prompt_tokens(

@@ -1,7 +1,7 @@
 """Tools of OpenAI's Responses API, and their conversion to a chat's functions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 from llguidance import regex_to_lark
@@ -14,6 +14,7 @@ from legato.server.requests.request_model import (
     AtMost,
     LenientModel,
     Name,
+    PartError,
     RequestModel,
     by_type,
     only,
@@ -45,8 +46,9 @@ class FunctionTool(RequestModel):
     allowed_callers: _Callers | None = None
 
     def shown(self) -> dict[str, Any]:
-        # Clients expect these two even if they are null.
-        always = {"parameters": self.parameters, "strict": self.strict}
+        # Clients expect these three even if they are null.
+        names = ("description", "parameters", "strict")
+        always = {name: getattr(self, name) for name in names}
         return {**self.model_dump(exclude_none=True), **always}
 
     def described(self, name: str) -> dict[str, Any]:
@@ -200,7 +202,7 @@ class OfferedTools(msgspec.Struct, frozen=True):
         """
         match choice:
             case str():
-                if choice == "required" and not self.functions:
+                if choice == "required" and not self.functions and self.left_out:
                     self._refuse_required(self.left_out)
                 return choice
             case {"type": "allowed_tools", "mode": mode, "tools": tools}:
@@ -216,13 +218,12 @@ class OfferedTools(msgspec.Struct, frozen=True):
         return named_tool(_chosen_name(choice))
 
     @staticmethod
-    def _refuse_required(kinds: Sequence[str]) -> None:
-        if kinds:
-            raise InvalidRequestError(
-                f"this server cannot run a tool that the request requires: {', '.join(kinds)}",
-                param="tool_choice",
-                code="unsupported_parameter",
-            )
+    def _refuse_required(kinds: Sequence[str]) -> NoReturn:
+        raise InvalidRequestError(
+            f"tool_choice requires a tool that this server cannot run: {', '.join(kinds)}",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
 
 
 def _callable(tools: Sequence[Any]) -> Iterator[tuple[str, str | None, FunctionTool | CustomTool]]:
@@ -250,32 +251,41 @@ _ALLOWED = {
     "properties": {
         "type": {"const": "allowed_tools"},
         "mode": {"enum": ["auto", "required"]},
-        "tools": {"type": "array", "items": {"anyOf": [_NAMED, _TYPED]}},
+        "tools": {"type": "array", "items": {"anyOf": [_NAMED, _TYPED]}, "minItems": 1},
     },
     "required": ["type", "mode", "tools"],
 }
 _MODES = ("none", "auto", "required")
 
 
-def _is_one_tool(value: Any) -> bool:
+def _check_one_tool(value: Any, *path: str | int) -> None:
+    """Raises `PartError` if a value names no tool. Args: path: where it stands in the choice."""
     match value:
-        case {"type": "function" | "custom", "name": str()}:
-            return isinstance(value.get("namespace", ""), str | None)
-        case {"type": str() as kind}:
-            return kind in _HOSTED
-    return False
+        case {"type": "function" | "custom"}:
+            if not isinstance(value.get("name"), str):
+                raise PartError("must be the name of a tool", *path, "name")
+            if not isinstance(value.get("namespace", ""), str | None):
+                raise PartError("must be a name", *path, "namespace")
+        case {"type": str() as kind} if kind in _HOSTED:
+            return
+        case _:
+            raise PartError('must be "none", "auto", "required", a tool, or allowed tools', *path)
 
 
 def _checked_choice(value: Any) -> Any:
-    match value:
-        case str() if value in _MODES:
-            return value
-        case {"type": "allowed_tools", "mode": "auto" | "required", "tools": [*tools]}:
-            if all(map(_is_one_tool, tools)):
-                return value
-        case dict() if _is_one_tool(value):
-            return value
-    raise ValueError('must be "none", "auto", "required", a tool, or allowed tools')
+    if isinstance(value, str) and value in _MODES:
+        return value
+    if not isinstance(value, dict) or value.get("type") != "allowed_tools":
+        _check_one_tool(value)
+        return value
+    if value.get("mode") not in ("auto", "required"):
+        raise PartError('must be "auto" or "required"', "mode")
+    tools = value.get("tools")
+    if not isinstance(tools, list) or not tools:
+        raise PartError("must be a list of at least one tool", "tools")
+    for i, tool in enumerate(tools):
+        _check_one_tool(tool, "tools", i)
+    return value
 
 
 def _chosen_name(choice: Mapping[str, Any]) -> str:

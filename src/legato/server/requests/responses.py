@@ -10,7 +10,7 @@ from legato.core.errors import InvalidRequestError
 from legato.server.limits import MAX_MESSAGES, MAX_METADATA, MAX_TEMPLATE_VARIABLES, MAX_TOOLS
 from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.generation import GenerationOptions, NumLogprobs
-from legato.server.requests.neutral import Metadata
+from legato.server.requests.neutral import CacheRetention, Metadata, ServiceTier, Verbosity
 from legato.server.requests.request_model import AtMost, Name, OrText, RequestModel, only
 from legato.server.requests.response_items import AnyItem, Item, ItemReference, Placed, messages_of
 from legato.server.requests.response_tools import (
@@ -64,7 +64,7 @@ class TextFormat(RequestModel):
 
 class TextOptions(RequestModel):
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(RequestModel):
@@ -121,9 +121,9 @@ class ResponsesRequest(GenerationOptions):
     metadata: Metadata | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_retention: CacheRetention | None = None
     safety_identifier: Name | None = None
-    service_tier: Name | None = None
+    service_tier: ServiceTier | None = None
     user: Name | None = None
 
     @model_validator(mode="after")
@@ -175,6 +175,8 @@ class ResponsesRequest(GenerationOptions):
                 "chat_template_kwargs": self.chat_template_kwargs,
                 "response_format": self.text and self.text.format and self.text.format.chat(),
                 "reasoning_effort": self.reasoning and self.reasoning.effort,
+                "service_tier": self.service_tier,
+                "verbosity": self.text and self.text.verbosity,
                 **self._tool_fields(offered),
             },
             places=[place for place, _ in messages],
@@ -207,6 +209,7 @@ class ResponsesRequest(GenerationOptions):
             "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": self.previous_response_id,
             "prompt_cache_key": self.prompt_cache_key,
+            "prompt_cache_retention": self.prompt_cache_retention,
             "reasoning": {
                 "effort": self.reasoning and self.reasoning.effort,
                 "summary": self.reasoning and self.reasoning.summary,
@@ -225,13 +228,10 @@ class ResponsesRequest(GenerationOptions):
         return {name: msgspec.json.encode(value) for name, value in told.items()}
 
     def _tool_fields(self, offered: OfferedTools) -> dict[str, Any]:
-        """Return the chat's fields for tools; empty without tools."""
-        choice = offered.choice(self.tool_choice) if self.tools else None
-        if not offered.functions:
-            return {}
+        """Return the chat's fields for tools."""
         return {
             "tools": offered.functions,
-            "tool_choice": choice,
+            "tool_choice": offered.choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
         }
 
@@ -244,5 +244,6 @@ _NAMES = {
     "response_format.json_schema": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
     "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
 }
 """Key the path of a chat's field, value its path in this API; `*` stands for an index."""

@@ -4,14 +4,20 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from legato.core.errors import InvalidRequestError
 from legato.grammar.recursion import ENDLESS, endless_place
 from legato.server.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
 from legato.server.requests.request_model import (
     AtMost,
-    LenientModel,
     Name,
     PartError,
     RequestModel,
@@ -84,8 +90,8 @@ def _parts(path: _Path, schema: dict[str, Any]) -> Iterator[tuple[_Path, Any]]:
             yield from (((*path, key, i), part) for i, part in enumerate(value))
 
 
-class FunctionDefinition(LenientModel):
-    """A function; a client's other fields are ignored.
+class FunctionDefinition(RequestModel):
+    """A function that the model may call.
 
     Attributes:
         parameters: a JSON schema of its arguments; without one it takes none.
@@ -108,7 +114,7 @@ class FunctionDefinition(LenientModel):
         self._input_grammar = grammar
 
 
-class Tool(LenientModel):
+class Tool(RequestModel):
     type: Annotated[str, only("function")]
     function: FunctionDefinition
 
@@ -166,7 +172,7 @@ class NamedTool(RequestModel):
 
 class AllowedTools(RequestModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(fail_fast=True), AtMost(MAX_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True), AtMost(MAX_TOOLS)]
 
 
 class Choice(RequestModel):
@@ -175,6 +181,20 @@ class Choice(RequestModel):
     type: Literal["none", "auto", "required", "function", "allowed_tools"]
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> "Choice":
+        for name in ("function", "allowed_tools"):
+            is_sent = getattr(self, name) is not None
+            if is_sent != (self.type == name):
+                wrong = f"goes with type: {name} only" if is_sent else "is missing"
+                raise PartError(wrong, name)
+        return self
+
+    @property
+    def needs_tools(self) -> bool:
+        """Whether the choice cannot be kept without tools."""
+        return self.is_required or self.names is not None
 
     @property
     def is_required(self) -> bool:
@@ -186,7 +206,7 @@ class Choice(RequestModel):
     def names(self) -> tuple[str, ...] | None:
         """Names of the functions that may be called; None allows all."""
         if self.allowed_tools is not None:
-            return tuple(tool.function.name for tool in self.allowed_tools.tools)
+            return tuple(dict.fromkeys(tool.function.name for tool in self.allowed_tools.tools))
         return None if self.function is None else (self.function.name,)
 
 
@@ -220,7 +240,7 @@ _ALLOWED = {
             "type": "object",
             "properties": {
                 "mode": {"enum": ["auto", "required"]},
-                "tools": {"type": "array", "items": _NAMED, "maxItems": MAX_TOOLS},
+                "tools": {"type": "array", "items": _NAMED, "minItems": 1, "maxItems": MAX_TOOLS},
             },
             "required": ["mode", "tools"],
         },
@@ -267,7 +287,8 @@ def tool_use(
     if not tools or (choice is not None and choice.type == "none"):
         return ToolUse()
     by_name = {tool.function.name: tool for tool in tools}
-    names = (choice and choice.names) or tuple(by_name)
+    named = None if choice is None else choice.names
+    names = tuple(by_name) if named is None else named
     for name in names:
         if name not in by_name:
             raise InvalidRequestError(f"there is no tool {name!r} in tools", param=param)

@@ -92,8 +92,6 @@ async def create_response(
         model=context.model_name,
         keep=keep if terms.is_stored else None,
     )
-    if kinds := ", ".join(terms.left_out_tools):
-        arrival.warn(f"left out tools that this server cannot run: {kinds}")
     if not terms.is_background:
         return await respond(context, job, answer_format)
     run = response.run = BackgroundRun(

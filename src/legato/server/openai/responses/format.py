@@ -59,6 +59,7 @@ class ResponsesFormat:
         model: str,
         keep: Keep | None,
     ) -> None:
+        self._job = job
         self._usage = UsageCounter(job.prompts)
         self._logprobs = LogprobsWriter(vocabulary)
         self._reader = MessageReader(asked.message_syntax)
@@ -77,6 +78,8 @@ class ResponsesFormat:
             "background": terms.is_background,
             "temperature": job.params.temperature,
             "top_p": job.params.top_p,
+            "presence_penalty": job.params.presence_penalty,
+            "frequency_penalty": job.params.frequency_penalty,
         }
 
     def whole(self) -> "ResponsesFormat":
@@ -90,7 +93,7 @@ class ResponsesFormat:
         answer = self._answer("queued")
         return [ResponseCreated(response=answer), ResponseQueued(response=answer)]
 
-    def begun(self) -> list[TypedEvent]:
+    def begun(self, _first: CompletionDelta | None) -> list[TypedEvent]:
         answer = self._answer("in_progress")
         created = [] if answer.background else [ResponseCreated(response=answer)]
         return [*created, ResponseInProgress(response=answer)]
@@ -142,7 +145,7 @@ class ResponsesFormat:
 
     def _answer(self, status: Status, **known: Any) -> ResponseAnswer:
         fields = {"completed_at": None, "output": list(self._items.done), **self._fixed, **known}
-        return ResponseAnswer(status=status, **fields)
+        return ResponseAnswer(status=status, legato=self._job.notes, **fields)
 
     def _kept_pieces(self) -> Iterator[bytes]:
         """Yield the finished response in JSON, which says whether it is stored."""

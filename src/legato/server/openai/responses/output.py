@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from legato.server.generation.answer_format import Usage
+from legato.server.generation.answer_format import NotedAnswer, Usage
 from legato.server.openai.logprobs import TokenLogprob
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -98,7 +98,7 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseAnswer(NotedAnswer, frozen=True, kw_only=True):
     """A response, in progress or finished.
 
     Fields that repeat the request hold its JSON rather than values of these types.
@@ -117,6 +117,8 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     store: bool
     temperature: float
     top_p: float
+    presence_penalty: float
+    frequency_penalty: float
     background: bool
     service_tier: str = "default"
 
@@ -127,6 +129,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
+    prompt_cache_retention: str | None
     reasoning: dict[str, str | None]
     safety_identifier: str | None
     text: dict[str, Any]
