@@ -104,8 +104,8 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     timeout_engine_s: Annotated[
         Seconds,
         Flag(
-            "how long the engine may say nothing while it has requests, before it is started "
-            "again; longer than any step takes"
+            "how long a step may take, at least, before the engine is started again; a step may "
+            "also take ten times its predicted time"
         ),
     ] = 300.0
     enable_tokenizer_info_endpoint: Annotated[

@@ -99,7 +99,7 @@ class EngineClient:
         Args:
             served_model_names: as of `EngineInfo.renamed`.
             text: the vocabulary and the checkpoint's defaults; awaited while the engine loads.
-            timeout_s: how long an engine with requests may be silent before it counts as dead.
+            timeout_s: as of `EngineSupervisor`.
 
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
