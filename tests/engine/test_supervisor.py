@@ -22,7 +22,7 @@ from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.process import child_process, engine_process
 from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import EngineInfo, StepOutputs
+from legato.engine.process.messages import EngineInfo, EngineStats, StepOutputs
 from legato.engine.process.supervisor import EngineSupervisor, Restarts
 from legato.executor.simulated import VirtualClock
 from tests.engine import fake_engine
@@ -219,6 +219,46 @@ async def test_an_engine_that_computes_without_end_while_it_loads_again_is_repla
         supervisor.send(request("die"))
         await listener.heard("ready", "died", "ready")
         assert supervisor.num_restarts == 2
+
+
+class Busy:
+    """An engine in a long step, behind which two requests wait to be sent."""
+
+    loading_s = 0.0
+    pid = psutil.Process().pid
+    info = fake_engine.INFO
+
+    def send(self, message: object) -> bool:
+        return not isinstance(message, AbortRequest)
+
+    async def steps(self) -> AsyncIterator[StepOutputs]:
+        yield StepOutputs([], EngineStats(num_running=1, num_waiting=2))
+        await asyncio.Future()
+
+    def abandon(self) -> None:
+        pass
+
+    async def close(self) -> str:
+        return ""
+
+
+async def test_a_request_that_is_aborted_before_it_was_sent_waits_no_longer() -> None:
+    """The engine, in a long step, says nothing of it."""
+    counts: list[tuple[int, int]] = []
+
+    class Counting(Listener):
+        def take_step(self, step: StepOutputs) -> None:
+            counts.append((step.stats.num_running, step.stats.num_waiting))
+            assert step.records == []
+
+    engine: Any = Busy()
+    supervisor = EngineSupervisor(CONFIG, engine, Counting(), timeout_s=300.0)
+    while not counts:
+        await asyncio.sleep(0.001)
+    for name in "ab":
+        supervisor.send(AbortRequest(request_id=name))
+    await supervisor.close()
+    assert counts == [(1, 2), (1, 1), (1, 0)]
 
 
 @pytest.mark.parametrize("lives", ["die", "refuse"])

@@ -14,7 +14,7 @@ from legato.core.outputs import FinishReason
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, Event
 from legato.core.stats import EngineStats
-from legato.core.step_record import RequestEnded, StepBegun
+from legato.core.step_record import EngineRecord, RequestEnded, StepBegun
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import Ping
 from legato.engine.process.engine_process import EngineProcess
@@ -126,9 +126,14 @@ class EngineSupervisor:
             return
         if isinstance(message, SetRecording):
             self._is_recording = message.is_on
-        if not self._engine.send(message) and self._is_recording:
+        if not self._engine.send(message):  # the engine has no step in which it would count it out
             assert isinstance(message, AbortRequest)
-            self._listener.take_step(StepOutputs([], self._stats, [_aborted(message.request_id)]))
+            num_waiting = max(0, self._stats.num_waiting - 1)
+            self._stats = msgspec.structs.replace(self._stats, num_waiting=num_waiting)
+            records: list[EngineRecord] = []
+            if self._is_recording:
+                records = [_aborted(message.request_id)]
+            self._listener.take_step(StepOutputs([], self._stats, records))
 
     def reconfigure(self, resolved: SchedulerConfig) -> None:
         """Change the settings of this engine and of later ones.
