@@ -48,6 +48,13 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             name="api-key",
         ),
     ] = ()
+    share_cache_between_tenants: Annotated[
+        bool,
+        Flag(
+            "let the tenants of API keys find each other's cached prompts; the speed of an answer "
+            "then tells a tenant what another one has sent"
+        ),
+    ] = False
     admin_api_keys: Annotated[
         tuple[str, ...],
         Flag(
