@@ -24,6 +24,7 @@ def test_every_flag_reaches_its_field() -> None:
     config = config_of(
         "--host", "::1", "--port", "0", "--api-key", "a,b", "--api-key", "c",
         "--admin-api-key", "d", "--admin-api-key", "e,f",
+        "--share-cache-between-tenants",
         "--served-model-name", "m", "n", "--allowed-origins", "https://a.example,http://b:8000",
         "--allowed-host", "a.example,.b.example", "--allowed-host", "*",
         "--trust-request-chat-template", "--message-special-tokens", "refuse",
@@ -44,6 +45,7 @@ def test_every_flag_reaches_its_field() -> None:
         port=0,
         api_keys=("a", "b", "c"),
         admin_api_keys=("d", "e", "f"),
+        share_cache_between_tenants=True,
         served_model_names=("m", "n"),
         allowed_origins=("https://a.example", "http://b:8000"),
         allowed_hosts=("a.example", ".b.example", "*"),

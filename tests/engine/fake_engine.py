@@ -3,8 +3,10 @@
     python fake_engine.py SCRIPT FD
 
 Each start takes a line away from the file SCRIPT and does what it says: "serve", "die" while
-loading, or "refuse" the configuration. A request named "die" or "hang" has it do that; any other
-ends at once, with the budget that the engine was configured with as the number of running requests.
+loading, "spin" while loading, or "refuse" the configuration. A request named "die", "hang" or
+"spin" has it do that; one named "slow" or "foreseen" takes four seconds, which are announced or
+not. Any other ends at once. All end with the budget that the engine was configured with as the
+number of running requests.
 Of its state, it says that it has so many blocks.
 """
 
@@ -12,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 from legato.core.config import EngineConfig, SchedulerConfig
@@ -25,6 +28,7 @@ from legato.engine.process.messages import (
     EngineInfo,
     EngineReady,
     EngineStats,
+    LongStepBegins,
     Reconfigure,
     SetRecording,
     StateTold,
@@ -33,6 +37,8 @@ from legato.engine.process.messages import (
     TellState,
 )
 
+LONG_S = 60.0  # a test that fails leaves no process behind for long
+SLOW_S = 4.0
 INFO = EngineInfo(
     model="m",
     served_model_names=("m",),
@@ -54,6 +60,8 @@ def main(script: Path, fd: int) -> int:
     script.write_text("\n".join(later))
     if life == "die":
         return 4
+    if life == "spin":
+        spin(LONG_S)
     if life == "refuse":
         channel.send(EngineFailed("it cannot be served", is_user_error=True))
         return 2
@@ -76,8 +84,20 @@ def serve(channel: Channel, request_id: str, budget: int) -> None:
         sys.exit(3)
     if request_id == "hang":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if request_id == "spin":
+        spin(LONG_S)
+    if request_id == "foreseen":
+        channel.send(LongStepBegins(SLOW_S))
+    if request_id in {"slow", "foreseen"}:
+        spin(SLOW_S)
     output = RequestOutput(request_id=request_id, finish_reason=FinishReason.LENGTH)
     channel.send(StepOutputs([output], EngineStats(num_running=budget)))
+
+
+def spin(seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        pass
 
 
 if __name__ == "__main__":

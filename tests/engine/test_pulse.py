@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
+from hypothesis import given
+from hypothesis import strategies as st
 
 from legato.engine.process.pulse import Pulse
 
@@ -66,3 +68,29 @@ def test_a_process_that_is_gone_is_stuck() -> None:
     for _ in range(4):
         pulse.tick()
     assert pulse.is_stuck
+
+
+_PREDICTED_S = st.floats(0.1, 20.0)
+
+
+@given(bound=st.integers(1, 50), looks=st.lists(st.none() | st.just("answer") | _PREDICTED_S))
+def test_a_process_is_stuck_after_its_bound_of_looks_without_an_answer(
+    bound: int, looks: list[str | float | None]
+) -> None:
+    """Whether it computes or not. Args: looks: an answer, a long step or nothing before each."""
+    pulse = Pulse(psutil.Process().pid, 10**6, bound)
+    pulse.tick()  # it counts as having answered
+    num_unanswered, allowed = 0, float(bound)
+    for look in looks:
+        if look == "answer":
+            pulse.note_answer()
+            num_unanswered, allowed = -1, float(bound)
+        elif isinstance(look, float):
+            pulse.note_step(look)
+            allowed = max(bound, 10 * look)
+        pulse.tick()
+        num_unanswered += 1
+        assert pulse.is_stuck == (num_unanswered >= allowed)
+        if pulse.is_stuck:
+            assert pulse.is_suspect
+            assert pulse.complaint == f"has not answered for {num_unanswered} s"

@@ -61,3 +61,17 @@ async def test_ranks_die_with_one_another_and_come_back(settings: dict[str, Any]
         engine.kill()
         await asyncio.to_thread(second.wait, _PATIENCE_S)
     assert not processes("legato.engine.assembly.ranks.main")
+
+
+async def test_a_rank_that_takes_no_part_is_replaced_with_the_engine(
+    settings: dict[str, Any],
+) -> None:
+    """Rank 0 waits for it without computing, so the engine counts as stuck."""
+    config = AsyncEngineArgs(**settings)
+    async with AsyncLLM.from_engine_args(config, skip_tokenizer_init=True) as llm:
+        undisturbed = await tokens(llm)
+        stopped = rank()
+        stopped.suspend()
+        assert await tokens(llm) == undisturbed
+        assert not stopped.is_running()
+    assert not processes("legato.engine.assembly.ranks.main")

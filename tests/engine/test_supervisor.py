@@ -15,7 +15,7 @@ import pytest
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
-from legato.core.request import AddRequest
+from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import StepBegun
 from legato.core.token_ids import token_array
@@ -33,17 +33,10 @@ Script = Callable[[str], None]
 
 
 class Listener:
-    """Attributes: `told`: all of it; `num_checks`: how often `num_unfinished` was asked for."""
+    """Attributes: told: all that the supervisor reported."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.num_checks = 0
-        self.owed = 0
-
-    @property
-    def num_unfinished(self) -> int:
-        self.num_checks += 1
-        return self.owed
 
     def engine_is_ready(self, info: EngineInfo) -> None:
         assert info == fake_engine.INFO
@@ -58,7 +51,6 @@ class Listener:
 
     def engine_died(self, retry_after_s: float) -> None:
         assert retry_after_s >= 1
-        self.owed = 0
         self.told.append("died")
 
     def engine_is_given_up(self, reason: str) -> None:
@@ -178,54 +170,95 @@ async def test_settings_that_are_refused_are_not_tried_again(script: Script) -> 
         await listener.heard("ready", "died", "it cannot be served")
 
 
-async def test_silence_counts_only_while_there_are_requests(script: Script) -> None:
+@pytest.mark.parametrize("name", ["hang", "spin"])
+async def test_an_engine_that_does_not_answer_is_replaced_though_no_client_waits(
+    script: Script, name: str
+) -> None:
+    """One that computes shows a sign of life, and an idle one answers."""
     script("serve serve")
-    async with supervised(timeout_s=0.05) as (supervisor, listener):
-        while listener.num_checks < 50:  # several times the timeout
-            await asyncio.sleep(0.005)
-        assert listener.told == ["ready"]
-        listener.owed = 1
-        supervisor.send(request("hang"))
+    async with supervised(timeout_s=5.0) as (supervisor, listener):
+        supervisor.send(request("a"))
+        await listener.heard("ready", "a 100")
+        await asyncio.sleep(7.0)  # longer than an engine may be silent
+        assert listener.told == ["ready", "a 100"]
+        supervisor.send(request(name))
+        await listener.heard("ready", "a 100", "died", "ready")
+        assert supervisor.num_stuck == 1
+
+
+async def test_clients_that_come_and_leave_do_not_keep_a_spinning_engine(script: Script) -> None:
+    script("serve serve")
+    async with supervised(timeout_s=3.0) as (supervisor, listener):
+        supervisor.send(request("spin"))
+        while "died" not in listener.told:
+            supervisor.send(request("late"))
+            supervisor.send(AbortRequest(request_id="late"))
+            await asyncio.sleep(0.1)
         await listener.heard("ready", "died", "ready")
 
 
-class Talker:
-    """An engine that tells something between any two checks."""
+@pytest.mark.parametrize(
+    ("name", "told"), [("slow", ["died", "ready"]), ("foreseen", ["foreseen 100"])]
+)
+async def test_a_step_may_take_ten_times_its_prediction(
+    script: Script, name: str, told: list[str]
+) -> None:
+    script("serve serve")
+    async with supervised(timeout_s=1.0) as (supervisor, listener):
+        supervisor.send(request(name))
+        await listener.heard("ready", *told)
+
+
+async def test_an_engine_that_computes_without_end_while_it_loads_again_is_replaced(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first start took a moment."""
+    monkeypatch.setattr(engine_process, "_MAX_SILENT_LOADING", 2)
+    script("serve spin serve")
+    async with supervised() as (supervisor, listener):
+        supervisor.send(request("die"))
+        await listener.heard("ready", "died", "ready")
+        assert supervisor.num_restarts == 2
+
+
+class Busy:
+    """An engine in a long step, behind which two requests wait to be sent."""
 
     loading_s = 0.0
+    pid = psutil.Process().pid
+    info = fake_engine.INFO
 
-    def __init__(self) -> None:
-        self.is_abandoned = False
-        self.num_checks = 0
-        self._steps: asyncio.Queue[StepOutputs] = asyncio.Queue()
-
-    @property
-    def num_unfinished(self) -> int:
-        self.num_checks += 1
-        self._steps.put_nowait(StepOutputs([], EngineStats()))
-        return 1
+    def send(self, message: object) -> bool:
+        return not isinstance(message, AbortRequest)
 
     async def steps(self) -> AsyncIterator[StepOutputs]:
-        while True:
-            yield await self._steps.get()
+        yield StepOutputs([], EngineStats(num_running=1, num_waiting=2))
+        await asyncio.Future()
 
     def abandon(self) -> None:
-        self.is_abandoned = True
+        pass
 
     async def close(self) -> str:
         return ""
 
-    def __getattr__(self, _name: str) -> Callable[..., None]:
-        return lambda *_: None
 
+async def test_a_request_that_is_aborted_before_it_was_sent_waits_no_longer() -> None:
+    """The engine, in a long step, says nothing of it."""
+    counts: list[tuple[int, int]] = []
 
-async def test_an_engine_that_speaks_may_take_as_long_as_it_likes() -> None:
-    engine: Any = Talker()
-    supervisor = EngineSupervisor(CONFIG, engine, engine, timeout_s=0.05)
-    while engine.num_checks < 50:
-        await asyncio.sleep(0.005)
-    assert not engine.is_abandoned
+    class Counting(Listener):
+        def take_step(self, step: StepOutputs) -> None:
+            counts.append((step.stats.num_running, step.stats.num_waiting))
+            assert step.records == []
+
+    engine: Any = Busy()
+    supervisor = EngineSupervisor(CONFIG, engine, Counting(), timeout_s=300.0)
+    while not counts:
+        await asyncio.sleep(0.001)
+    for name in "ab":
+        supervisor.send(AbortRequest(request_id=name))
     await supervisor.close()
+    assert counts == [(1, 2), (1, 1), (1, 0)]
 
 
 @pytest.mark.parametrize("lives", ["die", "refuse"])
@@ -301,8 +334,7 @@ async def test_an_engine_that_cannot_be_reaped_is_left_behind(
     listener = Listener()
     async with EngineProcess.starting(CONFIG) as engine:
         await engine.ready()
-    supervisor = EngineSupervisor(CONFIG, engine, listener, timeout_s=0.05)
-    listener.owed = 1
+    supervisor = EngineSupervisor(CONFIG, engine, listener, timeout_s=3.0)
     supervisor.send(request("hang"))
     await listener.heard("ready", "died", "ready")
     await supervisor.close()

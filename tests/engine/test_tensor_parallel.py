@@ -1,6 +1,7 @@
 """A model that is divided among ranks, under the whole engine."""
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,7 @@ from legato.core.step_record import StepRecord
 from legato.core.token_ids import token_array
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
+from legato.executor.ranks import lockstep
 from legato.model.decoder import Embedding
 from legato.model.decoder_layer import DecoderLayer
 from legato.model.native_kernels import native_instructions
@@ -183,6 +185,26 @@ def test_a_rank_without_memory_gets_shorter_steps(
     monkeypatch.setattr(DecoderLayer, "forward", starved)
     assert tokens(run(engine, requests())) == whole
     assert engine.stats.num_failed_steps > 0
+
+
+def test_a_rank_without_memory_for_its_rows_of_logits_fails_one_step(
+    checkpoint: Path, whole: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits for this rank in an exchange, which must come about."""
+    zeros, num_left = torch.zeros, 1
+
+    def starved(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal num_left
+        if num_left and sys._getframe(1).f_code.co_filename == lockstep.__file__:
+            num_left -= 1
+            raise MemoryError("full")
+        return zeros(*args, **kwargs)
+
+    engine = engine_of(checkpoint, 2)
+    monkeypatch.setattr(torch, "zeros", starved)
+    assert tokens(run(engine, requests())) == whole
+    assert not num_left
+    assert engine.stats.num_failed_steps == 1
 
 
 @pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])

@@ -19,8 +19,10 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
+from legato.executor.state_cache import StateCache
 from legato.model.decoder import Embedding
 from legato.model.native_kernels import native_instructions
+from legato.model.states import StepStates
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.engine.test_tensor_parallel import poisoned_on
 from tests.families.schedules import PROMPTS, greedy
@@ -98,6 +100,27 @@ def test_ranks_generate_what_transformers_does(divided: Divided) -> None:
 
 
 one_model = pytest.mark.parametrize("divided", ["granite-4-h"], indirect=True)
+
+
+@one_model
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_bind_the_states_of_a_step_fails_that_step_alone(
+    divided: Divided, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Rank 0 waits for the other in the exchanges of the step, which must come about."""
+    engine = divided.engine(2)
+    own, begin_step, num_left = engine._executor._states, StateCache.begin_step, 1  # type: ignore[attr-defined]
+
+    def starved(states: StateCache, *args: Any) -> StepStates:
+        nonlocal num_left
+        if num_left and (states is own) == (rank == 0):
+            num_left -= 1
+            raise MemoryError("full")
+        return begin_step(states, *args)
+
+    monkeypatch.setattr(StateCache, "begin_step", starved)
+    assert run(engine, [added(name) for name in TOKENS]) == divided.expected
+    assert engine.stats.num_failed_steps == 1
 
 
 @one_model

@@ -53,6 +53,25 @@ async def test_requests_are_shared_and_sessions_stay_where_they_are_cached(tmp_p
         assert engine.stats.num_prefix_cache_hits >= 0.7 * 600 * len(prompts)
 
 
+async def test_a_tenant_goes_where_its_own_prompts_are_cached(tmp_path: Path) -> None:
+    """The router's hashes have the tenant, as the cache has: another's prompts are no hits."""
+    async with fleet(tmp_path, 2) as (engine, _):
+        prompts = [[i] * 600 for i in range(1, 9)]
+        owners = {name: ServiceParams().of_key(name, name) for name in ("lab", "ops")}
+        for prompt in prompts:
+            await complete(engine, prompt, SHORT, owners["lab"])
+        assert engine.stats.num_prefix_cache_hits == 0
+        for prompt in prompts:
+            await complete(engine, [*prompt, 1], SHORT, owners["ops"])
+        assert engine.stats.num_prefix_cache_hits == 0
+        for owner in owners.values():
+            num_hits = engine.stats.num_prefix_cache_hits
+            for prompt in prompts:
+                await complete(engine, [*prompt, 2], SHORT, owner)
+            found = engine.stats.num_prefix_cache_hits - num_hits
+            assert found >= 0.7 * 600 * len(prompts)
+
+
 async def test_a_killed_engine_ends_what_has_begun_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,9 +2,10 @@
 
 Each part takes as long: clients of a server with small limits; large bodies; changes of settings
 under running streams; answers of all sizes; pipelines, over one connection or several; floods by
-tenants of a server that sheds load; stopped and killed processes; and broken checkpoints. Beside
-each request, a stream and /health are watched. A server fails that delays them, answers with 5xx,
-logs a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
+tenants of a server that sheds load; stopped and killed processes; a system clock that is set
+forward and back; too little memory; and broken checkpoints. Beside each request, a stream and
+/health are watched. A server fails that delays them, answers with 5xx, logs a traceback or keeps
+memory. `--only large --seed 17 --tries 1` runs a case again.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -23,11 +25,13 @@ from transformers.utils import logging
 from tests.fuzz import answers, pipelines
 from tests.fuzz.checkpoints import Seeds, memory_limit, try_one
 from tests.fuzz.clients import FLAGS, attack
+from tests.fuzz.clock import has_compiler, shift_clock, shiftable_clock
 from tests.fuzz.floods import FLOOD_FLAGS, flood
 from tests.fuzz.large import overwhelm
 from tests.fuzz.openapi import check_answers
 from tests.fuzz.report import failures_of, print_told, print_watched
 from tests.fuzz.settings import change_settings
+from tests.fuzz.starved import starve
 from tests.fuzz.stopped import stop_processes
 from tests.fuzz.watched import Attempt, attack_watched
 from tests.server.launch import ServerProcess, running_server
@@ -134,6 +138,24 @@ def _stopped(args: argparse.Namespace, folder: Path, console: Console) -> list[s
     return [f"stopped: {failure}" for failure in found.failures]
 
 
+def _clock(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    if not has_compiler():
+        console.print("clock: left out, since there is no C compiler")
+        return []
+    with shiftable_clock(folder) as clock:
+        return _watched("clock", (), partial(shift_clock, clock), args, folder, console)
+
+
+def _starved(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    found = starve(_seeds(args), _seconds(args), folder)
+    if found is None:
+        console.print("starved: left out, since no memory cgroup can be made here")
+        return []
+    print_told("starved", found.told, console)
+    console.print(f"a server that has all it wants takes {found.needed_bytes >> 20} MiB")
+    return [f"starved: {failure}" for failure in found.failures]
+
+
 _PARTS: dict[str, Part] = {
     "clients": _clients,
     "large": _large,
@@ -144,6 +166,8 @@ _PARTS: dict[str, Part] = {
     "document": _document,
     "checkpoints": _checkpoints,
     "stopped": _stopped,
+    "clock": _clock,
+    "starved": _starved,
 }
 
 

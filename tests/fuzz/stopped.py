@@ -27,6 +27,10 @@ _MOST_TOKENS = 64
 _ENDS = (200, 429, 500, 503)
 """How a request may end whose process was taken away."""
 _ACTS = ("stop", "stop for a while", "kill")
+_LONGEST_STOP_S, _LONGEST_PAUSE_S = 8.0, 15.0
+"""Of parts of a server; of all of it, longer than a process may be silent."""
+_WHOLES = ("server", "all")
+"""Parts that include the HTTP server, which nothing starts again: they stop for a while only."""
 _MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
@@ -48,15 +52,21 @@ class Case(msgspec.Struct):
 
     @property
     def is_engines(self) -> bool:
-        return self.kind.startswith("engine")
+        """Whether streams may end or wait."""
+        return self.kind.startswith(("engine", *_WHOLES))
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether nothing can be answered meanwhile."""
+        return self.kind.startswith(_WHOLES)
 
 
 class Stopped(msgspec.Struct):
     """What came of all cases.
 
     Attributes:
-        health_s, stream_s: the longest delays of others, of the stream while the engine was left
-            alone.
+        health_s, stream_s: the longest delays of others: while the HTTP server was left alone, and
+            of the stream, while the engine was, too.
         failures: what must not have been.
     """
 
@@ -86,11 +96,15 @@ def _cases(server: ServerProcess, seeds: Iterable[int], seconds: float) -> Itera
             return
         rng = random.Random(seed)
         part, processes = _victims(server, rng)
-        act = rng.choice(_ACTS)
+        act = _ACTS[1] if part in _WHOLES else rng.choice(_ACTS)
         case = Case(seed, f"{part}, {act}", time.monotonic())
         try:
-            case.told = _attacked(server, rng, processes, act)
-            _wait_for_health(server)
+            num_stuck, num_deaths = _num_replaced(server)
+            case.told = _attacked(server, rng, processes, act, case.is_of_all)
+            wait_for_health(server)
+            if case.is_of_all:
+                assert _num_replaced(server) == (num_stuck, num_deaths), "a process was replaced"
+                assert set(case.told) <= {"200", "429"}, case.told
         except Exception as error:
             case.failure = f"{type(error).__name__}: {error}"
         case.end_s = time.monotonic()
@@ -107,6 +121,8 @@ def _victims(server: ServerProcess, rng: random.Random) -> tuple[str, list[psuti
         "a reader": rng.sample(readers, min(1, len(readers))),
         "zygote": [zygote],
         "zygote and readers": [zygote, *readers],
+        "server": [psutil.Process(server.process.pid)],
+        "all": [psutil.Process(server.process.pid), engine, zygote, *readers],
     }
     if time.time() - engine.create_time() > _LONG_LIFE_S:
         found["engine"] = [engine]
@@ -115,24 +131,28 @@ def _victims(server: ServerProcess, rng: random.Random) -> tuple[str, list[psuti
 
 
 def _attacked(
-    server: ServerProcess, rng: random.Random, processes: list[psutil.Process], act: str
+    server: ServerProcess,
+    rng: random.Random,
+    processes: list[psutil.Process],
+    act: str,
+    is_pause: bool,
 ) -> Counter[str]:
     """What clients are told beside it; raises where a request does not end as it may."""
     with ThreadPoolExecutor(_NUM_CLIENTS) as pool:
-        asking = [pool.submit(_ask, server, rng.randrange(2**32)) for _ in range(_NUM_CLIENTS)]
+        asking = [pool.submit(ask, server, rng.randrange(2**32)) for _ in range(_NUM_CLIENTS)]
         time.sleep(rng.uniform(0.0, 0.5))
         for process in processes:
             with suppress(psutil.NoSuchProcess):  # it ended by itself
                 process.kill() if act == "kill" else process.suspend()
         if act == "stop for a while":
-            time.sleep(rng.uniform(0.1, 8.0))
+            time.sleep(rng.uniform(0.1, _LONGEST_PAUSE_S if is_pause else _LONGEST_STOP_S))
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.resume()
         return Counter(one.result() for one in asking)
 
 
-def _ask(server: ServerProcess, seed: int) -> str:
+def ask(server: ServerProcess, seed: int) -> str:
     """Send requests of one kind or another, a few after each other; returns the last status."""
     rng = random.Random(seed)
     status = ""
@@ -163,7 +183,14 @@ def _end_of_stream(text: str) -> str:
     return f"200, then {error['code']}"
 
 
-def _wait_for_health(server: ServerProcess) -> None:
+def _num_replaced(server: ServerProcess) -> tuple[float, float]:
+    """How many processes were killed because they did not answer, and engines that died."""
+    names = "num_stuck_processes_total", "num_engine_restarts_total"
+    return server.metric(names[0]), server.metric(names[1])
+
+
+def wait_for_health(server: ServerProcess) -> None:
+    """Wait until /health says that all is well."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:
         health = server.http.get("/health")
@@ -176,7 +203,10 @@ def _wait_for_health(server: ServerProcess) -> None:
 def _judged(cases: list[Case], waits: list[Wait]) -> Stopped:
     delays = Delays(waits, ITL_S)
     starts_s = [case.start_s for case in cases]
-    health_s = delays.worst_s(HEALTH, starts_s)
+    health_s = [
+        0.0 if case.is_of_all else delay_s
+        for case, delay_s in zip(cases, delays.worst_s(HEALTH, starts_s), strict=True)
+    ]
     stream_s = [
         0.0 if case.is_engines else delay_s
         for case, delay_s in zip(cases, delays.worst_s(STREAM, starts_s), strict=True)

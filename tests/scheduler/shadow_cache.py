@@ -103,8 +103,7 @@ class ShadowCache:
             kept: slots of states that are kept; key that of the block at whose end they are.
         """
         for node in root.children.values():
-            num_bytes = len(node.tokens[: self._block_size].tobytes())
-            salt = node.key[: -num_bytes - 1].decode() if node.is_salted else None
+            salt = None if node.salt is None else node.salt.decode()
             self._check_node(node, salt, [], kept)
 
     def _check_node(

@@ -69,24 +69,27 @@ def test_a_request_is_counted_once_everywhere(watched: ServerProcess) -> None:
     growth = Growth(watched)
     complete(watched, n=2, prompt=[3, 1, 4, 1])
     expected = {
-        "prompt_tokens_total": 2 * 4,
+        "prompt_tokens_total": 4,
         "prompt_tokens_cached_total": 0,
         "generation_tokens_total": 2 * 5,
-        "time_to_first_token_seconds_count": 2,
+        "time_to_first_token_seconds_count": 1,
         "inter_token_latency_seconds_count": 2 * 4,
         "request_time_per_output_token_seconds_count": 2,
-        "e2e_request_latency_seconds_count": 2,
-        "request_queue_time_seconds_count": 2,
-        "request_prompt_tokens_sum": 2 * 4,
-        "request_prefill_kv_computed_tokens_sum": 2 * 4,
+        "e2e_request_latency_seconds_count": 1,
+        "request_queue_time_seconds_count": 1,
+        "request_prompt_tokens_sum": 4,
+        "request_prefill_kv_computed_tokens_sum": 4,
         "request_generation_tokens_sum": 2 * 5,
         "request_max_num_generation_tokens_sum": 5,
         "request_params_n_sum": 2,
         "request_params_max_tokens_sum": 5,
-        "request_success_total": 2,
+        "request_success_total": 1,
+        "request_choices_total": 2,
+        "prefix_cache_queries_total": 4,
     }
     assert {name: growth(name) for name in expected} == expected
-    assert growth("request_success_total", finished_reason="length") == 2
+    assert growth("request_success_total", finished_reason="length") == 1
+    assert growth("request_choices_total", finished_reason="length") == 2
 
 
 def test_the_parts_of_a_requests_time_add_up(watched: ServerProcess) -> None:
@@ -168,8 +171,9 @@ def test_a_full_queue_is_a_reason(watched: ServerProcess) -> None:
     growth = Growth(watched)
     with pytest.raises(httpx.HTTPStatusError, match="429"):
         complete(watched, n=8)  # which come together: two run, and two wait
-    assert growth("request_refused_total", reason="queue_full") == 8
-    assert growth("request_success_total", finished_reason="refused") == 8
+    assert growth("request_refused_total", reason="queue_full") == 1
+    assert growth("request_success_total", finished_reason="refused") == 1
+    assert growth("request_choices_total", finished_reason="refused") == 8
     watched.wait_for_metric("num_requests_running", 0)
 
 

@@ -42,11 +42,18 @@ def test_the_same_prompt_again_is_cached_and_answered_the_same(client: openai.Op
 
 
 def test_the_completions_of_one_prompt_share_it(server: ServerProcess) -> None:
-    before = server.metric("prefix_cache_hits_total")
+    names = (
+        "prefix_cache_hits_total",
+        "prefix_cache_queries_total",
+        "iteration_prefill_tokens_sum",
+    )
+    before = [server.metric(name) for name in names]
     request = {"prompt": f"Pianos. {STORY}", "n": 4, "max_tokens": 2, "stream": False}
     usage = server.http.post("/v1/completions", json=request).json()["usage"]
-    hits = server.metric("prefix_cache_hits_total") - before
-    assert hits == 3 * ((usage["prompt_tokens"] - 1) // 32 * 32)
+    growth = [server.metric(name) - then for name, then in zip(names, before, strict=True)]
+    num_tokens = usage["prompt_tokens"]
+    num_shared = (num_tokens - 1) // 32 * 32
+    assert growth == [0, num_tokens, num_tokens + 3 * (num_tokens - num_shared)]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0, "the prompt counts once"
 
 

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 from openai.types import Completion
 
+from legato.server.app import tenants_share_cache
+from legato.server.config import ServerConfig
 from legato.server.http.api_keys import ApiKeys
 from tests.server.launch import MODEL, ServerProcess, long_request, running_server
 
@@ -40,6 +43,74 @@ def test_a_model_of_any_name_is_told_by_its_own(shared: ServerProcess) -> None:
     assert completion.model == MODEL
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve("gpt-4o").id == "gpt-4o"
+
+
+STORY = "Once upon a time there was a violin that nobody could play. " * 10
+
+
+def num_cached(server: ServerProcess, key: str, topic: str, **extra: object) -> int:
+    completion = server.openai(api_key=key).completions.create(
+        model=MODEL, prompt=f"{topic}. {STORY}", max_tokens=1, extra_body=extra
+    )
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens_details is not None
+    return completion.usage.prompt_tokens_details.cached_tokens or 0
+
+
+def test_a_tenant_finds_no_prompt_of_another_in_the_cache(shared: ServerProcess) -> None:
+    """Its keys share what it has sent; keys that name no tenant share theirs."""
+    assert num_cached(shared, "sk-lab", "Violas") == 0
+    assert num_cached(shared, "sk-lab-2", "Violas") > 64
+    for key in ("sk-ops", "sk-gateway"):
+        assert num_cached(shared, key, "Violas") == 0
+        assert num_cached(shared, key, "Violas") > 64
+    assert num_cached(shared, "sk-gateway", "Violas", tenant="lab") > 64, "as that key's"
+
+
+def test_a_salt_divides_a_tenants_own_cache(shared: ServerProcess) -> None:
+    for key in ("sk-lab", "sk-ops"):
+        assert num_cached(shared, key, "Cellos", cache_salt="a") == 0
+        assert num_cached(shared, key, "Cellos", cache_salt="a") > 64
+        assert num_cached(shared, key, "Cellos", cache_salt="b") == 0
+        assert num_cached(shared, key, "Cellos") == 0
+
+
+def test_vectors_are_kept_apart_too(shared: ServerProcess) -> None:
+    usages = [
+        shared.openai(api_key=key).embeddings.with_raw_response.create(
+            model=MODEL, input=f"Harps. {STORY}"
+        )
+        for key in ("sk-lab", "sk-ops", "sk-ops")
+    ]
+    found = [one.http_response.json()["usage"]["prompt_tokens_details"] for one in usages]
+    cached = [one["cached_tokens"] for one in found]
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 64
+
+
+def test_tenants_share_the_cache_if_they_are_told_to(tmp_path: Path) -> None:
+    flags = (*FLAGS[:4], "--share-cache-between-tenants")
+    with running_server(tmp_path, *flags) as server:
+        assert num_cached(server, "sk-lab", "Violas") == 0
+        assert num_cached(server, "sk-ops", "Violas") > 64
+        assert num_cached(server, "sk-gateway", "Violas") > 64
+
+
+@pytest.mark.parametrize(
+    ("keys", "are_apart"),
+    [
+        ((), False),
+        (("a",), False),
+        (("a", "b"), False),
+        (("lab=a", "lab=b"), False),
+        (("lab=a", "ops=b"), True),
+        (("lab=a", "b"), True),
+    ],
+)
+def test_only_several_tenants_are_kept_apart(keys: tuple[str, ...], are_apart: bool) -> None:
+    admins = ("admin",) if keys else ()
+    config = ServerConfig(api_keys=keys, admin_api_keys=admins)
+    assert tenants_share_cache(config) is not are_apart
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def _sums(waits: Sequence[Waits]) -> Table:
         if any(total[cause] for total in totals)
     ]
     rows.append(["all, in seconds", *(f"{total.total():.2f}" for total in totals)])
-    title = f"Where the waits of {len(waits)} requests went"
+    num_requests = len({request.name for request in waits})
+    choices = f" ({len(waits)} choices)" if len(waits) > num_requests else ""
+    title = f"Where the waits of {num_requests} requests{choices} went"
     return Table(title, ["", "to first tokens", "each one's longest gap"], rows)
 
 

@@ -27,6 +27,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         is_rerun: another engine had accepted it and died, so it must not be refused.
         kv_transfer: transfer of its prompt's blocks to or from another engine; None without one.
         pooling: how its prompt becomes a vector, with which it ends; None if it samples tokens.
+        choice: its index among the choices of its prompt; figures of prompts count the first.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_rerun: bool = False
     kv_transfer: KVTransfer | None = None
     pooling: PromptPooling | None = None
+    choice: int = 0
 
     @property
     def sent_s(self) -> float:

@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import msgspec
 
+from legato.core.cache_salt import Salt, cache_salt
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.ranges import LEAST_S, MOST_S
 from legato.core.tenant import DEFAULT_TENANT
@@ -85,6 +86,7 @@ class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             refusing it.
         cache_salt: cached blocks are shared only among requests with the same salt; None counts as
             a salt.
+        cache_owner: the tenant whose requests alone share its cached blocks; None for all tenants.
     """
 
     slo_class: str = INTERACTIVE
@@ -92,18 +94,27 @@ class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     priority: int = 0
     allow_best_effort: bool = False
     cache_salt: str | None = None
+    cache_owner: str | None = None
 
-    def of_key(self, tenant: str | None) -> "ServiceParams":
+    @property
+    def block_salt(self) -> Salt | None:
+        """Salt of its cached blocks, of both the owner and the client's own."""
+        return cache_salt(self.cache_owner, self.cache_salt)
+
+    def of_key(self, tenant: str | None, cache_owner: str | None = None) -> "ServiceParams":
         """Return these parameters with the tenant of the API key; None changes nothing.
+
+        Args:
+            cache_owner: as of the class.
 
         Raises:
             InvalidRequestError: the request names another tenant.
         """
-        if tenant is None or tenant == self.tenant:
+        if tenant is None:
             return self
-        if self.tenant != DEFAULT_TENANT:
+        if self.tenant not in (DEFAULT_TENANT, tenant):
             raise InvalidRequestError(
                 f"the API key is of tenant {tenant!r}, the request of {self.tenant!r}",
                 param="tenant",
             )
-        return msgspec.structs.replace(self, tenant=tenant)
+        return msgspec.structs.replace(self, tenant=tenant, cache_owner=cache_owner)

@@ -77,7 +77,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
             rows to keep deadlines, interruptions are not in it.
         broken_promise: why the latest step could not keep an SLO even without prefill; empty if it
             could.
-        num_prefix_cache_queries: prompt tokens of requests that had their first token.
+        num_prefix_cache_queries: prompt tokens of requests that had their first token; a prompt
+            counts once, for any number of choices.
         num_prefix_cache_hits: the part of these tokens that did not have to be computed.
         num_prefix_cache_short: tokens in cached blocks that admitted requests computed again,
             because no recurrent state, or block of a window, was kept at their end.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from legato.core.block_hash import block_hashes
+from legato.core.cache_salt import hash_root
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
@@ -249,14 +250,16 @@ class Dispatcher:
     def _routed(self, request: AddRequest) -> RoutedRequest:
         service, block_size = request.service, self._block_size
         prompt = request.prompt_token_ids
-        is_shared = self._router.asks_prefixes and service.cache_salt is None
+        root = hash_root(service.block_salt) if self._router.asks_prefixes else None
         return RoutedRequest(
             request_id=request.request_id,
             num_prompt_tokens=len(prompt),
             slo=self._asked.slo(service.slo_class),
             tenant=service.tenant,
             block_hashes=(
-                block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size) if is_shared else ()
+                ()
+                if root is None
+                else block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size, parent=root)
             ),
             block_size=block_size,
             # Scores and pooled vectors need the whole prompt.

@@ -128,7 +128,7 @@ class Replica:
         """Start the engine and wait until its model is loaded.
 
         Args:
-            timeout_s: how long an engine with requests may be silent before it counts as dead.
+            timeout_s: as of `EngineSupervisor`.
             program: as of `EngineProcess.starting`.
 
         Raises:
@@ -346,10 +346,6 @@ class Replica:
             door.frames.put_nowait(None)
 
     # `EngineListener`: called by the supervisor.
-
-    @property
-    def num_unfinished(self) -> int:
-        return len(self._owners)
 
     def engine_is_ready(self, info: EngineInfo) -> None:
         """Set a new engine up; its address for fetching blocks may be new."""

@@ -3,7 +3,8 @@
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from legato.core.block_hash import ROOT, BlockHash, block_hash
+from legato.core.block_hash import BlockHash, block_hash
+from legato.core.cache_salt import hash_root
 from legato.core.kv_events import (
     DEVICE,
     HOST,
@@ -25,8 +26,9 @@ class CacheEvents:
     """A journal of the tree, kept while it is watched.
 
     Blocks are known by their places. A block whose parent has no known hash has none either, which
-    leaves out all blocks below a salt. Blocks cached before the watch are reported in pieces, from
-    the root on. Until then, new blocks below them are left out, and are reported with them.
+    leaves out all blocks below a client's salt; those of a tenant have a root of their own. Blocks
+    cached before the watch are reported in pieces, from the root on. Until then, new blocks below
+    them are left out, and are reported with them.
 
     Args:
         ends: where hits may end on reported paths; None if they may after any block.
@@ -78,6 +80,7 @@ class CacheEvents:
             return
         medium, size = _medium(node), node.block_size
         tokens = node.tokens[start * size : end * size]
+        is_first = not start and node.parent is not None and node.parent.parent is None
         first, hashes = parent, []
         for i in range(end - start):
             parent = block_hash(parent, tokens[i * size : (i + 1) * size])
@@ -86,7 +89,7 @@ class CacheEvents:
         self._events.append(
             BlockStored(
                 block_hashes=hashes,
-                parent_block_hash=None if first == ROOT else first,
+                parent_block_hash=None if is_first else first,
                 token_ids=tokens.tolist(),
                 block_size=size,
                 medium=medium,
@@ -159,7 +162,7 @@ class CacheEvents:
         above = node.parent
         assert above is not None
         if above.parent is None:
-            return None if node.is_salted else ROOT
+            return hash_root(node.salt)
         return self._hashes[_medium(above)].get(above.places[-1])
 
 

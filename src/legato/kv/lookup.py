@@ -71,5 +71,5 @@ class PrefixLookup:
 
     def sought(self, request: Request) -> SoughtTokens:
         """Return the request's tokens as the tree looks them up."""
-        salt = request.message.service.cache_salt
+        salt = request.message.service.block_salt
         return SoughtTokens(request.token_ids, self.block_size, salt)

@@ -240,7 +240,7 @@ class KVCacheManager:
         Args:
             writer: has the chunk.
         """
-        if writer.message.service.cache_salt != request.message.service.cache_salt:
+        if writer.message.service.block_salt != request.message.service.block_salt:
             return False
         most = min(self.lookup.num_shareable(request), self.lookup.num_shareable(writer))
         end = (chunk.start // self.block_size + 1) * self.block_size

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from legato.core.block_ids import BlockIds, block_array
+from legato.core.cache_salt import Salt
 from legato.core.token_ids import TokenIds
 
 Key = bytes
@@ -29,7 +30,7 @@ class SoughtTokens(NamedTuple):
 
     token_ids: TokenIds
     block_size: int
-    salt: str | None = None
+    salt: Salt | None = None
 
     def key(self, start: int) -> Key:
         """Return the key of the block that begins with token `start`."""
@@ -37,7 +38,7 @@ class SoughtTokens(NamedTuple):
         if start or self.salt is None:
             return tokens
         # Longer than a block's tokens, so it never equals a key without a salt.
-        return f"{self.salt}\0".encode() + tokens
+        return self.salt + b"\0" + tokens
 
 
 class Node:
@@ -123,9 +124,10 @@ class Node:
         return (len(self.tokens) - self.num_missing) // self.block_size
 
     @property
-    def is_salted(self) -> bool:
-        """Whether it begins a prompt that has a salt."""
-        return len(self.key) > len(self.tokens[: self.block_size].tobytes())
+    def salt(self) -> Salt | None:
+        """Salt of the prompts that it begins; None for none, and below another node."""
+        num_bytes = len(self.key) - len(self.tokens[: self.block_size].tobytes())
+        return self.key[: num_bytes - 1] if num_bytes else None
 
     @property
     def num_computed_tokens(self) -> int:

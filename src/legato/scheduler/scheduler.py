@@ -435,8 +435,9 @@ class Scheduler:
     ) -> list[RequestOutput]:
         is_pooled = request.is_pooled_whole
         if is_pooled or (request.first_token_s is None and done.token_ids):
-            self._num_prefix_cache_queries += request.num_tokens
-            self._num_prefix_cache_hits += request.num_cached_tokens
+            if request.message.choice == 0:  # the others find its blocks in the cache
+                self._num_prefix_cache_queries += request.num_tokens
+                self._num_prefix_cache_hits += request.num_cached_tokens
             self._forecast_errors.observe(request, now_s)
         num_taken = 0
         for token_id in done.token_ids:

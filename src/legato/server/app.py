@@ -24,6 +24,7 @@ from legato.server.anthropic.events import MessageAnswer
 from legato.server.config import ServerConfig
 from legato.server.context import Context, KVEventSource
 from legato.server.http.admins import Admins
+from legato.server.http.api_keys import ApiKeys
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import ApiError
 from legato.server.http.middleware import (
@@ -190,7 +191,9 @@ def create_app(
     app = ReadBody(app, config.max_body_bytes)  # uncounted: draining waits for no body
     # The API reference and the files of pages are not secret.
     open_paths = {*OPEN_PATHS, *assets, pages.ROOT, _OPENAPI}
-    app = RequireApiKey(app, _all_keys(config), open_paths)
+    app = RequireApiKey(
+        app, _all_keys(config), open_paths, shares_cache=tenants_share_cache(config)
+    )
     app = CheckOrigin(app, config.allowed_origins)
     app = CheckHost(app, names)
     if config.allowed_origins:
@@ -203,6 +206,11 @@ def create_app(
             expose_headers=_CORS_EXPOSED,
         )
     return AddVersion(RequestIds(app, metrics))
+
+
+def tenants_share_cache(config: ServerConfig) -> bool:
+    """Return whether tenants find each other's cached prompts; a single tenant has no other."""
+    return config.share_cache_between_tenants or ApiKeys(config.api_keys).num_tenants < 2
 
 
 def _all_keys(config: ServerConfig) -> tuple[str, ...]:

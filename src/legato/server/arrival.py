@@ -18,6 +18,7 @@ class Arrival:
         received_s: when its first bytes came, on the clock of `time.monotonic`.
         trace_context: its W3C trace context headers; key the name.
         tenant: the tenant of its API key; None if the key names none.
+        cache_owner: that tenant, if it shares no cached blocks with others; else None.
         warnings: for the answer and its `Warning` header, each once.
     """
 
@@ -26,6 +27,7 @@ class Arrival:
     received_s: float
     trace_context: dict[str, str]
     tenant: str | None = None
+    cache_owner: str | None = None
     warnings: list[str] = field(default_factory=list)
 
     def named(self, request_id: str | None) -> str:

@@ -48,6 +48,13 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             name="api-key",
         ),
     ] = ()
+    share_cache_between_tenants: Annotated[
+        bool,
+        Flag(
+            "let the tenants of API keys find each other's cached prompts; the speed of an answer "
+            "then tells a tenant what another one has sent"
+        ),
+    ] = False
     admin_api_keys: Annotated[
         tuple[str, ...],
         Flag(
@@ -104,8 +111,8 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     timeout_engine_s: Annotated[
         Seconds,
         Flag(
-            "how long the engine may say nothing while it has requests, before it is started "
-            "again; longer than any step takes"
+            "how long a step may take, at least, before the engine is started again; a step may "
+            "also take ten times its predicted time"
         ),
     ] = 300.0
     enable_tokenizer_info_endpoint: Annotated[

@@ -77,6 +77,7 @@ async def _arrival(request: Request) -> Arrival:
         received_s=state.received_s,
         trace_context=context,
         tenant=getattr(state, "tenant", None),
+        cache_owner=getattr(state, "cache_owner", None),
         warnings=state.warnings,
     )
 

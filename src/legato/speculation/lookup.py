@@ -8,6 +8,7 @@ computed it as a draft: the chances of guesses are always up to date.
 from bisect import bisect_right
 from collections import OrderedDict
 
+from legato.core.cache_salt import Salt
 from legato.core.request import Request
 from legato.core.step_record import DrafterName
 from legato.core.token_ids import token_array
@@ -28,7 +29,7 @@ _MOST_KEPT = 32_768
 """Most tokens of recent outputs per owner, 2 MB; half are dropped when there are more."""
 
 
-_Owner = tuple[str, str | None]
+_Owner = tuple[str, Salt | None]
 """Tenant and salt."""
 
 
@@ -182,4 +183,4 @@ class RecentOutputs:
 
 def _owner(request: Request) -> _Owner:
     service = request.message.service
-    return service.tenant, service.cache_salt
+    return service.tenant, service.block_salt

@@ -31,6 +31,7 @@ from legato.engine.process.messages import (
     EngineReady,
     ForgetCache,
     KnowVocabulary,
+    LongStepBegins,
     Reconfigure,
     SetAnnouncing,
     SetRecording,
@@ -91,6 +92,7 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
 
 def _run(engine: "EngineLoop", channel: Channel) -> int:
     arrivals = Arrivals(engine)
+    engine.note_long_step = lambda predicted_s: channel.send(LongStepBegins(predicted_s))
     while True:
         messages = channel.receive(wait_s=0.0 if arrivals else engine.idle_s)
         if Ping() in messages:

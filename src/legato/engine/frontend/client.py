@@ -78,7 +78,7 @@ class EngineClient:
             defaults,
             check_running=self.check_running,
             send=self._send,
-            abort=lambda request_id: self._supervisor.send(AbortRequest(request_id=request_id)),
+            abort=self._abort,
         )
         self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
         self.settings = RunningSettings(config.scheduler, info)
@@ -99,7 +99,7 @@ class EngineClient:
         Args:
             served_model_names: as of `EngineInfo.renamed`.
             text: the vocabulary and the checkpoint's defaults; awaited while the engine loads.
-            timeout_s: how long an engine with requests may be silent before it counts as dead.
+            timeout_s: as of `EngineSupervisor`.
 
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
@@ -135,7 +135,7 @@ class EngineClient:
 
     @property
     def num_stuck(self) -> int:
-        """Number of engines killed because they neither answered nor computed."""
+        """Number of engines killed because they did not answer."""
         return self._supervisor.num_stuck
 
     @property
@@ -198,6 +198,11 @@ class EngineClient:
     def _send(self, request: AddRequest) -> None:
         self._supervisor.send(request)
         self.activity.note_sent(request)
+
+    def _abort(self, request_id: str) -> None:
+        self._supervisor.send(AbortRequest(request_id=request_id))
+        if self._supervisor.engine_pid is None:
+            self.stats = EngineStats(num_waiting=len(self._submissions))
 
     def _set_recording(self, is_on: bool) -> None:
         self._supervisor.send(SetRecording(is_on))

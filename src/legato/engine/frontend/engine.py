@@ -28,7 +28,7 @@ class Engine(Protocol):
         is_alive: whether it serves, or will again.
         death: why it will not serve again; empty if it may.
         num_restarts: of its processes, since the start.
-        num_stuck: processes killed because they neither answered nor computed.
+        num_stuck: processes killed because they did not answer.
         problem: why it may soon be restarted; empty if nothing is wrong.
         pids: of its processes on this machine; key a process's name.
         settings: the scheduler's, which `reconfigure` changes.

@@ -71,6 +71,7 @@ def build_requests(
             reading_s=reading_s,
             kv_transfer=_part(kv_transfer, index, params.n),
             pooling=pooling,
+            choice=index,
         )
         for index in range(params.n)
     ]

@@ -42,6 +42,8 @@ from legato.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _WARN_EVERY_S = 10.0
+_LONG_S = 1.0
+"""Predicted duration from which a step counts as long."""
 _WAIT_S = 0.001
 """Longest wait for a grammar, or for blocks, while there is no other work."""
 _TRANSFERS_LOOK_S = 0.02
@@ -77,6 +79,8 @@ class EngineLoop:
     Attributes:
         grammars: compiles the grammars of outputs, which the executor gets from it.
         transfers: sends and fetches blocks; None without other engines.
+        note_long_step: called before a step that should take long, with the predicted seconds
+            until it ends, the steps in flight before it included.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class EngineLoop:
     ) -> None:
         self.grammars = grammars or Grammars()
         self.transfers = transfers
+        self.note_long_step: Callable[[float], None] = lambda _: None
         self._untaken = untaken
         self._recalibration = recalibration
         self._at_end = at_end
@@ -278,6 +283,9 @@ class EngineLoop:
                 return
             if self._announce is not None:
                 self._announce(begun(plan, planned_s))
+            flights = (flight.plan.predicted_s or 0.0 for flight in self._in_flight)
+            if (predicted_s := sum(flights, plan.predicted_s or 0.0)) > _LONG_S:
+                self.note_long_step(predicted_s)
             started_s = self._clock()
             fault = begin(self._executor, plan, partial(self._begin_transfers, plan.moves))
             self._note_turnaround()

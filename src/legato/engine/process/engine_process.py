@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import sys
 import time
@@ -25,6 +26,7 @@ from legato.engine.process.messages import (
     EngineInfo,
     EngineReady,
     FromEngine,
+    LongStepBegins,
     StateTold,
     StepAnnounced,
     StepOutputs,
@@ -106,15 +108,19 @@ class EngineProcess:
         assert self._info is not None, "it is not ready"
         return self._info
 
-    async def ready(self) -> EngineInfo:
+    async def ready(self, expected_s: float | None = None) -> EngineInfo:
         """Wait until the model is loaded.
+
+        Args:
+            expected_s: how long an earlier start took; None for the first, which has no bound while
+                it computes.
 
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
             EngineDeadError: the process died while loading.
         """
         messages: list[Any] = []
-        watching = asyncio.create_task(self._end_if_it_stops())
+        watching = asyncio.create_task(self._end_if_it_is_stuck(expected_s))
         try:
             while not messages:
                 data = await self._reader.read(_READ_BYTES)
@@ -160,7 +166,9 @@ class EngineProcess:
                 self._writer.write(pack_frame(event))
         return True
 
-    async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs | StateTold | Pong]:
+    async def steps(
+        self,
+    ) -> AsyncGenerator[StepAnnounced | LongStepBegins | StepOutputs | StateTold | Pong]:
         """Yield the outputs of each step, announcements, states and answers, until it ends."""
         try:
             while data := await self._reader.read(_READ_BYTES):
@@ -181,13 +189,14 @@ class EngineProcess:
         except OSError as error:
             logger.error("lost the connection to the engine process: %s", error)
 
-    async def _end_if_it_stops(self) -> None:
-        """Kill the process if it computes nothing for very long while it loads."""
-        pulse = Pulse(self.pid, _MAX_SILENT_LOADING)
+    async def _end_if_it_is_stuck(self, expected_s: float | None) -> None:
+        """Kill the process if it loads for far too long, or computes nothing for very long."""
+        pulse = Pulse(self.pid, _MAX_SILENT_LOADING, max_unanswered=_MAX_SILENT_LOADING)
+        pulse.note_step(math.inf if expected_s is None else expected_s)
         while not pulse.is_stuck:
             await asyncio.sleep(TICK_S)
             pulse.tick()
-        logger.error("the engine process computes nothing while it is to load: it is killed")
+        logger.error("the engine process %s while it loads: it is killed", pulse.complaint)
         self.abandon()
 
     def _send_pending(self) -> None:

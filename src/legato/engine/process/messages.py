@@ -185,6 +185,12 @@ class StepAnnounced(msgspec.Struct, frozen=True, tag=True):
     step: StepBegun
 
 
+class LongStepBegins(msgspec.Struct, frozen=True, tag=True):
+    """A step begins that should take long; the engine cannot answer before its end."""
+
+    predicted_s: float
+
+
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """The outputs of one step.
 
@@ -205,4 +211,13 @@ class StateTold(msgspec.Struct, frozen=True, tag=True):
     state: ReplicaState | None
 
 
-FromEngine = EngineReady | EngineFailed | Pong | Taken | StepAnnounced | StepOutputs | StateTold
+FromEngine = (
+    EngineReady
+    | EngineFailed
+    | Pong
+    | Taken
+    | StepAnnounced
+    | LongStepBegins
+    | StepOutputs
+    | StateTold
+)

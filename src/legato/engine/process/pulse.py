@@ -1,4 +1,6 @@
-"""Tells a stopped or stuck process from a busy one, however long its steps take."""
+"""Tells a stopped process, and one that computes without end, from a busy one."""
+
+import math
 
 import psutil
 
@@ -7,45 +9,69 @@ TICK_S = 1.0
 MAX_SILENT = 10
 """Ticks in a row without a sign of life after which a process is killed."""
 _SUSPECT = 2
+_TIMES_PREDICTED = 10
+"""A step may take so many times its predicted duration before its process is killed."""
 
 
 class Pulse:
-    """Counts ticks in a row in which a process neither answered nor computed.
+    """Counts ticks in a row without an answer, and ticks in which the process computed nothing.
 
-    It counts ticks rather than seconds: if a container is paused, both processes stop, and that
-    time must not count.
+    It counts ticks rather than seconds: if a container is paused or the machine sleeps, both
+    processes stop, and that time must not count.
 
     Args:
         pid: the process, which was asked for an answer.
-        max_silent: ticks after which it counts as stuck.
+        max_silent: ticks without computing after which it counts as stuck.
+        max_unanswered: ticks without an answer after which it counts as stuck though it computes;
+            it answers between two steps, so this is the least bound of a step.
     """
 
-    def __init__(self, pid: int, max_silent: int = MAX_SILENT) -> None:
+    def __init__(
+        self, pid: int, max_silent: int = MAX_SILENT, max_unanswered: float = math.inf
+    ) -> None:
         self._pid = pid
         self._max_silent = max_silent
-        self._num_silent = 0
+        self._max_unanswered = self._least_unanswered = max_unanswered
+        self._num_silent = self._num_unanswered = 0
         self._has_answered = True
         self._computed_s = 0.0
 
     @property
     def is_suspect(self) -> bool:
         """Whether the process may be stuck."""
-        return self._num_silent >= _SUSPECT
+        is_overdue = 2 * self._num_unanswered >= max(_SUSPECT, self._max_unanswered)
+        return self._num_silent >= _SUSPECT or is_overdue
 
     @property
     def is_stuck(self) -> bool:
         """Whether the process should be killed."""
-        return self._num_silent >= self._max_silent
+        is_overdue = self._num_unanswered >= self._max_unanswered
+        return is_overdue or self._num_silent >= self._max_silent
+
+    @property
+    def complaint(self) -> str:
+        """What the process does not do, for the log."""
+        if self._num_unanswered >= self._max_unanswered:
+            return f"has not answered for {self._num_unanswered * TICK_S:.0f} s"
+        return "neither answers nor computes"
+
+    def note_step(self, predicted_s: float) -> None:
+        """Note that a step begins which should take so long; the bound lasts until an answer."""
+        self._max_unanswered = max(self._least_unanswered, _TIMES_PREDICTED * predicted_s / TICK_S)
 
     def note_answer(self) -> None:
         """Note that the process has answered."""
         self._has_answered = True
+        self._num_unanswered = 0
+        self._max_unanswered = self._least_unanswered
 
     def tick(self) -> None:
         """Look at the process; call it every `TICK_S`."""
         computed_s = processor_time_s(self._pid)
         is_alive = self._has_answered or computed_s != self._computed_s
         self._num_silent = 0 if is_alive else self._num_silent + 1
+        if not self._has_answered:
+            self._num_unanswered += 1
         self._has_answered, self._computed_s = False, computed_s
 
 

@@ -14,13 +14,14 @@ from legato.core.outputs import FinishReason
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, Event
 from legato.core.stats import EngineStats
-from legato.core.step_record import RequestEnded, StepBegun
+from legato.core.step_record import EngineRecord, RequestEnded, StepBegun
 from legato.engine.errors import EngineDeadError
-from legato.engine.process.channel import Ping, Pong
+from legato.engine.process.channel import Ping
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Control,
     EngineInfo,
+    LongStepBegins,
     Reconfigure,
     SetRecording,
     StateTold,
@@ -32,7 +33,6 @@ from legato.engine.process.pulse import TICK_S, Pulse
 
 logger = logging.getLogger(__name__)
 
-_CHECKS_PER_TIMEOUT = 10
 _SHORT_LIFE_S = 60.0
 _MAX_SHORT_LIVES = 3
 _LEAST_WAIT_S = 1.0
@@ -40,10 +40,6 @@ _LEAST_WAIT_S = 1.0
 
 class EngineListener(Protocol):
     """Receives a supervisor's news of its engine, on the event loop."""
-
-    @property
-    def num_unfinished(self) -> int:
-        """Requests that the engine has not ended; without any it may be silent."""
 
     def engine_is_ready(self, info: EngineInfo) -> None:
         """Take a new engine, to which nothing was sent yet."""
@@ -66,12 +62,13 @@ class EngineSupervisor:
 
     Args:
         engine: the first engine, which is ready.
-        timeout_s: how long an engine with requests may be silent before it counts as dead.
+        timeout_s: how long an engine may compute without an answer, at least; a step that is
+            predicted to take long may take ten times that prediction.
         program: as in `EngineProcess.starting`.
 
     Attributes:
         config: the configuration of the next engine.
-        num_stuck: engines that were killed because they neither answered nor computed.
+        num_stuck: engines that were killed because they did not answer.
         is_alive: whether there is an engine, or will be again.
         death: why there will be no engine.
     """
@@ -95,8 +92,7 @@ class EngineSupervisor:
         self._engine: EngineProcess | None = engine  # None between two engines
         self._stats = EngineStats()  # after the latest step
         self._is_recording = False
-        self._has_spoken = False  # since the last check
-        self._pulse = Pulse(engine.pid)
+        self._pulse = self._pulse_of(engine)
         self._restarts = Restarts(engine.loading_s)
         self._asking: list[asyncio.Future[ReplicaState]] = []
         self._running = asyncio.create_task(self._keep_running(engine))
@@ -130,9 +126,14 @@ class EngineSupervisor:
             return
         if isinstance(message, SetRecording):
             self._is_recording = message.is_on
-        if not self._engine.send(message) and self._is_recording:
+        if not self._engine.send(message):  # the engine has no step in which it would count it out
             assert isinstance(message, AbortRequest)
-            self._listener.take_step(StepOutputs([], self._stats, [_aborted(message.request_id)]))
+            num_waiting = max(0, self._stats.num_waiting - 1)
+            self._stats = msgspec.structs.replace(self._stats, num_waiting=num_waiting)
+            records: list[EngineRecord] = []
+            if self._is_recording:
+                records = [_aborted(message.request_id)]
+            self._listener.take_step(StepOutputs([], self._stats, records))
 
     def reconfigure(self, resolved: SchedulerConfig) -> None:
         """Change the settings of this engine and of later ones.
@@ -185,16 +186,14 @@ class EngineSupervisor:
         self._engine = engine
         self._stats, self._is_recording = EngineStats(), False
         self._listener.engine_is_ready(engine.info)
-        self._pulse = Pulse(engine.pid)
-        watching = [
-            asyncio.create_task(watch(engine))
-            for watch in (self._end_if_it_hangs, self._end_if_it_stops)
-        ]
+        self._pulse = self._pulse_of(engine)
+        watching = asyncio.create_task(self._end_if_it_is_stuck(engine))
         try:
             async for step in engine.steps():
                 self._pulse.note_answer()
-                self._has_spoken |= not isinstance(step, Pong)
                 match step:
+                    case LongStepBegins(predicted_s):
+                        self._pulse.note_step(predicted_s)
                     case StepAnnounced(begun):
                         self._listener.note_begun(begun)
                     case StateTold(state):
@@ -203,8 +202,7 @@ class EngineSupervisor:
                         self._stats = step.stats
                         self._listener.take_step(step)
         finally:
-            for task in watching:
-                task.cancel()
+            watching.cancel()
             self._engine = None
             self._tell(EngineDeadError("the engine process died when it was asked"))
             status = await engine.close()
@@ -221,27 +219,16 @@ class EngineSupervisor:
             else:
                 one.set_result(answer)
 
-    async def _end_if_it_hangs(self, engine: EngineProcess) -> None:
-        num_silent = 0  # checks in a row in which it was silent with requests
-        while num_silent <= _CHECKS_PER_TIMEOUT:  # a request may have come just before a check
-            self._has_spoken = False
-            await asyncio.sleep(self._timeout_s / _CHECKS_PER_TIMEOUT)
-            is_silent = self._listener.num_unfinished > 0 and not self._has_spoken
-            num_silent = num_silent + 1 if is_silent else 0
-        logger.error(
-            "the engine has %d requests and has said nothing for %.0f s: it is killed",
-            self._listener.num_unfinished,
-            self._timeout_s,
-        )
-        engine.abandon()
+    def _pulse_of(self, engine: EngineProcess) -> Pulse:
+        return Pulse(engine.pid, max_unanswered=self._timeout_s / TICK_S)
 
-    async def _end_if_it_stops(self, engine: EngineProcess) -> None:
-        """Kill an engine that neither answers nor computes; during a long step it computes."""
+    async def _end_if_it_is_stuck(self, engine: EngineProcess) -> None:
+        """Kill an engine that does not answer, whether or not requests wait for it."""
         while not self._pulse.is_stuck:
             await asyncio.sleep(TICK_S)
             engine.send(Ping())
             self._pulse.tick()
-        logger.error("the engine process neither answers nor computes: it is killed")
+        logger.error("the engine process %s: it is killed", self._pulse.complaint)
         self.num_stuck += 1
         engine.abandon()
 
@@ -251,7 +238,7 @@ class EngineSupervisor:
             logger.info("starting the engine again")
             try:
                 async with EngineProcess.starting(self.config, self._program) as engine:
-                    await engine.ready()
+                    await engine.ready(self._restarts.loading_s)
             except EngineDeadError as error:
                 logger.error("%s", error)
                 self._restarts.note_death()
@@ -288,11 +275,12 @@ class Restarts:
 
     Attributes:
         count: number of restarts, failed ones included.
+        loading_s: as in the arguments.
     """
 
     def __init__(self, loading_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
-        self._loading_s = loading_s
+        self.loading_s = loading_s
         self._clock = clock
         self._num_short_lives = 0  # in a row
         self._died_s = 0.0
@@ -301,7 +289,7 @@ class Restarts:
     @property
     def seconds_left(self) -> float:
         """Seconds until the engine that is starting should serve."""
-        return max(_LEAST_WAIT_S, self._died_s + self._loading_s - self._clock())
+        return max(_LEAST_WAIT_S, self._died_s + self.loading_s - self._clock())
 
     def note_ready(self) -> None:
         """Note that the engine serves."""

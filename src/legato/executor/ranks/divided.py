@@ -1,5 +1,6 @@
 """A rank's part of a model, which all ranks compute together."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -49,13 +50,14 @@ class DividedModel:
         self,
         batch: PackedBatch,
         attention: AttentionBackend,
-        states: StepStates | None,
+        states: Callable[[], StepStates | None],
         num_layers: int | None,
     ) -> torch.Tensor:
         """See `Model.forward`.
 
         Args:
             attention: binds the step's block tables.
+            states: returns the step's states; it may fail on one rank alone.
         """
 
         def compute() -> torch.Tensor:
@@ -63,26 +65,27 @@ class DividedModel:
                 batch.input_ids,
                 batch.positions,
                 attention.begin_step(batch),
-                states=states,
+                states=states(),
                 num_layers=num_layers,
             )
 
         return self._agreement.together(self._exchanges(batch, num_layers), compute)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, num_rows: int, hidden: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return logits as `Model.compute_logits` does, for the rows of rank 0.
 
         Args:
-            hidden: [S, E]; zeros on all other ranks.
+            hidden: returns [S, E], of the model's dtype; zeros on all other ranks. It may fail on
+                one rank alone.
         """
-        part = len(hidden), self.own.num_part_tokens
+        part = num_rows, self.own.num_part_tokens
         exchanges = [
-            Exchange("sum", tuple(hidden.shape), hidden.dtype),
+            Exchange("sum", (num_rows, self.own.spec.hidden_size), self.own.dtype),
             Exchange("gather", part, torch.float32),
         ]
 
         def compute() -> torch.Tensor:
-            return self.own.compute_logits(self._agreement.sum(hidden.contiguous()))
+            return self.own.compute_logits(self._agreement.sum(hidden().contiguous()))
 
         return self._agreement.together(exchanges, compute)
 

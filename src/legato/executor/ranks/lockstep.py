@@ -120,11 +120,14 @@ class LeadModel:
         assert positions is batch.positions
         return self._on_all(
             Forward.of(batch, states, num_layers),
-            lambda: self._divided.forward(batch, own, states, num_layers),
+            lambda: self._divided.forward(batch, own, lambda: states, num_layers),
         )
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._on_all(Logits(len(hidden)), lambda: self._divided.compute_logits(hidden))
+        num_rows = len(hidden)
+        return self._on_all(
+            Logits(num_rows), lambda: self._divided.compute_logits(num_rows, lambda: hidden)
+        )
 
     def _on_all(self, message: ToRank, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         try:
@@ -183,12 +186,19 @@ class HostFollower:
         self._host_cache = host_cache
 
     def do(self, message: ToRank) -> RankReport | None:
-        if isinstance(message, Moves):
-            self._host_cache.move(message.moves)
-            return None
+        match message:
+            case Moves(moves):
+                self._host_cache.move(moves)
+                return None
+            case Forward():
+                compute = self._forward_of(message)
+            case Logits(num_rows):
+                compute = self._logits_of(num_rows)
+            case _:
+                raise TypeError(f"not for a rank on a CPU: {type(message).__name__}")
         try:
             with torch.inference_mode(), raising_memory_error():
-                self._compute(message)
+                compute()
         except RankLostError:
             raise
         except FailedElsewhereError:
@@ -199,17 +209,21 @@ class HostFollower:
             return RankReport(told, is_out_of_memory=isinstance(error, MemoryError))
         return None
 
-    def _compute(self, message: ToRank) -> None:
-        match message:
-            case Forward():
-                batch = message.batch
-                states: StepStates | None = None
-                if self._states is not None:
-                    states = self._states.begin_step(batch, message.states)
-                self._divided.forward(batch, self._attention, states, message.num_layers)
-            case Logits(num_rows):
-                own = self._divided.own
-                rows = torch.zeros(num_rows, own.spec.hidden_size, dtype=own.dtype)
-                self._divided.compute_logits(rows)
-            case _:
-                raise TypeError(f"not for a rank on a CPU: {type(message).__name__}")
+    # All that may fail on this rank alone runs in `DividedModel`: rank 0 waits in its exchanges.
+
+    def _forward_of(self, message: Forward) -> Callable[[], torch.Tensor]:
+        batch = message.batch
+
+        def states() -> StepStates | None:
+            if self._states is None:
+                return None
+            return self._states.begin_step(batch, message.states)
+
+        return lambda: self._divided.forward(batch, self._attention, states, message.num_layers)
+
+    def _logits_of(self, num_rows: int) -> Callable[[], torch.Tensor]:
+        own = self._divided.own
+        shape = num_rows, own.spec.hidden_size
+        return lambda: self._divided.compute_logits(
+            num_rows, lambda: torch.zeros(shape, dtype=own.dtype)
+        )

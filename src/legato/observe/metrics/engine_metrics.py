@@ -103,8 +103,8 @@ def declare_engine_metrics(
     Args:
         stats: returns the latest counters; a new engine's start from 0.
         num_restarts: returns how many engine processes have died.
-        num_stuck: returns how many processes were killed because they neither answered nor
-            computed; key the kind of process.
+        num_stuck: returns how many processes were killed because they did not answer;
+            key the kind of process.
     """
     promises = registry.section("Promises")
     promises.read_gauge(
@@ -144,13 +144,13 @@ def declare_engine_metrics(
     requests = registry.section("Requests")
     requests.read_gauge(
         "num_requests_running",
-        "Requests that have blocks.",
+        "Requests that have blocks. Each choice of `n` counts: it takes a place of its own.",
         lambda: stats().num_running,
         for_routers=True,
     )
     requests.read_gauge(
         "num_requests_waiting",
-        "Requests that do not run yet.",
+        "Requests that do not run yet, counted likewise.",
         lambda: stats().num_waiting,
         for_routers=True,
     )
@@ -178,12 +178,12 @@ def declare_engine_metrics(
     )
     engine.read_counter(
         "prefix_cache_queries",
-        "Prompt tokens looked up in the cache.",
+        "Prompt tokens looked up in the cache, counted once for any `n`.",
         lambda: stats().num_prefix_cache_queries,
     )
     engine.read_counter(
         "prefix_cache_hits",
-        "Prompt tokens that did not have to be computed.",
+        "The part of these tokens that did not have to be computed.",
         lambda: stats().num_prefix_cache_hits,
     )
     engine.read_counter(
@@ -209,7 +209,7 @@ def declare_engine_metrics(
     )
     engine.read_counters(
         "num_stuck_processes",
-        "Processes that were killed because they neither answered nor computed.",
+        "Processes that were killed because they did not answer.",
         "process",
         read=lambda: {(process,): count for process, count in num_stuck().items()},
         own=True,

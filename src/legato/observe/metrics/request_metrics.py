@@ -1,4 +1,4 @@
-"""Metrics of requests. A completion counts as a request."""
+"""Metrics of requests. Each prompt counts as a request, for any `n` of choices."""
 
 from collections.abc import Iterable, Mapping
 
@@ -36,7 +36,7 @@ class RequestMetrics:
     def __init__(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
         refused = registry.section("Promises").counter(
             "request_refused",
-            "Completions refused: `queue_full` (`--max-waiting`), `ttft_slo` (`--shed-load`), "
+            "Requests refused: `queue_full` (`--max-waiting`), `ttft_slo` (`--shed-load`), "
             "`invalid`.",
             "reason",
             own=True,
@@ -47,7 +47,7 @@ class RequestMetrics:
         self._declare_sizes(registry)
 
     def num_refused(self) -> dict[str, int]:
-        """Return how many completions were refused; key one of `REFUSALS`."""
+        """Return how many requests were refused; key one of `REFUSALS`."""
         return {reason: count_of(counter) for reason, counter in self.refused.items()}
 
     def _declare_latencies(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
@@ -57,7 +57,10 @@ class RequestMetrics:
         itl_s = _with_bounds(_PER_TOKEN_S, (slo.itl_s for slo in promised))
         tpot_s = _with_bounds(_PER_TOKEN_S, (slo.tpot_s for slo in promised))
         self.ttft_s = histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", ttft_s, "slo_class"
+            "time_to_first_token_seconds",
+            "From arrival to the first token of any choice.",
+            ttft_s,
+            "slo_class",
         )
         self.itl_s = histogram(
             "inter_token_latency_seconds",
@@ -68,7 +71,7 @@ class RequestMetrics:
         )
         self.tpot_s = histogram(
             "request_time_per_output_token_seconds",
-            "Mean time of a request for each token after the first.",
+            "Mean time of a choice for each token after the first.",
             tpot_s,
             "slo_class",
         )
@@ -98,10 +101,18 @@ class RequestMetrics:
         counter = registry.section("Requests").counter
         ended = counter(
             "request_success",
-            "Completions that ended: `stop`, `length`, `abort`, `error`, `refused`.",
+            "Requests that ended: `stop`, `length`, `abort`, `error`, `refused`. Each prompt of a "
+            "body is a request, and ends as the last of its choices does.",
             "finished_reason",
         )
         self.ended = {reason: ended.of(reason) for reason in FinishReason}
+        choices = counter(
+            "request_choices",
+            "Sampled choices that ended, `n` of each request, by the same reasons.",
+            "finished_reason",
+            own=True,
+        )
+        self.choices = {reason: choices.of(reason) for reason in FinishReason}
         self.errors = counter(
             "request_errors", "HTTP requests answered with an error.", "status", own=True
         )
@@ -111,7 +122,7 @@ class RequestMetrics:
             own=True,
         ).of()
         self.prompt_tokens = counter(
-            "prompt_tokens", "Prompt tokens, counted at the first token."
+            "prompt_tokens", "Prompt tokens, counted once a request, at its first token."
         ).of()
         self.cached_tokens = counter(
             "prompt_tokens_cached", "Prompt tokens found in the cache."
@@ -129,11 +140,13 @@ class RequestMetrics:
             _TOKENS,
         ).of()
         self.request_generation_tokens = histogram(
-            "request_generation_tokens", "Tokens generated for a request.", _TOKENS
+            "request_generation_tokens",
+            "Tokens generated for a request, in all of its choices.",
+            _TOKENS,
         ).of()
         self.longest_generation = histogram(
             "request_max_num_generation_tokens",
-            "Tokens of the longest of a prompt's completions.",
+            "Tokens of the longest of a request's choices.",
             _TOKENS,
         ).of()
         self.params_max_tokens = histogram(

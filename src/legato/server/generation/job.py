@@ -56,7 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             is_streamed=asked.is_streamed,
             prompts=prompts,
             params=asked.params,
-            service=asked.service.of_key(arrival.tenant),
+            service=asked.service.of_key(arrival.tenant, arrival.cache_owner),
             kv_transfer=kv_transfer,
             field_names=field_names or {},
         )

@@ -25,6 +25,11 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
+    @property
+    def num_tenants(self) -> int:
+        """Number of tenants; all keys that name none are of one."""
+        return len({tenant for _, tenant in self._tenants})
+
     def find(self, given: bytes) -> tuple[bool, str | None]:
         """Return whether a key is valid, and its tenant, if it names one."""
         digest = _digest(given)

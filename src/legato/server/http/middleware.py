@@ -139,13 +139,23 @@ class RefuseWhileDraining:
 class RequireApiKey:
     """Refuses requests without a valid key, if there are keys, except on open paths.
 
-    Handlers find the key's tenant, if it names one, in `scope["state"]["tenant"]`.
+    Handlers find the key's tenant, if it names one, in `scope["state"]["tenant"]`, and in
+    "cache_owner" there if tenants share no cached blocks.
+
+    Args:
+        shares_cache: whether tenants share cached blocks.
     """
 
     def __init__(
-        self, app: ASGIApp, api_keys: tuple[str, ...], open_paths: Collection[str]
+        self,
+        app: ASGIApp,
+        api_keys: tuple[str, ...],
+        open_paths: Collection[str],
+        *,
+        shares_cache: bool = True,
     ) -> None:
         self._app = app
+        self._shares_cache = shares_cache
         self._open_paths = open_paths
         self._keys = ApiKeys(api_keys)
 
@@ -155,7 +165,8 @@ class RequireApiKey:
             if not is_known:
                 await error_response(invalid_key())(scope, receive, send)
                 return
-            scope.setdefault("state", {})["tenant"] = tenant
+            owner = None if self._shares_cache else tenant
+            scope.setdefault("state", {}).update(tenant=tenant, cache_owner=owner)
         await self._app(scope, receive, send)
 
 

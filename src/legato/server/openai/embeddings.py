@@ -128,7 +128,7 @@ async def create_embeddings(body: JsonBytes, context: ContextDep, arrival: Arriv
         is_streamed=False,
         prompts=outcome.prompts,
         params=UNSAMPLED,
-        service=terms.service.of_key(arrival.tenant),
+        service=terms.service.of_key(arrival.tenant, arrival.cache_owner),
         pooling=context.engine.info.pooling,
         field_names={"prompt": "input"},
     )

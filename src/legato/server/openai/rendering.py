@@ -123,7 +123,7 @@ async def _rendered(
     name = f"{prefix}-{arrival.named(terms.request_id)}"
     prompts = [part for part in outcome.parts if isinstance(part, PromptTokens)]
     names = [name] if len(prompts) == 1 else [f"{name}-{i}" for i in range(len(prompts))]
-    service = asked.service.of_key(arrival.tenant)
+    service = asked.service.of_key(arrival.tenant, arrival.cache_owner)
     return [
         RenderedPrompt(
             request_id=name,

@@ -130,7 +130,7 @@ async def _answered(
         is_streamed=False,
         prompts=outcome.prompts,
         params=UNSAMPLED,
-        service=terms.service.of_key(arrival.tenant),
+        service=terms.service.of_key(arrival.tenant, arrival.cache_owner),
         pooling="score",
         field_names={"prompt": terms.field_name},
     )

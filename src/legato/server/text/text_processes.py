@@ -74,7 +74,7 @@ class TextProcesses:
         timeout_s: of processor time for one body.
 
     Attributes:
-        num_stuck: processes that were killed because they neither answered nor computed; key
+        num_stuck: processes that were killed because they did not answer; key
             "reader" or "zygote".
     """
 

@@ -33,6 +33,8 @@ _STOP_TIMEOUT_S = 5.0
 _STATUS_TIMEOUT_S = 1.0
 _MAX_SILENT = 5
 _MAX_SILENT_LOADING = 60  # a disk may be slow
+_MAX_UNANSWERED = 60  # a fork takes milliseconds
+_MAX_UNANSWERED_LOADING = 600
 _numbers = itertools.count()  # unique among all zygotes' readers
 
 
@@ -41,7 +43,7 @@ class ZygoteProcess:
 
     Attributes:
         lost: done once it is gone.
-        was_stuck: whether it was killed because it neither answered nor computed.
+        was_stuck: whether it was killed because it did not answer.
     """
 
     def __init__(self, asked: LoadText) -> None:
@@ -57,7 +59,7 @@ class ZygoteProcess:
             self._process = ChildProcess(_PROGRAM, theirs.fileno(), {})
         asyncio.get_running_loop().add_reader(self._socket, self._receive)
         self.send(asked)
-        self._pulse = Pulse(self._process.pid, _MAX_SILENT_LOADING)
+        self._pulse = Pulse(self._process.pid, _MAX_SILENT_LOADING, _MAX_UNANSWERED_LOADING)
         self._watching = asyncio.create_task(self._kill_if_stuck())
 
     @property
@@ -120,7 +122,7 @@ class ZygoteProcess:
             await asyncio.sleep(TICK_S)
             self.send(Ping())
             self._pulse.tick()
-        logger.error("the process that forks readers neither answers nor computes: it is killed")
+        logger.error("the process that forks readers %s: it is killed", self._pulse.complaint)
         self.was_stuck = True
         self._process.kill()
 
@@ -140,7 +142,7 @@ class ZygoteProcess:
                     seconds = time.monotonic() - self._started_s
                     logger.info("the tokenizer is loaded after %.2f s", seconds)
                     self._loaded.set_result(message)
-                    self._pulse = Pulse(self._process.pid, _MAX_SILENT)
+                    self._pulse = Pulse(self._process.pid, _MAX_SILENT, _MAX_UNANSWERED)
                 case LoadFailed(error, is_user_error):
                     failure = ConfigError if is_user_error else EngineDeadError
                     self._loaded.set_exception(failure(error))
