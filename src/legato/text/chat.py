@@ -9,6 +9,7 @@ from legato.core.errors import InvalidRequestError
 from legato.text.argument_types import argument_types
 from legato.text.conversation import (
     Message,
+    with_argument_objects,
     with_argument_text,
     with_calls_in_content,
     with_ids_of,
@@ -91,12 +92,29 @@ def rendered_chat(
         options = {"tools": tools, "xml_tools": tools, **options}
     readable = _readable(messages, tools, template, syntax)
     try:
-        text = tokenizer.render_chat(readable, chat_template=chat_template, **options)
+        text = _rendered(tokenizer, readable, chat_template=chat_template, **options)
     except InvalidRequestError as error:  # its message may quote the conversation
         told = str(error).translate({ord(key): value for key, value in stand_ins.items()})
         raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
     text = unescaped(text, stand_ins)
     return RenderedChat(text, stand_ins, _opened(_typed(syntax, shown), text))
+
+
+def _rendered(tokenizer: "Tokenizer", messages: list[Message], **options: Any) -> str:
+    """Render a conversation; calls whose arguments are no objects become such if need be.
+
+    Most templates write a list, a number or a broken text as it is; some take objects only.
+    """
+    try:
+        return tokenizer.render_chat(messages, **options)
+    except InvalidRequestError as error:
+        written = with_argument_objects(messages)
+        if written == messages:
+            raise
+        try:
+            return tokenizer.render_chat(written, **options)
+        except InvalidRequestError:
+            raise error from error.__cause__
 
 
 def _check_roles(

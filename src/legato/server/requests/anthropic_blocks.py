@@ -2,13 +2,13 @@
 
 import base64
 import binascii
-import json
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
 from legato.server.limits import MAX_CONTENT_PARTS
+from legato.server.requests.messages import CallArguments
 from legato.server.requests.request_model import (
     AtMost,
     LenientModel,
@@ -75,7 +75,7 @@ class ToolUseBlock(LenientModel):
     type: Literal["tool_use"]
     id: Name
     name: Name
-    input: dict[str, Any]
+    input: CallArguments = "{}"
 
 
 class ToolResultBlock(LenientModel):
@@ -190,5 +190,5 @@ def joined_text(blocks: Iterable[TextBlock | ToolReferenceBlock]) -> str:
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+    function = {"name": block.name, "arguments": block.input}
     return {"id": block.id, "type": "function", "function": function}
