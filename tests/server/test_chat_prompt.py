@@ -160,7 +160,8 @@ def test_a_history_with_odd_arguments_goes_on(
     elif api == "responses":
         item = {"type": "function_call", "call_id": "add", "name": "add"}
         item["arguments"] = arguments
-        [(_, said)] = messages_of([("input.0", read_items([item])[0])])
+        read: Any = read_items([item])
+        [(_, said)] = messages_of([("input.0", read[0])])
     else:
         block = {"type": "tool_use", "id": "add", "name": "add", "input": arguments}
         message = AnthropicMessage.model_validate({"role": "assistant", "content": [block]})
