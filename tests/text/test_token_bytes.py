@@ -60,13 +60,16 @@ def _gguf(metadata: dict[str, Any], kind: int) -> Callable[[], Backend]:
     return make
 
 
+def _copy(name: str) -> Callable[[], Backend]:
+    return lambda: Backend.from_str(family(name).backend.to_str())
+
+
 def _gemma_by_metaspace() -> Backend:
-    backend = family("gemma").backend
-    copy = Backend.from_str(backend.to_str())
-    copy.decoder = decoders.Sequence(
+    backend = _copy("gemma")()
+    backend.decoder = decoders.Sequence(
         [decoders.Metaspace("▁", prepend_scheme="never"), decoders.ByteFallback(), decoders.Fuse()]
     )
-    return copy
+    return backend
 
 
 def _unigram() -> Backend:
@@ -78,9 +81,7 @@ def _unigram() -> Backend:
 
 
 _LAYOUTS: dict[str, Callable[[], Backend]] = {
-    **{
-        name: lambda name=name: Backend.from_str(family(name).backend.to_str()) for name in FAMILIES
-    },  # type: ignore[misc]
+    **{name: _copy(name) for name in FAMILIES},
     "gemma by metaspace": _gemma_by_metaspace,
     "unigram with bytes": _unigram,
     "wordpiece": _worded(decoders.WordPiece("##", cleanup=False)),
