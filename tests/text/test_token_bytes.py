@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -155,3 +156,15 @@ def test_stops_and_grammars_see_the_spaces_of_code(layout: str) -> None:
     matcher = compile_grammar(grammar_tokenizer(vocabulary), source.grammar).matcher
     assert matcher.try_consume_tokens(ids) == 2
     assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("layout", [name for name in FAMILIES if name not in ("unigram", "words")])
+@given(text=st.text("ab é日🎉\n<ﬁx", max_size=12))
+@examples(40)
+def test_tokens_begin_where_their_text_does(layout: str, text: str) -> None:
+    tokenizer = family(layout)
+    ids, starts = tokenizer.encode(text), tokenizer.starts(text)
+    for token_id, (start, end) in zip(ids, pairwise([*starts, len(text)]), strict=True):
+        own = tokenizer.token_bytes(token_id).decode(errors="replace")
+        if "\ufffd" not in own and token_id not in tokenizer.special_token_ids:
+            assert text[start:end].strip() == own.strip()

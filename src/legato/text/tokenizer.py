@@ -117,6 +117,18 @@ class Tokenizer:
         offsets: list[tuple[int, int]] = encoding.offsets
         return offsets
 
+    def starts(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return where each token of `encode` begins in the text, its own space included.
+
+        In characters; special tokens that were added are at the text's ends.
+        """
+        [whole] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        num_before = next((i for i, added in enumerate(whole.special_tokens_mask) if not added), 0)
+        # Without a post-processor, which may cut space off.
+        starts = [start for start, _ in self._stand_in_encoder.offsets(text, {})]
+        num_after = max(0, len(whole.ids) - num_before - len(starts))
+        return [0] * num_before + starts + [len(text)] * num_after
+
     def message_guard(self, template: str, syntax: MessageSyntax) -> MessageGuard:
         """Return a guard against special tokens in conversations for this chat template.
 
