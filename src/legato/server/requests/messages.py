@@ -72,17 +72,17 @@ MessageText = Annotated[
 ]
 
 
-def _json_text(value: Any) -> Any:
-    """Write JSON that is no text as text."""
+def json_text(value: Any) -> str:
+    """Return a text as it is, and other JSON as text."""
     try:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except RecursionError as error:
-        raise ValueError("is nested too deeply") from error
+        raise InvalidRequestError("arguments are nested too deeply", param="messages") from error
 
 
 CallArguments = Annotated[
     str,
-    BeforeValidator(_json_text),
+    BeforeValidator(json_text),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
 ]
 """The arguments of a past call, as the model wrote them: a JSON text, valid or not, or JSON."""
