@@ -1,9 +1,11 @@
 """What the official clients make of a stream's events is what the whole answer is."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
+import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
 from hypothesis import given
@@ -13,7 +15,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from legato.engine.frontend.message import MessageDelta, ToolCallDelta
+from legato.engine.frontend.message import MessageDelta, MessagePart, TextSpan, ToolCallDelta
 from legato.server.anthropic.blocks import Blocks
 from legato.server.http.bodies import TypedEvent, typed_event_pieces
 from legato.server.openai.responses.events import EventNumbers
@@ -28,28 +30,27 @@ _texts = st.text(max_size=4)
 
 @st.composite
 def messages(draw: st.DrawFn) -> list[MessageDelta]:
-    """The deltas of a message: reasoning, content and calls of tools, in pieces."""
-    deltas: list[MessageDelta] = []
-    kinds = draw(st.lists(st.sampled_from(["reasoning", "content", "call", "nothing"]), max_size=8))
+    """The deltas of a message: reasoning, content and calls of tools, several in one delta."""
+    parts: list[MessagePart] = []
     num_calls = 0
-    for kind in kinds:
+    for kind in draw(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=8)):
         if kind == "call":
-            city = draw(_texts)
-            text = msgspec.json.encode({"city": city}).decode()
+            text = msgspec.json.encode({"city": draw(_texts)}).decode()
             cut = draw(st.integers(0, len(text)))
-            first = ToolCallDelta(num_calls, f"call_{num_calls}", "weather", text[:cut])
-            deltas.append(MessageDelta("", tool_calls=(first,)))
-            if cut < len(text):
-                rest = ToolCallDelta(num_calls, None, None, text[cut:])
-                deltas.append(MessageDelta("", tool_calls=(rest,)))
+            parts.append(ToolCallDelta(num_calls, f"call_{num_calls}", "weather", text[:cut]))
+            parts.append(ToolCallDelta(num_calls, None, None, text[cut:]))
             num_calls += 1
-        elif kind == "nothing":
-            deltas.append(MessageDelta(""))
         else:
             texts = draw(st.lists(_texts, min_size=1, max_size=3))
-            is_content = kind == "content"
-            deltas += [MessageDelta(t) if is_content else MessageDelta("", t) for t in texts]
-    return deltas
+            parts += [TextSpan(text, 0, is_reasoning=kind == "reasoning") for text in texts if text]
+    cuts = sorted(draw(st.lists(st.integers(0, len(parts)), max_size=8)))
+    return [
+        MessageDelta(tuple(parts[start:end])) for start, end in pairwise([0, *cuts, len(parts)])
+    ]
+
+
+def no_logprobs(_span: TextSpan) -> tuple[()]:
+    return ()
 
 
 def sent(pieces: Iterable[bytes]) -> list[dict[str, Any]]:
@@ -71,7 +72,9 @@ def shown(item: Any) -> dict[str, Any]:
 @given(deltas=messages())
 def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> None:
     items = OutputItems("abc", {})
-    events: list[TypedEvent] = [event for delta in deltas for event in items.take(delta, ())]
+    events: list[TypedEvent] = [
+        event for delta in deltas for event in items.take(delta, no_logprobs)
+    ]
     events += items.close("completed")
     response: dict[str, Any] = {
         "id": "resp_abc",
@@ -112,7 +115,7 @@ def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> 
 def test_a_stored_response_is_read_as_what_was_said(deltas: list[MessageDelta]) -> None:
     items = OutputItems("abc", {})
     for delta in deltas:
-        items.take(delta, ())
+        items.take(delta, no_logprobs)
     items.close("completed")
     read: Any = read_items([shown(item) for item in items.done])
     told = [message for _, message in messages_of(("output", item) for item in read)]
@@ -155,9 +158,22 @@ def test_anthropics_client_puts_a_message_together(
     )
 
 
-def test_a_call_that_is_no_object_is_shown_as_it_is() -> None:
+@pytest.mark.parametrize(
+    "text", ["[1", "[1]", "null", '{"a": NaN}', '{"a": ' + "[" * 2000 + "]" * 2000 + "}"]
+)
+def test_a_call_that_is_no_object_is_shown_as_it_is(text: str) -> None:
     blocks = Blocks()
-    blocks.take(MessageDelta("", tool_calls=(ToolCallDelta(0, "call_0", "weather", "[1"),)))
+    blocks.take(MessageDelta((ToolCallDelta(0, "call_0", "weather", text),)))
     blocks.close()
     [block] = map(shown, blocks.done)
-    assert block["input"] == {"invalid": "[1"}
+    assert block["input"] == {"invalid": text}
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":1e999}', f'{{"a":{10**40}}}', '{"a":0.10}', '{"a":"\\ud83d"}', '{"a":1,"a":2}']
+)
+def test_a_calls_object_is_the_models_own_json(text: str) -> None:
+    blocks = Blocks()
+    blocks.take(MessageDelta((ToolCallDelta(0, "call_0", "weather", text),)))
+    blocks.close()
+    assert text.encode() in msgspec.json.encode(blocks.done)

@@ -8,8 +8,10 @@ import pytest
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError
+from legato.server.requests.anthropic_blocks import AnthropicMessage, assistant_message
 from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.messages import ChatMessage, TemplateOptions
+from legato.server.requests.response_items import messages_of, read_items
 from legato.server.requests.tools import Tool
 from legato.text.known_syntaxes import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED
 from legato.text.message_syntax import ToolCallSyntax
@@ -189,6 +191,63 @@ def test_arguments_that_are_no_json_stay_text(tokenizer: Tokenizer) -> None:
     _, text = make(tokenizer, messages, chat_template=chat_templates.QWEN)
     assert '"arguments": "{\\"a\\": "}' in text
     make(tokenizer, messages)
+
+
+_TEMPLATES = {
+    **chat_templates.KNOWING_TOOLS,
+    **{
+        f"{name} by .items()": template.replace("arguments | items", "arguments.items()")
+        for name, template in chat_templates.FAMILIES.items()
+        if "arguments | items" in template
+    },
+    "without tools": chat_templates.NO_TOOLS,
+}
+_ODD_ARGUMENTS = [
+    *(None, "", " \n", "null", '""', "{}", [1, "x"], "[1]", 5, "5", True, "1e999", '"x"', '{"a": '),
+    *({"a": 1}, '{"a": 1}', '"{\\"a\\": 1}"', "[" * 2000),
+]
+
+
+@pytest.mark.parametrize("arguments", _ODD_ARGUMENTS, ids=lambda value: repr(value)[:12])
+@pytest.mark.parametrize("api", ["chat", "functions", "responses", "messages"])
+def test_a_history_with_odd_arguments_goes_on(
+    tokenizer: Tokenizer, api: str, arguments: Any
+) -> None:
+    """Whatever a model wrote as arguments, every template takes the conversation."""
+    if api == "chat":
+        call: dict[str, Any] = {"id": "add", "function": {"name": "add", "arguments": arguments}}
+        said: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+    elif api == "functions":
+        said = {"role": "assistant", "function_call": {"name": "add", "arguments": arguments}}
+    elif api == "responses":
+        item = {"type": "function_call", "call_id": "add", "name": "add"}
+        item["arguments"] = arguments
+        read: Any = read_items([item])
+        [(_, said)] = messages_of([("input.0", read[0])])
+    else:
+        block = {"type": "tool_use", "id": "add", "name": "add", "input": arguments}
+        message = AnthropicMessage.model_validate({"role": "assistant", "content": [block]})
+        said = assistant_message(message.content)
+    for name, template in _TEMPLATES.items():
+        if api == "functions" and name in ("mistral", "kimi"):
+            continue  # they write ids, which OpenAI's older calls lack
+        _, text = make(tokenizer, [_HISTORY[0], said], chat_template=template)
+        assert "add" in text, name
+        assert "None" not in text, name
+        if arguments in (None, "", " \n", "null", '""', "{}"):
+            assert "null" not in text, name
+            assert "invalid" not in text, name
+        if arguments in ([1, "x"], "[1]", {"a": 1}, '"{\\"a\\": 1}"'):
+            assert "1" in text.partition("add")[2], name
+
+
+def test_arguments_are_an_object_only_where_a_template_wants_one(tokenizer: Tokenizer) -> None:
+    call = {"id": "1", "function": {"name": "add", "arguments": "[1, 2]"}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    _, text = make(tokenizer, messages, chat_template=chat_templates.QWEN)
+    assert '"arguments": [1, 2]}' in text
+    _, text = make(tokenizer, messages, chat_template=chat_templates.QWEN_CODER)
+    assert "<parameter=invalid>\n[1, 2]\n</parameter>" in text
 
 
 def test_reasoning_of_a_history_reaches_the_template(tokenizer: Tokenizer) -> None:

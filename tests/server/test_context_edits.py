@@ -8,7 +8,7 @@ import httpx
 import pytest
 from anthropic.types.beta import BetaMessage
 
-from legato.engine.frontend.message import MessageDelta
+from legato.engine.frontend.message import MessageDelta, TextSpan
 from legato.server.anthropic.blocks import Blocks
 from legato.server.requests.anthropic_blocks import AnthropicMessage, assistant_message
 from legato.server.requests.context_edits import ContextManagement, edited
@@ -189,8 +189,9 @@ def test_edits_that_are_refused(http: httpx.Client, edit: dict[str, Any], where:
 
 def test_omitted_thinking_comes_back_in_the_signature() -> None:
     blocks = Blocks(omits_thinking=True)
-    events = [*blocks.take(delta(reasoning="Hm, ")), *blocks.take(delta(reasoning="sunny.")),
-              *blocks.take(delta(content="Sunny.")), *blocks.close()]  # fmt: skip
+    deltas = [delta(text, is_reasoning=True) for text in ("Hm, ", "sunny.")]
+    deltas.append(delta("Sunny.", is_reasoning=False))
+    events = [event for each in deltas for event in blocks.take(each)] + blocks.close()
     assert [type(event).__name__ for event in events] == [
         *("BlockStart", "BlockDelta", "BlockStop", "BlockStart", "BlockDelta", "BlockStop")
     ]
@@ -212,5 +213,5 @@ def test_omitted_thinking_comes_back_in_the_signature() -> None:
         assert "reasoning_content" not in assistant_message(read.content)
 
 
-def delta(**fields: Any) -> MessageDelta:
-    return MessageDelta(**{"content": "", "reasoning": "", "tool_calls": (), **fields})
+def delta(text: str, *, is_reasoning: bool) -> MessageDelta:
+    return MessageDelta((TextSpan(text, 0, is_reasoning),))

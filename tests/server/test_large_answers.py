@@ -142,12 +142,13 @@ def test_what_is_echoed_is_the_same_beside_each_completion(
     num_top, prompt, output = drawn
     token_ids = [0, *(entry.token_id for entry in prompt)]
     scored = [TokenScores.of(prompt)] if prompt else []
+    echoed = b"".join(_TOKENS[i] for i in token_ids).decode(errors="replace")
 
     def written(num_completions: int) -> list[dict[str, list[Any]]]:
         writer = CompletionLogprobsWriter(
             LogprobsWriter(VOCABULARY), num_top=num_top, skip_special_tokens=True
         )
-        columns = writer.prompt_columns(token_ids, scored).each(Kept)
+        columns = writer.prompt_columns(token_ids, scored, echoed, ()).each(Kept)
         return [
             json.loads(encode_json(Columns.joined(columns, writer.columns_of_one(output))))
             for _ in range(num_completions)

@@ -1,6 +1,6 @@
 """Renders conversations with a model's chat template, and finds the syntax of the reply."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +10,7 @@ from legato.core.errors import InvalidRequestError
 from legato.text.argument_types import argument_types
 from legato.text.conversation import (
     Message,
+    with_argument_objects,
     with_argument_text,
     with_call_ids,
     with_calls_in_content,
@@ -115,15 +116,29 @@ def rendered_chat(
 
 
 def _rendered(render: Callable[[list[Message]], str], messages: list[Message]) -> str:
-    """Render a conversation; if its template refuses a system message, put the text elsewhere."""
+    """Render a conversation; what its template refuses is put into other words, if that helps.
+
+    Most templates write arguments that are no object as they are, and some take objects only. Some
+    take no system message: its text then begins the next user message.
+    """
     try:
         return render(messages)
     except InvalidRequestError:
-        if not any(message.get("role") == "system" for message in messages):
-            raise
-        with suppress(InvalidRequestError):
-            return render(with_system_in_user_messages(messages))
+        for written in _put_otherwise(messages):
+            with suppress(InvalidRequestError):
+                return render(written)
         raise
+
+
+def _put_otherwise(messages: list[Message]) -> Iterator[list[Message]]:
+    """Yield other forms of a conversation, the nearest first."""
+    written = with_argument_objects(messages)
+    if written != messages:
+        yield written
+    if any(message.get("role") == "system" for message in messages):
+        yield with_system_in_user_messages(messages)
+        if written != messages:
+            yield with_system_in_user_messages(written)
 
 
 def _check_roles(

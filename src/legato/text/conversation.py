@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -144,14 +144,25 @@ def with_argument_text(messages: Sequence[Message]) -> list[Message]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             return call
-        return {**call, "function": {**function, "arguments": _json(arguments or {})}}
+        return {**call, "function": {**function, "arguments": _json(arguments)}}
 
-    return [
-        {**message, "tool_calls": [text_of(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else message
-        for message in messages
-    ]
+    return _with_calls(messages, text_of)
+
+
+def with_argument_objects(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with the arguments of every call as an object.
+
+    What is none comes under "invalid", as it does in Anthropic's API.
+    """
+
+    def object_of(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = function.get("arguments")
+        if isinstance(arguments, Mapping):
+            return call
+        return {**call, "function": {**function, "arguments": {"invalid": arguments}}}
+
+    return _with_calls(messages, object_of)
 
 
 def with_thinking(messages: Sequence[Message]) -> list[Message]:
@@ -171,13 +182,21 @@ def with_thinking(messages: Sequence[Message]) -> list[Message]:
 
 
 def arguments_object(arguments: Any) -> Any:
-    """Parse a call's arguments, which templates expect as an object; invalid JSON stays text."""
+    """Parse a call's arguments, which templates expect as an object.
+
+    Empty arguments and null become an empty object, and JSON in a string is parsed too. What is no
+    object stays JSON of another type, and invalid JSON stays text.
+    """
+    if arguments is None:
+        return {}
     if not isinstance(arguments, str):
         return arguments
     try:
-        return msgspec.json.decode(arguments or "{}")
+        found = msgspec.json.decode(arguments) if arguments.strip() else {}
     except (msgspec.DecodeError, RecursionError):
         return arguments
+    inner = arguments_object(found) if found is None or isinstance(found, str) else found
+    return inner if isinstance(inner, Mapping) else found
 
 
 def content_text(content: Any) -> str:
@@ -190,6 +209,18 @@ def content_text(content: Any) -> str:
 def _name(call: dict[str, Any]) -> str:
     name: str = call["function"]["name"]
     return name
+
+
+def _with_calls(
+    messages: Sequence[Message], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> list[Message]:
+    """Return the conversation with each tool call changed."""
+    return [
+        {**message, "tool_calls": list(map(change, message["tool_calls"]))}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
 
 
 def _followed(content: Any, text: str) -> Any:

@@ -1,7 +1,5 @@
 """Encodes text, decodes tokens and renders conversations. Torch-free, for the text processes."""
 
-import codecs
-import json
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -19,9 +17,9 @@ from legato.text.message_guard import MessageGuard, StandIns
 from legato.text.message_syntax import MessageSyntax
 from legato.text.special_strings import SpecialStrings
 from legato.text.stand_in_encoder import StandInEncoder
+from legato.text.token_bytes import TokenDecoder
 from legato.text.vocabulary import Vocabulary
 
-_SPACE = "▁"
 _MAX_GUARDS = 8
 """Guards kept, one for each chat template; requests may bring their own templates."""
 _PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
@@ -53,7 +51,7 @@ class Tokenizer:
         self.eos_token_id: int | None = pretrained.eos_token_id
         self._added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, added in self._added.items() if added.special)
-        self._is_byte_level = _is_byte_level(self.backend)
+        self._decoder = TokenDecoder(self.backend)
         vocab = self.backend.get_vocab()
         self.max_token_chars = max(map(len, vocab), default=1)
         self._num_ids = 1 + max(vocab.values(), default=-1)
@@ -119,6 +117,18 @@ class Tokenizer:
         offsets: list[tuple[int, int]] = encoding.offsets
         return offsets
 
+    def starts(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return where each token of `encode` begins in the text, its own space included.
+
+        In characters; special tokens that were added are at the text's ends.
+        """
+        [whole] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        num_before = next((i for i, added in enumerate(whole.special_tokens_mask) if not added), 0)
+        # Without a post-processor, which may cut space off.
+        starts = [start for start, _ in self._stand_in_encoder.offsets(text, {})]
+        num_after = max(0, len(whole.ids) - num_before - len(starts))
+        return [0] * num_before + starts + [len(text)] * num_after
+
     def message_guard(self, template: str, syntax: MessageSyntax) -> MessageGuard:
         """Return a guard against special tokens in conversations for this chat template.
 
@@ -152,17 +162,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, as `Vocabulary.token_bytes` does."""
-        if token_id in self._added:
-            content: str = self._added[token_id].content
+        added = self._added.get(token_id)
+        if added is not None and added.special:
+            content: str = added.content
             return content.encode()
-        piece: str | None = self.backend.id_to_token(token_id)
-        if piece is None:
-            return b""
-        if self._is_byte_level:
-            return codecs.charmap_encode(piece, "strict", _byte_of_letter())[0]
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            return bytes.fromhex(piece[3:5])
-        return piece.replace(_SPACE, " ").encode()
+        token: str | None = self.backend.id_to_token(token_id)
+        return b"" if token is None else self._decoder.bytes_of(token)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -341,22 +346,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _is_byte_level(backend: TokenizerBackend) -> bool:
-    if backend.decoder is None:
-        return False
-    decoder = json.loads(backend.decoder.__getstate__())
-    return any(step["type"] == "ByteLevel" for step in decoder.get("decoders", [decoder]))
-
-
-@lru_cache(maxsize=1)
-def _byte_of_letter() -> dict[int, int]:
-    """Return GPT-2's spelling of bytes (Radford et al., 2019): key a letter's code, value its byte.
-
-    Printable Latin-1 characters stand for themselves; letters from U+0100 on, for the other bytes.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printable))
-    table = {byte: byte for byte in printable}
-    return table | {0x100 + index: byte for index, byte in enumerate(others)}

@@ -136,6 +136,11 @@ class MarkFinder:
             self._held = text[len(text) - num_held :]
         return text[: len(text) - len(self._held)]
 
+    @property
+    def num_held(self) -> int:
+        """Characters that may begin a mark."""
+        return len(self._held)
+
     def flush(self) -> str:
         """Return the text that was held for a mark that did not come."""
         held, self._held = self._held, ""

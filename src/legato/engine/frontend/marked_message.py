@@ -1,5 +1,6 @@
 """Finds the parts of a message by the marks around them."""
 
+import re
 from collections.abc import Callable
 
 from legato.engine.frontend.message_parts import MessageParts
@@ -8,28 +9,36 @@ from legato.engine.frontend.tool_call import CallReader, JsonCallReader, NamedCa
 from legato.text.message_syntax import JsonCall, MessageSyntax, NamedCall, ToolCallSyntax
 
 _BETWEEN_CALLS = " \t\r\n,;]"
+_SPACE = re.compile(r"\s+")
 
 
 class MarkedMessage:
     """Reads one message into its parts.
 
     Text that may begin a mark, and space that may precede one, wait for the text after them. Text
-    that looked like a call but is none becomes content.
+    that looked like a call but is none becomes content. A call cut off before its arguments is
+    neither.
     """
 
     def __init__(self, syntax: MessageSyntax, parts: MessageParts) -> None:
         self._syntax = syntax
         self._parts = parts
         self._may_reason = syntax.reasoning is not None
+        self._num_fed = 0
         self._held = ""  # possibly the beginning of a mark
         self._opening: list[str] = []  # text of a section that has no call yet
         self._call: CallReader | None = None
         self._read: Callable[[str], str] = self._read_start
         if syntax.is_reasoning_open:
+            self._parts.begin_reasoning(0)
             self._read = self._read_reasoning
 
     def feed(self, text: str) -> None:
-        text, self._held = self._held + text, ""
+        self._num_fed += len(text)
+        self._read_all(self._held + text)
+
+    def _read_all(self, text: str) -> None:
+        self._held = ""
         while text:
             text = self._read(text)
 
@@ -39,9 +48,10 @@ class MarkedMessage:
         """Read before anything but space."""
         reasoning, calls = self._syntax.reasoning, self._syntax.tool_calls
         begun = text.lstrip()
-        self._parts.content.push(text[: len(text) - len(begun)])
+        self._parts.content.push(text[: len(text) - len(begun)], self._start(text))
         if self._may_reason and reasoning is not None and begun:
             if begun.startswith(reasoning.begin):
+                self._parts.begin_reasoning(self._start(begun))
                 self._read = self._read_reasoning
                 return begun.removeprefix(reasoning.begin)
             if reasoning.begin.startswith(begun):
@@ -56,10 +66,11 @@ class MarkedMessage:
     def _read_reasoning(self, text: str) -> str:
         assert self._syntax.reasoning is not None
         passed, rest = self._until(self._syntax.reasoning.end, text)
-        self._parts.reasoning.push(passed)
+        self._parts.reasoning.push(passed, self._start(text))
         if rest is None:
             return ""
         self._may_reason = False
+        self._parts.end_reasoning(self._start(rest))
         self._parts.content.trim()
         self._read = self._read_start
         return rest
@@ -67,11 +78,11 @@ class MarkedMessage:
     def _read_content(self, text: str) -> str:
         calls = self._syntax.tool_calls
         if calls is None:
-            self._parts.content.push(text)
+            self._parts.content.push(text, self._start(text))
             self._parts.content.release()
             return ""
         passed, rest = self._until(calls.begin, text)
-        self._parts.content.push(passed)
+        self._parts.content.push(passed, self._start(text))
         if rest is None:
             return ""
         self._begin_section(calls)
@@ -92,7 +103,7 @@ class MarkedMessage:
         if begun[0] == "{" or isinstance(calls.call, NamedCall):
             self._begin_call(calls, is_json=begun[0] == "{")
         else:
-            self._give_up_section("")
+            self._give_up_section("", begun)
         return begun
 
     def _read_call(self, text: str) -> str:
@@ -108,14 +119,17 @@ class MarkedMessage:
         if self._call.no_call is None:
             self._read = self._read_between
         else:
-            self._give_up_section(self._call.no_call)
+            self._give_up_section(self._call.no_call, rest)
         return rest
 
     def _read_between(self, text: str) -> str:
         """Read after a call; the section may continue, or end without a mark."""
         calls = self._syntax.tool_calls
         assert calls is not None
-        text = text.lstrip(_BETWEEN_CALLS)
+        start, begun = self._start(text), text.lstrip(_BETWEEN_CALLS)
+        for space in _SPACE.finditer(text, 0, len(text) - len(begun)):  # content may follow
+            self._parts.content.push(space[0], start + space.start())
+        text = begun
         if text.startswith(calls.begin):
             self._begin_section(calls)
             return text.removeprefix(calls.begin)
@@ -144,11 +158,16 @@ class MarkedMessage:
         self._call = JsonCallReader(calls.id_chars) if is_json else NamedCallReader(calls)
         self._read = self._read_call
 
-    def _give_up_section(self, text: str) -> None:
-        """Treat the section so far as content, followed by `text`."""
-        self._parts.content.push("".join(self._opening) + text)
+    def _give_up_section(self, text: str, rest: str) -> None:
+        """Treat the section so far as content, followed by `text`. Args: rest: what is unread."""
+        text = "".join(self._opening) + text
+        self._parts.content.push(text, self._start(rest) - len(text))
         self._opening.clear()
         self._read = self._read_content
+
+    def _start(self, rest: str) -> int:
+        """Return where the unread rest of the text begins in the completion."""
+        return self._num_fed - len(rest)
 
     def _until(self, mark: str, text: str) -> tuple[str, str | None]:
         """Return the text before a mark and after it; None for the latter until the mark comes."""
@@ -160,19 +179,27 @@ class MarkedMessage:
         self._held = text[len(passed) :]
         return passed, None
 
-    def close(self) -> None:
-        """Finish after the last text."""
-        if self._read == self._read_reasoning:
-            self._parts.reasoning.push(self._held)
-            return
+    def close(self, *, is_cut: bool) -> None:
+        """Finish after the last text.
+
+        Args:
+            is_cut: whether the model had more to write; what it began to mark is no text then.
+        """
         while self._call is not None and self._read == self._read_call:
             self._call.close()
-            if self._call.no_call is None:
-                break
-            self._give_up_section(self._call.no_call)
-            self.feed(self._call.rest or "")
-        if self._opening:
-            self._give_up_section("")
-        self._parts.content.push(self._held)
-        if not self._parts.num_calls:
-            self._parts.content.release()
+            is_marked = bool(self._opening) or self._parts.num_calls > 0
+            if self._call.no_call is None or (is_cut and is_marked):
+                return
+            rest = self._call.rest or ""
+            self._give_up_section(self._call.no_call, rest)
+            self._read_all(rest)
+        if is_cut:
+            self._held = ""
+        elif self._opening:
+            self._give_up_section("", self._held)
+        if self._read == self._read_reasoning:
+            self._parts.reasoning.push(self._held, self._start(self._held))
+        elif self._read in (self._read_start, self._read_content):
+            self._parts.content.push(self._held, self._start(self._held))
+            if not self._parts.num_calls:
+                self._parts.content.release()

@@ -1,5 +1,7 @@
 """Parses a completion's text into an assistant's message: content, reasoning and tool calls."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from legato.core.outputs import FinishReason
@@ -8,7 +10,9 @@ from legato.engine.frontend.marked_message import MarkedMessage
 from legato.engine.frontend.message_parts import (
     TOOL_CALLS,
     MessageDelta,
+    MessagePart,
     MessageParts,
+    TextSpan,
     ToolCallDelta,
 )
 from legato.text.message_syntax import MessageSyntax
@@ -17,7 +21,9 @@ __all__ = [
     "TOOL_CALLS",
     "Message",
     "MessageDelta",
+    "MessagePart",
     "MessageReader",
+    "TextSpan",
     "ToolCall",
     "ToolCallDelta",
     "read_message",
@@ -64,6 +70,7 @@ class MessageReader:
 
     def __init__(self, syntax: MessageSyntax | None) -> None:
         self._parts = MessageParts()
+        self._num_chars = 0
         self._reader: MarkedMessage | ChannelMessage | None = None
         if syntax is not None and syntax.channels is not None:
             self._reader = ChannelMessage(syntax, syntax.channels, self._parts)
@@ -73,11 +80,18 @@ class MessageReader:
     def feed(self, text: str, finish_reason: FinishReason | None) -> MessageDelta:
         """Return the message's new parts. Args: finish_reason: set with the last text."""
         if self._reader is None:
-            return MessageDelta(text, finish_reason=finish_reason)
+            span = TextSpan(text, self._num_chars)
+            self._num_chars += len(text)
+            return MessageDelta((span,) if text else (), finish_reason)
         self._reader.feed(text)
         if finish_reason is not None:
-            self._reader.close()
+            self._reader.close(is_cut=finish_reason is not FinishReason.STOP)
         return self._parts.taken(finish_reason)
+
+    @property
+    def reasoning_spans(self) -> Sequence[tuple[int, int | None]]:
+        """Where reasoning begins and ends in the text so far, as of `MessageParts`."""
+        return self._parts.reasoning_spans
 
 
 def read_message(

@@ -9,6 +9,22 @@ TOOL_CALLS = "tool_calls"
 """The finish reason of a message that ends with tool calls."""
 
 
+class TextSpan(msgspec.Struct, frozen=True, gc=False):
+    """A new piece of a message's content or reasoning.
+
+    Attributes:
+        start: where it begins in the completion's text, in characters.
+    """
+
+    text: str
+    start: int
+    is_reasoning: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
 class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     """A new piece of one tool call.
 
@@ -24,66 +40,87 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     arguments: str
 
 
+MessagePart = TextSpan | ToolCallDelta
+
+
 class MessageDelta(msgspec.Struct, frozen=True, gc=False):
-    """New parts of a message; all but `finish_reason` may be empty.
+    """New parts of a message, in the order in which the model wrote them.
 
     Attributes:
         finish_reason: as of a `CompletionDelta`, or `TOOL_CALLS` if a message ends with calls.
     """
 
-    content: str
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
+    parts: tuple[MessagePart, ...]
     finish_reason: str | None = None
+
+    @property
+    def content(self) -> str:
+        return self._text(is_reasoning=False)
+
+    @property
+    def reasoning(self) -> str:
+        return self._text(is_reasoning=True)
+
+    @property
+    def tool_calls(self) -> list[ToolCallDelta]:
+        return [part for part in self.parts if isinstance(part, ToolCallDelta)]
+
+    def _text(self, *, is_reasoning: bool) -> str:
+        spans = [part for part in self.parts if isinstance(part, TextSpan)]
+        return "".join([span.text for span in spans if span.is_reasoning == is_reasoning])
 
 
 class MessageParts:
     """Collects a message's parts until they are taken as a delta.
 
     Attributes:
-        content: space before a call is left out.
+        content: space before a call is left out at a message's beginning and end.
         reasoning: without the space around it.
+        reasoning_spans: where reasoning begins and ends in the completion's text, marks included;
+            None for the end of one that is open.
         num_calls: calls that have begun.
     """
 
     def __init__(self) -> None:
-        self.content = SpacedText(is_trimmed=False)
-        self.reasoning = SpacedText(is_trimmed=True)
+        self._ready: list[MessagePart] = []
+        self.content = SpacedText(self._ready)
+        self.reasoning = SpacedText(self._ready, is_reasoning=True)
+        self.reasoning_spans: list[tuple[int, int | None]] = []
         self.num_calls = 0
-        self._calls: list[ToolCallDelta] = []
         self._call_ids: set[str] = set()
+
+    def begin_reasoning(self, start: int) -> None:
+        self.reasoning_spans.append((start, None))
+
+    def end_reasoning(self, end: int) -> None:
+        start, _ = self.reasoning_spans.pop()
+        self.reasoning_spans.append((start, end))
 
     def begin_call(self, name: str, call_id: str) -> None:
         """Args: call_id: as the model wrote it or as made for it; one given twice is replaced."""
         if call_id in self._call_ids:
             call_id = new_call_id()
         self._call_ids.add(call_id)
-        self.content.trim()
-        self._calls.append(ToolCallDelta(self.num_calls, call_id, name, ""))
+        self.content.interrupt()
+        self._ready.append(ToolCallDelta(self.num_calls, call_id, name, ""))
         self.num_calls += 1
 
     def add_arguments(self, arguments: str) -> None:
         """Add to the arguments of the last call."""
         if not arguments:
             return
-        last = self.num_calls - 1
-        if self._calls and self._calls[-1].index == last:
-            before = self._calls.pop()
-            piece = ToolCallDelta(last, before.id, before.name, before.arguments + arguments)
+        last = self._ready[-1] if self._ready else None
+        if isinstance(last, ToolCallDelta):
+            arguments = last.arguments + arguments
+            self._ready[-1] = msgspec.structs.replace(last, arguments=arguments)
         else:
-            piece = ToolCallDelta(last, None, None, arguments)
-        self._calls.append(piece)
+            self._ready.append(ToolCallDelta(self.num_calls - 1, None, None, arguments))
 
     def taken(self, finish_reason: FinishReason | None) -> MessageDelta:
         """Return the new parts, once. Args: finish_reason: set with the last text."""
         calls_tools = finish_reason is FinishReason.STOP and self.num_calls > 0
-        delta = MessageDelta(
-            self.content.taken(),
-            self.reasoning.taken(),
-            tuple(self._calls),
-            TOOL_CALLS if calls_tools else finish_reason,
-        )
-        self._calls.clear()
+        delta = MessageDelta(tuple(self._ready), TOOL_CALLS if calls_tools else finish_reason)
+        self._ready.clear()
         return delta
 
 
@@ -91,37 +128,55 @@ class SpacedText:
     """Passes text on up to its last letter; trailing space waits for more text.
 
     Args:
-        is_trimmed: whether the space before its first letter is left out.
+        ready: gets the spans of text.
+        is_reasoning: whether the text is reasoning, which has no space before its first letter.
     """
 
-    def __init__(self, *, is_trimmed: bool) -> None:
-        self._is_trimmed = is_trimmed
-        self._waiting: list[str] = []
-        self._ready: list[str] = []
+    def __init__(self, ready: list[MessagePart], *, is_reasoning: bool = False) -> None:
+        self._ready = ready
+        self._is_reasoning = is_reasoning
+        self._is_trimmed = is_reasoning  # whether the space before the next letter is left out
+        self._has_letters = False
+        self._waiting: list[TextSpan] = []
 
-    def push(self, text: str) -> None:
+    def push(self, text: str, start: int) -> None:
+        """Args: start: where the text begins in the completion, in characters."""
         if self._is_trimmed:
-            text = text.lstrip()
+            begun = text.lstrip()
+            text, start = begun, start + len(text) - len(begun)
         letters = text.rstrip()
         if letters:
-            self._is_trimmed = False
+            self._is_trimmed, self._has_letters = False, True
             self.release()
-            self._ready.append(letters)
+            self._pass(letters, start)
         if len(letters) < len(text):
-            self._waiting.append(text[len(letters) :])
+            self._waiting.append(TextSpan(text[len(letters) :], start + len(letters)))
 
     def trim(self) -> None:
         """Drop the waiting space, and the space before the next letter."""
         self._is_trimmed = True
         self._waiting.clear()
 
+    def interrupt(self) -> None:
+        """Let a part of another kind come between: text on both sides keeps one space of two."""
+        if self._has_letters:
+            self._is_trimmed = bool(self._waiting)
+        else:
+            self.trim()
+
     def release(self) -> None:
         """Pass the waiting space on."""
-        self._ready += self._waiting
+        for span in self._waiting:
+            self._pass(span.text, span.start)
         self._waiting.clear()
 
-    def taken(self) -> str:
-        """Return the text that is ready, once."""
-        text = "".join(self._ready)
-        self._ready.clear()
-        return text
+    def _pass(self, text: str, start: int) -> None:
+        last = self._ready[-1] if self._ready else None
+        if (
+            isinstance(last, TextSpan)
+            and last.is_reasoning == self._is_reasoning
+            and last.end == start
+        ):
+            self._ready[-1] = TextSpan(last.text + text, last.start, self._is_reasoning)
+        else:
+            self._ready.append(TextSpan(text, start, self._is_reasoning))

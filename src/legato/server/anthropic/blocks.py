@@ -1,10 +1,11 @@
 """Turns the deltas of a message into content blocks and their events."""
 
+import json
 from typing import Any
 
 import msgspec
 
-from legato.engine.frontend.message import MessageDelta
+from legato.engine.frontend.message import MessageDelta, ToolCallDelta
 from legato.server.anthropic.events import (
     BlockDelta,
     BlockStart,
@@ -42,22 +43,26 @@ class Blocks:
     def take(self, delta: MessageDelta) -> list[TypedEvent]:
         """Return the events that a delta causes."""
         events: list[TypedEvent] = []
-        if delta.reasoning:
-            if not isinstance(self._open, ThinkingContent):
-                self._begin(ThinkingContent(""), events)
-            shown = None if self._omits_thinking else ThinkingPiece(delta.reasoning)
-            self._add(delta.reasoning, shown, events)
-        if delta.content:
-            if not isinstance(self._open, TextContent):
-                self._begin(TextContent(""), events)
-            self._add(delta.content, TextPiece(delta.content), events)
-        for call in delta.tool_calls:
-            if call.name is not None:
-                call_id = call.id or f"toolu_{call.index}"
-                self._begin(ToolUseContent(call_id, call.name, {}), events)
-            if call.arguments:
-                self._add(call.arguments, InputPiece(call.arguments), events)
+        for part in delta.parts:
+            if isinstance(part, ToolCallDelta):
+                self._take_call(part, events)
+            elif part.is_reasoning:
+                if not isinstance(self._open, ThinkingContent):
+                    self._begin(ThinkingContent(""), events)
+                shown = None if self._omits_thinking else ThinkingPiece(part.text)
+                self._add(part.text, shown, events)
+            else:
+                if not isinstance(self._open, TextContent):
+                    self._begin(TextContent(""), events)
+                self._add(part.text, TextPiece(part.text), events)
         return events
+
+    def _take_call(self, call: ToolCallDelta, events: list[TypedEvent]) -> None:
+        if call.name is not None:
+            call_id = call.id or f"toolu_{call.index}"
+            self._begin(ToolUseContent(call_id, call.name, {}), events)
+        if call.arguments:
+            self._add(call.arguments, InputPiece(call.arguments), events)
 
     def close(self) -> list[TypedEvent]:
         """End the open block and return its events."""
@@ -98,12 +103,19 @@ class Blocks:
                 return msgspec.structs.replace(block, input=_as_object(text))
 
 
-def _as_object(text: str) -> dict[str, Any]:
-    """Parse a call's arguments; return text that is no object under "invalid".
+def _as_object(text: str) -> Any:
+    """Return a call's arguments as an object, in the model's own JSON: numbers of any size stay.
 
-    Without a grammar, a model may write any text.
+    Without a grammar, a model may write any text; what is no object comes under "invalid".
     """
     try:
-        return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
-    except msgspec.DecodeError:
-        return {"invalid": text}
+        is_object = isinstance(json.loads(text, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if is_object:
+        return msgspec.Raw(text.encode())
+    return {"invalid": text} if text else {}
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

@@ -136,20 +136,23 @@ class CompletionFormat:
 
     def _choices(self, completions: Sequence[Completion]) -> Iterator[CompletionChoice]:
         num_per_prompt = self._job.params.n
-        for index, prompt in enumerate(self._job.prompts):
+        for index in range(len(self._job.prompts)):
             several = completions[index * num_per_prompt : (index + 1) * num_per_prompt]
             # The first completion has the prompt's scores, and each choice shows them.
-            shown = self._shown_prompt(prompt, several[0].prompt_scores or ())
+            shown = self._shown_prompt(index, several[0].prompt_scores or ())
             yield from (self._choice(completion, shown) for completion in several)
 
-    def _shown_prompt(self, prompt: Sequence[int], scored: Sequence[TokenScores]) -> "_ShownPrompt":
+    def _shown_prompt(self, index: int, scored: Sequence[TokenScores]) -> "_ShownPrompt":
+        asked, prompt = self._asked, self._job.prompts[index]
+        echoed = "" if asked.echoed is None else asked.echoed[index]
+        starts = asked.echo_starts[index] if asked.echo_starts else ()
         keep: Callable[[Iterable[bytes]], Iterable[bytes]]
         keep = Kept if self._job.params.n > 1 else iter
         writer = self._writer()
         return _ShownPrompt(
             token_ids=keep(numbers(prompt)),
             scores=keep(self._logprobs.prompt(scored)),
-            columns=writer.prompt_columns(prompt, scored).each(keep),
+            columns=writer.prompt_columns(prompt, scored, echoed, starts).each(keep),
             writer=writer,
         )
 

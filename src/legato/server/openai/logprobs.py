@@ -178,15 +178,37 @@ class CompletionLogprobsWriter:
         """Return the entries of one of several texts that follow the same prompt."""
         return self._columns(entries)._replace(text_offset=self._offsets_of_one(entries))
 
-    def prompt_columns(self, token_ids: Sequence[int], scored: Sequence[TokenScores]) -> Columns:
-        """Return a prompt's entries. Args: scored: its tokens from the second on."""
+    def prompt_columns(
+        self,
+        token_ids: Sequence[int],
+        scored: Sequence[TokenScores],
+        echoed: str,
+        starts: Sequence[int],
+    ) -> Columns:
+        """Return a prompt's entries.
+
+        Args:
+            scored: its tokens from the second on.
+            echoed: its text, which the completion follows.
+            starts: where each token begins in that text; empty if it was decoded from the tokens.
+        """
+        self._offset = len(echoed)
         null = [b"null"]
         return Columns(
             map(self._writer.name, token_ids),
             chain(null, (number(entry.logprob) for entry in entries_of(scored))),
             chain(null, (self._top(entry) for entry in entries_of(scored))),
-            map(self._advance, token_ids),
+            map(_number, starts or self._decoded_starts(token_ids, echoed)),
         )
+
+    def _decoded_starts(self, token_ids: Sequence[int], echoed: str) -> Iterator[int]:
+        """Yield where each token begins in a decoded text, whose first space may be left out."""
+        detokenizer = copy.copy(self._detokenizer)
+        lengths = [len(detokenizer.push(token_id)) for token_id in token_ids]
+        start = min(0, len(echoed) - sum(lengths))
+        for length in lengths:
+            yield max(0, start)
+            start += length
 
     def _offsets_of_one(self, entries: Sequence[TokenLogprobs]) -> Iterator[bytes]:
         own = copy.copy(self)
@@ -204,6 +226,10 @@ class CompletionLogprobsWriter:
         offset = self._offset
         self._offset += len(self._detokenizer.push(token_id))
         return b"%d" % offset
+
+
+def _number(value: int) -> bytes:
+    return b"%d" % value
 
 
 def number(logprob: float) -> bytes:

@@ -2,13 +2,13 @@
 
 import base64
 import binascii
-import json
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, WithJsonSchema
 
 from legato.server.limits import MAX_CONTENT_PARTS
+from legato.server.requests.messages import json_text
 from legato.server.requests.request_model import (
     AtMost,
     LenientModel,
@@ -72,10 +72,12 @@ ResultBlock = Annotated[
 
 
 class ToolUseBlock(LenientModel):
+    """Attributes: `input` is an object, or what else a model wrote in its place."""
+
     type: Literal["tool_use"]
     id: Name
     name: Name
-    input: dict[str, Any]
+    input: Annotated[Any, WithJsonSchema({"type": "object"})] = Field(default_factory=dict)
 
 
 class ToolResultBlock(LenientModel):
@@ -190,5 +192,5 @@ def joined_text(blocks: Iterable[TextBlock | ToolReferenceBlock]) -> str:
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+    function = {"name": block.name, "arguments": json_text(block.input)}
     return {"id": block.id, "type": "function", "function": function}

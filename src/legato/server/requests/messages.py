@@ -1,5 +1,6 @@
 """Messages of a conversation, and how they become a prompt."""
 
+import json
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -71,11 +72,25 @@ MessageText = Annotated[
 ]
 
 
-class CalledFunction(LenientModel):
-    """Attributes: `arguments` is a JSON text, as the model wrote it: valid or not."""
+def json_text(value: Any) -> str:
+    """Return a text as it is, and other JSON as text."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise InvalidRequestError("arguments are nested too deeply", param="messages") from error
 
+
+CallArguments = Annotated[
+    str,
+    BeforeValidator(json_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+]
+"""The arguments of a past call, as the model wrote them: a JSON text, valid or not, or JSON."""
+
+
+class CalledFunction(LenientModel):
     name: Name
-    arguments: str | dict[str, Any] = "{}"
+    arguments: CallArguments = "{}"
 
     def for_template(self) -> dict[str, Any]:
         return {"name": self.name, "arguments": arguments_object(self.arguments)}

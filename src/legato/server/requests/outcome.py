@@ -128,6 +128,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         include_usage, continuous_usage_stats: as in `StreamOptions`.
         output_limit_name: the client's name of `max_tokens`.
         echoed: the text before the completions of each prompt; None if there is none.
+        echo_starts: where each token of an echoed prompt begins in its text, in characters, for log
+            probabilities; empty for a prompt that was given in tokens.
         is_echo_only: whether the answer has only the prompts, perhaps with scores.
         shows_prompt_logprobs: whether the request has `prompt_logprobs`; `params` may have it for
             an echo's log probabilities.
@@ -145,6 +147,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     continuous_usage_stats: bool
     output_limit_name: str = "max_tokens"
     echoed: tuple[str, ...] | None = None
+    echo_starts: tuple[TokenIds, ...] = ()
     is_echo_only: bool = False
     shows_prompt_logprobs: bool = False
     returns_token_ids: bool = False

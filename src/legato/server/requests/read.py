@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
-from legato.core.token_ids import token_array
+from legato.core.token_ids import TokenIds, token_array
 from legato.engine.frontend.requests import check_token_ids, last_tokens, with_bad_words
 from legato.grammar.check import GrammarChecker
 from legato.server.http.errors import naming_fields
@@ -318,11 +318,13 @@ class RequestReader:
         )
         max_len = self._serving.info.max_model_len
         echoed: list[str] = []
+        echo_starts: list[TokenIds] = []
         prompt_lens: list[int] = []
         for prompt in request.prompt:
             token_ids = last_tokens(self._prompt_tokens(prompt, request), params, max_len)
             if request.echo:
                 echoed.append(self._echo(prompt, token_ids, request))
+                echo_starts.append(self._echo_starts(prompt, request))
             prompt_lens.append(len(token_ids))
             offsets = None
             if is_rendered and request.return_token_offsets and isinstance(prompt, str):
@@ -341,6 +343,7 @@ class RequestReader:
             request,
             params=params,
             echoed=tuple(echoed) if request.echo else None,
+            echo_starts=tuple(echo_starts),
             is_echo_only=request.is_echo_only,
             shows_prompt_logprobs=request.prompt_logprobs is not None,
         )
@@ -414,10 +417,16 @@ class RequestReader:
 
     def _echo(self, prompt: Prompt, token_ids: Sequence[int], request: CompletionRequest) -> str:
         """Args: token_ids: of the prompt, after truncation."""
-        is_whole = request.truncate_prompt_tokens is None
-        if is_whole and isinstance(prompt, str):
+        if request.truncate_prompt_tokens is None and isinstance(prompt, str):
             return prompt
         return self._tokenizer.decode(list(token_ids), request.skip_special_tokens is not False)
+
+    def _echo_starts(self, prompt: Prompt, request: CompletionRequest) -> TokenIds:
+        is_text = request.truncate_prompt_tokens is None and isinstance(prompt, str)
+        if request.logprobs is None or not is_text:
+            return token_array(())
+        added = request.add_special_tokens
+        return token_array(self._tokenizer.starts(str(prompt), add_special_tokens=added))
 
     def _with_known_tokens(self, params: SamplingParams) -> SamplingParams:
         """Convert bad words to tokens, and check that the token ids exist."""

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from legato.server.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
-from legato.server.requests.messages import TEXT_PARTS
+from legato.server.requests.messages import TEXT_PARTS, CallArguments
 from legato.server.requests.outcome import InputItem
 from legato.server.requests.request_model import AtMost, LenientModel, Name, by_type
 from legato.server.requests.response_tools import called_name
@@ -72,7 +72,7 @@ class FunctionCallItem(LenientModel):
     call_id: Name
     name: Name
     namespace: Name | None = None
-    arguments: str
+    arguments: CallArguments = "{}"
 
     def shown(self) -> dict[str, Any]:
         return {**self.model_dump(exclude_none=True), "status": "completed"}

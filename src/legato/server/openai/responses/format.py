@@ -8,7 +8,7 @@ import msgspec
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import CompletionDelta
-from legato.engine.frontend.message import MessageReader
+from legato.engine.frontend.message import MessageReader, TextSpan
 from legato.server.generation.answer_format import UsageCounter
 from legato.server.generation.job import Job
 from legato.server.generation.typed_events import TypedEventWriter
@@ -33,6 +33,7 @@ from legato.server.openai.responses.output import (
     ResponseUsage,
     Status,
 )
+from legato.server.openai.responses.output_tokens import OutputTokens
 from legato.server.requests.outcome import Generation, ResponseTerms
 from legato.text.vocabulary import Vocabulary
 
@@ -64,7 +65,7 @@ class ResponsesFormat:
         self._logprobs = LogprobsWriter(vocabulary)
         self._reader = MessageReader(asked.message_syntax)
         self._items = OutputItems(job.arrival.answer_id, terms.renamed_tools)
-        self._num_reasoning_tokens = 0
+        self._tokens = OutputTokens(vocabulary, job.params)
         self._finish_reason: FinishReason | None = None
         self._shows_logprobs = terms.shows_logprobs
         self._keep = keep
@@ -109,11 +110,10 @@ class ResponsesFormat:
 
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
+        self._tokens.add(delta)
         message = self._reader.feed(delta.text, delta.finish_reason)
-        if message.reasoning:
-            self._num_reasoning_tokens += len(delta.token_ids)
         self._finish_reason = delta.finish_reason or self._finish_reason
-        return self._items.take(message, self._shown_logprobs(delta))
+        return self._items.take(message, self._shown_logprobs)
 
     def ended(self) -> list[TypedEvent]:
         events = self._items.close(self._end_status)
@@ -138,10 +138,12 @@ class ResponsesFormat:
 
     @property
     def _response_usage(self) -> ResponseUsage:
-        return ResponseUsage.of(self._usage.so_far, self._num_reasoning_tokens)
+        num_reasoning = self._tokens.num_in(self._reader.reasoning_spans)
+        return ResponseUsage.of(self._usage.so_far, num_reasoning)
 
-    def _shown_logprobs(self, delta: CompletionDelta) -> Sequence[TokenLogprob]:
-        return self._logprobs.chat_entries(delta.logprobs or ()) if self._shows_logprobs else ()
+    def _shown_logprobs(self, span: TextSpan) -> Sequence[TokenLogprob]:
+        scored = self._tokens.scored_in(span)
+        return self._logprobs.chat_entries(scored) if self._shows_logprobs else ()
 
     def _answer(self, status: Status, **known: Any) -> ResponseAnswer:
         fields = {"completed_at": None, "output": list(self._items.done), **self._fixed, **known}

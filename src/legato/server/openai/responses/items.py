@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import UNSET
 
-from legato.engine.frontend.message import MessageDelta, ToolCallDelta
+from legato.engine.frontend.message import MessageDelta, TextSpan, ToolCallDelta
 from legato.server.http.bodies import TypedEvent
 from legato.server.openai.logprobs import TokenLogprob
 from legato.server.openai.responses.events import (
@@ -71,24 +71,26 @@ class OutputItems:
         self._suffix = suffix
         self._open: _OpenItem | None = None
 
-    def take(self, delta: MessageDelta, logprobs: Sequence[TokenLogprob]) -> list[TypedEvent]:
-        """Return the events that a delta causes. Args: logprobs: of the delta's tokens."""
+    def take(
+        self, delta: MessageDelta, logprobs: Callable[[TextSpan], Sequence[TokenLogprob]]
+    ) -> list[TypedEvent]:
+        """Return the events that a delta causes. Args: logprobs: returns those of content."""
         events: list[TypedEvent] = []
-        if delta.reasoning:
-            if not isinstance(self._open, _Reasoning):
-                self._begin(_Reasoning(*self._place("rs")), events)
-            events += self._open_item.add(delta.reasoning)
-        if delta.content:
-            if not isinstance(self._open, _Message):
-                self._begin(_Message(*self._place("msg")), events)
-            assert isinstance(self._open, _Message)
-            self._open.logprobs += logprobs
-            events += self._open.add(delta.content, logprobs)
-        for call in delta.tool_calls:
-            if call.name is not None:
-                self._begin(self._called(call, call.name), events)
-            if call.arguments:
-                events += self._open_item.add(call.arguments)
+        for part in delta.parts:
+            if isinstance(part, ToolCallDelta):
+                if part.name is not None:
+                    self._begin(self._called(part, part.name), events)
+                if part.arguments:
+                    events += self._open_item.add(part.arguments)
+            elif part.is_reasoning:
+                if not isinstance(self._open, _Reasoning):
+                    self._begin(_Reasoning(*self._place("rs")), events)
+                events += self._open_item.add(part.text)
+            else:
+                if not isinstance(self._open, _Message):
+                    self._begin(_Message(*self._place("msg")), events)
+                assert isinstance(self._open, _Message)
+                events += self._open.add(part.text, logprobs(part))
         return events
 
     def close(self, status: Status) -> list[TypedEvent]:
@@ -151,7 +153,7 @@ class _Message:
         self._id = item_id
         self._index = index
         self._texts: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
+        self._logprobs: list[TokenLogprob] = []
 
     def begin(self) -> list[TypedEvent]:
         empty = OutputMessage(self._id, "in_progress", [])
@@ -162,10 +164,11 @@ class _Message:
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[TypedEvent]:
         self._texts.append(text)
+        self._logprobs += logprobs
         return [TextDelta(self._id, self._index, _PART, text, list(logprobs))]
 
     def item(self, status: Status) -> OutputItem:
-        part = OutputText("".join(self._texts), logprobs=self.logprobs)
+        part = OutputText("".join(self._texts), logprobs=self._logprobs)
         return OutputMessage(self._id, status, [part])
 
     def end(self, item: OutputItem) -> list[TypedEvent]:
