@@ -401,7 +401,7 @@ void check_failures(Case &own, ThreadPool &pool) {
               bad_phase, shares, num_phases);
     for (const bool fails : {true, false, true}) {
         std::vector<Phase> phases(num_phases);
-        std::atomic<int> num_inside{0}, num_done{0};
+        std::atomic<int> num_arrived{0}, num_inside{0}, num_done{0};
         bool is_thrown = false;
         try {
             pool.run([&] {
@@ -411,6 +411,7 @@ void check_failures(Case &own, ThreadPool &pool) {
                     std::atomic<int> &count;
                 };
                 const Inside inside(num_inside);
+                for (++num_arrived; num_arrived < pool.size();) std::this_thread::yield();
                 for (int phase = 0; phase < num_phases; ++phase) {
                     const auto work = [&](int share) {
                         if (fails && phase == bad_phase && share == bad_share) throw std::bad_alloc();
