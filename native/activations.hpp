@@ -40,6 +40,8 @@ inline float mean_square(const float *values, int count) {
     return sum(total) / count;
 }
 
-inline Floats at_most(Floats x, Floats limit) { return where_negative(x - limit, x, limit); }
+// Limits numbers; NaN stays NaN.
+inline Floats at_most(Floats x, Floats limit) { return min(limit, x); }
+inline Floats at_least(Floats x, Floats limit) { return max(limit, x); }
 
 }  // namespace legato

@@ -23,11 +23,17 @@ void soften(float *values, int count) {
     for (int i = 0; i < count; ++i) values[i] /= total;
 }
 
+// Whether a score is larger than another. NaN is the largest, so that an expert with such a score is picked,
+// and its row becomes NaN.
+bool is_larger(float score, float other) {
+    return score > other || (std::isnan(score) && !std::isnan(other));
+}
+
 // Returns the index of the largest value, the first one of equal values, and takes it out.
-int take_largest(std::vector<float> &values, std::vector<char> &is_taken) {
+int take_largest(const std::vector<float> &values, std::vector<char> &is_taken) {
     int best = -1;
     for (int i = 0; i < static_cast<int>(values.size()); ++i)
-        if (!is_taken[i] && (best < 0 || values[i] > values[best])) best = i;
+        if (!is_taken[i] && (best < 0 || is_larger(values[i], values[best]))) best = i;
     is_taken[best] = true;
     return best;
 }
@@ -180,7 +186,7 @@ void Experts::compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_
         const Floats one = fill(1.0f), slope = fill(shape.gate_slope);
         gate(space, num_threads, [=](Floats gate, Floats up) {
             gate = at_most(gate, most);
-            return gated(gate, gate * slope) * (max(at_most(up, most), least) + one);
+            return gated(gate, gate * slope) * (at_least(at_most(up, most), least) + one);
         });
     } else if (shape.is_gelu) {
         gate(space, num_threads, [](Floats gate, Floats up) { return gelu(gate) * up; });
@@ -237,7 +243,7 @@ void Experts::square(ExpertsSpace &space, int num_threads) {
           [&](const std::vector<float> &biases, int row, int panel, const float *sums) {
         for (int i = 0; i < kPanel; i += 16) {
             const int column = panel * kPanel + i;
-            const Floats positive = max(biased(sums + i, biases, column), fill(0.0f));
+            const Floats positive = at_least(biased(sums + i, biases, column), fill(0.0f));
             store_bf16(space.gated.at(row, column), positive * positive);
         }
     });

@@ -213,7 +213,7 @@ void RoundedRows::assign(const TiledRows &rows, int first, int num_rows, int dep
 void RoundedRows::round(const bf16 *values, long at) {
     int8_t *const codes = reinterpret_cast<int8_t *>(codes_.get() + at * kSets);
     const Floats halves[] = {load_bf16(values), load_bf16(values + 16)};
-    const float most = largest(max(abs(halves[0]), abs(halves[1])));
+    const float most = largest_magnitude(halves[0], halves[1]);
     const float scale = most / 127.0f;
     const Floats by = fill(most > 0.0f ? 127.0f / most : 0.0f);
     int32_t total = 0;

@@ -2,6 +2,11 @@
 
 #include <immintrin.h>
 
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+
 namespace legato {
 
 namespace {
@@ -18,21 +23,48 @@ void spin_until(IsOver is_over) {
     }
 }
 
+// Thrown by a thread that waits in a run where another thread has failed.
+struct Abandoned {};
+
+constinit const std::atomic<bool> kNever{false};
+// Whether the run that this thread is in has failed.
+constinit thread_local const std::atomic<bool> *has_failed = &kNever;
+
+// spin_until() for an event that another thread of the run causes.
+template <typename IsOver>
+void await_in_run(IsOver is_over) {
+    bool is_abandoned = false;
+    spin_until([&] { return is_over() || (is_abandoned = has_failed->load(std::memory_order_relaxed)); });
+    if (is_abandoned) throw Abandoned();
+}
+
 }  // namespace
 
 void Phase::await(int count) const {
-    spin_until([=, this] { return num_done_.load(std::memory_order_acquire) == count; });
+    await_in_run([=, this] { return num_done_.load(std::memory_order_acquire) == count; });
 }
 
 void Phase::await_first(int count) const {
-    spin_until([=, this] { return num_done_.load(std::memory_order_acquire) >= count; });
+    await_in_run([=, this] { return num_done_.load(std::memory_order_acquire) >= count; });
 }
 
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
-    for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this] { serve(); });
+    try {
+        while (static_cast<int>(threads_.size()) + 1 < num_threads)
+            threads_.emplace_back([this] { serve(); });
+    } catch (const std::system_error &error) {
+        end();
+        throw std::runtime_error("thread " + std::to_string(threads_.size() + 2) + " of " +
+                                 std::to_string(num_threads) + " does not start: " + error.what());
+    } catch (...) {
+        end();
+        throw;
+    }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
     is_ending_ = true;
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
@@ -41,14 +73,27 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(const std::function<void()> &work) {
     work_ = &work;
+    has_failed_ = false;
     is_open_ = true;
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
-    work();
+    attempt();
     // A thread that arrives now must leave, because `work` ends with this call. It either sees the
     // flag, or is counted in `num_helping_`.
     is_open_ = false;
     spin_until([this] { return num_helping_ == 0; });
+    if (has_failed_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+// Runs the work on this thread. An exception makes the run fail, so that no thread waits for this one.
+void ThreadPool::attempt() noexcept {
+    has_failed = &has_failed_;
+    try {
+        (*work_)();
+    } catch (...) {
+        if (!has_failed_.exchange(true)) failure_ = std::current_exception();
+    }
+    has_failed = &kNever;
 }
 
 void ThreadPool::serve() {
@@ -62,7 +107,7 @@ void ThreadPool::serve() {
 
 void ThreadPool::help() {
     num_helping_.fetch_add(1);
-    if (is_open_) (*work_)();
+    if (is_open_) attempt();
     num_helping_.fetch_sub(1);
 }
 

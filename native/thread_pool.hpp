@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -11,7 +12,8 @@ namespace legato {
 
 // A phase consists of shares, each taken by the next free thread. It is over when all shares are done,
 // by whichever thread: one that has lost its core to another program delays the others by at most its
-// present share, and not at all between two shares.
+// present share, and not at all between two shares. A thread that waits for a share which will never be
+// done, because the run has failed, leaves the run by an exception.
 class Phase {
 public:
     // Called before the threads run the phase.
@@ -87,18 +89,24 @@ public:
 
     // Runs work() on the calling thread, and on each other thread that arrives before the caller is
     // done. It returns when no thread is in work() any more.
+    //
+    // If work() throws on any thread, all threads leave it, and the first exception is thrown to the
+    // caller. The pool can run again; phases must be reset.
     void run(const std::function<void()> &work);
 
 private:
     void serve();
     void help();
+    void attempt() noexcept;
+    void end();
     void await_generation(unsigned seen);
 
     const int num_threads_;
     std::vector<std::thread> threads_;
     const std::function<void()> *work_ = nullptr;
+    std::exception_ptr failure_;  // of the present run, written by the thread that failed first
     alignas(64) std::atomic<unsigned> generation_{0};
-    alignas(64) std::atomic<bool> is_open_{false}, is_ending_{false};
+    alignas(64) std::atomic<bool> is_open_{false}, is_ending_{false}, has_failed_{false};
     alignas(64) std::atomic<int> num_helping_{0};
 };
 

@@ -45,6 +45,16 @@ template <typename Vector, int count>
         }
 }
 
+// Returns the largest magnitude of the numbers; NaN if one is NaN. As an integer, each magnitude is larger
+// than smaller ones, and NaN is larger than all.
+inline float largest_magnitude(Floats a, Floats b) {
+    const Ints magnitude = fill(int32_t{0x7fffffff});
+    const int32_t bits = largest(max(bits_of(a) & magnitude, bits_of(b) & magnitude));
+    float most;
+    __builtin_memcpy(&most, &bits, 4);
+    return most;
+}
+
 // Prefetches a cache line into the second-level cache.
 inline void prefetch(const void *from) { __builtin_prefetch(from, 0, 2); }
 // Prefetches `ahead` values after `from`, and again at half of that way. A processor may drop a prefetch
@@ -79,7 +89,8 @@ inline FloatPairs load_float8(const uint8_t *from, int half) {
     return {from_halves(halves), from_halves(halves >> 16)};
 }
 
-// Returns 2^x for x <= 0, within 8e-5: results are rounded to bfloat16.
+// Returns 2^x for x <= 0, within 8e-5: results are rounded to bfloat16. NaN for NaN; with AVX2, at least
+// 2^-125.
 inline Floats exp2_fast(Floats x) {
     const Floats part = fraction(x);
     Floats result = fill(0.07790716377386403f);
@@ -89,9 +100,9 @@ inline Floats exp2_fast(Floats x) {
     return scale_by_whole(result, x);
 }
 
-// Returns 2^x for x <= 0, within 2e-7 of itself times x if x is below -1; at least 2^-126.
+// Returns 2^x for x <= 0, within 2e-7 of itself times x if x is below -1; at least 2^-125. NaN for NaN.
 inline Floats exp2_exact(Floats x) {
-    x = max(fill(-126.0f), x);
+    x = max(fill(-125.0f), x);
     const Floats part = fraction(x);
     // Taylor's series: at 0 the result is 1 exactly.
     Floats result = fill(1.01780860e-7f);

@@ -47,8 +47,12 @@ inline Floats operator/(Floats a, Floats b) {
 inline Floats fma(Floats a, Floats b, Floats c) {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
+// If a or b is NaN, these two return b: they keep the NaN of b, and drop that of a.
 inline Floats max(Floats a, Floats b) {
     return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+inline Floats min(Floats a, Floats b) {
+    return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
 }
 inline Floats abs(Floats x) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
@@ -107,11 +111,14 @@ inline Floats load_bf16(const bf16 *from) {
     return {half(from), half(from + 8)};
 }
 
-// Rounds to the nearest bfloat16, ties to even, in the upper half of each lane.
+// Rounds to the nearest bfloat16, ties to even, in the upper half of each lane. The sum would carry some
+// NaN over to zero.
 inline __m256i rounded_to_bf16(__m256 values) {
     const __m256i bits = _mm256_castps_si256(values);
     const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    return _mm256_add_epi32(bits, _mm256_add_epi32(is_odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+    const __m256i sum = _mm256_add_epi32(bits, _mm256_add_epi32(is_odd, _mm256_set1_epi32(0x7fff)));
+    return _mm256_or_si256(sum, is_nan);
 }
 
 inline void store_bf16(bf16 *to, Floats x) {
@@ -125,19 +132,19 @@ inline void store_bf16(bf16 *to, Floats first, Floats second) {
     store_bf16(to + 16, second);
 }
 
-// For x = n + fraction with integer n: returns the fraction; and y * 2^n.
-inline Floats fraction(Floats x) {
-    return x - Floats{_mm256_floor_ps(x.low), _mm256_floor_ps(x.high)};
-}
+// For x = n + fraction with integer n: returns the fraction; and y * 2^n. For x below -125 both take -125:
+// a smaller exponent would make a `y` below 1 denormal, or borrow from its sign, and infinity has no
+// fraction. NaN has shift 0, and stays NaN.
+inline Floats enough(Floats x) { return max(fill(-125.0f), x); }
+inline Floats floor(Floats x) { return {_mm256_floor_ps(x.low), _mm256_floor_ps(x.high)}; }
+inline Floats fraction(Floats x) { return enough(x) - floor(enough(x)); }
 inline Floats scale_by_whole(Floats y, Floats x) {
+    const Floats whole = floor(enough(x));
     const auto half = [](__m256 value, __m256 exponent) {
-        // Below -126 the result is almost 0: a smaller exponent would borrow from the sign of a `value`
-        // below 1.
-        const __m256 whole = _mm256_max_ps(_mm256_floor_ps(exponent), _mm256_set1_ps(-126.0f));
-        const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
+        const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(exponent), 23);
         return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(value), shift));
     };
-    return {half(y.low, x.low), half(y.high, x.high)};
+    return {half(y.low, whole.low), half(y.high, whole.high)};
 }
 
 inline Ints fill(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
@@ -180,6 +187,15 @@ inline Floats from_halves(Ints x) {
 }
 inline Floats with_bits(Ints x) { return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)}; }
 inline Ints bits_of(Floats x) { return {_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)}; }
+inline int32_t largest(Ints x) {
+    const __m256i halves = _mm256_max_epi32(x.low, x.high);
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
+}
+inline Ints max(Ints a, Ints b) {
+    return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)};
+}
 inline int32_t sum(Ints x) {
     const __m256i halves = _mm256_add_epi32(x.low, x.high);
     __m128i total = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));

@@ -41,7 +41,9 @@ inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.values, b.
 inline Floats fma(Floats a, Floats b, Floats c) {
     return {_mm512_fmadd_ps(a.values, b.values, c.values)};
 }
+// If a or b is NaN, these two return b: they keep the NaN of b, and drop that of a.
 inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.values, b.values)}; }
+inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.values, b.values)}; }
 inline Floats abs(Floats x) { return {_mm512_abs_ps(x.values)}; }
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x.values); }
 inline float largest(Floats x) { return _mm512_reduce_max_ps(x.values); }
@@ -107,6 +109,8 @@ inline Floats from_halves(Ints x) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi1
 inline Ints operator|(Ints a, Ints b) { return {_mm512_or_si512(a.values, b.values)}; }
 inline Floats with_bits(Ints x) { return {_mm512_castsi512_ps(x.values)}; }
 inline Ints bits_of(Floats x) { return {_mm512_castps_si512(x.values)}; }
+inline Ints max(Ints a, Ints b) { return {_mm512_max_epi32(a.values, b.values)}; }
+inline int32_t largest(Ints x) { return _mm512_reduce_max_epi32(x.values); }
 inline int32_t sum(Ints x) { return _mm512_reduce_add_epi32(x.values); }
 inline Floats to_floats(Ints x) { return {_mm512_cvtepi32_ps(x.values)}; }
 inline Ints to_ints(Floats x) { return {_mm512_cvtps_epi32(x.values)}; }

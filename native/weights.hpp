@@ -38,6 +38,7 @@ struct Weight {
 inline bf16 to_bf16(float value) {
     uint32_t bits;
     __builtin_memcpy(&bits, &value, 4);
+    if (value != value) return 0x7fc0;
     return static_cast<bf16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 

@@ -113,6 +113,7 @@ inline __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
     return emulated::of_halves<__m512>(fmadd, a, b, c);
 }
 inline __m512 _mm512_max_ps(__m512 a, __m512 b) { return a > b ? a : b; }
+inline __m512 _mm512_min_ps(__m512 a, __m512 b) { return a < b ? a : b; }
 inline __m512 _mm512_abs_ps(__m512 x) {
     return emulated::each<__m512>(x, [](float value) { return std::fabs(value); });
 }
@@ -215,6 +216,16 @@ inline int32_t _mm512_reduce_add_epi32(__m512i x) {
     int32_t total = 0;
     for (int lane = 0; lane < emulated::kLanes; ++lane) total += lanes[lane];
     return total;
+}
+inline __m512i _mm512_max_epi32(__m512i a, __m512i b) {
+    return emulated::of_halves<__m512i>(
+        [](__m256i left, __m256i right) { return _mm256_max_epi32(left, right); }, a, b);
+}
+inline int32_t _mm512_reduce_max_epi32(__m512i x) {
+    const auto lanes = std::bit_cast<emulated::Lanes>(x);
+    int32_t most = lanes[0];
+    for (int lane = 1; lane < emulated::kLanes; ++lane) most = std::max(most, lanes[lane]);
+    return most;
 }
 inline __m512 _mm512_cvtepi32_ps(__m512i x) {
     return emulated::each<__m512>(std::bit_cast<emulated::Lanes>(x),

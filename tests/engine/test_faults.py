@@ -1,10 +1,13 @@
 """Faults of the real model's steps: the requests to blame end, and no other tokens change."""
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ from legato.engine.errors import EngineFaultError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.decoder import Decoder
+from legato.model.native_kernels import native_instructions
 
 BROKEN = SamplingParams(max_tokens=5, seed=0, logit_bias={10**6: 1.0})
 """Names a token that is not there, which the front end would have refused: the sampler raises, when
@@ -137,13 +141,15 @@ def test_an_engine_that_computes_nothing_but_nan_ends(tiny: EngineLoop) -> None:
 
 
 STARVED = """
+import json
 import resource
+import sys
 import psutil
 import torch
 from legato import LLM, SamplingParams
 
-llm = LLM(dtype="float32", kernels="torch", num_threads=1, max_model_len=2048,
-          kv_cache_memory_bytes=2**28, max_num_batched_tokens=1024)
+llm = LLM(max_model_len=2048, kv_cache_memory_bytes=2**28, max_num_batched_tokens=1024,
+          **json.loads(sys.argv[1]))
 
 def tokens(prompt_len):
     prompts = [{"prompt_token_ids": [1000 + 7 * i + j for i in range(prompt_len)]} for j in (0, 1)]
@@ -167,8 +173,54 @@ print(num_failed_steps)
 """
 
 
-def test_prompts_are_computed_in_the_memory_that_there_is() -> None:
-    """The process may not take more than a little memory beyond what it has."""
-    found = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True)
+def starved(**flags: Any) -> int:
+    """Return how many steps failed of prompts that were computed all the same.
+
+    The process may not take more than a little memory beyond what it has.
+    """
+    program = [sys.executable, "-c", STARVED, json.dumps(flags)]
+    found = subprocess.run(program, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert int(found.stdout) >= 1, found.stderr
+    return int(found.stdout)
+
+
+def test_prompts_are_computed_in_the_memory_that_there_is() -> None:
+    assert starved(dtype="float32", kernels="torch", num_threads=1) >= 1
+
+
+@pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
+@pytest.mark.parametrize(("num_threads", "quantization"), [(2, None), (3, "int8")])
+def test_native_threads_run_out_of_memory(num_threads: int, quantization: str | None) -> None:
+    """Inside a run of the pool, on any of its threads."""
+    kernels = native_instructions()[0]
+    flags = {"kernels": kernels, "num_threads": num_threads, "quantization": quantization}
+    assert starved(dtype="bfloat16", **flags) >= 1
+
+
+THREADLESS = """
+import resource
+import sys
+from importlib import import_module
+import psutil
+
+extension = import_module(sys.argv[1])
+one = extension.ThreadPool(1)
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+room = 40 * 2**20  # of some stacks of 8 MiB
+resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + room, unlimited[1]))
+try:
+    extension.ThreadPool(64)
+except RuntimeError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
+extension.ThreadPool(4)
+"""
+
+
+@pytest.mark.parametrize("instructions", native_instructions())
+def test_a_thread_that_does_not_start(instructions: str) -> None:
+    """Is an error; other threads end, and the process lives on."""
+    program = [sys.executable, "-c", THREADLESS, f"legato._kernels_{instructions}"]
+    found = subprocess.run(program, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert re.fullmatch(r"thread \d+ of 64 does not start: .+", found.stdout.strip())

@@ -3,9 +3,9 @@
 Each part takes as long: clients of a server with small limits; large bodies; changes of settings
 under running streams; answers of all sizes; pipelines, over one connection or several; floods by
 tenants of a server that sheds load; stopped and killed processes; a system clock that is set
-forward and back; too little memory; and broken checkpoints. Beside each request, a stream and
-/health are watched. A server fails that delays them, answers with 5xx, logs a traceback or keeps
-memory. `--only large --seed 17 --tries 1` runs a case again.
+forward and back; too little memory; broken checkpoints; and native kernels under sanitizers. Beside
+each request, a stream and /health are watched. A server fails that delays them, answers with 5xx,
+logs a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
 """
 
 import argparse
@@ -28,6 +28,12 @@ from tests.fuzz.clients import FLAGS, attack
 from tests.fuzz.clock import has_compiler, shift_clock, shiftable_clock
 from tests.fuzz.floods import FLOOD_FLAGS, flood
 from tests.fuzz.large import overwhelm
+from tests.fuzz.native_kernels import (
+    CASES_A_RUN,
+    compile_harness,
+    failure_of,
+    sanitized_instructions,
+)
 from tests.fuzz.openapi import check_answers
 from tests.fuzz.report import failures_of, print_told, print_watched
 from tests.fuzz.settings import change_settings
@@ -128,6 +134,23 @@ def _checkpoints(args: argparse.Namespace, folder: Path, console: Console) -> li
     return failures
 
 
+def _native(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    sets = sanitized_instructions()
+    programs = [compile_harness(name, folder) for name in sets]
+    told: Counter[str] = Counter()
+    failures = []
+    end_s = time.monotonic() + _seconds(args)
+    for seed in itertools.islice(itertools.count(args.seed, CASES_A_RUN), args.tries):
+        if time.monotonic() > end_s:
+            break
+        for name, program in zip(sets, programs, strict=True):
+            told[name] += CASES_A_RUN
+            if failure := failure_of(program, seed, CASES_A_RUN):
+                failures.append(f"native, {name}: {failure}")
+    print_told("native", told, console)
+    return failures
+
+
 def _stopped(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
     found = stop_processes(_seeds(args), _seconds(args), folder)
     print_told("stopped", found.told, console)
@@ -165,6 +188,7 @@ _PARTS: dict[str, Part] = {
     "floods": _floods,
     "document": _document,
     "checkpoints": _checkpoints,
+    "native": _native,
     "stopped": _stopped,
     "clock": _clock,
     "starved": _starved,

@@ -67,6 +67,20 @@ def test_computes_what_pytorch_does(device: torch.device, dtype: torch.dtype, na
     assert_near(computed(decoder, rows, num_padding=7), expected(rows.float()), dtype)
 
 
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("part", ["gate_up_proj", "down_proj"])
+def test_nan_reaches_the_rows_that_pytorch_says(device: torch.device, name: str, part: str) -> None:
+    """Through limits of gates and squares, too."""
+    reference = random_decoder(decoder_spec(experts=MIXTURES[name]), torch.float32)
+    weight = dict(mixture_of(reference).named_parameters())[f"experts.{part}"]
+    weight[1, 5, 7] = torch.nan
+    decoder = load(reference, device, lambda _, weight: weight)
+    rows = random_rows(9, 64)
+    expected = mixture_of(reference)(rows).isnan()
+    assert expected.any()
+    assert computed(decoder, rows).isnan().cpu().equal(expected)
+
+
 def assert_each_computed(device: torch.device, spec: MoeSpec, picked: torch.Tensor) -> None:
     """Rows by the experts that were picked for them, of sizes that no tile has."""
     from legato.gpu.experts import GpuExperts

@@ -126,6 +126,19 @@ def test_rounds_rows_to_the_nearest_8_bit_float(device: torch.device) -> None:
     assert values.cpu().float().equal(expected.float())
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_has_no_scale(device: torch.device, value: float) -> None:
+    from legato.gpu.linear import rounded
+
+    rows = torch.randn(6, 100, generator=torch.Generator().manual_seed(0))
+    _, before = rounded(rows.to(device))
+    rows[2, 55] = value
+    _, scales = rounded(rows.to(device))
+    assert scales[2].isnan()
+    scales[2] = before[2]
+    assert scales.equal(before)
+
+
 @pytest.mark.parametrize(("size", "activation"), [(48, "gelu_tanh"), (1100, "silu")])
 def test_gates_and_rounds_as_one_after_the_other(
     device: torch.device, size: int, activation: Activation

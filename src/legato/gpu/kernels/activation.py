@@ -24,10 +24,22 @@ def apply_gates(gate_up: torch.Tensor, out: torch.Tensor, activation: Activation
 
 
 @triton.jit
+def at_least(values, limit):
+    """Return the larger of each value and the limit; NaN for NaN, which `tl.maximum` drops."""
+    return tl.where(values < limit, limit, values)
+
+
+@triton.jit
+def at_most(values, limit):
+    """Return the smaller of each value and the limit; NaN for NaN."""
+    return tl.where(values > limit, limit, values)
+
+
+@triton.jit
 def activate(values, activation: tl.constexpr):
-    """Map float32 of any shape; with tanh(y) = 2 * sigmoid(2y) - 1."""
+    """Map float32 of any shape, NaN to NaN; with tanh(y) = 2 * sigmoid(2y) - 1."""
     if activation == "relu2":
-        factor = tl.maximum(values, 0.0)
+        factor = at_least(values, 0.0)
     elif activation == "gelu_tanh":
         factor = tl.sigmoid(1.5957691216057308 * (values + 0.044715 * values * values * values))
     else:

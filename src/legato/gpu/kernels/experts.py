@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from legato.gpu.kernels.activation import activate
+from legato.gpu.kernels.activation import activate, at_least, at_most
 from legato.gpu.kernels.quantized import add_code_products, add_product, load_columns
 from legato.model.mlp_spec import Activation
 from legato.model.quantization import BLOCK
@@ -311,8 +311,8 @@ def _project_inner(
         if limit is None:
             inner = activate(gate, activation) * up
         else:
-            gate = tl.minimum(gate, limit)
-            up = tl.minimum(tl.maximum(up, -limit), limit)
+            gate = at_most(gate, limit)
+            up = at_most(at_least(up, -limit), limit)
             inner = (up + 1.0) * gate * tl.sigmoid(slope * gate)
     output = part * width + tl.arange(0, width)
     target = out + place.to(tl.int64)[:, None] * size + output[None, :]

@@ -423,7 +423,8 @@ def _round_rows(rows, out, scales, size, activation: tl.constexpr, block: tl.con
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(values), axis=0), _LARGEST_FP8), 1e-30)
     rounded = _round_to_fp8(tl.clamp(tl.div_rn(values, scale), -_LARGEST_FP8, _LARGEST_FP8))
     tl.store(out + row * size + column, rounded.to(out.dtype.element_ty), mask=is_inside)
-    tl.store(scales + row, scale)
+    # NaN if a value is not finite: maxima and the limits drop NaN.
+    tl.store(scales + row, scale + tl.sum(values * 0.0, axis=0))
 
 
 @triton.jit

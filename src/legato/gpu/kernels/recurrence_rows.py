@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from legato.gpu.kernels.activation import at_least, at_most
+
 SMALLEST_SQUARE = tl.constexpr(1e-6)
 """Added to the square of a query's or a key's length."""
 
@@ -99,7 +101,7 @@ def gates_of(
     if is_delta:
         weight = tl.sigmoid(tl.load(weights + place, mask=is_there, other=0.0).to(tl.float32))
     else:
-        step = tl.minimum(tl.maximum(step, shortest), longest)
+        step = at_most(at_least(step, shortest), longest)
         weight = step
     return tl.where(is_there, -tl.exp(tl.load(rates + head)) * step, 0.0), weight
 

@@ -1,0 +1,450 @@
+// Runs the kernels on random shapes, under the sanitizers of the compiler: `harness SEED TRIES`.
+//
+// Every operand is on the heap and has its exact size, so that a read beyond its end is seen. Results are
+// compared with sums in double precision, or with those of the same rows in other cuts. The case is printed
+// before it runs; a wrong result ends the program with status 1.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+#include "layer.hpp"
+#include "operators.hpp"
+#include "recurrence.hpp"
+
+using namespace legato;
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+class Case {
+public:
+    explicit Case(int seed) : seed_(seed), engine_(seed) {}
+
+    int whole(int least, int most) { return std::uniform_int_distribution<int>(least, most)(engine_); }
+    bool coin() { return whole(0, 1) == 1; }
+    float real() { return std::normal_distribution<float>()(engine_); }
+    int one_of(std::initializer_list<int> values) {
+        return *(values.begin() + whole(0, static_cast<int>(values.size()) - 1));
+    }
+    auto &engine() { return engine_; }
+
+    template <typename... Numbers>
+    void begin(const char *format, Numbers... numbers) {
+        std::printf("seed %d: ", seed_);
+        std::printf(format, numbers...);
+        std::printf("\n");
+        std::fflush(stdout);
+    }
+    void require(bool is_so, const char *what) {
+        if (is_so) return;
+        std::printf("seed %d: WRONG: %s\n", seed_, what);
+        has_failed = true;
+    }
+
+    static inline bool has_failed = false;
+
+private:
+    const int seed_;
+    std::mt19937 engine_;
+};
+
+// Exactly so many values; the sanitizer guards both ends.
+template <typename T>
+std::unique_ptr<T[]> heap(size_t count) {
+    return std::unique_ptr<T[]>(new T[count]());
+}
+
+std::unique_ptr<bf16[]> random_bf16(Case &own, size_t count, float scale = 1.0f) {
+    auto values = heap<bf16>(count);
+    for (size_t i = 0; i < count; ++i) values[i] = to_bf16(own.real() * scale);
+    return values;
+}
+
+std::vector<float> random_floats(Case &own, size_t count, float scale, float mean = 0.0f) {
+    std::vector<float> values(count);
+    for (auto &value : values) value = mean + scale * own.real();
+    return values;
+}
+
+// A random weight [outputs, depth] of any form, and its numbers.
+struct RandomWeight {
+    RandomWeight(Case &own, int outputs, int depth) : plain(static_cast<size_t>(outputs) * depth) {
+        const size_t count = plain.size();
+        if (own.whole(0, 3) == 0) {
+            values = random_bf16(own, count);
+            for (size_t i = 0; i < count; ++i) plain[i] = to_float(values[i]);
+            weight.values = values.get();
+            return;
+        }
+        is_float = own.whole(0, 6) == 0;
+        weight.is_rotated = !is_float && own.whole(0, 6) == 0;
+        weight.bits = is_float || weight.is_rotated ? 8 : own.one_of({4, 8});
+        const bool has_table = weight.bits == 4 && own.whole(0, 3) == 0;
+        const bool has_minima = !is_float && !weight.is_rotated && !has_table && own.coin();
+        weight.group = weight.is_rotated ? depth : own.one_of({16, 32, 32, 96});
+        if (depth % weight.group) weight.group = 32;
+        weight.is_float = is_float;
+        weight.rounds_rows = !is_float && !weight.is_rotated && own.whole(0, 3) == 0;
+        weight.zero = is_float || has_minima ? 0 : weight.bits == 4 && !has_table ? 8 : 128;
+        weight.exponent = own.whole(-2, 2);
+        codes = heap<uint8_t>(count);
+        for (size_t i = 0; i < count; ++i) codes[i] = own.whole(0, (1 << weight.bits) - 1);
+        if (is_float)
+            for (size_t i = 0; i < count; ++i)
+                if ((codes[i] & 0x7f) == 0x7f) codes[i] = 0x38;  // NaN
+        const size_t groups = count / weight.group;
+        scales = heap<uint16_t>(groups);
+        minima = heap<uint16_t>(groups);
+        for (size_t i = 0; i < groups; ++i) {
+            scales[i] = _cvtss_sh(0.01f + 0.01f * std::abs(own.real()), 0);
+            minima[i] = _cvtss_sh(0.05f * own.real(), 0);
+        }
+        weight.codes = codes.get();
+        weight.scales = scales.get();
+        if (has_minima) weight.minima = minima.get();
+        if (has_table) {
+            table = heap<uint8_t>(16);
+            for (int i = 0; i < 16; ++i) table[i] = own.whole(0, 255);
+            weight.table = table.get();
+        }
+        if (!weight.is_rotated && own.whole(0, 4) == 0) {
+            order = heap<int32_t>(depth);
+            for (int i = 0; i < depth; ++i) order[i] = i;
+            std::shuffle(order.get(), order.get() + depth, own.engine());
+            weight.order = order.get();
+        }
+        for (int output = 0; output < outputs; ++output)
+            for (int i = 0; i < depth; ++i) {
+                const size_t at = static_cast<size_t>(output) * depth + i, group = at / weight.group;
+                const int code = codes[at];
+                const float number = is_float ? float8(code) : table ? table[code] : code;
+                const float minimum = has_minima ? _cvtsh_ss(minima[group]) : 0.0f;
+                const float value = _cvtsh_ss(scales[group]) * (number - weight.zero) + minimum;
+                plain[at - i + (order ? order[i] : i)] = std::ldexp(value, weight.exponent);
+            }
+    }
+
+    static float float8(int code) {
+        const int exponent = code >> 3 & 15, fraction = code & 7;
+        const float size = exponent ? std::ldexp(1.0f + fraction / 8.0f, exponent - 7)
+                                    : std::ldexp(fraction / 8.0f, -6);
+        return code & 128 ? -size : size;
+    }
+
+    Weight weight;
+    bool is_float = false;
+    std::vector<float> plain;
+    std::unique_ptr<bf16[]> values;
+    std::unique_ptr<uint8_t[]> codes, table;
+    std::unique_ptr<uint16_t[]> scales, minima;
+    std::unique_ptr<int32_t[]> order;
+};
+
+void check_products(Case &own, ThreadPool &pool) {
+    const int outputs = own.whole(1, 200), depth = 32 * own.whole(1, own.coin() ? 4 : 40);
+    const int rows = own.coin() ? own.whole(1, 9) : own.whole(1, 140);
+    const RandomWeight made(own, outputs, depth);
+    const Weight &w = made.weight;
+    own.begin("products: %d threads, %d rows, %d outputs, %d deep, %d bits, groups of %d%s%s%s%s",
+              pool.size(), rows, outputs, depth, w.codes ? w.bits : 16, w.group,
+              w.minima ? ", minima" : "", w.table ? ", a table" : "", w.order ? ", reordered" : "",
+              w.is_rotated ? ", rotated" : w.rounds_rows ? ", rounding rows" : "");
+    const PackedMatrix matrix(w, outputs, depth);
+    const auto x = random_bf16(own, static_cast<size_t>(rows) * depth);
+    const auto out = heap<float>(static_cast<size_t>(rows) * outputs);
+    multiply_plain(pool, matrix, x.get(), rows, out.get());
+    double error = 0.0, length = 1e-30;
+    for (int row = 0; row < rows; ++row)
+        for (int i = 0; i < outputs; ++i) {
+            const float result = out[static_cast<size_t>(row) * outputs + i];
+            if (w.is_rotated) {  // its codes are of rotated weights
+                own.require(std::isfinite(result), "a product is not finite");
+                continue;
+            }
+            double sum = 0.0;
+            for (int j = 0; j < depth; ++j)
+                sum += double(to_float(x[static_cast<size_t>(row) * depth + j])) *
+                       made.plain[static_cast<size_t>(i) * depth + j];
+            error += (sum - result) * (sum - result);
+            length += sum * sum;
+        }
+    own.require(std::sqrt(error / length) < 0.08, "products are far off");
+}
+
+// A request's chunk, its keys and values [tokens, K, D], and its blocks.
+struct Context {
+    Chunk chunk;
+    std::vector<float> keys, values;
+};
+
+void check_attention(Case &own, ThreadPool &pool) {
+    const int kv_heads = own.whole(1, 3), group = own.one_of({1, 2, 3, 7, 20});
+    const int head_dim = 32 * own.one_of({1, 2, 3, 4, 8, 16}), block = 32 * own.whole(1, 3);
+    const int window = own.coin() ? 0 : own.whole(1, 400), num_padded = own.whole(0, 3);
+    const float cap = own.coin() ? 0.0f : 5.0f;
+    const CacheShape shape{kv_heads, head_dim, block, own.coin()};
+    const size_t token = static_cast<size_t>(kv_heads) * head_dim;
+    std::vector<Context> contexts(own.whole(1, 4));
+    int total = 0, num_blocks = 0;
+    for (auto &[chunk, keys, values] : contexts) {
+        chunk.first_row = total;
+        chunk.num_rows = own.coin() ? own.whole(1, 4) : own.whole(1, 50);
+        chunk.start = own.coin() ? own.whole(0, 70) : own.whole(0, 1300);
+        const int count = chunk.start + chunk.num_rows;
+        total += chunk.num_rows;
+        for (int i = 0; i < (count + block - 1) / block; ++i) chunk.blocks.push_back(num_blocks++);
+        keys = random_floats(own, count * token, 1.0f);
+        values = random_floats(own, count * token, 1.0f);
+        for (auto *numbers : {&keys, &values})
+            for (auto &number : *numbers) number = to_float(to_bf16(number));
+    }
+    own.begin("attention: %d threads, %d requests, %d rows, %d x %d heads of %d, blocks of %d, "
+              "window %d, cap %g%s", pool.size(), int(contexts.size()), total, kv_heads, group,
+              head_dim, block, window, cap, shape.is_quantized ? ", 8 bits" : "");
+    std::vector<int> places(num_blocks);
+    for (int i = 0; i < num_blocks; ++i) places[i] = i;
+    std::shuffle(places.begin(), places.end(), own.engine());
+    const auto keys = heap<std::byte>(num_blocks * shape.block_bytes());
+    const auto values = heap<std::byte>(num_blocks * shape.block_bytes());
+    for (auto *cache : {keys.get(), values.get()})  // others' numbers may be NaN
+        std::memset(cache, 0xff, num_blocks * shape.block_bytes());
+    const int heads = kv_heads * group, padded = total + num_padded;
+    const auto q = random_bf16(own, static_cast<size_t>(padded) * heads * head_dim);
+    const auto k = heap<bf16>(padded * token), v = heap<bf16>(padded * token);
+    const auto out = heap<bf16>(static_cast<size_t>(padded) * heads * head_dim);
+    std::vector<Chunk> chunks;
+    std::vector<int64_t> slots;
+    for (auto &context : contexts) {
+        Chunk &chunk = context.chunk;
+        for (auto &id : chunk.blocks) id = places[id];
+        for (int i = 0; i < chunk.start + chunk.num_rows; ++i) {
+            const int64_t slot = int64_t(chunk.blocks[i / block]) * block + i % block;
+            const float *key = &context.keys[i * token], *value = &context.values[i * token];
+            const int row = chunk.first_row + i - chunk.start;
+            if (i >= chunk.start) slots.push_back(slot);
+            for (size_t j = 0; i >= chunk.start && j < token; ++j) {
+                k[row * token + j] = to_bf16(key[j]);
+                v[row * token + j] = to_bf16(value[j]);
+            }
+            for (int head = 0; i < chunk.start && head < kv_heads; ++head) {
+                write_key(keys.get(), shape, head, slot, key + head * head_dim);
+                write_value(values.get(), shape, head, slot, value + head * head_dim);
+            }
+        }
+        chunks.push_back(chunk);
+    }
+    Step step(chunks, slots, shape, group, pool.size());
+    Operators operators(pool);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+    operators.attend(step, {keys.get(), values.get(), window, 0}, padded,
+                     {q.get(), heads * head_dim, head_dim}, {k.get(), int64_t(token), head_dim},
+                     {v.get(), int64_t(token), head_dim}, scale, cap, out.get());
+    double worst = 0.0;
+    for (const auto &[chunk, own_keys, own_values] : contexts)
+        for (int at = 0; at < chunk.num_rows * heads; ++at) {
+            const int head = at % heads, position = chunk.start + at / heads;
+            const size_t place = (static_cast<size_t>(chunk.first_row) * heads + at) * head_dim;
+            const int first = Visibility{window}.first_key(position);
+            Doubles weights, sums(head_dim);
+            double most = -1e300, denominator = 0.0, error = 0.0, length = 1e-30;
+            for (int j = first; j <= position; ++j) {
+                const float *key = &own_keys[j * token + head / group * head_dim];
+                double score = 0.0;
+                for (int i = 0; i < head_dim; ++i) score += double(to_float(q[place + i])) * key[i];
+                score *= scale;
+                if (cap) score = cap * std::tanh(score / cap);
+                weights.push_back(score);
+                most = std::max(most, score);
+            }
+            for (auto &weight : weights) denominator += weight = std::exp(weight - most);
+            for (int j = first; j <= position; ++j)
+                for (int i = 0; i < head_dim; ++i)
+                    sums[i] += weights[j - first] / denominator *
+                               own_values[j * token + head / group * head_dim + i];
+            for (int i = 0; i < head_dim; ++i) {
+                const double difference = sums[i] - to_float(out[place + i]);
+                error += difference * difference;
+                length += sums[i] * sums[i];
+            }
+            const double relative = std::sqrt(error / length);
+            if (!(relative <= worst)) worst = relative;
+        }
+    own.require(worst < 0.08, "attention is far off");
+}
+
+void check_experts(Case &own, ThreadPool &pool) {
+    const int size = 32 * own.whole(1, 4), inner = 32 * own.whole(1, 3);
+    const int groups = own.whole(0, 2) ? 1 : 4;
+    const int count = groups * own.whole(2, 9), active = own.whole(1, groups == 1 ? count : 2);
+    const auto score = static_cast<Score>(own.whole(0, 2));
+    const int rows = own.whole(1, 80);
+    ExpertsShape shape{size, inner, count, active, groups, groups == 1 ? 1 : 2, score, true, 1.5f,
+                       own.coin(), own.coin(), own.coin() ? 7.0f : 0.0f, 1.7f};
+    own.begin("experts: %d threads, %d rows of %d, %d of %d experts of %d, %d groups, score %d%s",
+              pool.size(), rows, size, active, count, inner, groups, int(score),
+              shape.is_gated ? "" : ", squares");
+    const auto router = random_bf16(own, static_cast<size_t>(count) * size, own.coin() ? 0.1f : 0.0f);
+    RouterWeights read{};
+    read.rows.values = router.get();
+    read.num_rows = count;
+    std::vector<std::unique_ptr<bf16[]>> kept;
+    std::vector<ExpertWeights> weights;
+    for (int i = 0; i < count; ++i) {
+        kept.push_back(random_bf16(own, static_cast<size_t>(shape.entry_size()) * size, 0.1f));
+        kept.push_back(random_bf16(own, static_cast<size_t>(size) * inner, 0.1f));
+        ExpertWeights expert{};
+        expert.gate_up.values = kept[2 * i].get();
+        expert.down.values = kept[2 * i + 1].get();
+        weights.push_back(expert);
+    }
+    Experts experts(shape, read, weights);
+    Operators operators(pool);
+    const size_t total = static_cast<size_t>(rows) * size;
+    const auto x = random_bf16(own, total), shared = random_bf16(own, total);
+    const auto out = heap<bf16>(total), beside_nan = heap<bf16>(total);
+    operators.run_experts(experts, x.get(), rows, shared.get(), out.get());
+    for (size_t i = 0; i < total; ++i)
+        own.require(std::isfinite(to_float(out[i])), "an expert's result is not finite");
+    const size_t broken = static_cast<size_t>(own.whole(0, rows - 1)) * size;
+    x[broken + own.whole(0, size - 1)] = 0x7fc0;
+    operators.run_experts(experts, x.get(), rows, shared.get(), beside_nan.get());
+    for (size_t i = 0; i < total; ++i)
+        if (i >= broken && i < broken + size)
+            own.require(std::isnan(to_float(beside_nan[i])), "experts drop NaN");
+        else
+            own.require(beside_nan[i] == out[i], "a row of NaN changes others");
+}
+
+// Computes rows [T, width] in cuts of some lengths; returns the outputs [T, size], and the last state.
+struct Driven {
+    Driven(Mixer &mixer, ThreadPool &pool, const std::vector<float> &rows, int width, int size,
+           size_t input_size, size_t state_size, const std::vector<int> &cuts)
+        : state(state_size) {
+        constexpr int kSlots = 3;
+        const auto inputs = heap<float>(kSlots * input_size);
+        const auto states = aligned_array<float>(kSlots * state_size + kStateAhead);
+        std::fill_n(states.get(), kSlots * state_size, 0.0f);
+        const int num_rows = static_cast<int>(rows.size()) / width;
+        int from = 0;
+        for (size_t at = 0, cut = 0; static_cast<int>(at) < num_rows; ++cut) {
+            const int count = std::min<int>(cuts[cut % cuts.size()], num_rows - at);
+            const int to = 1 + cut % 2;
+            const auto own = heap<float>(static_cast<size_t>(count) * width);
+            const auto out = heap<float>(static_cast<size_t>(count) * size);
+            std::copy_n(&rows[at * width], static_cast<size_t>(count) * width, own.get());
+            mixer.forward(pool, {{Run{0, count, static_cast<int>(at), from, to, {}}}, inputs.get(),
+                                 states.get(), own.get(), out.get(), false});
+            outputs.insert(outputs.end(), out.get(), out.get() + static_cast<size_t>(count) * size);
+            at += count;
+            from = to;
+        }
+        std::copy_n(states.get() + from * state_size, state_size, state.begin());
+    }
+
+    std::vector<float> outputs, state;
+};
+
+double distance(const std::vector<float> &a, const std::vector<float> &b) {
+    double error = 0.0, length = 1e-30;
+    for (size_t i = 0; i < a.size(); ++i) {
+        error += (a[i] - b[i]) * (a[i] - b[i]);
+        length += a[i] * a[i];
+    }
+    return std::sqrt(error / length);
+}
+
+void check_recurrences(Case &own, ThreadPool &pool) {
+    const int key_heads = own.whole(1, 2), heads = key_heads * own.whole(1, 2);
+    const int inner = 16 * own.whole(1, 16), outer = 16 * own.whole(1, 16), taps = own.whole(2, 4);
+    const int num_rows = own.whole(1, 200);
+    const bool is_delta = own.coin();
+    auto rates = random_floats(own, heads, 0.3f, -1.0f);
+    for (auto &rate : rates) rate = -std::abs(rate);
+    const DeltaNetShape delta{heads, key_heads, inner, outer};
+    const Mamba2Shape mamba{heads, key_heads, outer, inner, 0.0f, 1e30f};
+    const int channels = is_delta ? delta.num_channels() : mamba.num_channels();
+    const int size = heads * outer, width = channels + size + heads * (is_delta ? 2 : 1);
+    Convolution conv{taps, channels, random_floats(own, static_cast<size_t>(taps) * channels, 0.5f),
+                     own.coin() ? random_floats(own, channels, 1.0f) : std::vector<float>()};
+    const OutputGate gate{is_delta ? GateOrder::kNormFirst : GateOrder::kGateFirst,
+                          is_delta ? outer : size / key_heads, 1e-6f,
+                          random_floats(own, size, 0.1f, 1.0f)};
+    const std::vector<int> cuts{own.whole(1, 70), own.whole(1, 5)};
+    own.begin("%s: %d threads, %d rows in cuts of %d and %d, %d heads, %d key heads, %d x %d",
+              is_delta ? "delta net" : "mamba 2", pool.size(), num_rows, cuts[0], cuts[1], heads,
+              key_heads, inner, outer);
+    std::unique_ptr<Mixer> mixer;
+    if (is_delta)
+        mixer = std::make_unique<DeltaNet>(delta, conv, gate, rates, random_floats(own, heads, 1.0f));
+    else
+        mixer = std::make_unique<Mamba2>(mamba, conv, gate, rates, random_floats(own, heads, 1.0f),
+                                         random_floats(own, heads, 1.0f));
+    const auto rows = random_floats(own, static_cast<size_t>(num_rows) * width, 1.0f);
+    const size_t inputs = static_cast<size_t>(taps - 1) * channels;
+    const size_t state = static_cast<size_t>(heads) * inner * outer;
+    const Driven whole(*mixer, pool, rows, width, size, inputs, state, {num_rows});
+    const Driven cut(*mixer, pool, rows, width, size, inputs, state, cuts);
+    own.require(distance(whole.outputs, cut.outputs) < 1e-4, "outputs depend on the cuts");
+    own.require(distance(whole.state, cut.state) < 1e-4, "the state depends on the cuts");
+}
+
+// Any thread fails in any phase: the caller gets the exception, no thread stays, and the pool runs again.
+void check_failures(Case &own, ThreadPool &pool) {
+    const int num_phases = own.whole(1, 5), shares = own.whole(1, 40);
+    const int bad_phase = own.whole(0, num_phases), bad_share = own.whole(0, shares - 1);
+    own.begin("failures: %d threads, share %d of phase %d fails, of %d in %d", pool.size(), bad_share,
+              bad_phase, shares, num_phases);
+    for (const bool fails : {true, false, true}) {
+        std::vector<Phase> phases(num_phases);
+        std::atomic<int> num_arrived{0}, num_inside{0}, num_done{0};
+        bool is_thrown = false;
+        try {
+            pool.run([&] {
+                struct Inside {
+                    explicit Inside(std::atomic<int> &count) : count(count) { ++count; }
+                    ~Inside() { --count; }
+                    std::atomic<int> &count;
+                };
+                const Inside inside(num_inside);
+                for (++num_arrived; num_arrived < pool.size();) std::this_thread::yield();
+                for (int phase = 0; phase < num_phases; ++phase) {
+                    const auto work = [&](int share) {
+                        if (fails && phase == bad_phase && share == bad_share) throw std::bad_alloc();
+                        ++num_done;
+                    };
+                    if (phase % 2) phases[phase].run(shares, work);
+                    else phases[phase].run(shares / 2, work, shares - shares / 2,
+                                           [&](int share) { work(share + shares / 2); });
+                }
+                if (fails && bad_phase == num_phases) throw std::runtime_error("between phases");
+            });
+        } catch (const std::bad_alloc &) {
+            is_thrown = bad_phase < num_phases;
+        } catch (const std::runtime_error &) {
+            is_thrown = bad_phase == num_phases;
+        }
+        own.require(is_thrown == fails, "the caller does not get the exception");
+        own.require(num_inside == 0, "a thread is still in the work");
+        own.require(fails || num_done == num_phases * shares, "not all shares are done");
+    }
+}
+
+}  // namespace
+
+int main(int count, char **arguments) {
+    const int first = count > 1 ? std::stoi(arguments[1]) : 0;
+    const int tries = count > 2 ? std::stoi(arguments[2]) : 100;
+    ThreadPool alone(1), together(3);
+    constexpr void (*checks[])(Case &, ThreadPool &) = {check_products, check_attention, check_experts,
+                                                        check_recurrences, check_failures};
+    for (int seed = first; seed < first + tries; ++seed) {
+        Case own(seed);
+        checks[seed % std::size(checks)](own, own.coin() ? alone : together);
+    }
+    return Case::has_failed ? 1 : 0;
+}
