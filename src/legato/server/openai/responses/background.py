@@ -97,7 +97,8 @@ class BackgroundRun:
         self._status: Status = "queued"
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._append(b"".join(self._writer.written(response.queued())))
-        self._task = asyncio.create_task(self._run())
+        self._making = asyncio.create_task(self._make())
+        self._ending = asyncio.create_task(self._end())  # never cancelled: it finishes the response
 
     async def begun(self) -> None:
         """Wait until the engine has the request; raises as `running`."""
@@ -109,26 +110,29 @@ class BackgroundRun:
         return self._response.so_far(self._status)
 
     def cancel(self) -> None:
-        """End it early; this has no effect after its end."""
-        self._task.cancel()
+        """End it early; this has no effect on a response that has ended, or is ending."""
+        self._making.cancel()
 
     async def cancelled(self) -> None:
         """End it early, and wait for the end."""
         self.cancel()
-        await asyncio.wait([self._task])
+        await asyncio.wait([self._ending])
 
-    async def _run(self) -> None:
+    async def _end(self) -> None:
+        """Append the last events once the job has ended or was cancelled."""
+        await asyncio.wait([self._making])
+        is_cancelled = self._making.cancelled()
         try:
-            await self._append_all(await self._ended())
-        except asyncio.CancelledError:
-            await self._append_all(self._closed("cancelled"))
+            await self._append_all(
+                self._closed("cancelled") if is_cancelled else self._making.result()
+            )
         finally:
             if not self._begun.done():
                 self._begun.set_result(None)
             if self.log is not None:
                 self.log.end()
 
-    async def _ended(self) -> Iterable[bytes]:
+    async def _make(self) -> Iterable[bytes]:
         """Run the job; return the events of its end. Making them finishes the response."""
         try:
             with naming_fields(**self._job.field_names), self._context.lifecycle.in_flight():
