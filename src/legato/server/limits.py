@@ -34,6 +34,10 @@ MAX_METADATA_KEY_CHARS = 64
 """Length of a key in `metadata`."""
 MAX_METADATA_VALUE_CHARS = 512
 """Length of a value in `metadata`."""
+MAX_REPEATED_FIELD_BYTES = 2**19
+"""A field that a response repeats, in JSON: `instructions`, `tools`, `text` and others."""
+MAX_REPEATED_BYTES = 2**20
+"""All such fields of a response. Each of its first and last events has them, and the store."""
 MAX_DETOKENIZED = 2**19
 """Token ids in a request to /detokenize."""
 

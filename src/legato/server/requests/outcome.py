@@ -41,10 +41,11 @@ class Warned(msgspec.Struct, frozen=True, tag=True):
 
 
 class InputItem(msgspec.Struct, frozen=True, tag=True):
-    """A part: the next item of a response's input, in JSON, without an id.
+    """A part: the next item of a response's input, without an id.
 
     Attributes:
         prefix: of the id that the server adds.
+        data: the item in JSON, but for its opening brace: the id comes first.
     """
 
     prefix: str
