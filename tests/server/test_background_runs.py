@@ -189,7 +189,7 @@ def test_clients_of_a_response_that_is_not_stored_get_an_error(is_over: bool) ->
 
 
 def is_bounded(schema: dict[str, Any]) -> bool:
-    """Whether a field of a request is short, whatever its value."""
+    """Whether a field of a request is short, for any value."""
     if "anyOf" in schema:
         return all(map(is_bounded, schema["anyOf"]))
     if "enum" in schema or "const" in schema or "maxLength" in schema:

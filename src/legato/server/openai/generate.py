@@ -262,7 +262,7 @@ async def generate(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) ->
         asked,
         outcome.prompts,
         arrival=arrival,
-        operation="text_completion",
+        operation="generate",
         kv_transfer=transfer,
         field_names=_FIELD_NAMES,
     )
