@@ -127,8 +127,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         output_limit_name: the client's name of `max_tokens`.
         echoed: the text before the completions of each prompt; None if there is none.
         is_echo_only: whether the answer has only the prompts, perhaps with scores.
-        shows_prompt_logprobs: whether the request has `prompt_logprobs`; `params` may have it for
-            an echo's log probabilities.
+        num_prompt_logprobs: the request's `prompt_logprobs`; `params` may have more for an echo's
+            log probabilities.
         returns_token_ids: whether answers have the token ids of prompts and completions.
         names_tokens_by_id: whether log probabilities name tokens by their ids, not their texts.
         calls_functions: whether the request uses OpenAI's older `functions`.
@@ -144,7 +144,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     output_limit_name: str = "max_tokens"
     echoed: tuple[str, ...] | None = None
     is_echo_only: bool = False
-    shows_prompt_logprobs: bool = False
+    num_prompt_logprobs: int | None = None
     returns_token_ids: bool = False
     names_tokens_by_id: bool = False
     calls_functions: bool = False

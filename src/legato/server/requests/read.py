@@ -335,7 +335,7 @@ class RequestReader:
             params=params,
             echoed=tuple(echoed) if request.echo else None,
             is_echo_only=request.is_echo_only,
-            shows_prompt_logprobs=request.prompt_logprobs is not None,
+            num_prompt_logprobs=request.prompt_logprobs,
         )
 
     def _generate(self, body: bytes) -> Iterator[Part | End]:
