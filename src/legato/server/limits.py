@@ -61,5 +61,7 @@ MAX_READERS = 6
 """Processes that read small bodies, or fewer, one a processor; as many read large and slow ones."""
 READER_MEMORY_BYTES = 2**30
 """Memory that reading one request may take."""
+TEMPLATE_MEMORY_BYTES = 2**28
+"""Memory that compiling the model's chat template may take, and one short message by it."""
 KEPT_MEMORY_BYTES = 32 * 2**20
 """A reader process that has grown by more is replaced."""
