@@ -91,8 +91,12 @@ def test_a_response_is_cancelled(server: ServerProcess, client: openai.OpenAI) -
 
 
 def test_a_deleted_response_is_cancelled(server: ServerProcess, client: openai.OpenAI) -> None:
-    response = started(client, input="Hi", **LONG)
-    client.responses.delete(response.id)
+    with started(client, input="Hi", **LONG, stream=True) as stream:
+        response = next(stream).response
+        client.responses.delete(response.id)
+        *_, last = stream
+    assert last.type == "error"
+    assert "no longer stored" in last.message
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(response.id)
     while server.http.get("/load").json() != {"server_load": 0}:

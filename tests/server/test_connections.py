@@ -2,10 +2,15 @@
 
 import contextlib
 import http.client
+import resource
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -205,3 +210,30 @@ def test_a_client_that_reads_slowly_keeps_its_stream(strict: ServerProcess) -> N
             received += data
             time.sleep(0.002)
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_files_never_run_out(tmp_path: Path) -> None:
+    """With few open files allowed, there are fewer connections; the rest works on."""
+    num_files, num_clients = 256, 400
+    limits = (num_files, num_files)
+    few_files = partial(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+    with ExitStack() as stack:
+        server = stack.enter_context(running_server(tmp_path, before=few_files))
+        assert server.http.get("/health").status_code == 200
+        # Each asks for something that needs a process, which needs files.
+        asked = post("/tokenize", {"prompt": "Hi"})
+        clients = [stack.enter_context(connect(server)) for _ in range(num_clients)]
+        told = Counter[bytes]()
+        for client in clients:
+            with suppress(OSError):  # it was refused already
+                client.sendall(asked)
+        for client in clients:
+            with suppress(OSError):
+                told[client.recv(12)] += 1
+        assert told[b"HTTP/1.1 200"] == num_files // 2 - 1
+        assert told.keys() <= {b"HTTP/1.1 200", b"HTTP/1.1 503", b""}
+        body = {"prompt": "Hi", "max_tokens": 1}
+        assert server.http.post("/v1/completions", json=body).status_code == 200
+        log = server.log.read_text()
+        assert "128 connections at once rather than 4096" in log
+        assert "Traceback" not in log

@@ -229,3 +229,31 @@ def test_a_broken_body_does_not_cut_what_comes_before_it(server: ServerProcess) 
         assert read_response(sock)[1].endswith(b"data: [DONE]\n\n")
         assert read_error(sock) == (400, None)
         assert is_closed(sock)
+
+
+# HEAD
+
+
+def test_what_can_be_read_has_a_head(server: ServerProcess) -> None:
+    """Each path that takes GET, also where its answer has no end."""
+    paths = server.http.get("/openapi.json").json()["paths"]
+    readable = [path for path, operations in paths.items() if "get" in operations]
+    assert {"/v1/models", "/health", "/metrics"} <= set(readable)
+    for path in [*readable, "/ping", "/dashboard", "/dashboard/events", "/openapi.json"]:
+        path = path.replace("{response_id}", "resp_1").replace("{model}", "nobody")
+        with server.http.stream("GET", path) as got:
+            head = server.http.head(path)
+        assert (head.status_code, head.content) == (got.status_code, b""), path
+        assert head.headers.get("Content-Type") == got.headers.get("Content-Type"), path
+    head = server.http.head("/v1/models")
+    assert int(head.headers["Content-Length"]) == len(server.http.get("/v1/models").content)
+    assert server.http.options("/v1/models").headers["Allow"] == "GET, HEAD"
+    assert server.http.head("/v1/completions").status_code == 405
+    with connect(server) as sock:  # nothing comes after a head but the next answer
+        sock.sendall(HEALTH.replace(b"GET", b"HEAD").replace(b"/health", b"/dashboard/events"))
+        sock.sendall(HEALTH)
+        received = b""
+        while received.count(b"\r\n\r\n") < 2:
+            received += sock.recv(2**16)
+        assert received.count(b"HTTP/1.1 200") == 2
+        assert received.split(b"\r\n\r\n")[1].startswith(b"HTTP/1.1 200")

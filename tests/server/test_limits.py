@@ -1,5 +1,6 @@
 """Limits that an operator may set: keys, sizes of bodies, numbers of waiting requests."""
 
+import http.client
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ import pytest
 
 from legato.server.config import ServerConfig
 from tests.server.launch import MODEL, ServerProcess, long_request, running_server
+from tests.server.wire import connect
 
 SECRET = "sk-not-to-be-seen-\u00fc"
 FLAGS = (
@@ -63,6 +65,49 @@ def test_each_name_is_the_model_and_the_first_is_told(limited: ServerProcess) ->
         assert client.models.retrieve(name).id == name
     with pytest.raises(openai.NotFoundError, match="this server has 'small/model' or 'small'"):
         client.completions.create(model=MODEL, prompt="Hi", max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("trailers", "status"),
+    [
+        ("Authorization: Bearer two", 401),
+        ("x-api-key: two", 401),
+        ("Authorization: Bearer four", 200),
+        ("Host: evil.example", 200),
+        ("Origin: https://evil.example", 200),
+        ("Content-Encoding: br", 200),
+        ("Content-Type: text/plain", 200),
+        ("X-Request-Id: late", 200),
+        ("Expect: 100-continue", 200),
+    ],
+)
+@pytest.mark.parametrize("upgrade", ["", "Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+def test_trailers_count_for_nothing(
+    limited: ServerProcess, trailers: str, status: int, upgrade: str
+) -> None:
+    """Nor where they come with the head, before the request is looked at."""
+    key = "Authorization: Bearer two\r\n" if status == 200 else ""
+    head = (
+        "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Transfer-Encoding: chunked\r\n{key}{upgrade}\r\n"
+    )
+    with connect(limited) as sock:
+        for _ in range(2):
+            sock.sendall(f'{head}f\r\n{{"prompt":"Hi"}}\r\n0\r\n{trailers}\r\n\r\n'.encode())
+            answer = http.client.HTTPResponse(sock)
+            answer.begin()
+            assert answer.status == status
+            assert answer.headers["X-Request-Id"] != "late"
+            answer.read()
+
+
+def test_queries_come_into_no_log(limited: ServerProcess) -> None:
+    for path in ("/version", "/v1/models", "/no/such/path"):
+        limited.http.get(path, params={"api_key": "sk-in-a-query", "text": "private?words"})
+    log = limited.log.read_text()
+    assert '"GET /version HTTP/1.1" 200' in log
+    assert "sk-in-a-query" not in log
+    assert "private" not in log
 
 
 def test_keys_come_into_no_log(limited: ServerProcess) -> None:

@@ -157,3 +157,33 @@ def test_listed_tokens(http: httpx.Client, sampled: int) -> None:
     ).json()
     [entry] = answer["choices"][0]["logprobs"]["content"]
     assert {one["token_id"] for one in entry["top_logprobs"]} == {*LISTED, sampled}
+
+
+def test_an_echo_has_as_many_prompt_logprobs_as_asked(http: httpx.Client) -> None:
+    body = {"prompt": "Once upon a time", "echo": True, "max_tokens": 1, "logprobs": 5}
+    for num_top in (0, 1, 3):
+        answer = http.post("/v1/completions", json={**body, "prompt_logprobs": num_top})
+        [choice] = answer.json()["choices"]
+        _, *scored = choice["prompt_logprobs"]
+        assert all(num_top <= len(entry) <= num_top + 1 for entry in scored)
+        assert all(len(entry) >= 5 for entry in choice["logprobs"]["top_logprobs"][1:])
+
+
+def test_tokens_that_a_request_lists_have_no_ranks(http: httpx.Client) -> None:
+    sampling: dict[str, Any] = {"max_tokens": 1, "logprobs": 2, "temperature": 0}
+    for listed in (None, [300, 301, 302]):
+        params = {**sampling, "logprob_token_ids": listed}
+        body = {"token_ids": [1, 2, 3], "sampling_params": params}
+        answer = http.post("/inference/v1/generate", json=body).json()
+        [entry] = answer["choices"][0]["logprobs"]["content"]
+        first, *others = entry["top_logprobs"]
+        assert (
+            (first["token_id"], first["rank"])
+            == (entry["token_id"], entry["rank"])
+            == (
+                entry["token_id"],
+                1,
+            )
+        )
+        ranks = [other["rank"] for other in others]
+        assert ranks == ([2] if listed is None else [None] * len(ranks))

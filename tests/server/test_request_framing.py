@@ -89,3 +89,64 @@ def test_chunks_are_read(server: ServerProcess, coding: bytes) -> None:
             sock.sendall(HEAD + b"Transfer-Encoding:" + coding + b"\r\n\r\n" + CHUNKS)
             status, body = read_response(sock)
             assert (status, body[:10]) == (200, b'{"count":1')
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "is_taken"),
+    [
+        (b"GET /health HTTP/1.1\r\n\r\n", False),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", False),
+        (b"GET /health HTTP/1.0\r\n\r\n", True),
+        (b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n", True),
+        # As probes call a pod.
+        (b"GET /health HTTP/1.1\r\nHost: 10.244.0.7:8000\r\n\r\n", True),
+        (b"GET /ping HTTP/1.1\r\nHost: [fd00:10:244::7]:8000\r\n\r\n", True),
+        (b"HEAD /ping HTTP/1.0\r\nHost: [::ffff:10.244.0.7]\r\n\r\n", True),
+        (b"GET /v1/models HTTP/1.1\r\nHost: [fe80::1%eth0]:8000\r\n\r\n", True),
+        (b"GET /v1/models HTTP/1.1\r\nHost: 169.254.1.1\r\n\r\n", True),
+    ],
+)
+def test_a_request_names_one_host(
+    server: ServerProcess, request_bytes: bytes, is_taken: bool
+) -> None:
+    with connect(server) as sock:
+        sock.sendall(request_bytes)
+        if is_taken:
+            assert sock.recv(12)[-3:] == b"200"
+            return
+        status, body = read_response(sock)
+        assert status == 400
+        assert b"one Host header" in body
+        assert is_closed(sock)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (LENGTH + b"Content-Encoding: br\r\n", 415),
+        (CHUNKED + b"Content-Encoding: br\r\n", 415),
+        (LENGTH + b"Origin: http://evil.example\r\n", 403),
+        (b"Content-Length: 99999999999\r\n", 413),
+    ],
+)
+def test_a_client_that_waits_to_be_asked_and_is_refused(
+    server: ServerProcess, headers: bytes, status: int
+) -> None:
+    """Its next request is not read as the body that it does not send."""
+    with connect(server) as sock:
+        sock.sendall(HEAD + headers + b"Expect: 100-continue\r\n\r\n")
+        received = b""
+        while data := sock.recv(2**16):
+            received += data
+        head, _, _ = received.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status)
+        assert b"connection: close" in head.lower()
+
+
+def test_a_client_that_waits_to_be_asked_and_does_not_goes_on(server: ServerProcess) -> None:
+    """With its body there already, nothing can be read as it."""
+    refused = HEAD + LENGTH + b"Content-Encoding: br\r\nExpect: 100-continue\r\n\r\n" + BODY
+    with connect(server) as sock:
+        for _ in range(2):
+            sock.sendall(refused)
+            assert read_response(sock)[0] == 415

@@ -96,6 +96,10 @@ TRIED_ELSEWHERE = {
     "MAX_TEMPLATE_CHARS",
     "MAX_TEMPLATE_VARIABLES",
     "READER_MEMORY_BYTES",
+    "TEMPLATE_MEMORY_BYTES",
+    # tests/server/test_background_runs.py
+    "MAX_REPEATED_BYTES",
+    "MAX_REPEATED_FIELD_BYTES",
     # tests/server/test_tools.py
     "MAX_TOOLS",
     "MAX_TOOLS_CHARS",

@@ -28,7 +28,7 @@ def test_who_has_no_more_than_an_equal_share_loses_nothing(
     store = ResponseStore(_MAX_RESPONSES, _MAX_BYTES, max_body_bytes=1)
     put: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
     for index, (tenant, num_bytes) in enumerate(came):
-        response = StoredResponse(f"resp_{index}", b"x" * num_bytes, (), None)
+        response = StoredResponse(f"resp_{index}", [b"x" * num_bytes], (), None)
         put[tenant][response.id] = num_bytes
         was_kept = store.put(tenant, response)
         assert was_kept == is_kept(store, tenant, response.id)

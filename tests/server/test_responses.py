@@ -156,6 +156,8 @@ def test_items_are_referred_to(client: openai.OpenAI) -> None:
         {"id": first.output[0].id},
         {"role": "user", "content": "And of Italy?"},
     ]
+    with pytest.raises(openai.BadRequestError, match="twice"):
+        ask(client, references[:1] * 2)
     second = ask(client, references)
     chained = ask(client, "And of Italy?", previous_response_id=first.id)
     assert second.output_text == chained.output_text

@@ -15,6 +15,7 @@ import pytest
 
 from tests.server.background import BackgroundStream
 from tests.server.launch import ServerProcess, running_server, wait_until
+from tests.server.wire import connect, is_closed, read_error
 
 
 @pytest.fixture
@@ -47,6 +48,28 @@ def test_drain(own_server: ServerProcess, number: signal.Signals) -> None:
     assert own_server.process.wait(60) == 0
     assert not engine.is_running()
     assert "requests still run; another Ctrl-C, or SIGTERM, ends them" in own_server.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Content-Length: 9999\r\n\r\n{",
+        "Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+        "Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+    ],
+)
+def test_a_body_that_is_still_coming_is_not_waited_for(tmp_path: Path, head: str) -> None:
+    with running_server(tmp_path) as own_server, connect(own_server) as sock:
+        kind = "Content-Type: application/json\r\n"
+        sock.sendall(f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n{kind}{head}".encode())
+        if "Expect" in head:
+            assert sock.recv(2**16).startswith(b"HTTP/1.1 100 ")
+        own_server.http.get("/health")  # once the head has been read
+        own_server.process.send_signal(signal.SIGTERM)
+        assert read_error(sock) == (503, "shutting_down")
+        assert is_closed(sock)
+        assert own_server.process.wait(60) == 0
+        assert "Traceback" not in own_server.log.read_text()
 
 
 def test_a_bound_on_draining(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The processes that read bodies: bounded, replaced where they die, and gone with their server."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -21,13 +22,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
+from legato.core.errors import ConfigError
 from legato.server import limits
+from legato.server.text.messages import LoadText
 from legato.server.text.reader import serve
+from legato.server.text.zygote_process import ZygoteProcess
+from legato.text.text_source import TextSource
 from legato.text.tokenizer import load_tokenizer
 from tests.forks.start import start
 from tests.server.launch import ServerProcess, running_server, wait_until
 
 LOOP = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 _NUM_SLOW = 8
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -249,6 +255,47 @@ def test_a_model_whose_template_loops_serves_completions_and_signals(
         server.process.wait(60)
         asking.join()
     wait_until(lambda: not any(child.is_running() for child in children), "some process goes on")
+
+
+async def loaded(template: str) -> tuple[str | None, int]:
+    """Why a zygote with this template does not load, if so, and how much memory it then has."""
+    path = str(resolve_source(DEFAULT_MODEL).path)
+    zygote = ZygoteProcess(LoadText(TextSource(path, path, template), 10.0))
+    why = None
+    try:
+        await zygote.loaded()
+    except ConfigError as error:
+        why = str(error)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        num_bytes = psutil.Process(zygote._process.pid).memory_info().rss
+    await zygote.close()
+    return why, num_bytes
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        "'x' * 1200000000",
+        "'x' * 300000000 ~ 'y' * 300000000",
+        "[1] * 150000000",
+        "('x' * 300000000)[:3]",
+        "'%1000000000d' % 1",
+    ],
+)
+def test_a_template_whose_constants_are_huge_takes_no_memory(constant: str) -> None:
+    """Also where no conversation ever needs them: Jinja computes constants as it compiles."""
+    _, plain_bytes = asyncio.run(loaded(PLAIN))
+    for template in (f"{{{{ {constant} }}}}", f"{{% if false %}}{{{{ {constant} }}}}{{% endif %}}"):
+        why, num_bytes = asyncio.run(loaded(PLAIN + template))
+        assert why is None or "chat template does not work" in why
+        assert num_bytes < plain_bytes + 2**26
+
+
+@pytest.mark.parametrize("num_chars", [2**10, 2**18, 2**21])
+def test_a_template_may_be_long(num_chars: int) -> None:
+    """Longer than what a socket takes at once."""
+    why, _ = asyncio.run(loaded(f"{{#{'x' * num_chars}#}}{PLAIN}"))
+    assert why is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -249,13 +249,25 @@ class BlocksFetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched", ta
 EngineRecord = StepRecord | RequestArrived | GrammarReady | BlocksFetched | RequestEnded
 
 
+Operation = Literal[
+    "chat",
+    "messages",
+    "responses",
+    "text_completion",
+    "generate",
+    "embeddings",
+    "score",
+    "rerank",
+]
+"""The kind of an answer: one for each endpoint that has the engine compute something."""
+
+
 class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="kind"):
     """How the answer to one HTTP request went, from its first byte in to its last byte out.
 
     Attributes:
         http_id: the client's `X-Request-Id`.
         answer_id: the answer's `id` after its prefix.
-        operation: "chat", "responses", "messages" or "text_completion".
         request_ids: ids of the completions that had any output; key the choice's index.
         received_s: when the first bytes of the request came.
         ended_s: when the end of the answer had been written; if it is not streamed, when all of it
@@ -272,7 +284,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
 
     http_id: str
     answer_id: str
-    operation: str
+    operation: Operation
     is_streamed: bool
     request_ids: dict[int, str]
     received_s: float

@@ -30,6 +30,7 @@ from legato.server.http.errors import ApiError
 from legato.server.http.middleware import (
     OPEN_PATHS,
     AddVersion,
+    AnswerHead,
     AnswerWarnings,
     CancelOnDisconnect,
     Lifecycle,
@@ -186,7 +187,7 @@ def create_app(
     api.state.endpoints = [route for router in routers for route in router.routes]
     for error in _ERRORS:
         api.add_exception_handler(error, _handle)
-    app: ASGIApp = CancelOnDisconnect(AnswerWarnings(api, metrics))
+    app: ASGIApp = AnswerHead(CancelOnDisconnect(AnswerWarnings(api, metrics)))
     app = RefuseWhileDraining(app, lifecycle)
     app = ReadBody(app, config.max_body_bytes)  # uncounted: draining waits for no body
     # The API reference and the files of pages are not secret.

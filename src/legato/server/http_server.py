@@ -212,14 +212,25 @@ class _Server(uvicorn.Server):
             self._closing = asyncio.create_task(self._engine.close(at_once=True))
 
 
+def _without_query(record: logging.LogRecord) -> bool:
+    """Remove the query of a logged path: clients may put keys there."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            part.partition("?")[0] if isinstance(part, str) else part for part in record.args
+        )
+    return True
+
+
 def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:
     # uvicorn wants a class, but only calls it.
     protocol = partial(LimitedHttpProtocol, config, Turns(), metrics.count_error)
+    access_logger = logging.getLogger("uvicorn.access")
+    access_logger.addFilter(_without_query)
     return uvicorn.Config(
         app,
         http=cast("type[asyncio.Protocol]", protocol),
         log_config=None,
-        access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO),
+        access_log=access_logger.isEnabledFor(logging.INFO),
         lifespan="off",
         ws="none",
         timeout_keep_alive=math.ceil(config.timeout_keep_alive_s),

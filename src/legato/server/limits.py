@@ -34,6 +34,10 @@ MAX_METADATA_KEY_CHARS = 64
 """Length of a key in `metadata`."""
 MAX_METADATA_VALUE_CHARS = 512
 """Length of a value in `metadata`."""
+MAX_REPEATED_FIELD_BYTES = 2**19
+"""A field that a response repeats, in JSON: `instructions`, `tools`, `text` and others."""
+MAX_REPEATED_BYTES = 2**20
+"""All such fields of a response. Each of its first and last events has them, and the store."""
 MAX_DETOKENIZED = 2**19
 """Token ids in a request to /detokenize."""
 
@@ -57,5 +61,7 @@ MAX_READERS = 6
 """Processes that read small bodies, or fewer, one a processor; as many read large and slow ones."""
 READER_MEMORY_BYTES = 2**30
 """Memory that reading one request may take."""
+TEMPLATE_MEMORY_BYTES = 2**28
+"""Memory that compiling the model's chat template may take, and one short message by it."""
 KEPT_MEMORY_BYTES = 32 * 2**20
 """A reader process that has grown by more is replaced."""

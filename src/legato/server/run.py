@@ -10,6 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
 import uvloop
 
 from legato.checkpoint.defaults import ModelDefaults
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 # The kernel's buffer of a connection: enough for any line, and small enough that a client that does
 # not read is noticed.
 _SEND_BUFFER_BYTES = 128 * 2**10
-# Open files and sockets beside the connections.
+# Open files and sockets beside the connections, at most half of all: of processes, of files that
+# are read, and of clients that are being refused.
 _OTHER_FILES = 256
 Announce = Callable[[EngineInfo, str], None]
 StartEngine = Callable[[Awaitable[tuple[Vocabulary, ModelDefaults]]], Awaitable[Engine]]
@@ -71,7 +73,7 @@ def serve(
     if config.kv_events_endpoint is not None:
         _check_cache_can_be_told(engine_config.cache)
     with _bind(config.host, config.port) as listener:
-        _allow_connections(config.max_connections)
+        config = _with_room(config)
         # Before the event loop exists: a download is best interrupted without one.
         source = configured_source(engine_config.model)
         text = text_source(engine_config.model, source)
@@ -170,12 +172,24 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _allow_connections(max_connections: int) -> None:
-    """Raise this process's limit of open files to hold the connections, as far as allowed."""
+def _with_room(config: ServerConfig) -> ServerConfig:
+    """Raise this process's limit of open files to hold the connections, as far as allowed.
+
+    Returns:
+        the configuration, with as many connections as there is room for.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max_connections + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY and wanted > hard:
-        logger.warning("%d connections need more than the %d open files allowed", wanted, hard)
-        wanted = hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    wanted = config.max_connections + _OTHER_FILES
+    room = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < room:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))
+    if room == wanted:
+        return config
+    max_connections = max(1, room - min(_OTHER_FILES, room // 2))
+    logger.warning(
+        "%d connections at once rather than %d: this process may open %d files (ulimit -n)",
+        max_connections,
+        config.max_connections,
+        room,
+    )
+    return msgspec.structs.replace(config, max_connections=max_connections)

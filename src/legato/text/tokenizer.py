@@ -184,11 +184,17 @@ class Tokenizer:
         return told
 
     def warm_up(self) -> None:
-        """Prepare everything that the first conversation needs, and compile the template.
+        """Prepare everything that the first conversation needs, except for the template."""
+        self._stand_in_encoder.warm_up()
+
+    def try_template(self) -> None:
+        """Compile the template, and render a short message.
 
         A template that is no valid Jinja becomes the `template_problem`.
+
+        Raises:
+            MemoryError: it takes more memory than the process may.
         """
-        self._stand_in_encoder.warm_up()
         try:
             self.render_chat([{"role": "user", "content": "Hello"}])
         except InvalidRequestError as error:

@@ -6,10 +6,11 @@ drafts.
 
 import asyncio
 import importlib.util
+import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legato.core.errors import ConfigError
@@ -18,6 +19,7 @@ from legato.core.step_record import (
     AnswerRecord,
     BlocksFetched,
     GrammarReady,
+    Operation,
     Record,
     RequestArrived,
     RequestEnded,
@@ -28,6 +30,8 @@ from legato.observe.traces.feed import RecordFeed
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
+
+logger = logging.getLogger(__name__)
 
 _GATHER_S = 0.1
 _EXPORT_EVERY_MS = 1000
@@ -85,10 +89,13 @@ class Progresses:
             case RequestEnded():
                 self._note_end(record)
 
-    def take(self, answer: AnswerRecord) -> list[Progress]:
-        """Return the progress of the answer's completions, and forget it."""
-        found = (self._progress.pop(request_id, None) for request_id in answer.request_ids.values())
-        return [progress for progress in found if progress is not None]
+    def take(self, answer: AnswerRecord) -> dict[int, Progress]:
+        """Return the progress of the answer's completions, and forget it; key the choice."""
+        return {
+            choice: self._progress.pop(request_id)
+            for choice, request_id in answer.request_ids.items()
+            if request_id in self._progress
+        }
 
     def _note_step(self, step: StepRecord) -> None:
         for request_id in step.preempted:
@@ -125,33 +132,37 @@ class Progresses:
 
 Attributes = dict[str, str | int | float | list[str]]
 
-_OPERATIONS = {
+_OPERATIONS: dict[Operation, tuple[str, str]] = {
     "chat": ("chat", "chatcmpl-"),
     "messages": ("chat", "msg_"),
     "responses": ("chat", "resp_"),
     "text_completion": ("text_completion", "cmpl-"),
+    "generate": ("text_completion", "generate-tokens-"),
+    "embeddings": ("embeddings", "embd-"),
+    "score": ("score", "score-"),
+    "rerank": ("rerank", "rerank-"),
 }
-"""Key the operation of an `AnswerRecord`; value its OpenTelemetry name, which conversations
-share, and the prefix of the answer's id."""
+"""Value: the operation's OpenTelemetry name, which conversations share, and the prefix of the
+answer's id."""
 
 
-def span_attributes(answer: AnswerRecord, progress: list[Progress], model_name: str) -> Attributes:
-    """Return a span's attributes; latencies are in seconds, of the earliest completion."""
+def span_attributes(
+    answer: AnswerRecord, progress: Mapping[int, Progress], model_name: str
+) -> Attributes:
+    """Return a span's attributes; latencies are in seconds, of the earliest completion.
+
+    Args:
+        progress: of the completions; key the choice.
+    """
     reasons = [answer.finish_reasons[choice] for choice in sorted(answer.finish_reasons)]
     operation, prefix = _OPERATIONS[answer.operation]
     attributes: Attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "legato",
-        "gen_ai.output.type": "text",
         "gen_ai.request.id": answer.http_id,
         "gen_ai.request.model": model_name,
-        "gen_ai.request.n": answer.n,
-        "gen_ai.request.choice.count": answer.n,
-        "gen_ai.request.temperature": answer.temperature,
-        "gen_ai.request.top_p": answer.top_p,
         "gen_ai.response.id": prefix + answer.answer_id,
         "gen_ai.response.model": model_name,
-        "gen_ai.response.finish_reasons": [str(reason) for reason in reasons],
         "gen_ai.usage.input_tokens": answer.num_prompt_tokens,
         "gen_ai.usage.output_tokens": answer.num_output_tokens,
         "gen_ai.usage.prompt_tokens": answer.num_prompt_tokens,
@@ -159,11 +170,30 @@ def span_attributes(answer: AnswerRecord, progress: list[Progress], model_name: 
         "gen_ai.usage.num_sequences": len(answer.request_ids),
         "gen_ai.latency.e2e": answer.ended_s - answer.received_s,
     }
-    if answer.max_tokens is not None:
-        attributes["gen_ai.request.max_tokens"] = answer.max_tokens
+    if answer.max_tokens is not None:  # otherwise the answer has vectors or scores
+        attributes |= {
+            "gen_ai.output.type": "text",
+            "gen_ai.request.n": answer.n,
+            "gen_ai.request.choice.count": answer.n,
+            "gen_ai.request.max_tokens": answer.max_tokens,
+            "gen_ai.request.temperature": answer.temperature,
+            "gen_ai.request.top_p": answer.top_p,
+            "gen_ai.response.finish_reasons": [str(reason) for reason in reasons],
+        }
     if answer.error_type is not None:
         attributes["error.type"] = answer.error_type
-    return attributes | _drafts(progress) | _latencies(answer, progress)
+    found = list(progress.values())
+    return attributes | _drafts(found) | _latencies(answer, found) | _cached(answer, progress)
+
+
+def _cached(answer: AnswerRecord, progress: Mapping[int, Progress]) -> Attributes:
+    """Return the cached tokens of all prompts; each counts once, as in the answer's usage."""
+    admitted = [
+        one.num_cached_tokens
+        for choice, one in progress.items()
+        if choice % answer.n == 0 and one.admitted_s is not None
+    ]
+    return {"gen_ai.usage.cache_read.input_tokens": sum(admitted)} if admitted else {}
 
 
 def _drafts(progress: list[Progress]) -> Attributes:
@@ -189,7 +219,6 @@ def _latencies(answer: AnswerRecord, progress: list[Progress]) -> Attributes:
         "gen_ai.latency.time_in_model_prefill": first_s - admitted_s,
         "gen_ai.latency.time_in_model_decode": last_s - first_s,
         "gen_ai.latency.time_in_model_inference": last_s - admitted_s,
-        "gen_ai.usage.cache_read.input_tokens": max(p.num_cached_tokens for p in progress),
     }
 
 
@@ -254,7 +283,10 @@ class SpanExport:
             for record in records:
                 self._progresses.note(record)
                 if isinstance(record, AnswerRecord):
-                    self._export(record)
+                    try:
+                        self._export(record)
+                    except Exception:  # it costs this span, not all later ones
+                        logger.exception("the answer %s has no span", record.answer_id)
             await self._subscription.gather(_GATHER_S)
 
     def _export(self, answer: AnswerRecord) -> None:
@@ -270,7 +302,7 @@ class SpanExport:
             attributes=attributes,
             start_time=self._unix_ns(answer.received_s),
         )
-        for name, time_s in span_events(progress):
+        for name, time_s in span_events(list(progress.values())):
             span.add_event(name, timestamp=self._unix_ns(time_s))
         if answer.error is not None:
             span.set_status(StatusCode.ERROR, answer.error)

@@ -7,6 +7,7 @@ from legato.core.kv_transfer import KVTransfer
 from legato.core.pooling import PromptPooling
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.step_record import Operation
 from legato.core.token_ids import TokenIds
 from legato.server.arrival import Arrival
 from legato.server.generation.answer_format import LegatoNotes
@@ -25,7 +26,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     arrival: Arrival
-    operation: str
+    operation: Operation
     is_streamed: bool
     prompts: list[TokenIds]
     params: SamplingParams
@@ -41,7 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         prompts: list[TokenIds],
         *,
         arrival: Arrival,
-        operation: str,
+        operation: Operation,
         kv_transfer: KVTransfer | None = None,
         field_names: dict[str, str] | None = None,
     ) -> "Job":

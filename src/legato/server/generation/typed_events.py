@@ -41,7 +41,11 @@ class TypedEventWriter:
         self._has_begun = False
 
     def delta(self, choice: int, delta: CompletionDelta) -> bytes:
-        return b"".join((*self._begun(delta), *self.written(self._teller.take(choice, delta))))
+        return b"".join(self.pieces(choice, delta))
+
+    def pieces(self, choice: int, delta: CompletionDelta) -> Iterator[bytes]:
+        """Return the pieces of `delta`."""
+        return chain(self._begun(delta), self.written(self._teller.take(choice, delta)))
 
     def end(self) -> Iterator[bytes]:
         return chain(self._begun(), self.written(self._teller.ended()))

@@ -16,11 +16,12 @@ from starlette.types import Receive, Scope, Send
 from legato.core.errors import InvalidRequestError
 from legato.server.http.errors import body_too_large, no_json_object
 from legato.server.http.json_body import parse_json
-from legato.server.http.json_pieces import encode_json, json_pieces
+from legato.server.http.json_pieces import cut, encode_json, json_pieces
 from legato.server.limits import MAX_PLAIN_BODY_BYTES
 
 JSON = "application/json"
-DONE = b"data: [DONE]\n\n"
+EVENT_END = b"\n\n"
+DONE = b"data: [DONE]" + EVENT_END
 # Many clients cut events into lines as Python's `splitlines` does: at these characters, too.
 _LINE_ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029"]
 # Proxies must not buffer a live stream.
@@ -74,10 +75,11 @@ def json_response(body: msgspec.Struct | bytes) -> Response:
 
 def event(data: bytes) -> bytes:
     """Format JSON as an event. It must not contain CR or LF; strings of JSON escape them."""
-    return b"data: " + _in_one_line(data) + b"\n\n"
+    return b"data: " + in_one_line(data) + EVENT_END
 
 
-def _in_one_line(json: bytes) -> bytes:
+def in_one_line(json: bytes) -> bytes:
+    """Escape all line ends of JSON, which has none outside strings. It must not cut a character."""
     for end, escaped in _LINE_ENDS:
         json = json.replace(end, escaped)
     return json
@@ -97,8 +99,8 @@ def typed_event_pieces(
     """
     for event in events:
         yield b"event: %b\ndata: " % _name(type(event))
-        yield from map(_in_one_line, encode(event))
-        yield b"\n\n"
+        yield from map(in_one_line, encode(event))
+        yield EVENT_END
 
 
 @cache
@@ -157,7 +159,7 @@ class _InPieces(StreamedResponse):
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await self.begin(send)
-        for body in self._pieces:
+        for body in cut(self._pieces):
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await self.finish(send)
 

@@ -25,6 +25,7 @@ from legato.server.http.errors import (
     ApiError,
     headers_too_large,
     malformed_http,
+    shutting_down,
     too_many_connections,
     too_slow,
 )
@@ -173,9 +174,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Also called for the trailers of a body."""
+        """Take a field of the head. Those of trailers only count: no key or name may come late."""
         self._count_header(len(name) + len(value))
-        super().on_header(name, value)
+        if self._awaited is _Awaited.HEADERS:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._refusal = head_refusal(self.headers, self.parser.get_http_version())
@@ -273,6 +275,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     # End of the connection
 
+    def shutdown(self) -> None:
+        """Called when the server ends: a body that is still coming is not waited for."""
+        if self._answering is not None and self._answering.more_body:
+            self._refuse(shutting_down())
+        super().shutdown()
+
     def _end(self, last_words: bytes = b"") -> None:
         """Accept no more input, and close after the current answer."""
         if self._is_ending:
@@ -296,6 +304,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         ConnectionOutlet(cycle, self._limited_flow).put_into(scope)
         if scope["http_version"] == "1.0":
             send = without_chunks(cycle)
+        elif cycle.waiting_for_100_continue:
+            send = closing_unless_continued(cycle)
         await self._app(scope, receive, send)
 
     def on_response_complete(self) -> None:
@@ -351,6 +361,20 @@ def _raw_response(error: ApiError) -> bytes:
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + error.body
+
+
+def closing_unless_continued(cycle: RequestResponseCycle) -> Send:
+    """Wrap `cycle.send` for a client that asks before it sends its body.
+
+    It sends none after an error. Its next request must not be read as that body.
+    """
+
+    async def send(message: Message) -> None:
+        if cycle.waiting_for_100_continue and cycle.more_body:
+            cycle.keep_alive = False
+        await cast("Send", cycle.send)(message)
+
+    return send
 
 
 def without_chunks(cycle: RequestResponseCycle) -> Send:

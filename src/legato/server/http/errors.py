@@ -134,6 +134,10 @@ def malformed_http() -> ApiError:
     return invalid_request("this is not valid HTTP")
 
 
+def one_host_needed() -> ApiError:
+    return invalid_request("a request has one Host header (of HTTP/1.0, one at most)")
+
+
 def unknown_transfer_coding() -> ApiError:
     message = "of transfer codings, the server knows chunked alone"
     detail = ErrorDetail(message, _INVALID, code="unknown_transfer_coding")

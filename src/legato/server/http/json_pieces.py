@@ -8,6 +8,8 @@ import msgspec
 from msgspec import UNSET
 
 _NUMBERS_PER_PIECE = 1024
+_PIECE_BYTES = 2**16
+_LARGE_BYTES = 2**12
 
 
 class _InPieces:
@@ -89,6 +91,32 @@ def _object_pieces(struct: msgspec.Struct) -> Iterator[bytes]:
             yield from json_pieces(value)
             separator = b","
     yield b"{}" if separator == b"{" else b"}"
+
+
+def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small pieces. Large ones are passed on as they are: all who hold one share its bytes."""
+    small = bytearray()
+    for piece in pieces:
+        is_large = len(piece) >= _LARGE_BYTES
+        if not is_large:
+            small += piece
+        if small and (is_large or len(small) >= _PIECE_BYTES):
+            yield bytes(small)
+            small.clear()
+        if is_large:
+            yield piece
+    if small:
+        yield bytes(small)
+
+
+def cut(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Cut large pieces: little of an answer is held for a client that does not read."""
+    for piece in pieces:
+        if len(piece) <= _PIECE_BYTES:
+            yield piece
+            continue
+        for start in range(0, len(piece), _PIECE_BYTES):
+            yield piece[start : start + _PIECE_BYTES]
 
 
 class Kept:

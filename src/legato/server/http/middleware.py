@@ -237,6 +237,28 @@ class ReadBody:
         return body  # no copy: copying megabytes blocks the event loop for milliseconds
 
 
+class AnswerHead:
+    """Answers HEAD as GET, but for the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        is_answered = False
+
+        async def send_head(message: Message) -> None:
+            nonlocal is_answered
+            if not is_answered:
+                is_answered = True
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
 class CancelOnDisconnect:
     """Cancels the application when the client disconnects, streaming or not.
 
@@ -355,9 +377,8 @@ class AddVersion:
 def allowed_methods(scope: Scope, routes: Iterable[BaseRoute]) -> list[str]:
     """Return the methods that a request's path takes, in order; empty if it is no endpoint."""
     taking = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
-    return sorted(
-        {one for route in taking if isinstance(route, Route) for one in route.methods or ()}
-    )
+    methods = {one for route in taking if isinstance(route, Route) for one in route.methods or ()}
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))  # by `AnswerHead`
 
 
 def no_such_endpoint(scope: Scope, routes: Iterable[BaseRoute]) -> ApiError:

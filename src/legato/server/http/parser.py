@@ -7,7 +7,12 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from legato.server.http.errors import ApiError, malformed_http, unknown_transfer_coding
+from legato.server.http.errors import (
+    ApiError,
+    malformed_http,
+    one_host_needed,
+    unknown_transfer_coding,
+)
 
 _HEAD = ("on_message_begin", "on_url", "on_header", "on_headers_complete")
 _REST = ("on_body", "on_chunk_header", "on_message_complete")
@@ -28,8 +33,9 @@ def head_refusal(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> A
         return malformed_http()
     if codings and codings != [b"chunked"]:
         return unknown_transfer_coding()
-    if sum(name == b"host" for name, _ in headers) > 1:  # RFC 9112, section 3.2
-        return malformed_http()
+    num_hosts = sum(name == b"host" for name, _ in headers)  # RFC 9112, section 3.2
+    if num_hosts > 1 or (num_hosts == 0 and http_version != "1.0"):
+        return one_host_needed()
     return None
 
 

@@ -151,7 +151,7 @@ class CompletionFormat:
         writer = self._writer()
         return _ShownPrompt(
             token_ids=keep(numbers(prompt)),
-            scores=keep(self._logprobs.prompt(scored)),
+            scores=keep(self._logprobs.prompt(scored, asked.num_prompt_logprobs)),
             columns=writer.prompt_columns(prompt, scored, echoed, starts).each(keep),
             writer=writer,
         )
@@ -164,7 +164,7 @@ class CompletionFormat:
             logprobs=self._whole_logprobs(completion, prompt),
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
-            prompt_logprobs=array(prompt.scores) if asked.shows_prompt_logprobs else None,
+            prompt_logprobs=None if asked.num_prompt_logprobs is None else array(prompt.scores),
             prompt_token_ids=array(prompt.token_ids) if asked.returns_token_ids else None,
             token_ids=self._tokens(completion.token_ids) or None,
         )

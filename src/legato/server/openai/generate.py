@@ -40,11 +40,11 @@ _FIELD_NAMES = {
 
 
 class IdLogprob(msgspec.Struct, frozen=True):
-    """Attributes: `rank`: 1 for the most likely token."""
+    """Attributes: `rank`: 1 for the most likely token; of `logprob_token_ids`, none is known."""
 
     token_id: int
     logprob: float
-    rank: int
+    rank: int | None
 
 
 class SampledIdLogprob(IdLogprob, frozen=True):
@@ -200,7 +200,10 @@ class GenerateFormat:
         }
         reason = output.finish_reason
         if self._mode == "tokens":
-            logprobs = None if output.logprobs is None else _id_logprobs(output.logprobs)
+            logprobs = None
+            if output.logprobs is not None:
+                is_ranked = self._asked.params.logprob_token_ids is None
+                logprobs = _id_logprobs(output.logprobs, is_ranked=is_ranked)
             return TokensChoice(finish_reason=reason, logprobs=logprobs, **common)
         common["logprobs"] = self._logprobs.chat(output.logprobs)
         if self._mode == "text":
@@ -214,22 +217,28 @@ class GenerateFormat:
         return array(numbers(self._prompt)) if self._asked.returns_token_ids else UNSET
 
 
-def _id_logprobs(entries: Iterable[TokenLogprobs]) -> IdLogprobs:
-    return IdLogprobs(array(map(_id_entry, entries)))
+def _id_logprobs(entries: Iterable[TokenLogprobs], *, is_ranked: bool) -> IdLogprobs:
+    """Args: is_ranked: whether `top` has the most likely tokens, not those of the request."""
+    return IdLogprobs(array(_id_entry(entry, is_ranked=is_ranked) for entry in entries))
 
 
-def _id_entry(entry: TokenLogprobs) -> bytes:
-    ranked = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, 1)}
+def _id_entry(entry: TokenLogprobs, *, is_ranked: bool) -> bytes:
     sampled = {entry.token_id: (entry.logprob, entry.rank)}
-    top = b",".join(_id_logprob(token_id, *one) for token_id, one in (sampled | ranked).items())
+    others = {
+        token_id: (logprob, rank if is_ranked else None)
+        for rank, (token_id, logprob) in enumerate(entry.top, 1)
+    }
+    shown = sampled | others | sampled  # first, and with its own rank
+    top = b",".join(_id_logprob(token_id, *one) for token_id, one in shown.items())
     return b'%b,"top_logprobs":[%b]}' % (
         _id_logprob(entry.token_id, entry.logprob, entry.rank)[:-1],
         top,
     )
 
 
-def _id_logprob(token_id: int, logprob: float, rank: int) -> bytes:
-    return b'{"token_id":%d,"logprob":%b,"rank":%d}' % (token_id, number(logprob), rank)
+def _id_logprob(token_id: int, logprob: float, rank: int | None) -> bytes:
+    shown_rank = b"null" if rank is None else b"%d" % rank
+    return b'{"token_id":%d,"logprob":%b,"rank":%b}' % (token_id, number(logprob), shown_rank)
 
 
 @router.post(
@@ -262,7 +271,7 @@ async def generate(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) ->
         asked,
         outcome.prompts,
         arrival=arrival,
-        operation="text_completion",
+        operation="generate",
         kv_transfer=transfer,
         field_names=_FIELD_NAMES,
     )

@@ -100,10 +100,15 @@ class LogprobsWriter:
         """Return the entries as JSON; each stands for a `TokenLogprob`."""
         return [msgspec.Raw(self._chat_entry(entry)) for entry in entries]
 
-    def prompt(self, scored: Sequence[TokenScores]) -> Iterator[bytes]:
-        """Yield the items of a `PromptLogprobs`. Args: scored: the tokens from the second on."""
+    def prompt(self, scored: Sequence[TokenScores], num_top: int | None = None) -> Iterator[bytes]:
+        """Yield the items of a `PromptLogprobs`.
+
+        Args:
+            scored: the tokens from the second on.
+            num_top: how many alternatives to show; None shows all.
+        """
         yield b"null"
-        yield from map(self._prompt_entry, entries_of(scored))
+        yield from (self._prompt_entry(entry, num_top) for entry in entries_of(scored))
 
     def _chat_entry(self, entry: TokenLogprobs) -> bytes:
         top = b",".join([self._chat_token(*pair) + b"}" for pair in entry.top])
@@ -118,8 +123,8 @@ class LogprobsWriter:
         text = self.name(token_id)
         return b'{"token":%b,"logprob":%b,"bytes":%b' % (text, number(logprob), data)
 
-    def _prompt_entry(self, entry: TokenLogprobs) -> bytes:
-        ranked = [(*pair, rank) for rank, pair in enumerate(entry.top, start=1)]
+    def _prompt_entry(self, entry: TokenLogprobs, num_top: int | None) -> bytes:
+        ranked = [(*pair, rank) for rank, pair in enumerate(entry.top[:num_top], start=1)]
         scores = {
             token_id: b'"%d":{"logprob":%b,"rank":%d,"decoded_token":%b}'
             % (token_id, number(logprob), rank, self.text(token_id))

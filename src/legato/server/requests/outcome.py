@@ -46,10 +46,11 @@ class Warned(msgspec.Struct, frozen=True, tag=True):
 
 
 class InputItem(msgspec.Struct, frozen=True, tag=True):
-    """A part: the next item of a response's input, in JSON, without an id.
+    """A part: the next item of a response's input, without an id.
 
     Attributes:
         prefix: of the id that the server adds.
+        data: the item in JSON, but for its opening brace: the id comes first.
     """
 
     prefix: str
@@ -131,8 +132,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         echo_starts: where each token of an echoed prompt begins in its text, in characters, for log
             probabilities; empty for a prompt that was given in tokens.
         is_echo_only: whether the answer has only the prompts, perhaps with scores.
-        shows_prompt_logprobs: whether the request has `prompt_logprobs`; `params` may have it for
-            an echo's log probabilities.
+        num_prompt_logprobs: the request's `prompt_logprobs`; `params` may have more for an echo's
+            log probabilities.
         returns_token_ids: whether answers have the token ids of prompts and completions.
         names_tokens_by_id: whether log probabilities name tokens by their ids, not their texts.
         calls_functions: whether the request uses OpenAI's older `functions`.
@@ -149,7 +150,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     echoed: tuple[str, ...] | None = None
     echo_starts: tuple[TokenIds, ...] = ()
     is_echo_only: bool = False
-    shows_prompt_logprobs: bool = False
+    num_prompt_logprobs: int | None = None
     returns_token_ids: bool = False
     names_tokens_by_id: bool = False
     calls_functions: bool = False

@@ -345,7 +345,7 @@ class RequestReader:
             echoed=tuple(echoed) if request.echo else None,
             echo_starts=tuple(echo_starts),
             is_echo_only=request.is_echo_only,
-            shows_prompt_logprobs=request.prompt_logprobs is not None,
+            num_prompt_logprobs=request.prompt_logprobs,
         )
 
     def _generate(self, body: bytes) -> Iterator[Part | End]:

@@ -181,7 +181,7 @@ _PREFIXES = {
 
 def shown_item(item: Item) -> InputItem:
     """Return an item as it is stored, shown to clients and used in later turns."""
-    return InputItem(_PREFIXES[item.type], msgspec.json.encode(item.shown()))
+    return InputItem(_PREFIXES[item.type], msgspec.json.encode(item.shown())[1:])
 
 
 def messages_of(items: Iterable[Placed]) -> Iterator[tuple[str, dict[str, Any]]]:

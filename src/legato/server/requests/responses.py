@@ -7,7 +7,14 @@ import msgspec
 from pydantic import Field, model_validator
 
 from legato.core.errors import InvalidRequestError
-from legato.server.limits import MAX_MESSAGES, MAX_METADATA, MAX_TEMPLATE_VARIABLES, MAX_TOOLS
+from legato.server.limits import (
+    MAX_MESSAGES,
+    MAX_METADATA,
+    MAX_REPEATED_BYTES,
+    MAX_REPEATED_FIELD_BYTES,
+    MAX_TEMPLATE_VARIABLES,
+    MAX_TOOLS,
+)
 from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.generation import GenerationOptions, NumLogprobs
 from legato.server.requests.neutral import CacheRetention, Metadata, ServiceTier, Verbosity
@@ -188,17 +195,27 @@ class ResponsesRequest(GenerationOptions):
         """Return the input items, with references resolved.
 
         Raises:
-            InvalidRequestError: a referred item is not stored.
+            InvalidRequestError: a referred item is not stored, or referred to twice.
         """
+        seen = set[str]()
         for i, item in enumerate(self.input):
-            if isinstance(item, ItemReference) and item.id not in found:
+            if not isinstance(item, ItemReference):
+                continue
+            if item.id not in found:
                 raise InvalidRequestError(
                     f"the item {item.id!r} is not stored", param=f"input.{i}", code="item_not_found"
                 )
+            if item.id in seen:  # or a short body could fill the store
+                raise InvalidRequestError(f"{item.id!r} is referred to twice", param=f"input.{i}")
+            seen.add(item.id)
         return [found[item.id] if isinstance(item, ItemReference) else item for item in self.input]
 
     def shown(self) -> dict[str, bytes]:
-        """Return the fields that the answer repeats: key the field, value JSON."""
+        """Return the fields that the answer repeats: key the field, value JSON.
+
+        Raises:
+            InvalidRequestError: one of them is too long, or all together.
+        """
         text = self.text or TextOptions()
         form = text.format or TextFormat(type="text")
         told = {
@@ -225,7 +242,18 @@ class ResponsesRequest(GenerationOptions):
             "truncation": self.truncation,
             "user": self.user,
         }
-        return {name: msgspec.json.encode(value) for name, value in told.items()}
+        shown = {name: msgspec.json.encode(value) for name, value in told.items()}
+        longest = max(shown, key=lambda name: len(shown[name]))
+        for what, num_bytes, limit in (
+            (longest, len(shown[longest]), MAX_REPEATED_FIELD_BYTES),
+            ("all fields", sum(map(len, shown.values())), MAX_REPEATED_BYTES),
+        ):
+            if num_bytes > limit:
+                raise InvalidRequestError(
+                    f"{what}: {num_bytes} bytes of JSON for the answer to repeat, over {limit}",
+                    param=longest,
+                )
+        return shown
 
     def _tool_fields(self, offered: OfferedTools) -> dict[str, Any]:
         """Return the chat's fields for tools."""

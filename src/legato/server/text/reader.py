@@ -55,12 +55,28 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
 def bound_memory() -> None:
     """Let this process take `READER_MEMORY_BYTES` more memory; no core dump if it fails."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _let_grow(READER_MEMORY_BYTES)
+
+
+@contextmanager
+def memory_bound(num_bytes: int) -> Iterator[None]:
+    """Let this process take so much more memory within the block; beyond that, `MemoryError`."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    _let_grow(num_bytes)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _let_grow(num_bytes: int) -> None:
+    """Lower the limit of this process's memory to so much more than it has, if it is higher."""
     if not _STATM.exists():  # only Linux enforces this limit
         return
     num_pages = int(_STATM.read_text().split()[0])
-    limit = num_pages * resource.getpagesize() + READER_MEMORY_BYTES
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or limit < hard:
+    limit = num_pages * resource.getpagesize() + num_bytes
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY or limit < soft:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 

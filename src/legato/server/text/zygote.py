@@ -17,6 +17,7 @@ from collections.abc import Callable
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import UnsupportedModelError
 from legato.engine.process.channel import ChannelClosedError, FrameDecoder, Ping, Pong, pack_frame
+from legato.server.limits import TEMPLATE_MEMORY_BYTES
 from legato.server.requests.read import RequestReader
 from legato.server.text import reader
 from legato.server.text.messages import (
@@ -89,15 +90,22 @@ class Zygote:
         self._obey(tokenizer, defaults, asked.timeout_s)
 
     def _try_template(self, tokenizer: Tokenizer, timeout_s: float) -> None:
-        """Try the template in a child first, since it may loop; then here, to compile it."""
+        """Try the template in a child first, since it may loop; then here, to compile it.
+
+        Both have the same limits: Jinja goes on where a constant is too large for one, and would
+        make it where there is none.
+        """
 
         def warm_up() -> None:
             with reader.time_bound(timeout_s):
                 tokenizer.warm_up()
+                with reader.memory_bound(TEMPLATE_MEMORY_BYTES):
+                    tokenizer.try_template()
 
         if self._status_of(_TRIAL, warm_up) == 0:
-            warm_up()
-            return
+            with contextlib.suppress(MemoryError):
+                warm_up()
+                return
         tokenizer.template_problem = (
             f"the chat template does not work: it took more than {timeout_s:g} s of "
             "processor time for one short message, or more memory than it may"

@@ -3,9 +3,11 @@
 import asyncio
 import itertools
 import logging
+import os
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +53,7 @@ class ZygoteProcess:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loaded: asyncio.Future[TextLoaded] = asyncio.get_running_loop().create_future()
         self._frames = FrameDecoder(FromZygote)
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()  # each with its descriptors
         self._statuses: dict[int, asyncio.Future[int]] = {}  # key: number of a running reader
         self._started_s = time.monotonic()
         self._socket, theirs = socket.socketpair()
@@ -77,23 +80,56 @@ class ZygoteProcess:
         return await asyncio.shield(self._loaded)
 
     def send(self, message: ToZygote, fds: Sequence[int] = ()) -> None:
-        """Send a message, unless the zygote is gone."""
-        frame = pack_frame(message)
-        try:
-            is_sent = socket.send_fds(self._socket, [frame], fds) == len(frame)
-        except OSError:
-            is_sent = False
-        if not is_sent:
-            self._lose()
+        """Send a message, now or once the zygote reads on, unless it is gone.
+
+        Raises:
+            OSError: there are no free descriptors for copies of `fds`.
+        """
+        if self.lost.done():
+            return
+        self._unsent.append((pack_frame(message), [os.dup(fd) for fd in fds]))
+        if len(self._unsent) == 1:
+            self._send_on()
+
+    def _send_on(self) -> None:
+        """Send what the socket takes; the rest follows when it takes more."""
+        loop = asyncio.get_running_loop()
+        loop.remove_writer(self._socket)
+        while self._unsent:
+            frame, fds = self._unsent[0]
+            try:
+                num_bytes = socket.send_fds(self._socket, [frame], fds)
+            except BlockingIOError:
+                num_bytes = 0
+            except OSError:
+                self._lose()
+                return
+            if num_bytes:  # descriptors go with the first byte
+                self._unsent[0] = frame[num_bytes:], []
+                for fd in fds:
+                    os.close(fd)
+            if num_bytes < len(frame):
+                loop.add_writer(self._socket, self._send_on)
+                return
+            self._unsent.popleft()
 
     async def fork(self, niceness: int) -> ReaderProcess | None:
         """Fork a reader; return None if that fails, for example because the zygote is gone."""
         number = next(_numbers)
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # no free descriptors
+            logger.error("no process can be forked: %s", error)
+            return None
         with theirs:
             reader = ReaderProcess(number, *await asyncio.open_connection(sock=ours))
+            try:
+                self.send(Fork(number, niceness), [theirs.fileno()])
+            except OSError as error:
+                logger.error("no process can be forked: %s", error)
+                reader.close()
+                return None
             self._statuses[number] = reader.status
-            self.send(Fork(number, niceness), [theirs.fileno()])
         try:
             if await reader.begun():
                 return reader
@@ -156,7 +192,12 @@ class ZygoteProcess:
             return
         self.lost.set_result(None)
         asyncio.get_running_loop().remove_reader(self._socket)
+        asyncio.get_running_loop().remove_writer(self._socket)
         self._socket.close()
+        for _, fds in self._unsent:
+            for fd in fds:
+                os.close(fd)
+        self._unsent.clear()
         if not self._loaded.done():
             error = EngineDeadError("the process that loads the tokenizer died")
             self._loaded.set_exception(error)

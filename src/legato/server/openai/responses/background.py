@@ -9,14 +9,15 @@ from legato.server.context import Context
 from legato.server.generation.answer_recorder import AnswerRecorder
 from legato.server.generation.job import Job
 from legato.server.generation.run import running
+from legato.server.http.bodies import EVENT_END, typed_event_pieces
 from legato.server.http.errors import ApiError, as_api_error, naming_fields
-from legato.server.http.json_pieces import json_pieces
+from legato.server.http.json_pieces import cut, joined
 from legato.server.http.paced import next_slice
-from legato.server.openai.responses.format import ResponsesFormat
+from legato.server.openai.responses.events import StreamError
+from legato.server.openai.responses.format import ResponsesFormat, stored_pieces
 from legato.server.openai.responses.output import ResponseAnswer, Status
 
-_EVENT_END = b"\n\n"
-_EVENT_BYTES = 64
+_EVENT_BYTES = 128
 """Memory of an event beside its text."""
 _EVENTS_AT_ONCE = 64
 _PAGE_BYTES = 2**16
@@ -24,19 +25,32 @@ _PAGE_BYTES = 2**16
 
 
 class EventLog:
-    """The events of a stream, for clients that follow it from any of them on."""
+    """The events of a stream, for clients that follow it from any of them on.
+
+    Events and clients share the bytes of large pieces.
+    """
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self._events: list[bytes] = []
+        self._events: list[tuple[bytes, ...]] = []
+        self._unfinished: list[bytes] = []  # pieces of the next event
+        self._num_events = 0
         self._is_ended = False
+        self._is_dropped = False
         self._changed = asyncio.Event()
 
-    def append(self, data: bytes) -> None:
-        """Append whole events."""
-        for event in data.split(_EVENT_END)[:-1]:
-            self._events.append(event + _EVENT_END)
-            self.num_bytes += len(event) + _EVENT_BYTES
+    def append(self, pieces: Iterable[bytes]) -> None:
+        """Append pieces of events, as made by `typed_event_pieces`."""
+        if self._is_dropped:
+            return
+        for piece in pieces:
+            self._unfinished.append(piece)
+            if piece == EVENT_END:
+                event = tuple(joined(self._unfinished))
+                self._unfinished.clear()
+                self._events.append(event)
+                self._num_events += 1
+                self.num_bytes += sum(map(len, event)) + _EVENT_BYTES
         self._tell()
 
     def end(self) -> None:
@@ -44,16 +58,31 @@ class EventLog:
         self._is_ended = True
         self._tell()
 
+    def drop(self) -> None:
+        """Forget all events. Clients that have not read them all get an error in their place."""
+        self._num_events += not self._is_ended  # one that will not come
+        self._is_dropped = True
+        self._events.clear()
+        self.end()
+
     async def after(self, number: int) -> AsyncGenerator[bytes]:
-        """Yield the events after one, as they come; the first has the number 0."""
+        """Yield the events after one, as they come, in small slices; the first has the number 0."""
         unread = number + 1
         while True:
             changed = self._changed
-            while unread < len(self._events):
+            while unread < self._num_events:
+                if self._is_dropped:
+                    yield b"".join(typed_event_pieces([StreamError(sequence_number=unread)]))
+                    return
                 some = self._events[unread : unread + _EVENTS_AT_ONCE]
                 unread += len(some)
-                yield b"".join(some)
-            if self._is_ended and unread >= len(self._events):
+                pieces, is_all = cut(chain.from_iterable(some)), False
+                while not is_all:
+                    made, is_all = next_slice(pieces)
+                    data = b"".join(made)
+                    made.clear()  # the client may read no more for long
+                    yield data
+            if self._is_ended and unread >= self._num_events:
                 return
             if changed is self._changed:
                 await changed.wait()
@@ -72,7 +101,7 @@ class BackgroundRun:
 
     Args:
         grown: called when it has grown.
-        finish: called with the response in JSON, at its end.
+        finish: called with the pieces of the response's JSON, at its end.
     """
 
     def __init__(
@@ -82,7 +111,7 @@ class BackgroundRun:
         response: ResponsesFormat,
         *,
         grown: Callable[[], object],
-        finish: Callable[[bytearray], object],
+        finish: Callable[[list[bytes]], object],
     ) -> None:
         self.log = EventLog() if job.is_streamed else None
         self.num_bytes = 0
@@ -96,8 +125,9 @@ class BackgroundRun:
         self._counted_bytes = 0
         self._status: Status = "queued"
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._append(b"".join(self._writer.written(response.queued())))
-        self._task = asyncio.create_task(self._run())
+        self._append(list(self._writer.written(response.queued())))
+        self._making = asyncio.create_task(self._make())
+        self._ending = asyncio.create_task(self._end())  # never cancelled: it finishes the response
 
     async def begun(self) -> None:
         """Wait until the engine has the request; raises as `running`."""
@@ -109,26 +139,35 @@ class BackgroundRun:
         return self._response.so_far(self._status)
 
     def cancel(self) -> None:
-        """End it early; this has no effect after its end."""
-        self._task.cancel()
+        """End it early; this has no effect on a response that has ended, or is ending."""
+        self._making.cancel()
+
+    def drop(self) -> None:
+        """End it early, and forget its events: it is no longer stored."""
+        self.cancel()
+        if self.log is not None:
+            self.log.drop()
 
     async def cancelled(self) -> None:
         """End it early, and wait for the end."""
         self.cancel()
-        await asyncio.wait([self._task])
+        await asyncio.wait([self._ending])
 
-    async def _run(self) -> None:
+    async def _end(self) -> None:
+        """Append the last events once the job has ended or was cancelled."""
+        await asyncio.wait([self._making])
+        is_cancelled = self._making.cancelled()
         try:
-            await self._append_all(await self._ended())
-        except asyncio.CancelledError:
-            await self._append_all(self._closed("cancelled"))
+            await self._append_all(
+                self._closed("cancelled") if is_cancelled else self._making.result()
+            )
         finally:
             if not self._begun.done():
                 self._begun.set_result(None)
             if self.log is not None:
                 self.log.end()
 
-    async def _ended(self) -> Iterable[bytes]:
+    async def _make(self) -> Iterable[bytes]:
         """Run the job; return the events of its end. Making them finishes the response."""
         try:
             with naming_fields(**self._job.field_names), self._context.lifecycle.in_flight():
@@ -147,30 +186,29 @@ class BackgroundRun:
 
     def _closed(self, status: Status, error: ApiError | None = None) -> Iterator[bytes]:
         """Finish a response that ends early; yield a pause after each piece of it."""
-        data = bytearray()
-        for piece in json_pieces(self._response.closed(status, error)):
-            data += piece
+        data: list[bytes] = []
+        for piece in stored_pieces(self._response.closed(status, error)):
+            data.append(piece)
             yield b""
         self._finish(data)
 
     async def _append_all(self, pieces: Iterable[bytes]) -> None:
         """Append the last events, made in slices."""
-        data, unread, is_all = bytearray(), iter(pieces), False
+        unread, is_all = iter(pieces), False
         while not is_all:
             made, is_all = next_slice(unread)
-            data += made
+            self._append(made)
             await self._context.turns.turn()
-        self._append(bytes(data))
 
     def _take(self, choice: int, delta: CompletionDelta) -> None:
         self._status = "in_progress"
         self._recorder.sent(choice, delta)
-        self._append(self._writer.delta(choice, delta))
+        self._append(list(self._writer.pieces(choice, delta)))
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, pieces: list[bytes]) -> None:
         if self.log is not None:
-            self.log.append(data)
-        self.num_bytes += len(data)
+            self.log.append(pieces)
+        self.num_bytes += sum(map(len, pieces))
         if self.num_bytes - self._counted_bytes > _PAGE_BYTES:
             self._counted_bytes = self.num_bytes
             self._grown()

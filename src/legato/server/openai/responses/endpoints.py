@@ -13,7 +13,7 @@ from legato.server.generation.answer import respond
 from legato.server.generation.job import Job
 from legato.server.http.bodies import EventStream, JsonBytes, json_response, pieces_response
 from legato.server.http.errors import invalid_request, not_found
-from legato.server.http.json_pieces import json_pieces
+from legato.server.http.json_pieces import in_pieces, json_pieces
 from legato.server.http.paced import PacedResponse
 from legato.server.openai.responses.background import BackgroundRun
 from legato.server.openai.responses.format import ResponsesFormat
@@ -78,7 +78,7 @@ async def create_response(
     [terms] = [part for part in outcome.parts if isinstance(part, ResponseTerms)]
     response = _new_response(arrival, outcome, terms)
 
-    def keep(body: bytearray) -> bool:
+    def keep(body: list[bytes]) -> bool:
         response.body = body
         if terms.is_background:
             return store.count_again(arrival.tenant, response)
@@ -102,7 +102,7 @@ async def create_response(
         finish=keep,
     )
     if not store.put(arrival.tenant, response):
-        run.cancel()
+        run.drop()
         raise invalid_request("the response is too large to be stored (--max-stored-size)")
     try:
         await run.begun()
@@ -174,6 +174,7 @@ async def cancel_response(
 )
 async def list_input_items(
     response_id: str,
+    context: ContextDep,
     store: StoreDep,
     arrival: ArrivalDep,
     after: str | None = None,
@@ -190,15 +191,13 @@ async def list_input_items(
             raise not_found(f"there is no item {after!r} in this response's input")
         items = items[ids.index(after) + 1 :]
     shown = items[:limit]
-    data: Any = [msgspec.Raw(item) for _, item in shown]
-    return json_response(
-        InputItemList(
-            data=data,
-            first_id=shown[0][0] if shown else None,
-            last_id=shown[-1][0] if shown else None,
-            has_more=len(items) > limit,
-        )
+    answer = InputItemList(
+        data=[in_pieces(pieces) for _, pieces in shown],
+        first_id=shown[0][0] if shown else None,
+        last_id=shown[-1][0] if shown else None,
+        has_more=len(items) > limit,
     )
+    return PacedResponse(json_pieces(answer), context.turns)
 
 
 async def _outcome(
@@ -215,7 +214,7 @@ async def _outcome(
 def _new_response(arrival: Arrival, outcome: Outcome, terms: ResponseTerms) -> StoredResponse:
     items = tuple(part for part in outcome.parts if isinstance(part, InputItem))
     response_id = f"resp_{arrival.answer_id}"
-    return StoredResponse(response_id, bytearray(), items, terms.previous_response_id)
+    return StoredResponse(response_id, (), items, terms.previous_response_id)
 
 
 def _shown(
@@ -237,5 +236,5 @@ def _shown(
             )
         return EventStream(run.log.after(starting_after))
     if run is None or response.body:
-        return pieces_response(response.pieces())
+        return pieces_response(response.body)
     return PacedResponse(json_pieces(run.so_far), context.turns)

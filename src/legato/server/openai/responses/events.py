@@ -101,6 +101,15 @@ class InputDone(_OfItem, frozen=True, tag="response.custom_tool_call_input.done"
     input: str
 
 
+class StreamError(TypedEvent, frozen=True, tag="error"):
+    """The last event of a stream whose response is no longer stored."""
+
+    sequence_number: int
+    code: str = "response_not_stored"
+    message: str = "the response is no longer stored: it was deleted, or others took its room"
+    param: str | None = None
+
+
 class EventNumbers:
     """Numbers events from 0, in the order in which they are written."""
 

@@ -12,9 +12,9 @@ from legato.engine.frontend.message import MessageReader, TextSpan
 from legato.server.generation.answer_format import UsageCounter
 from legato.server.generation.job import Job
 from legato.server.generation.typed_events import TypedEventWriter
-from legato.server.http.bodies import TypedEvent
+from legato.server.http.bodies import TypedEvent, in_one_line
 from legato.server.http.errors import ApiError
-from legato.server.http.json_pieces import in_pieces, json_pieces
+from legato.server.http.json_pieces import in_pieces, joined, json_pieces
 from legato.server.openai.logprobs import LogprobsWriter, TokenLogprob
 from legato.server.openai.responses.events import (
     EventNumbers,
@@ -37,10 +37,8 @@ from legato.server.openai.responses.output_tokens import OutputTokens
 from legato.server.requests.outcome import Generation, ResponseTerms
 from legato.text.vocabulary import Vocabulary
 
-Keep = Callable[[bytearray], bool]
-"""Stores a finished response, given in JSON; returns whether there was room."""
-
-_PIECE_BYTES = 2**16
+Keep = Callable[[list[bytes]], bool]
+"""Stores a finished response, given in pieces of JSON; returns whether there was room."""
 
 
 class ResponsesFormat:
@@ -69,7 +67,8 @@ class ResponsesFormat:
         self._finish_reason: FinishReason | None = None
         self._shows_logprobs = terms.shows_logprobs
         self._keep = keep
-        shown: dict[str, Any] = {name: msgspec.Raw(data) for name, data in terms.shown.items()}
+        # Encoded once: its events, the store and those who follow it share these bytes.
+        shown = {name: in_pieces([in_one_line(data)]) for name, data in terms.shown.items()}
         self._fixed: dict[str, Any] = {
             **shown,
             "id": f"resp_{job.arrival.answer_id}",
@@ -160,15 +159,19 @@ class ResponsesFormat:
         if self._keep is None:
             yield from json_pieces(answer)
             return
-        data = bytearray()
-        for piece in json_pieces(answer):
-            data += piece
+        data: list[bytes] = []
+        for piece in stored_pieces(answer):
+            data.append(piece)
             yield b""  # a pause, as after each piece
         if self._keep(data):
-            for start in range(0, len(data), _PIECE_BYTES):
-                yield bytes(data[start : start + _PIECE_BYTES])
+            yield from data
         else:
             yield from json_pieces(msgspec.structs.replace(answer, store=False))
+
+
+def stored_pieces(answer: ResponseAnswer) -> Iterator[bytes]:
+    """Return the JSON of a response as it is stored, without line ends."""
+    return joined(map(in_one_line, json_pieces(answer)))
 
 
 def _as_error(error: ApiError) -> ResponseError:

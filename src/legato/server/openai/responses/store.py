@@ -1,7 +1,7 @@
 """Stores responses in memory, within bounds, for later turns."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -11,42 +11,36 @@ from legato.server.openai.responses.background import BackgroundRun
 from legato.server.requests.outcome import InputItem, NeedsStored
 
 _PREFIX = "resp_"
-_PIECE_BYTES = 2**16
 
 
 class StoredResponse(msgspec.Struct):
     """One response.
 
     Attributes:
-        body: the response in JSON; empty while it is made in the background.
+        body: the response in JSON, in pieces; empty while it is made in the background.
         run: of a response in the background.
     """
 
     id: str
-    body: bytearray
+    body: Sequence[bytes]
     input: tuple[InputItem, ...]
     previous_id: str | None
     run: BackgroundRun | None = None
 
     @property
     def num_bytes(self) -> int:
-        num_bytes = len(self.body) + sum(len(item.data) for item in self.input)
+        num_bytes = sum(map(len, self.body)) + sum(len(item.data) for item in self.input)
         if self.run is None:
             return num_bytes
         log = self.run.log
         return num_bytes + (self.run.num_bytes if not self.body else log.num_bytes if log else 0)
 
-    def pieces(self) -> list[bytes]:
-        """Return the response's JSON, in pieces."""
-        starts = range(0, len(self.body), _PIECE_BYTES)
-        return [bytes(self.body[start : start + _PIECE_BYTES]) for start in starts]
-
-    def input_items(self) -> list[tuple[str, bytes]]:
-        """Return the ids of its input items, each with the item's JSON."""
+    def input_items(self) -> list[tuple[str, list[bytes]]]:
+        """Return the ids of its input items, each with the pieces of the item's JSON."""
         suffix = self.id.removeprefix(_PREFIX)
         ids = [f"{item.prefix}_{suffix}_in{i}" for i, item in enumerate(self.input)]
         return [
-            (item_id, b'{"id":' + msgspec.json.encode(item_id) + b"," + item.data[1:])
+            (item_id, [b'{"id":' + msgspec.json.encode(item_id) + b",", item.data])
             for item_id, item in zip(ids, self.input, strict=True)
         ]
 
@@ -70,7 +64,7 @@ class _Kept:
         response = self.by_id.pop(response_id)
         self.num_bytes -= self._counted.pop(response_id)
         if response.run is not None:
-            response.run.cancel()
+            response.run.drop()
 
     def remove_oldest(self) -> None:
         self.remove(next(iter(self.by_id)))
@@ -189,8 +183,8 @@ def _check_ended(response: StoredResponse, param: str) -> None:
 
 
 def _turn(response: StoredResponse) -> bytes:
-    items = b",".join(data for _, data in response.input_items())
-    return b'{"input":[' + items + b'],"response":' + response.body + b"}"
+    items = b",".join(b"".join(pieces) for _, pieces in response.input_items())
+    return b'{"input":[' + items + b'],"response":' + b"".join(response.body) + b"}"
 
 
 def _missing(message: str, *, param: str, code: str) -> ApiError:
