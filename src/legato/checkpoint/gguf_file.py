@@ -7,6 +7,7 @@ of every string, which takes seconds for a vocabulary; this module reads the hea
 import math
 import mmap
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,9 @@ class GGUFFile:
         tensors: key the tensor's name in the file, value its place.
 
     Raises:
-        UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, or a tensor that
-            extends beyond the file. Reading takes memory of at most a multiple of the file's size,
-            even with a false header.
+        UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, a tensor that
+            extends beyond the file, or two that overlap. Reading takes memory of at most a multiple
+            of the file's size, even with a false header.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,6 +89,10 @@ class GGUFFile:
         for name, tensor in self.tensors.items():
             if tensor.offset + tensor.num_bytes > len(self._data):
                 raise UnsupportedModelError(f"{path} is cut short: {name} lies past its end")
+        in_order = sorted(self.tensors.items(), key=lambda item: item[1].offset)
+        for (name, tensor), (following, other) in pairwise(in_order):
+            if tensor.offset + tensor.num_bytes > other.offset:
+                raise UnsupportedModelError(f"{path}: the tensors {name} and {following} overlap")
 
     @property
     def architecture(self) -> str:
