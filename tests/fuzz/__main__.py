@@ -2,9 +2,9 @@
 
 Each part takes as long: clients of a server with small limits; large bodies; changes of settings
 under running streams; answers of all sizes; pipelines, over one connection or several; floods by
-tenants of a server that sheds load; stopped and killed processes; and broken checkpoints. Beside
-each request, a stream and /health are watched. A server fails that delays them, answers with 5xx,
-logs a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
+tenants of a server that sheds load; stopped and killed processes; broken checkpoints; and
+files that ask for much memory. Beside each request, a stream and /health are watched. A server
+fails that delays them, answers with 5xx, logs a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from tests.fuzz import answers, pipelines
 from tests.fuzz.checkpoints import Seeds, memory_limit, try_one
 from tests.fuzz.clients import FLAGS, attack
 from tests.fuzz.floods import FLOOD_FLAGS, flood
+from tests.fuzz.hostile import ROOM_BYTES, HostileSeeds, try_hostile
 from tests.fuzz.large import overwhelm
 from tests.fuzz.openapi import check_answers
 from tests.fuzz.report import failures_of, print_told, print_watched
@@ -124,6 +125,23 @@ def _checkpoints(args: argparse.Namespace, folder: Path, console: Console) -> li
     return failures
 
 
+def _files(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    told: Counter[str] = Counter()
+    failures = []
+    end_s = time.monotonic() + _seconds(args)
+    seeds = HostileSeeds(folder)
+    for seed in _seeds(args):
+        if time.monotonic() > end_s:
+            break
+        try:
+            with memory_limit(ROOM_BYTES):
+                told += try_hostile(seeds, random.Random(seed), folder)
+        except Exception as error:
+            failures.append(f"files, seed {seed}: {type(error).__name__}: {error}")
+    print_told("files", told, console)
+    return failures
+
+
 def _stopped(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
     found = stop_processes(_seeds(args), _seconds(args), folder)
     print_told("stopped", found.told, console)
@@ -143,6 +161,7 @@ _PARTS: dict[str, Part] = {
     "floods": _floods,
     "document": _document,
     "checkpoints": _checkpoints,
+    "files": _files,
     "stopped": _stopped,
 }
 
