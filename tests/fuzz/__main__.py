@@ -2,9 +2,10 @@
 
 Each part takes as long: clients of a server with small limits; large bodies; changes of settings
 under running streams; answers of all sizes; pipelines, over one connection or several; floods by
-tenants of a server that sheds load; stopped and killed processes; broken checkpoints; and
-files that ask for much memory. Beside each request, a stream and /health are watched. A server
-fails that delays them, answers with 5xx, logs a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
+tenants of a server that sheds load; stopped and killed processes; broken checkpoints; and files
+that ask for much memory. Beside each request, a stream and /health are watched. A server fails that
+delays them, answers with 5xx, logs a traceback or keeps memory.
+`--only large --seed 17 --tries 1` runs a case again.
 """
 
 import argparse
