@@ -173,10 +173,12 @@ def claim_in_tokenizer(seeds: HostileSeeds, rng: random.Random, folder: Path) ->
     contents = json.loads(file.read_text())
     model = contents["model"]
     for _ in range(rng.randrange(1, 3)):
+        if not isinstance(model.get("vocab"), dict):
+            break  # the first change took it
         kind = rng.randrange(7)
         if kind == 0:
             model["vocab"][rng.choice(list(model["vocab"]))] = rng.choice(_SIZES)
-        elif kind == 1 and model.get("merges"):
+        elif kind == 1 and isinstance(model.get("merges"), list):
             texts = list(model["vocab"])
             model["merges"] += [[rng.choice(texts), rng.choice(texts)] for _ in range(1000)]
         elif kind == 2:
@@ -195,8 +197,10 @@ def claim_in_tokenizer(seeds: HostileSeeds, rng: random.Random, folder: Path) ->
                 nested = {"type": "Sequence", key: [nested]}
             contents[part] = nested
         elif kind == 5:
-            special = contents.setdefault("post_processor", {}) or {}
-            special |= {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}] * 9}
+            special: dict[str, Any] = {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "x"}}] * 9,
+            }
             token = {"id": "x", "ids": [rng.choice(_HUGE)], "tokens": ["x"]}
             special |= {"pair": [], "special_tokens": {"x": token}}
             contents["post_processor"] = special
