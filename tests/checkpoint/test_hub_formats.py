@@ -164,7 +164,7 @@ def open_and_load(folder: Path) -> None:
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin'"),
         ({"quant_method": "gptq", "bits": 4, "group_size": "x"}, "group_size is 'x'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
-        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "not two sizes"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "instead of two numbers from 1"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit"),
         ({"quant_method": "compressed-tensors", "format": "x"}, "no config_groups"),
         (

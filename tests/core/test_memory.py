@@ -3,12 +3,14 @@
 import errno
 import os
 import resource
-from pathlib import Path
 
+import psutil
 import pytest
 
 from legato.core import memory
+from legato.core.cache_config import CacheConfig
 from legato.core.errors import ConfigError
+from legato.executor.memory import cpu_cache_bytes
 
 _ALLOCATOR = "[enforce fail at alloc.cpp:1] err == 0. DefaultCPUAllocator: can't allocate memory"
 _NUMPY = "\n\nIMPORTANT: PLEASE READ THIS\n\nOriginal error was: x.so: failed to map segment from "
@@ -74,33 +76,22 @@ def test_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         memory.check_address_space()
 
 
-@pytest.mark.parametrize(
-    ("files", "own", "room"),
-    [
-        ({"a/memory.max": "900", "a/memory.current": "200"}, "0::/a/b", 700),
-        ({"a/memory.max": "max", "a/memory.current": "200"}, "0::/a", None),
-        (
-            {
-                "a/memory.max": "900",
-                "a/memory.current": "200",
-                "a/b/memory.max": "400",
-                "a/b/memory.current": "500",
-            },
-            "0::/a/b",
-            0,
-        ),
-        (
-            {"memory/c/memory.limit_in_bytes": "900", "memory/c/memory.usage_in_bytes": "100"},
-            "5:cpu,memory:/c\n4:pids:/",
-            800,
-        ),
-        ({}, "0::/", None),
-    ],
-)
-def test_the_tightest_control_group_counts(
-    tmp_path: Path, files: dict[str, str], own: str, room: int | None
-) -> None:
-    for name, contents in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(contents)
-    assert memory.cgroup_room_bytes(tmp_path, own) == room
+def test_memory_beyond_any_limit_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = psutil.Process().memory_info().vms
+    for limit, most in ((mapped + 2**24, 2**24), (2**20, 0)):
+        monkeypatch.setattr(memory, "address_space_bytes", lambda limit=limit: limit)
+        assert 0 <= memory.free_memory_bytes() <= most
+        assert memory.memory_bytes() <= limit
+    monkeypatch.undo()
+    monkeypatch.setattr(memory, "cgroup_room_bytes", lambda: 7 * 2**20)
+    monkeypatch.setattr(memory, "cgroup_limit_bytes", lambda: 8 * 2**20)
+    assert memory.free_memory_bytes() == 7 * 2**20
+    assert memory.memory_bytes() == 8 * 2**20
+    assert cpu_cache_bytes(CacheConfig()) == 7 * 2**18
+    assert cpu_cache_bytes(CacheConfig(gpu_memory_utilization=0.5)) == 7 * 2**19
+
+
+def test_a_size_beyond_the_machine_is_refused_by_name() -> None:
+    memory.check_size("--swap-space", 2**30, 2**30)
+    with pytest.raises(ConfigError, match=r"--swap-space is 1.00 GiB, but this machine has 0.50"):
+        memory.check_size("--swap-space", 2**30, 2**29)

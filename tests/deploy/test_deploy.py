@@ -159,6 +159,8 @@ def test_the_unit_serves_and_drains_in_time() -> None:
     assert server.timeout_drain_s < duration_s(service["TimeoutStopSec"])
     assert int(service["LimitNOFILE"]) > server.max_connections
     assert service["RestartPreventExitStatus"] == "2"
+    # An engine that is killed for want of memory is started again by its server.
+    assert service["OOMPolicy"] == "continue"
 
 
 def test_the_unit_is_verified(tmp_path: Path) -> None:

@@ -200,3 +200,17 @@ async def test_what_cannot_be_started() -> None:
     assert not engines()
     with pytest.raises(RuntimeError, match="has not been started"):
         await AsyncLLM().check_health()
+
+
+async def test_another_event_loop_gets_an_error(llm: AsyncLLM) -> None:
+    async def ask() -> Generation:
+        return await last(llm, "The sky is")
+
+    def elsewhere() -> None:
+        for call in (ask, llm.start, llm.shutdown):
+            with pytest.raises(RuntimeError, match="belongs to another event loop"):
+                asyncio.run(call())
+
+    await llm.start()
+    await asyncio.to_thread(elsewhere)
+    assert (await ask()).finished

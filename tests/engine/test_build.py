@@ -1,7 +1,20 @@
-"""What putting an engine together loads, and what it leaves to the front end."""
+"""What putting an engine together loads, leaves to the front end, and takes of the machine."""
 
+import hashlib
+import platform
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from legato.core.config import EngineConfig
+from legato.core.errors import ConfigError
+from legato.engine.assembly import blueprint, builder, runtime
+from legato.engine.assembly.builder import build_engine, load_runtime
+from legato.model.native_kernels import NativeKernels, kernels_digest, native_instructions
 
 BUILD = """
 import importlib
@@ -26,3 +39,91 @@ def test_the_engine_process_loads_no_tokenizer() -> None:
     found = subprocess.run([sys.executable, "-c", BUILD], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert found.stdout.split() == []
+
+
+SMALL: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 2, "num_threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Any:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("flag", ["--kv-cache-memory", "--swap-space"])
+def test_memory_that_no_machine_has_is_refused_by_name(flag: str) -> None:
+    name = {"--kv-cache-memory": "kv_cache_memory_bytes", "--swap-space": "swap_space_bytes"}[flag]
+    with pytest.raises(ConfigError, match=rf"{flag} is 921,600\.00 GiB, but this machine has"):
+        build_engine(EngineConfig.of(**SMALL, **{name: 900 * 2**40}))
+
+
+def test_a_cache_larger_than_requests_can_fill_is_cut_aloud(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("WARNING"):
+        _, info = build_engine(EngineConfig.of(**SMALL, kv_cache_memory_bytes=2**28))
+    taken = f"{2 * 256 * 23_040 / 2**30:.2f} GiB of 0.25 GiB are taken, since 2 running requests"
+    assert info.cut_sizes["--kv-cache-memory"].startswith(taken)
+    assert f"--kv-cache-memory is cut: {taken}" in caplog.text
+
+
+@pytest.mark.parametrize("settings", [{"kv_cache_memory_bytes": 2**23}, {}])
+def test_a_cache_that_is_not_cut(settings: dict[str, Any]) -> None:
+    _, info = build_engine(EngineConfig.of(**SMALL, **settings))
+    assert info.cut_sizes == {}
+
+
+def test_threads_follow_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    for module in (blueprint, builder):
+        monkeypatch.setattr(module, "usable_cores", lambda: 4)
+    assert blueprint._num_threads(EngineConfig.of().model) == 4
+    assert blueprint._num_threads(EngineConfig.of(num_threads=6).model) == 6
+    assert builder._threads(4).startswith("4, on 4 of ")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert blueprint._num_threads(EngineConfig.of().model) == 2
+
+
+def test_an_engine_runs_on_the_cores_of_its_affinity() -> None:
+    """A process that may use one core alone, though PyTorch was told of more."""
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "import torch; torch.set_num_threads(8)\n"
+        "from legato.core.config import EngineConfig\n"
+        "from legato.engine.assembly.builder import build_engine\n"
+        "_, info = build_engine(EngineConfig.of(max_model_len=64, kv_cache_memory_bytes=2**24))\n"
+        "print(info.settings['threads']); print(torch.get_num_threads())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    told, count = found.stdout.splitlines()
+    assert told.startswith("1, on 1 of ")
+    assert count == "1"
+
+
+def test_a_calibration_is_found_again_in_another_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaded = load_runtime(
+        EngineConfig.of(**SMALL, kv_cache_memory_bytes=2**23, calibration_dir=str(tmp_path))
+    )
+    paths = set()
+    for node in ("3f1c9d0a77aa", "b80d2e51c0ff"):
+        monkeypatch.setattr(platform, "node", lambda node=node: node)
+        paths.add(loaded.step_times.file.path)
+        assert node not in str(loaded.step_times.file.about)
+    assert len(paths) == 1
+    monkeypatch.setattr(runtime, "usable_cores", lambda: 4096)
+    assert loaded.step_times.file.path not in paths
+    monkeypatch.undo()
+    monkeypatch.setattr(runtime, "kernels_digest", lambda _: "others")
+    assert loaded.step_times.file.path not in paths
+
+
+@pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
+def test_the_digest_of_kernels_is_their_files() -> None:
+    name = native_instructions()[0]
+    contents = Path(NativeKernels(1, name).extension.__file__).read_bytes()
+    assert kernels_digest(name) == hashlib.sha256(contents).hexdigest()[:16]
+    assert kernels_digest("torch") == "none"

@@ -1,10 +1,15 @@
 """Measurements on disk: found again by the same key, and by no other."""
 
 import logging
+import math
+import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from legato.core.errors import ConfigError
 from legato.engine.calibration.calibration_file import (
@@ -12,8 +17,9 @@ from legato.engine.calibration.calibration_file import (
     Measurements,
     read_measurements,
     shape_counts,
+    write_profile,
 )
-from legato.scheduler.margin import Tails
+from legato.scheduler.margin import Margin, Tails
 from tests.scheduler.step_times import step_shape
 
 KEY = {"model": "a", "threads": "2"}
@@ -72,6 +78,9 @@ BROKEN = {
     "not text": b"\xff\xfe\x00",
     "another format": b'{"about": {}, "steps": [{"seconds": 1.0}]}',
     "no time": b'{"about": {}, "steps": [[{"num_samples": 3.0}, 0.0]]}',
+    "number that is none": b'{"tails": {"body": [0.1, null]}}',
+    "number out of range": b'{"tails": {"body": [1e999]}}',
+    "deep": b'{"about": {}, "steps": ' + b"[" * 10**5,
     "unknown count": b'{"about": {}, "steps": [[{"num_wheels": 3.0}, 1.0]]}',
 }
 
@@ -104,3 +113,57 @@ def test_a_folder_that_cannot_be_made_is_worth_a_warning(
     with caplog.at_level(logging.WARNING):
         CalibrationFile(str(tmp_path / "file" / "folder"), KEY).save(measurements())
     assert "not kept" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tails": Tails(body=(0.1, math.inf))},
+        {"tails": Tails(watched_s=math.nan)},
+        {"tails": Tails(interruptions_s=(-math.inf,))},
+        {"steps": [({"num_samples": 1.0}, math.inf)]},
+        {"steps": [({"num_samples": math.nan}, 1.0)]},
+        {"steps": [({"num_samples": 1.0}, 0.0)]},
+    ],
+)
+def test_measurements_that_could_not_be_read_leave_the_file_as_it_was(
+    tmp_path: Path, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = CalibrationFile(str(tmp_path), KEY)
+    file.save(measurements())
+    before = file.path.read_bytes()
+    with caplog.at_level(logging.WARNING):
+        file.save(msgspec.structs.replace(measurements(), **changes))
+    assert "the calibration is not kept" in caplog.text
+    assert file.path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [file.path.name]
+    with pytest.raises(ConfigError, match="as a profile"):
+        write_profile(tmp_path / "x.json", msgspec.structs.replace(measurements(), **changes))
+
+
+@given(st.lists(st.tuples(*[st.floats(1e-6, 1e3)] * 2, st.none() | st.floats(1e-6, 1e3))))
+def test_what_a_margin_remembers_can_always_be_kept(
+    steps: list[tuple[float, float, float | None]],
+) -> None:
+    margin = Margin()
+    for predicted_s, taken_s, limit_s in steps:
+        margin.observe(predicted_s, taken_s, limit_s, is_mixed=True)
+    assert math.isfinite(margin.body_factor)
+    encoded = msgspec.json.encode(margin.tails)
+    assert msgspec.json.decode(encoded, type=Tails) == margin.tails
+
+
+def test_old_files_go(tmp_path: Path) -> None:
+    others = [tmp_path / name for name in ("notes.json", "0123456789abcdef.txt")]
+    for other in others:
+        other.write_text("{}")
+    for index in range(70):
+        path = tmp_path / f"{index:016x}.json"
+        path.write_text("{}")
+        os.utime(path, (index, index))
+    CalibrationFile(str(tmp_path), KEY).save(measurements())
+    left = sorted(path.name for path in tmp_path.iterdir() if path not in others)
+    assert len(left) == 64
+    assert CalibrationFile(str(tmp_path), KEY).path.name in left
+    assert f"{6:016x}.json" not in left
+    assert all(other.exists() for other in others)

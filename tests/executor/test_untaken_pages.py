@@ -41,7 +41,7 @@ def test_all_is_taken_and_nothing_written() -> None:
 
 
 def test_what_others_may_want_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untaken_pages, "_room_bytes", lambda: 2 * NUM_BYTES - 2**20)
+    monkeypatch.setattr(untaken_pages, "free_memory_bytes", lambda: 2 * NUM_BYTES - 2**20)
     values = untouched()
     before = resident_bytes()
     pages = UntakenPages(values)

@@ -3,9 +3,10 @@
 Each part takes as long: clients of a server with small limits; large bodies; changes of settings
 under running streams; answers of all sizes; pipelines, over one connection or several; floods by
 tenants of a server that sheds load; stopped and killed processes; a system clock that is set
-forward and back; too little memory; broken checkpoints; and native kernels under sanitizers. Beside
-each request, a stream and /health are watched. A server fails that delays them, answers with 5xx,
-logs a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
+forward and back; too little memory; broken checkpoints; files that ask for much memory; and native
+kernels under sanitizers. Beside each request, a stream and /health are watched. A server fails that
+delays them, answers with 5xx, logs a traceback or keeps memory. `--only large --seed 17 --tries 1`
+runs a case again.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from tests.fuzz.checkpoints import Seeds, memory_limit, try_one
 from tests.fuzz.clients import FLAGS, attack
 from tests.fuzz.clock import has_compiler, shift_clock, shiftable_clock
 from tests.fuzz.floods import FLOOD_FLAGS, flood
+from tests.fuzz.hostile import ROOM_BYTES, HostileSeeds, try_hostile
 from tests.fuzz.large import overwhelm
 from tests.fuzz.native_kernels import (
     CASES_A_RUN,
@@ -151,6 +153,23 @@ def _native(args: argparse.Namespace, folder: Path, console: Console) -> list[st
     return failures
 
 
+def _files(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    told: Counter[str] = Counter()
+    failures = []
+    end_s = time.monotonic() + _seconds(args)
+    seeds = HostileSeeds(folder)
+    for seed in _seeds(args):
+        if time.monotonic() > end_s:
+            break
+        try:
+            with memory_limit(ROOM_BYTES):
+                told += try_hostile(seeds, random.Random(seed), folder)
+        except Exception as error:
+            failures.append(f"files, seed {seed}: {type(error).__name__}: {error}")
+    print_told("files", told, console)
+    return failures
+
+
 def _stopped(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
     found = stop_processes(_seeds(args), _seconds(args), folder)
     print_told("stopped", found.told, console)
@@ -189,6 +208,7 @@ _PARTS: dict[str, Part] = {
     "document": _document,
     "checkpoints": _checkpoints,
     "native": _native,
+    "files": _files,
     "stopped": _stopped,
     "clock": _clock,
     "starved": _starved,

@@ -45,11 +45,11 @@ _VALUES: list[Any] = [
 
 
 @contextmanager
-def memory_limit() -> Iterator[None]:
+def memory_limit(room_bytes: int = _ROOM_BYTES) -> Iterator[None]:
     """Let no allocation take what a hostile header asks for."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    room = psutil.Process().memory_info().vms + _ROOM_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
+    limit = psutil.Process().memory_info().vms + room_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limits[1]))
     try:
         yield
     finally:

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.forks.start import run
 from tests.fuzz.checkpoints import Seeds
+from tests.server.launch import running_server
 
 
 def serve(
@@ -72,3 +74,20 @@ def test_too_little_address_space(mebibytes: int) -> None:
     assert "memory" in refusal
     assert f"{mebibytes:,} MiB" in refusal
     assert "ulimit -v" in refusal
+
+
+@pytest.mark.parametrize("flag", ["--kv-cache-memory", "--swap-space"])
+def test_a_size_beyond_the_machine(flag: str) -> None:
+    done = serve(flag, "900T")
+    assert done.returncode == 2
+    [refusal] = told(done.stderr)
+    assert refusal.startswith(f"legato: {flag} is 921,600.00 GiB, but this machine has ")
+
+
+def test_a_size_beyond_use_is_said_by_health(tmp_path: Path) -> None:
+    flags = ("--kv-cache-memory", "256MiB", "--max-model-len", "256", "--max-num-seqs", "2")
+    with running_server(tmp_path, *flags) as server:
+        told = httpx.get(f"{server.url}/health").json()
+        assert told["status"] == "ok"
+        assert told["cut_sizes"]["--kv-cache-memory"].startswith("0.01 GiB of 0.25 GiB are taken")
+        assert "--kv-cache-memory is cut: 0.01 GiB of 0.25 GiB" in server.log.read_text()

@@ -1,9 +1,11 @@
 """Rejects weights that are NaN, infinite or too large, before a step computes with them."""
 
+from operator import itemgetter
+
 import torch
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.quantization import QuantizedWeight
+from legato.model.quantization import QuantizedWeight, few_rows
 
 _LARGEST_DEQUANTIZED = 256 * torch.finfo(torch.float16).max
 _LARGEST_SCALE = {torch.float16: torch.finfo(torch.float16).max, torch.float32: 2.0**100}
@@ -24,7 +26,9 @@ def check_finite(name: str, weight: torch.Tensor | QuantizedWeight, dtype: torch
     """
     if isinstance(weight, QuantizedWeight):
         if weight.is_stored_only and torch.finfo(dtype).max < _LARGEST_DEQUANTIZED:
-            check_finite(name, weight.dequantize(), dtype)
+            for rows in few_rows(len(weight.codes)):
+                few = weight.map(itemgetter(rows)).dequantize()
+                _check_plain(name, few, dtype, first_row=rows.start)
             return
         if weight.is_float8 and (is_nan := (weight.codes & _FLOAT8_NAN) == _FLOAT8_NAN).any():
             raise UnsupportedModelError(
@@ -40,11 +44,19 @@ def check_finite(name: str, weight: torch.Tensor | QuantizedWeight, dtype: torch
                     f"values from {[row, group * weight.group]} on: the checkpoint is damaged, or "
                     "has values that are too large to be quantized"
                 )
-    elif (place := _first_bad(weight, torch.finfo(dtype).max)) is not None:
-        value = weight[tuple(place)]
-        limit = str(dtype).removeprefix("torch.")
-        reason = f"too large for {limit}" if value.isfinite() else "the checkpoint is damaged"
-        raise UnsupportedModelError(f"{name} has {value.item():g} at {place}: {reason}")
+    else:
+        _check_plain(name, weight, dtype)
+
+
+def _check_plain(name: str, weight: torch.Tensor, dtype: torch.dtype, first_row: int = 0) -> None:
+    """Args: first_row: index of the weight's first row, for messages."""
+    if (place := _first_bad(weight, torch.finfo(dtype).max)) is None:
+        return
+    value = weight[tuple(place)]
+    limit = str(dtype).removeprefix("torch.")
+    reason = f"too large for {limit}" if value.isfinite() else "the checkpoint is damaged"
+    where = [place[0] + first_row, *place[1:]] if place else place
+    raise UnsupportedModelError(f"{name} has {value.item():g} at {where}: {reason}")
 
 
 def _first_bad(values: torch.Tensor, largest: float) -> list[int] | None:

@@ -10,11 +10,14 @@ import torch
 from legato.checkpoint.gguf_blocks import FLOAT4_TABLE, power_of_two
 from legato.checkpoint.scheme import FLOATS, SCALAR, Header, Load, Part, Parts, nibbles, num_groups
 from legato.core.errors import UnsupportedModelError
+from legato.core.validation import MAX_SIZE
 from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight
 
 _FLOAT4_TABLE = torch.from_numpy(FLOAT4_TABLE)
 _LARGEST_GROUP = 128
 _FLOAT4_BLOCK_BYTES = 16
+_MAX_STATE_BYTES = 2**16
+"""Of bitsandbytes' JSON beside a matrix."""
 
 
 class Float8:
@@ -49,6 +52,8 @@ class Float8:
         weight, scales = parts["weight"], parts[self.marker].float()
         num_outputs, depth = weight.shape
         rows, columns = self._block or (1, depth)
+        # A block may be larger than the matrix. Its scale is then repeated only within the matrix.
+        rows, columns = min(rows, num_outputs), min(columns, depth)
         group = math.gcd(columns, depth, _LARGEST_GROUP)
         scales = scales.reshape(-1, scales.shape[-1] if scales.ndim else 1)
         scales = scales.repeat_interleave(rows, dim=0)[:num_outputs]
@@ -156,7 +161,13 @@ class NormalFloat4:
             self._state,
         )
 
-    def size(self, _: Mapping[str, Header], load: Load) -> tuple[int, int]:
+    def size(self, headers: Mapping[str, Header], load: Load) -> tuple[int, int]:
+        header = headers[self._state]
+        if header.dtype != "U8" or math.prod(header.shape) > _MAX_STATE_BYTES:
+            raise UnsupportedModelError(
+                f"{self._state} has type {header.dtype} and shape {header.shape} instead of U8 and "
+                f"at most {_MAX_STATE_BYTES:,} bytes"
+            )
         num_outputs, depth = _read_state(load(self._state)).shape
         return num_outputs, depth
 
@@ -170,24 +181,29 @@ class NormalFloat4:
     def read(self, parts: Parts) -> QuantizedWeight:
         state = _read_state(parts[self._state])
         num_outputs, depth = state.shape
-        num_groups(depth, state.blocksize)
         absmax = parts["weight.absmax"]
+        num_scales = num_outputs * num_groups(depth, state.blocksize)
+        _check_length("weight.absmax", absmax, num_scales)
         if absmax.dtype == torch.uint8:
-            nested = parts["weight.nested_absmax"].repeat_interleave(state.nested_blocksize)
-            absmax = parts["weight.nested_quant_map"][absmax.int()] * nested[: len(absmax)]
-            absmax = absmax + state.nested_offset
+            nested = parts["weight.nested_absmax"]
+            _check_length("weight.nested_absmax", nested, -(-num_scales // state.nested_blocksize))
+            factors = nested[torch.arange(num_scales) // state.nested_blocksize]
+            absmax = parts["weight.nested_quant_map"][absmax.int()] * factors + state.nested_offset
         packed = parts["weight"].flatten()
         codes = torch.stack([packed >> 4, packed & 15], dim=-1).reshape(num_outputs, depth)
         scales = absmax.float().reshape(num_outputs, -1)
         return QuantizedWeight(codes, scales, None, 4, table=parts[self.marker])
 
 
+_Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
+
+
 class _State(msgspec.Struct, frozen=True):
     """What bitsandbytes writes beside a matrix; the nested fields are of its scales."""
 
-    shape: tuple[int, int]
-    blocksize: Annotated[int, msgspec.Meta(ge=16)]
-    nested_blocksize: Annotated[int, msgspec.Meta(ge=1)] = 256
+    shape: tuple[_Size, _Size]
+    blocksize: Annotated[int, msgspec.Meta(ge=16, le=MAX_SIZE)]
+    nested_blocksize: _Size = 256
     nested_offset: float = 0.0
 
 
@@ -201,3 +217,10 @@ def _read_state(packed: torch.Tensor) -> _State:
         return msgspec.json.decode(bytes(packed.tolist()), type=_State)
     except msgspec.MsgspecError as error:
         raise UnsupportedModelError(f"the description of its 4-bit codes: {error}") from error
+
+
+def _check_length(name: str, values: torch.Tensor, length: int) -> None:
+    if values.shape != (length,):
+        raise UnsupportedModelError(
+            f"{name} has shape {tuple(values.shape)} instead of {(length,)}"
+        )

@@ -7,6 +7,7 @@ of every string, which takes seconds for a vocabulary; this module reads the hea
 import math
 import mmap
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _MAX_METADATA = 2**16
 _MAX_TENSORS = 2**17
 _MAX_ITEMS = 2**23  # of all arrays
 _MAX_DIMENSIONS = 4
+_ROWS_A_TIME = 256
 _SCALAR_FORMATS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -67,9 +69,9 @@ class GGUFFile:
         tensors: key the tensor's name in the file, value its place.
 
     Raises:
-        UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, or a tensor that
-            extends beyond the file. Reading takes memory of at most a multiple of the file's size,
-            even with a false header.
+        UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, a tensor that
+            extends beyond the file, or two that overlap. Reading takes memory of at most a multiple
+            of the file's size, even with a false header.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,6 +90,10 @@ class GGUFFile:
         for name, tensor in self.tensors.items():
             if tensor.offset + tensor.num_bytes > len(self._data):
                 raise UnsupportedModelError(f"{path} is cut short: {name} lies past its end")
+        in_order = sorted(self.tensors.items(), key=lambda item: item[1].offset)
+        for (name, tensor), (following, other) in pairwise(in_order):
+            if tensor.offset + tensor.num_bytes > other.offset:
+                raise UnsupportedModelError(f"{path}: the tensors {name} and {following} overlap")
 
     @property
     def architecture(self) -> str:
@@ -106,14 +112,19 @@ class GGUFFile:
         tensor, raw = self.tensors[name], self._bytes(name)
         if tensor.type == GGMLQuantizationType.F16:
             return raw.view(np.float16).reshape(tensor.shape)
-        rows = raw.view(np.float32) if tensor.type == GGMLQuantizationType.F32 else raw
+        if tensor.type == GGMLQuantizationType.F32:
+            return raw.view(np.float32).reshape(tensor.shape)
+        rows = raw.reshape(math.prod(tensor.shape[:-1]), -1)
+        values = np.empty((len(rows), tensor.shape[-1]), np.float32)
         try:
-            values = dequantize(rows.reshape(*tensor.shape[:-1], -1), tensor.type)
+            for first in range(0, len(rows), _ROWS_A_TIME):
+                few = rows[first : first + _ROWS_A_TIME]
+                values[first : first + _ROWS_A_TIME] = dequantize(few, tensor.type)
         except NotImplementedError as error:
             raise UnsupportedModelError(
                 f"{self.path}: {name} has the unsupported type {tensor.type.name}"
             ) from error
-        return np.asarray(values).reshape(tensor.shape)
+        return values.reshape(tensor.shape)
 
     def read_blocks(self, name: str) -> Blocks | None:
         """Return a tensor's codes and scales; None if it is not quantized in such blocks."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 
 import torch
 
@@ -17,7 +18,7 @@ from legato.checkpoint.scheme import (
     unpacked,
 )
 from legato.core.errors import UnsupportedModelError
-from legato.model.quantization import QuantizedWeight
+from legato.model.quantization import QuantizedWeight, few_rows
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +194,10 @@ def in_groups(
         order = groups.argsort(stable=True)
         return replace(weight, codes=weight.codes[:, order], order=order.int())
     logger.warning("matrices whose groups differ in size are widened")
-    numbers = weight.codes.float() - weight.zero
-    values = numbers * weight.scales[:, groups]
-    return values if weight.minima is None else values + weight.minima[:, groups]
+    # Each column becomes a group, a few rows at a time.
+    values = torch.empty(weight.shape)
+    for rows in few_rows(len(values)):
+        few = weight.map(itemgetter(rows))
+        minima = None if few.minima is None else few.minima[:, groups]
+        values[rows] = replace(few, scales=few.scales[:, groups], minima=minima).dequantize()
+    return values

@@ -191,7 +191,13 @@ def check_shapes(checkpoint: Checkpoint) -> None:
     Raises:
         UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
     """
-    needed = weight_shapes(checkpoint.spec)
+    spec = checkpoint.spec
+    if isinstance(spec, DecoderSpec) and spec.num_experts > len(checkpoint.shapes):
+        raise UnsupportedModelError(
+            f"{checkpoint.name} has {len(checkpoint.shapes):,} tensors, fewer than the "
+            f"{spec.num_experts:,} experts in {spec.num_layers:,} layers that it describes"
+        )
+    needed = weight_shapes(spec)
     for name, shape in checkpoint.shapes.items():
         if _is_redundant(name, checkpoint):
             continue

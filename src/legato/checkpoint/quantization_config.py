@@ -6,9 +6,11 @@ from legato.checkpoint.float_schemes import Float4, Float4Experts, Float8, Norma
 from legato.checkpoint.integer_schemes import Awq, Gptq, PackedIntegers, SignedBytes
 from legato.checkpoint.scheme import Scheme
 from legato.core.errors import UnsupportedModelError
+from legato.core.validation import MAX_SIZE
 
 _WHOLE_ROW = -1
 """Group size of scales for whole rows."""
+_RANGE = f"from 1 to {MAX_SIZE:,}"
 
 
 def scheme_of(contents: dict[str, Any]) -> Scheme | None:
@@ -60,12 +62,9 @@ def _gptq(config: dict[str, Any]) -> Scheme:
 
 def _fp8(config: dict[str, Any]) -> Scheme:
     _require(config, "fmt", "e4m3", None)
-    block = config.get("weight_block_size")
-    if block is None:
+    if config.get("weight_block_size") is None:
         return Float8("weight_scale", None)
-    if not (isinstance(block, list) and len(block) == 2 and all(_is_size(size) for size in block)):
-        raise UnsupportedModelError(f"fp8: weight_block_size is {block!r}, not two sizes")
-    return Float8("weight_scale_inv", (block[0], block[1]))
+    return Float8("weight_scale_inv", _block(config, "weight_block_size"))
 
 
 def _modelopt(config: dict[str, Any]) -> Scheme:
@@ -93,7 +92,8 @@ def _compressed_tensors(config: dict[str, Any]) -> Scheme:
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise UnsupportedModelError("compressed-tensors: there are no config_groups")
-    schemes = [group.get("weights") or {} for group in groups.values()]
+    schemes = [_object(group, "config_groups").get("weights") or {} for group in groups.values()]
+    schemes = [_object(scheme, "config_groups' weights") for scheme in schemes]
     weights = schemes[0]
     fields = ("num_bits", "type", "strategy", "group_size", "block_structure")
     if any(other.get(field) != weights.get(field) for other in schemes for field in fields):
@@ -110,8 +110,8 @@ def _compressed_tensors(config: dict[str, Any]) -> Scheme:
     if form in ("float-quantized", "naive-quantized") and weights.get("type") == "float":
         _require(weights, "num_bits", 8)
         _require(weights, "strategy", "tensor", "channel", "block")
-        block = weights.get("block_structure") if weights["strategy"] == "block" else None
-        return Float8("weight_scale", None if block is None else (block[0], block[1]))
+        in_blocks = weights["strategy"] == "block"
+        return Float8("weight_scale", _block(weights, "block_structure") if in_blocks else None)
     if form == "nvfp4-pack-quantized":
         return Float4(
             "weight_packed",
@@ -153,9 +153,23 @@ def _group(config: dict[str, Any]) -> int | None:
     if size is None or size == _WHOLE_ROW:
         return None
     if not _is_size(size):
-        raise UnsupportedModelError(f"group_size is {size!r}, which is no size")
+        raise UnsupportedModelError(f"group_size is {size!r} instead of a number {_RANGE}")
     return int(size)
 
 
+def _block(config: dict[str, Any], name: str) -> tuple[int, int]:
+    """Return the outputs and inputs that share a scale."""
+    block = config.get(name)
+    if not (isinstance(block, list) and len(block) == 2 and all(map(_is_size, block))):
+        raise UnsupportedModelError(f"{name} is {block!r} instead of two numbers {_RANGE}")
+    return block[0], block[1]
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{name} is {value!r} instead of an object")
+    return value
+
+
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and value > 0
+    return type(value) is int and 0 < value <= MAX_SIZE

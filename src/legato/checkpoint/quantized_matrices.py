@@ -63,6 +63,8 @@ class QuantizedMatrices:
     def _checked_size(self, module: str, headers: Mapping[str, Header]) -> tuple[int, int]:
         try:
             size = self._scheme.size(headers, lambda suffix: self._load(_name(module, suffix)))
+            if min(size) < 1:
+                raise UnsupportedModelError(f"it has {size[0]:,} outputs and {size[1]:,} inputs")
             parts = self._scheme.parts(*size)
         except (UnsupportedModelError, ValueError, KeyError) as error:
             raise self._refusal(module, error) from error

@@ -109,10 +109,13 @@ def num_groups(depth: int, group: int) -> int:
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return uint8 [..., N] codes of int32 words [..., N * bits / 32], the lowest bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    codes: torch.Tensor = words[..., None] >> shifts & 2**bits - 1
-    return codes.to(torch.uint8).flatten(-2)
+    """Return uint8 [N, K] codes of int32 words [N, K * bits / 32], the lowest bits first.
+
+    Words are little-endian, here as in the file, so that their bytes are in order. Shifted words
+    would take four times as much memory as the codes.
+    """
+    in_bytes = words.contiguous().view(torch.uint8)
+    return nibbles(in_bytes) if bits == 4 else in_bytes
 
 
 def nibbles(packed: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from legato.model.base import NamedWeights
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_MOST_TENSORS = 2**20
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -44,6 +45,10 @@ class WeightFiles:
                 tensor = file.get_slice(name)
                 self._file_of[name] = file
                 self.headers[name] = Header(tensor.get_dtype(), tuple(tensor.get_shape()))
+            if len(self.headers) > _MOST_TENSORS:
+                raise UnsupportedModelError(
+                    f"{folder} has over {_MOST_TENSORS:,} tensors, which no model has"
+                )
         self.others = self.headers
         self._matrices: QuantizedMatrices | None = None
         if scheme is not None:

@@ -108,7 +108,10 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     ] = None
     num_threads: Annotated[
         Threads | None,
-        Flag("threads of the forward pass on CPU, of all ranks together", default="one a core"),
+        Flag(
+            "threads of the forward pass on CPU, of all ranks together",
+            default="one a core that affinity and control groups allow",
+        ),
     ] = None
     tensor_parallel_size: Annotated[
         Ranks,

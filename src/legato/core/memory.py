@@ -1,10 +1,12 @@
-"""The limit on the address space (`ulimit -v`), and errors from a lack of memory."""
+"""The memory that this process may take, and errors from a lack of it."""
 
 import errno
 import os
 import resource
-from pathlib import Path
 
+import psutil
+
+from legato.core.control_groups import cgroup_limit_bytes, cgroup_room_bytes
 from legato.core.errors import ConfigError
 
 _LIBRARY_BYTES = 2**30
@@ -24,9 +26,6 @@ _SIGNS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
 
-_CGROUP_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-_CGROUP_2 = ("memory.max", "memory.current")
-
 
 def address_space_bytes() -> int | None:
     """Return the most address space that this process may map; None without a limit."""
@@ -34,34 +33,43 @@ def address_space_bytes() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def cgroup_room_bytes(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> int | None:
-    """Return the memory that this process's control groups still allow; None without a limit.
+def memory_bytes() -> int:
+    """Return the most memory that this process can ever have."""
+    limits = (int(psutil.virtual_memory().total), cgroup_limit_bytes(), address_space_bytes())
+    return min(limit for limit in limits if limit is not None)
+
+
+def free_memory_bytes() -> int:
+    """Return the host memory that is free and that this process may still take.
+
+    All sizes that are made from the machine's memory are made from this one.
+    """
+    rooms = [int(psutil.virtual_memory().available), cgroup_room_bytes()]
+    limit = address_space_bytes()
+    if limit is not None:
+        rooms.append(limit - int(psutil.Process().memory_info().vms))
+    return max(0, min(room for room in rooms if room is not None))
+
+
+def check_size(flag: str, num_bytes: int, most_bytes: int, owner: str = "this machine") -> None:
+    """Refuse a size of memory that can never be had, rather than cut it.
 
     Args:
-        own: contents of /proc/self/cgroup, of either version.
+        owner: of `most_bytes`, for the message.
+
+    Raises:
+        ConfigError: the size is larger.
     """
-    try:
-        lines = (Path("/proc/self/cgroup").read_text() if own is None else own).splitlines()
-    except OSError:
-        return None
-    rooms: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, names = (root / "memory", _CGROUP_1) if controllers else (root, _CGROUP_2)
-        folder = top / path.lstrip("/")
-        groups = [group for group in (folder, *folder.parents) if group.is_relative_to(top)]
-        rooms += [room for group in groups if (room := _room(group, *names)) is not None]
-    return min(rooms, default=None)
+    if num_bytes > most_bytes:
+        raise ConfigError(
+            f"{flag} is {gibibytes(num_bytes)}, but {owner} has {gibibytes(most_bytes)} of memory: "
+            + advice()
+        )
 
 
-def _room(group: Path, limit_name: str, usage_name: str) -> int | None:
-    try:
-        limit, usage = (group / limit_name).read_text(), (group / usage_name).read_text()
-        return max(0, int(limit) - int(usage))
-    except (OSError, ValueError):  # the group is not visible, or its limit is "max"
-        return None
+def gibibytes(num_bytes: int) -> str:
+    """Return a size in words."""
+    return f"{num_bytes / 2**30:,.2f} GiB"
 
 
 def check_address_space() -> None:

@@ -78,15 +78,19 @@ def refusing_what_fails(path: Path) -> Iterator[None]:
     """Turn exceptions of transformers and tokenizers into refusals of a broken description.
 
     They check little, so a wrong type or a zero can raise any exception, sometimes with a message
-    of several lines.
+    of several lines. A refusal that does not name the file gets its path.
 
     Raises:
         UnsupportedModelError: in place of any other exception.
     """
     try:
         yield
-    except (UnsupportedModelError, MemoryError):
+    except MemoryError:
         raise
+    except UnsupportedModelError as error:
+        if str(path) in str(error):
+            raise
+        raise UnsupportedModelError(f"cannot read {path}: {error}") from error
     except KeyError as error:
         raise UnsupportedModelError(f"{path} lacks {error}") from error
     except BaseException as error:

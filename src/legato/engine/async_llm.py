@@ -39,7 +39,7 @@ class AsyncLLM:
 
     The engine is the server's: a process of its own. The caller's program cannot delay its steps,
     and it is restarted if it dies. `start`, `async with` or the first request starts it. All calls
-    must come from one event loop.
+    come from the event loop that started it; a call from another one raises `RuntimeError`.
 
     Args:
         model: as of `LLM`.
@@ -74,6 +74,7 @@ class AsyncLLM:
         self._config = config
         self._text = text
         self._starting = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._client: EngineClient | None = None
         self._running: dict[str, _Growing] = {}  # key: request id
         self._ids = itertools.count()
@@ -86,6 +87,7 @@ class AsyncLLM:
             UnsupportedModelError: a checkpoint that cannot be run.
             EngineDeadError: the engine process died while loading.
         """
+        self._check_loop()
         async with self._starting:
             if self._client is None:
                 self._client = await self._started()
@@ -183,12 +185,14 @@ class AsyncLLM:
         Args:
             request_id: one or several; ids of requests that are not running are ignored.
         """
+        self._check_loop()
         for one in [request_id] if isinstance(request_id, str) else request_id:
             if one in self._running:
                 self._running[one].abort()
 
     async def shutdown(self) -> None:
         """End the engine process; running requests end with `EngineDeadError`."""
+        self._check_loop()
         async with self._starting:
             if self._client is not None:
                 await self._client.close()
@@ -214,6 +218,13 @@ class AsyncLLM:
     def stats(self) -> EngineStats:
         """The engine's counters after its latest step."""
         return self._engine.stats
+
+    def _check_loop(self) -> None:
+        """Raises `RuntimeError` in another event loop than the first: it would wait for ever."""
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise RuntimeError("this AsyncLLM belongs to another event loop: make one in each")
 
     @property
     def _engine(self) -> EngineClient:

@@ -16,7 +16,7 @@ from legato.core.config import DEFAULT_MODEL, EngineConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.pooling import Pooling
-from legato.core.request import AbortRequest, AddRequest, Event
+from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.stats import EngineStats
 from legato.engine.assembly.builder import build_engine
@@ -34,6 +34,7 @@ from legato.engine.prompts import (
     ReadPrompt,
     text_of,
 )
+from legato.engine.shared_engine import SharedEngine
 from legato.text.message_guard import MessageSpecialTokens
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 class LLM:
     """A model to generate with.
+
+    Any thread may call it. Calls of several threads run at once: the engine computes the requests
+    of all in the same steps, and each call returns the outputs of its own.
 
     Args:
         model: a Hugging Face folder or hub id, or a path to a GGUF file.
@@ -76,6 +80,7 @@ class LLM:
         text = text_of(config.model, source, skip_tokenizer_init=text_config.skip_tokenizer_init)
         self._vocabulary = text.vocabulary
         self._engine, self.info = build_engine(config)
+        self._shared = SharedEngine(self._engine)
         self._defaults = within_vocabulary(
             text.defaults, text.vocabulary.num_ids, self.info.vocab_size
         )
@@ -303,7 +308,7 @@ class LLM:
 
     def _run(self, work: Sequence[ReadPrompt]) -> Iterator[tuple[int, CompletionDelta]]:
         """Step the engine until all requests end; yields (index in `work`, delta)."""
-        events: list[Event] = []
+        own: list[AddRequest] = []
         streams: dict[str, tuple[int, CompletionStream]] = {}  # key: engine request id
         for index, asked in enumerate(work):
             with _blaming(index, len(work)):
@@ -311,12 +316,11 @@ class LLM:
             for i, request in enumerate(requests):
                 stream = CompletionStream(i, request, self._vocabulary)
                 streams[request.request_id] = index, stream
-                events.append(request)
+                own.append(request)
+        inbox = self._shared.submit(own)
         try:
             while streams:
-                outputs = self._engine.step(events)
-                events = []
-                for output in outputs:
+                for output in self._shared.take(inbox):
                     if output.request_id not in streams:
                         continue
                     index, stream = streams[output.request_id]
@@ -324,11 +328,10 @@ class LLM:
                     if delta.finish_reason is not None:
                         del streams[output.request_id]
                     if stream.needs_abort:
-                        events.append(AbortRequest(request_id=output.request_id))
+                        self._shared.abort(output.request_id)
                     yield index, delta
         finally:
-            events += [AbortRequest(request_id=request_id) for request_id in streams]
-            self._engine.apply(events)
+            self._shared.end(own, streams)
 
     def _requests(self, asked: ReadPrompt) -> list[AddRequest]:
         return build_requests(

@@ -136,6 +136,11 @@ class DraftModel:
         self._is_broken = False
         self._times = self._measure(vocab_size)
 
+    @property
+    def cache_bytes(self) -> int:
+        """Size of its cache."""
+        return sum(blocks.nbytes for blocks in self._attention.blocks)
+
     def advance(self, request: Request) -> None:
         row = self._rows.get(request.request_id)
         if row is None:

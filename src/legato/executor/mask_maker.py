@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
+from legato.core.control_groups import usable_cores
 from legato.core.worker import Worker
 from legato.executor.constraint import Constraint, Masks
 from legato.grammar.compiled import STACK_BYTES, raising_no_panic
@@ -41,7 +42,7 @@ class MaskMaker:
     """
 
     def __init__(self) -> None:
-        num_threads = max(1, (os.cpu_count() or 1) // 2)
+        num_threads = max(1, usable_cores() // 2)
         self._num_threads = num_threads
         self._changed = threading.Condition()
         """Guards all constraints; notified after masks are made."""

@@ -5,24 +5,15 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
 import torch
 
 from legato.core.cache_config import CacheConfig
 from legato.core.errors import ConfigError
-from legato.core.memory import address_space_bytes, is_shortage
+from legato.core.memory import free_memory_bytes, is_shortage
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_UTILIZATION = 0.25
-
-
-def free_memory_bytes() -> int:
-    """Return the host memory that is free and that this process may still take."""
-    available, limit = int(psutil.virtual_memory().available), address_space_bytes()
-    if limit is None:
-        return available
-    return max(0, min(available, limit - int(psutil.Process().memory_info().vms)))
 
 
 def cpu_cache_bytes(config: CacheConfig) -> int:

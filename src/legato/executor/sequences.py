@@ -125,7 +125,8 @@ class Sequences:
         grammar: Callable[[str], Grammar] | None = None,
         score_head: torch.Tensor | None = None,
     ) -> None:
-        self._score_head = None if score_head is None else score_head.float().cpu().numpy()
+        # A copy: a tensor of a file that is cut later ends the process.
+        self._score_head = None if score_head is None else score_head.float().cpu().numpy().copy()
         self._sequences: dict[str, SequenceState] = {}  # key request id
         self._grammar = grammar
         self._masks = MaskMaker()

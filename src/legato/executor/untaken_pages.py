@@ -5,9 +5,7 @@ import mmap
 import sys
 from typing import TYPE_CHECKING
 
-import psutil
-
-from legato.core.memory import cgroup_room_bytes
+from legato.core.memory import free_memory_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +51,7 @@ class UntakenPages:
     def take_slice(self) -> None:
         """Touch the next slice; give up if memory is short or the system cannot do it."""
         num_left = sum(map(len, self._spans))
-        if self._num_slices % _SLICES_A_LOOK == 0 and _room_bytes() < 2 * num_left:
+        if self._num_slices % _SLICES_A_LOOK == 0 and free_memory_bytes() < 2 * num_left:
             self._spans = []
             return
         self._num_slices += 1
@@ -71,9 +69,3 @@ def _populate(address: int, num_bytes: int) -> bool:
         ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _MADV_POPULATE_WRITE
     )
     return not failed
-
-
-def _room_bytes() -> int:
-    """Return the memory that this process can take without taking it from other processes."""
-    available, room = int(psutil.virtual_memory().available), cgroup_room_bytes()
-    return available if room is None else min(available, room)

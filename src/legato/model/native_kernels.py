@@ -4,9 +4,11 @@ The arithmetic is in an extension module (source in native/), one for each set o
 PyTorch computes everything if no extension was built, or none runs on this processor.
 """
 
+import hashlib
 from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -44,6 +46,14 @@ def why_no_instructions() -> str:
     if not native_instructions():
         return "the processor has no AVX2, or the compiler knew of no such instructions"
     return ""
+
+
+def kernels_digest(instructions: str) -> str:
+    """Return a digest of the compiled kernels for these instructions; "none" if there are none."""
+    found = find_spec(_module(instructions))
+    if found is None or found.origin is None:
+        return "none"
+    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()[:16]
 
 
 def _runnable() -> list[str]:

@@ -4,8 +4,9 @@ All formats of checkpoints that stay quantized have one form, `QuantizedWeight`.
 quantized here have the blocks of llama.cpp's Q8_0 and Q4_1, rounded to the nearest code.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 
 import torch
@@ -79,7 +80,13 @@ class QuantizedWeight:
         return self.codes.numel() * self.bits // 8 + _NUM_BYTES_A_SCALE * num_scales
 
     def dequantize(self) -> torch.Tensor:
-        """Return the weight as float32 [N, K]."""
+        """Return the weight as float32 [N, K]. Few rows are computed at a time, to save memory."""
+        weight = torch.empty(self.shape, device=self.codes.device)
+        copy_plain(self, weight)
+        return weight
+
+    def _dequantized(self) -> torch.Tensor:
+        """Return the weight as float32 [N, K], with several times its memory while it computes."""
         # As a uint8 index is a mask, a table is indexed by int32.
         numbers = self.codes if self.table is None else self.table[self.codes.int()]
         numbers = numbers.float()
@@ -99,6 +106,12 @@ class QuantizedWeight:
         in_order = torch.empty_like(weight)
         in_order[:, self.order.long()] = weight
         return in_order
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """The tensors with as many rows as the matrix."""
+        minima = () if self.minima is None else (self.minima,)
+        return (self.codes, self.scales, *minima)
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "QuantizedWeight":
         """Apply `change`, which may move rows or take whole groups, to each part."""
@@ -120,9 +133,8 @@ def copy_plain(weight: torch.Tensor | QuantizedWeight, out: torch.Tensor) -> Non
     if not isinstance(weight, QuantizedWeight):
         out.copy_(weight)
         return
-    for first in range(0, len(out), _ROWS_A_TIME):
-        rows = slice(first, first + _ROWS_A_TIME)
-        out[rows].copy_(weight.map(itemgetter(rows)).dequantize())
+    for rows in few_rows(len(out)):
+        out[rows].copy_(weight.map(itemgetter(rows))._dequantized())
 
 
 def can_quantize(weight: torch.Tensor) -> bool:
@@ -134,8 +146,18 @@ def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
     """Round a matrix [N, K] to the nearest codes of `bits` bits, 4 or 8.
 
     8-bit codes are centred on zero, as in Q8_0; 4-bit codes span the block's smallest to largest
-    weight, as in Q4_1.
+    weight, as in Q4_1. Few rows are computed at a time: in float32 they take eight times as much
+    memory as in bfloat16.
     """
+    return _by_rows(partial(_quantized, bits=bits), weight)
+
+
+def quantize_rotated(weight: torch.Tensor) -> QuantizedWeight:
+    """Rotate a matrix [N, K] and round it to 8 bits, centred on zero, with one scale a row."""
+    return _by_rows(_quantized_rotated, weight)
+
+
+def _quantized(weight: torch.Tensor, bits: int) -> QuantizedWeight:
     blocks = weight.float().reshape(len(weight), -1, BLOCK)
     if bits == 8:
         scales = (blocks.abs().amax(dim=-1) / 127).half()
@@ -150,13 +172,31 @@ def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
     return QuantizedWeight(codes.flatten(1), scales, minima, bits, zero=zero)
 
 
-def quantize_rotated(weight: torch.Tensor) -> QuantizedWeight:
-    """Rotate a matrix [N, K] and round it to 8 bits, centred on zero, with one scale a row."""
+def _quantized_rotated(weight: torch.Tensor) -> QuantizedWeight:
     rotated = rotate(weight)
     scales = (rotated.abs().amax(dim=1, keepdim=True) / 127).half()
     codes = rotated / scales.float().clamp(min=_SMALLEST_HALF) + _SIGNED_ZERO
     codes = codes.round().clamp(1, _LARGEST_CODE[8]).to(torch.uint8)
     return QuantizedWeight(codes, scales, None, 8, zero=_SIGNED_ZERO, is_rotated=True)
+
+
+def _by_rows(
+    quantize: Callable[[torch.Tensor], QuantizedWeight], weight: torch.Tensor
+) -> QuantizedWeight:
+    """Quantize a matrix [N, K] a few rows at a time, which do not depend on each other."""
+    num_rows = len(weight)
+    whole = quantize(weight[:1]).map(lambda part: part.new_empty(num_rows, part.shape[1]))
+    for rows in few_rows(num_rows):
+        few = quantize(weight[rows])
+        for part, own in zip(whole.parts, few.parts, strict=True):
+            part[rows] = own
+    return whole
+
+
+def few_rows(num_rows: int) -> Iterator[slice]:
+    """Yield parts of the rows, each small enough to widen beside a whole matrix."""
+    for first in range(0, num_rows, _ROWS_A_TIME):
+        yield slice(first, first + _ROWS_A_TIME)
 
 
 def _steps(scales: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,8 @@ from legato.model.rope import RopeFrequencies
 from legato.model.states import StateShape
 
 _MODEL_LEN_LIMIT = 2**31
+_MOST_EXPERTS = 2**16
+"""Of all layers together; each has names and shapes of its own. Large models have 25,000."""
 
 LAYER_INPUTS_TABLE = "model.layer_inputs.embed_tokens.weight"
 """Name of the weight with the embeddings for each layer."""
@@ -187,10 +189,20 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
                     check_fields(part)
         if self.layer_inputs is not None:
             check_fields(self.layer_inputs)
+        if self.num_experts > _MOST_EXPERTS:
+            raise UnsupportedModelError(
+                f"{self.num_experts:,} experts in {self.num_layers:,} layers are not supported, "
+                f"{_MOST_EXPERTS:,} at most are"
+            )
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of all layers together."""
+        return sum(layer.moe.num_experts for layer in self.layers if layer.moe is not None)
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:

@@ -174,12 +174,13 @@ class TransformersModel:
     def _product(
         self, on_paper: nn.Module, weight: _Weight, bias: _Weight | None = None
     ) -> nn.Module:
-        plain_bias = None if bias is None else plain(bias)
+        # Copies: a view of a file that is cut later ends the process.
+        plain_bias = None if bias is None else plain(bias).clone()
         # Logits are not rounded: the best two may be close.
         dtype = torch.float32 if on_paper is self._head else self.dtype
         if self._kernels is not None and weight.shape[1] % TILE_DEPTH == 0:
             return NativeProduct(weight, plain_bias, dtype, self._kernels)
-        return TorchProduct(plain(weight).to(self.dtype), plain_bias, dtype)
+        return TorchProduct(plain(weight).to(self.dtype, copy=True), plain_bias, dtype)
 
     def _fill_buffers(self) -> None:
         """Compute the buffers that no checkpoint has, such as frequencies, as transformers does."""

@@ -224,5 +224,8 @@ def _share(predicted_s: float, longer_s: float, limit_s: float | None) -> float:
     is then a larger share of its own prediction, and would make steps shorter and shorter.
     """
     if limit_s is None or limit_s <= predicted_s:
-        return longer_s / predicted_s
-    return longer_s / (limit_s - longer_s) if longer_s < limit_s else math.inf
+        share = longer_s / predicted_s
+    else:
+        share = longer_s / (limit_s - longer_s) if longer_s < limit_s else math.inf
+    # No margin is larger. An infinite one would have no end of a step, and no place in a file.
+    return min(share, LARGEST_FACTOR - 1.0)

@@ -11,8 +11,11 @@ from legato.checkpoint.base import Checkpoint
 from legato.checkpoint.loader import open_checkpoint, resolve_dtype
 from legato.checkpoint.pooling import checkpoint_pooling
 from legato.checkpoint.source import configured_source
+from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, Kernels, ModelConfig
+from legato.core.control_groups import usable_cores
 from legato.core.errors import ConfigError
+from legato.core.memory import check_size, memory_bytes
 from legato.core.pooling import Pooling
 from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.calibration.calibration import SHORTEST_CHUNK
@@ -102,6 +105,7 @@ def draw_blueprint(
         UnsupportedModelError: the checkpoint cannot be run.
     """
     device = resolve_device(config.model.device)
+    _check_sizes(config.cache, device)
     with ThreadPoolExecutor(1) as thread:
         kernels = thread.submit(choose_kernels, _native_candidates(config.model.kernels, device))
         checkpoint = open_checkpoint(config.model)
@@ -113,6 +117,7 @@ def draw_blueprint(
     max_model_len = _within_model(config.model.max_model_len, checkpoint.spec)
     resolved = msgspec.structs.replace(
         config,
+        model=msgspec.structs.replace(config.model, num_threads=_num_threads(config.model)),
         scheduler=config.scheduler.resolve(max_model_len, device.type),
         cache=config.cache.resolve(device.type),
     )
@@ -146,6 +151,18 @@ def resolve_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda was asked for, but torch sees no CUDA device")
     return torch.device(name)
+
+
+def _num_threads(config: ModelConfig) -> int:
+    """Return the threads of the forward pass, of all ranks together."""
+    return config.num_threads or min(torch.get_num_threads(), usable_cores())
+
+
+def _check_sizes(config: CacheConfig, device: torch.device) -> None:
+    """Raises `ConfigError` for a size of host memory that this machine cannot have."""
+    if device.type == "cpu":
+        check_size("--kv-cache-memory", config.kv_cache_memory_bytes or 0, memory_bytes())
+    check_size("--swap-space", config.swap_space_bytes, memory_bytes())
 
 
 def _native_candidates(asked: Kernels, device: torch.device) -> list[str]:

@@ -12,7 +12,9 @@ import msgspec
 import torch
 
 from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.control_groups import usable_cores
 from legato.core.errors import ConfigError
+from legato.core.memory import gibibytes
 from legato.core.stats import CacheInfo
 from legato.engine.assembly.blueprint import Blueprint, draw_blueprint
 from legato.engine.assembly.cpu import cpu_runtime
@@ -102,8 +104,8 @@ def load_runtime(
     blueprint = draw_blueprint(config, grammar, timer or StartTimer())
     check_recurrent(blueprint.config, blueprint.checkpoint.spec, blueprint.device)
     num_threads = blueprint.config.model.num_threads
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
+    assert num_threads is not None, "the configuration was resolved"
+    torch.set_num_threads(num_threads)
     return _build_runtime(blueprint)
 
 
@@ -152,6 +154,9 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
         count * kv.block_size * group.cache.token_bytes
         for count, group in zip(kv.group_sizes, runtime.groups, strict=True)
     )
+    cut_sizes = _cut_sizes(runtime, cache_bytes)
+    for flag, how in cut_sizes.items():
+        logger.warning("%s is cut: %s", flag, how)
     return EngineInfo(
         model=config.model.model,
         served_model_names=(config.model.model,),
@@ -167,6 +172,7 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
         ),
         scheduler=config.scheduler,
         rejected_kernels=runtime.blueprint.kernels.rejected,
+        cut_sizes=cut_sizes,
         hidden_size=runtime.spec.hidden_size,
         generates=runtime.checkpoint.generates,
         num_labels=runtime.checkpoint.num_labels,
@@ -175,7 +181,7 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "model": config.model.model,
             "dtype": _name(model.dtype),
             "device": str(model.device),
-            "threads": str(torch.get_num_threads()),
+            "threads": _threads(torch.get_num_threads()),
             **_ranks(config.model.tensor_parallel_size),
             **_draft_model(config.model.speculative_model),
             "weights": config.model.quantization or "not quantized",
@@ -197,6 +203,29 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "pooling": runtime.blueprint.pooling,
         },
     )
+
+
+def _cut_sizes(runtime: ModelRuntime, cache_bytes: int) -> dict[str, str]:
+    """Return how sizes were cut to what can be used; key the flag."""
+    asked_bytes, kv = runtime.config.cache.kv_cache_memory_bytes, runtime.kv
+    max_num_seqs = runtime.blueprint.max_num_seqs
+    if asked_bytes is None or kv.num_blocks < runtime.blueprint.blocks_per_request * max_num_seqs:
+        return {}
+    taken_bytes = cache_bytes + kv.num_states * runtime.blueprint.state_bytes
+    if runtime.draft_model is not None:
+        taken_bytes += runtime.draft_model.cache_bytes
+    return {
+        "--kv-cache-memory": f"{gibibytes(taken_bytes)} of {gibibytes(asked_bytes)} are taken, "
+        f"since {max_num_seqs:,} running requests of {runtime.max_model_len:,} tokens fill no more"
+    }
+
+
+def _threads(count: int) -> str:
+    """Return the number of threads, and of cores if this process may not use all."""
+    cores, usable = os.cpu_count() or 1, usable_cores()
+    if usable == cores:
+        return str(count)
+    return f"{count}, on {usable} of {cores} cores that affinity and control groups allow"
 
 
 def _ranks(num_ranks: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ import torch
 
 from legato.checkpoint.loader import fill_model
 from legato.core.errors import ConfigError
+from legato.core.memory import check_size
 from legato.core.plan import FIRST_STATE
 from legato.core.rows import GPU_ROWS
 from legato.engine.assembly.blueprint import Blueprint
@@ -116,6 +117,9 @@ class GpuShard:
         """
         blueprint, config = self._blueprint, self._blueprint.config.cache
         if config.kv_cache_memory_bytes is not None:
+            most_bytes = self._num_ranks * self._device.memory.total
+            owner = "this GPU" if self._num_ranks == 1 else f"all {self._num_ranks} GPUs together"
+            check_size("--kv-cache-memory", config.kv_cache_memory_bytes, most_bytes, owner)
             return config.kv_cache_memory_bytes
         utilization = config.gpu_memory_utilization or _DEFAULT_UTILIZATION
         try:

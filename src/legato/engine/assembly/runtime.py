@@ -3,13 +3,16 @@
 import hashlib
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import torch
 
 from legato.checkpoint.base import Checkpoint
 from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.control_groups import usable_cores
 from legato.core.rows import RowCounts
 from legato.core.version import __version__
 from legato.engine.assembly.blueprint import Blueprint
@@ -20,6 +23,7 @@ from legato.executor.draft_model import DraftModel
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheGroup, CacheSpec, Model
+from legato.model.native_kernels import kernels_digest
 from legato.model.spec import DecoderSpec
 from legato.model.transformers_spec import TransformersSpec
 
@@ -97,6 +101,8 @@ def _fingerprint(runtime: ModelRuntime) -> dict[str, str]:
         "kernels": runtime.kernels,
         "kv cache": str(runtime.cache.kept_dtype).removeprefix("torch."),
         "device": _device_name(runtime.model.device),
+        "cores": str(usable_cores()),
+        "build": kernels_digest(runtime.kernels.partition(",")[0]),
         "ranks": str(config.model.tensor_parallel_size),
         "threads": str(torch.get_num_threads()),
         "rows": msgspec.json.encode(runtime.rows).decode(),
@@ -114,4 +120,14 @@ def _measured_drafts(config: SchedulerConfig) -> str:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.node()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{_processor_name()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _processor_name() -> str:
+    """Return the processor's model. The host's name would be a container's id, a new one each."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()

@@ -6,6 +6,7 @@ The file is a profile: the simulator and the tuner read it too.
 import hashlib
 import logging
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -20,6 +21,10 @@ from legato.scheduler.margin import Tails
 from legato.scheduler.step_shape import StepShape
 
 logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[0-9a-f]{16}\.json")
+_MOST_FILES = 64
+"""In a folder. Each update, model and setting makes another; a start reads one of them."""
 
 Found = TypeVar("Found", bound="Measurements")
 Figures = Literal["measured", "published", "assumed"]
@@ -64,19 +69,29 @@ def read_measurements(path: Path, kind: type[Found]) -> Found:
         found.measured_steps  # noqa: B018
     except FileNotFoundError:
         raise
-    except (OSError, msgspec.DecodeError, AttributeError) as error:
+    except (OSError, msgspec.DecodeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path} as a profile: {error}") from error
     return found
 
 
 def write_profile(path: Path, profile: Measurements) -> None:
-    """Write a profile as JSON, all or nothing, and make its folder; raises `OSError`."""
+    """Write a profile as JSON, all or nothing, and make its folder.
+
+    Raises:
+        OSError: the folder is not writable.
+        ConfigError: the profile could not be read again, as with a number that is not finite.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     told = {key: value for key, value in msgspec.to_builtins(profile).items() if value}
     handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(told)))
-    os.replace(name, path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(told)))
+        read_measurements(Path(name), type(profile))
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 class CalibrationFile:
@@ -105,10 +120,17 @@ class CalibrationFile:
         return found if found.about == self.about else None
 
     def save(self, measured: Measurements) -> None:
-        """Write the measurements; if the folder is not writable, log a warning."""
+        """Write the measurements, and remove the oldest of many files.
+
+        If the folder is not writable, or the measurements could not be read again, log a warning.
+        """
         try:
             write_profile(self.path, measured)
-        except OSError as error:
+            kept = [path for path in self.path.parent.iterdir() if _NAME.fullmatch(path.name)]
+            kept.sort(key=lambda path: path.stat().st_mtime)
+            for path in kept[:-_MOST_FILES]:
+                path.unlink(missing_ok=True)
+        except (OSError, ConfigError) as error:
             logger.warning("the calibration is not kept: %s", error)
 
 

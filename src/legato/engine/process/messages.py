@@ -97,6 +97,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         settings: all settings as printed; key: the flag's name.
         rejected_kernels: native kernels that are not used because they compute wrong numbers here;
             key: the instruction set, value: how they disagree with PyTorch's.
+        cut_sizes: sizes of which less is taken than was asked for; key the flag, value how.
         transfer: where other engines fetch its blocks; None if it is connected to none.
         hidden_size: of its vectors.
         pooling: how prompts become vectors.
@@ -116,6 +117,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     has_any_name: bool = False
     device: str = "cpu"
     rejected_kernels: dict[str, str] = {}
+    cut_sizes: dict[str, str] = {}
     transfer: TransferAddress | None = None
     hidden_size: int = 0
     pooling: Pooling = "last"

@@ -20,6 +20,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     margin: share of a step's predicted time that is added to keep the promises.
     wrong_kernels: native kernels that compute wrong numbers on this machine, and are not used; key
         the set of instructions.
+    cut_sizes: sizes that are larger than can be used; key the flag, value the part that is taken.
     """
 
     status: str
@@ -27,6 +28,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     promises: dict[str, KeptPromise] = {}
     margin: float | None = None
     wrong_kernels: dict[str, str] = {}
+    cut_sizes: dict[str, str] = {}
 
 
 router = APIRouter(tags=["probes"])
@@ -48,7 +50,7 @@ async def health(context: ContextDep) -> Response:
     The body says "degraded" and the reason if the latest step was bound to break an SLO, or a
     process does not answer and is about to be replaced. If there are promises on gaps between
     tokens, the body has what was delivered in the last minute. It names kernels that compute wrong
-    numbers on this machine, and are therefore not used.
+    numbers on this machine, and are therefore not used, and sizes of which only a part is taken.
     """
     if context.lifecycle.is_draining:
         raise shutting_down()
@@ -58,8 +60,8 @@ async def health(context: ContextDep) -> Response:
     promises = engine.kept()
     margin = engine.stats.step_time_margin if promises else None
     status = "degraded" if reason else "ok"
-    wrong_kernels = engine.info.rejected_kernels
-    return json_response(Health(status, reason, promises, margin, wrong_kernels))
+    wrong_kernels, cut_sizes = engine.info.rejected_kernels, engine.info.cut_sizes
+    return json_response(Health(status, reason, promises, margin, wrong_kernels, cut_sizes))
 
 
 @router.get("/load", responses=responses(Load))

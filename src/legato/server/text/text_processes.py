@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 from collections import Counter
 from functools import partial
 
 from legato.checkpoint.defaults import ModelDefaults
+from legato.core.control_groups import usable_cores
 from legato.core.errors import InvalidRequestError
 from legato.core.tenant import DEFAULT_TENANT
 from legato.core.token_ids import TokenIds
@@ -85,7 +85,7 @@ class TextProcesses:
         self._is_ready = asyncio.Event()
         # More readers than processors only take time from the engine. The second of two is for
         # another tenant.
-        num_quick = min(MAX_READERS, max(2, os.cpu_count() or 1))
+        num_quick = min(MAX_READERS, max(2, usable_cores()))
         self._quick = Lane(partial(self._fork, QUICK_NICENESS), num_quick)
         self._slow = Lane(partial(self._fork, SLOW_NICENESS), MAX_READERS)
         self._running: asyncio.Task[None] | None = None

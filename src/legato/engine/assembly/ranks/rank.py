@@ -89,6 +89,6 @@ def load_rank(config: EngineConfig, rank: int) -> Rank:
     Args:
         config: as resolved by rank 0.
     """
-    if config.model.num_threads is not None:
-        torch.set_num_threads(config.model.num_threads)
+    assert config.model.num_threads is not None, "the configuration was resolved"
+    torch.set_num_threads(config.model.num_threads)
     return make_rank(draw_blueprint(config, None, StartTimer()), rank)
