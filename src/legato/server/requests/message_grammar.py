@@ -55,17 +55,29 @@ def message_form(
             content = rule_of(request.output_form)
             form = checker.resolve(request.output_form)
     _check_inputs(request.described_tools, use.callable, checker)
-    grammar = message_grammar(use, syntax, special_marks, content=content)
+    grammar = None
+    if form is None or content is not None:
+        grammar = message_grammar(use, syntax, special_marks, content=content)
     if grammar is None and form is not None:
         # The form applies from the first token on, even if the prompt ends in open reasoning.
-        return MessageForm(form, msgspec.structs.replace(syntax, is_reasoning_open=False))
+        answer = msgspec.structs.replace(_with_marked_calls(syntax), is_reasoning_open=False)
+        return MessageForm(form, answer)
     if grammar is None:
         return MessageForm(None, syntax)
     try:
-        return MessageForm(checker.resolve(StructuredOutputs(grammar=grammar)), syntax)
+        resolved = checker.resolve(StructuredOutputs(grammar=grammar))
     except InvalidRequestError as error:
         _check_tools(request.described_tools, use.callable, checker)
         raise InvalidRequestError(str(error), param="tools") from error
+    return MessageForm(resolved, syntax if content is None else _with_marked_calls(syntax))
+
+
+def _with_marked_calls(syntax: MessageSyntax) -> MessageSyntax:
+    """Return the syntax of an answer in which an object without a mark is content of a form."""
+    calls = syntax.tool_calls
+    if calls is None or not calls.is_bare:
+        return syntax
+    return msgspec.structs.replace(syntax, tool_calls=msgspec.structs.replace(calls, is_bare=False))
 
 
 def _check_inputs(
