@@ -9,6 +9,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
+from legato.grammar.bounds import excess, inexact
 from legato.grammar.json_schema import guided
 from legato.grammar.recursion import ENDLESS, endless_place
 from legato.grammar.structural_tag import structural_tag_source
@@ -86,19 +87,32 @@ def json_rule(schema: Any, outputs: StructuredOutputs) -> str:
     """Return the right side of a rule for JSON by a schema.
 
     Raises:
-        InvalidRequestError: the schema refers to itself without a base case.
+        InvalidRequestError: as `check_schema`.
     """
-    place = endless_place(schema)
-    if place is not None:
-        raise InvalidRequestError(
-            f"the form of the output cannot be met: {ENDLESS}, at {place} of the schema",
-            param=f"structured_outputs.{outputs.form}",
-        )
+    check_schema(schema, f"structured_outputs.{outputs.form}")
     if schema is True:
         schema = {}
     if isinstance(schema, dict):
         schema = guided(schema, _whitespace(outputs), is_lenient=_is_lenient(schema))
     return f"%json {_json(schema)}"
+
+
+def check_schema(schema: Any, param: str) -> None:
+    """Check what can be known of a JSON schema before it compiles.
+
+    Raises:
+        InvalidRequestError: it is too large, has integers that cannot be exact, or refers to itself
+            without a base case.
+    """
+    too_large = excess(schema)
+    if too_large is not None:
+        raise InvalidRequestError(f"the schema {too_large}", param=param)
+    place = endless_place(schema)
+    problem = inexact(schema) if place is None else f"{ENDLESS}, at {place}"
+    if problem is not None:
+        raise InvalidRequestError(
+            f"the form of the output cannot be met: {problem} of the schema", param=param
+        )
 
 
 def _whitespace(outputs: StructuredOutputs) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import msgspec
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
 from legato.grammar.check import GrammarChecker
-from legato.grammar.source import rule_of
+from legato.grammar.source import check_schema, rule_of
 from legato.server.http.errors import naming_fields
 from legato.server.requests.argument_grammar import ArgumentGrammar
 from legato.server.requests.chat import ChatRequest
@@ -54,7 +54,8 @@ def message_form(
         with naming_fields(**request.form_names):
             content = rule_of(request.output_form)
             form = checker.resolve(request.output_form)
-    _check_inputs(request.described_tools, use.callable, checker)
+    is_enforced = use.is_required or form is not None
+    _check_enforced(request.described_tools, use.callable, checker, is_enforced=is_enforced)
     grammar = None
     if form is None or content is not None:
         grammar = message_grammar(use, syntax, special_marks, content=content)
@@ -80,15 +81,29 @@ def _with_marked_calls(syntax: MessageSyntax) -> MessageSyntax:
     return msgspec.structs.replace(syntax, tool_calls=msgspec.structs.replace(calls, is_bare=False))
 
 
-def _check_inputs(
-    described: Sequence[tuple[str, Tool]], held: Sequence[Tool], checker: GrammarChecker
+def _check_enforced(
+    described: Sequence[tuple[str, Tool]],
+    held: Sequence[Tool],
+    checker: GrammarChecker,
+    *,
+    is_enforced: bool,
 ) -> None:
-    """Raises InvalidRequestError: the grammar of a custom tool's input does not compile."""
+    """Check tools one by one, so that an error names the field.
+
+    Args:
+        is_enforced: whether the schema of a tool that is not strict is enforced.
+
+    Raises:
+        InvalidRequestError: the grammar of a custom tool's input does not compile, or a schema that
+            is enforced fails `check_schema`.
+    """
     for place, tool in described:
-        grammar = tool.function.input_grammar
-        if tool in held and grammar is not None:
-            with naming_fields(**{"structured_outputs.grammar": f"{place}.parameters"}):
-                checker.resolve(StructuredOutputs(grammar=grammar))
+        function, param = tool.function, f"{place}.parameters"
+        if tool in held and function.input_grammar is not None:
+            with naming_fields(**{"structured_outputs.grammar": param}):
+                checker.resolve(StructuredOutputs(grammar=function.input_grammar))
+        elif tool in held and (is_enforced or function.strict):
+            check_schema(function.parameters, param)
 
 
 def _check_tools(
