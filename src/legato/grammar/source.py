@@ -1,11 +1,12 @@
 """Turns a requested form of output into a grammar that llguidance compiles."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
@@ -21,6 +22,7 @@ _WHITESPACE = r"[ \n\r\t]{1,20}"
 """Limited: a small model that may write any number of blanks writes them until its tokens end."""
 _MAX_CHARS = 2**18
 """Limit of a schema, a pattern, a grammar, a tag, or all choices together."""
+_GBNF_RULE = re.compile(r"^[^\S\n]*+[\w-]++\s*+::=", re.MULTILINE)
 
 
 def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) -> str:
@@ -42,7 +44,7 @@ def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) ->
             return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(_json, outputs.choice))}")
         case "grammar":
             assert outputs.grammar is not None
-            return _lark(_as_lark(outputs.grammar))
+            return _grammar(outputs.grammar.removeprefix("\ufeff"))
         case _:
             assert isinstance(outputs.structural_tag, str), "kept as text"
             tag = parse_json(outputs.structural_tag, "structural_tag")
@@ -127,14 +129,20 @@ def _is_lenient(schema: dict[str, Any]) -> bool:
     return isinstance(options, dict) and options.get("lenient") is True
 
 
-def _as_lark(grammar: str) -> str:
-    """Return Lark as it is, and GBNF, the format of llama.cpp and vLLM, as Lark."""
+def _grammar(grammar: str) -> str:
+    """Return the source of Lark, of GBNF, the format of llama.cpp and vLLM, or of a source in JSON.
+
+    Only GBNF has a rule that begins with a name and `::=`.
+    """
+    if grammar.startswith('{"grammars":'):  # made here, of a tag with a grammar
+        return grammar
+    if not _GBNF_RULE.search(grammar):
+        return _lark(grammar)
     try:
-        lark: str = any_to_lark(grammar)
+        return _lark(gbnf_to_lark(grammar))
     except Exception as error:  # the converter's error class is not exported
         param = "structured_outputs.grammar"
         raise InvalidRequestError(f"{param}: {error}", param=param) from error
-    return lark
 
 
 def _json(value: Any) -> str:
