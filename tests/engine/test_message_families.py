@@ -299,6 +299,33 @@ def test_calls_of_tools_that_were_not_shown_are_content() -> None:
     assert (message.content, message.tool_calls) == ('I look.{"a": 1}', ())
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("9007199254740993", _kinds("integer"), "9007199254740993"),
+        ("9007199254740993.0", _kinds("integer"), "9007199254740993"),
+        ("-123456789012345678901234567890", _kinds("number"), "-123456789012345678901234567890"),
+        ("9007199254740993", _kinds("integer", is_text=True), "9007199254740993"),
+        ("9007199254740993", _ANY, "9007199254740993"),
+        ("007", _kinds("integer"), "7"),
+        ("007", _kinds("integer", is_text=True), '"007"'),
+        ("1", _kinds("boolean"), "true"),
+        ("1", _kinds("boolean", is_text=True), '"1"'),
+        ("None", _kinds("null", is_text=True), "null"),
+        ("5", ArgumentType(texts=("5",), values=("5",)), '"5"'),
+        ('"c"', ArgumentType(texts=("c",), values=("null",)), '"c"'),
+        ("2", ArgumentType(values=("1",), is_text=True), '"2"'),
+        ("True", ArgumentType(values=("1",)), '"True"'),
+        ("1.0", ArgumentType(values=("1",)), "1"),
+    ],
+)
+def test_what_a_bare_text_stands_for(text: str, kind: ArgumentType, value: str) -> None:
+    tools = {"f": ToolParameters(named={"a": kind})}
+    called = f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+    message = _read(called, MessageSyntax(tool_calls=GLM, tools=tools))
+    assert _calls(message) == [("f", f'{{"a": {value}}}')]
+
+
 def test_harmony_calls_only_tools_that_were_offered() -> None:
     text, _ = HARMONY_CASES[1]
     offered = msgspec.structs.replace(HARMONY, tools={"g": ToolParameters()})

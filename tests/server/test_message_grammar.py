@@ -249,6 +249,7 @@ def test_an_answer_of_a_form_is_no_call_without_a_mark(
     held = message_form(ChatRequest.model_validate(body), syntax, checker, {})
     text = '{"name": "f", "parameters": {"unit": "c"}}'
     assert held.outputs is not None
+    assert held.outputs.grammar is not None
     matcher = LLMatcher(default_llguidance(), held.outputs.grammar)
     token_ids = default_tokenizer().encode(text, add_special_tokens=False)
     assert matcher.try_consume_tokens(token_ids) == len(token_ids)

@@ -255,7 +255,11 @@ def test_schemas_of_every_kind(
 @pytest.mark.parametrize("name", _OWN_NOTATION)
 def test_tools_without_named_parameters(name: str) -> None:
     syntax = _SYNTAXES[name]
-    for parameters in ({"type": "object", "additionalProperties": False}, {"properties": {}}):
+    closed: list[dict[str, Any]] = [
+        {"type": "object", "additionalProperties": False},
+        {"properties": {}},
+    ]
+    for parameters in closed:
         nothing = Called(name, parameters, is_strict=True)
         assert nothing.takes(written(syntax, ("f", {})))
         assert not nothing.takes(written(syntax, ("f", {"u": "x"})))
@@ -264,6 +268,16 @@ def test_tools_without_named_parameters(name: str) -> None:
     assert numbers.takes(text)
     assert numbers.read(text) == [{"u": 5, "v": 6}]
     assert not numbers.takes(written(syntax, ("f", {"u": "x"})))
+
+
+@pytest.mark.parametrize("name", _OWN_NOTATION)
+def test_alternatives_that_overlap_are_refused_if_strict(name: str) -> None:
+    overlapping = _one({"oneOf": [{"const": True}, {"type": "boolean"}]})
+    assert Called(name, overlapping, is_strict=False).takes(
+        written(_SYNTAXES[name], ("f", {"u": True}))
+    )
+    with pytest.raises(InvalidRequestError):
+        Called(name, overlapping, is_strict=True)
 
 
 @pytest.mark.parametrize("name", _BARE_TEXT)

@@ -26,6 +26,7 @@ _PYTHON: dict[str, tuple[tuple[str, Any], ...]] = {
     "null": (("None", None),),
 }
 _NUM_KINDS = 6
+_UNRESOLVED = {"allOf", "oneOf"}
 _ROOT = "."
 _REFERENCE = re.compile(r'"\$ref": "#(?!/\$defs/|/definitions/)')
 _TO_ROOT = re.compile(r"#(?!/\$defs/|/definitions/)")
@@ -191,6 +192,9 @@ class ArgumentGrammar:
             for word, value in _PYTHON.get(one.kind, ())
             if one.values is None or value in one.values
         ]
+        for one in found:
+            if one.kind in _PYTHON and one.schema.keys() & _UNRESOLVED:
+                self._check(one)
         others = [one for one in found if one.kind not in _PYTHON]
         return self._one_of([*constants, *([self._json_of(others)] if others else [])])
 
