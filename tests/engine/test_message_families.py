@@ -25,14 +25,40 @@ from legato.text.known_syntaxes import (
     MISTRAL_NAMED,
     QWEN_CODER,
 )
-from legato.text.message_syntax import MessageSyntax, ToolCallSyntax
+from legato.text.message_syntax import (
+    ArgumentType,
+    MessageSyntax,
+    ToolCallSyntax,
+    ToolParameters,
+)
 from tests.profiles import examples
 from tests.server.chat_templates import FAMILIES
-from tests.server.written_calls import Call, types_of, written
+from tests.server.written_calls import Call, tools_of, written
 
-_TYPES = {
-    "f": {"s": ("string",), "n": ("integer",), "x": ("number", "null"), "l": ("array",)},
-    "g": {"b": ("boolean",), "m": ("string", "null"), "o": ("object",)},
+_STRING, _ANY = ArgumentType(is_text=True), ArgumentType.any()
+
+
+def _kinds(*names: str, is_text: bool = False) -> ArgumentType:
+    return ArgumentType(kinds=names, is_text=is_text)
+
+
+_TOOLS = {
+    "f": ToolParameters(
+        named={
+            "s": _STRING,
+            "n": _kinds("integer"),
+            "x": _kinds("number", "null"),
+            "l": _kinds("array"),
+        }
+    ),
+    "g": ToolParameters(
+        named={
+            "b": _kinds("boolean"),
+            "m": _kinds("null", is_text=True),
+            "o": _kinds("object"),
+        }
+    ),
+    **dict.fromkeys(("h", "a.b"), ToolParameters()),
 }
 _SYNTAXES = [getattr(known_syntaxes, name.upper()) for name in FAMILIES if name != "harmony"]
 
@@ -41,9 +67,7 @@ Calls = list[tuple[str, str]]
 
 
 def _of(calls: ToolCallSyntax) -> MessageSyntax:
-    """The syntax of a message, with the types of the tools' arguments if it needs them."""
-    types = _TYPES if calls.needs_types else {}
-    return MessageSyntax(tool_calls=msgspec.structs.replace(calls, types=types))
+    return MessageSyntax(tool_calls=calls, tools=_TOOLS)
 
 
 def _read(text: str, syntax: MessageSyntax, reason: FinishReason = FinishReason.STOP) -> Message:
@@ -275,6 +299,40 @@ def test_calls_of_tools_that_were_not_shown_are_content() -> None:
     assert (message.content, message.tool_calls) == ('I look.{"a": 1}', ())
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("9007199254740993", _kinds("integer"), "9007199254740993"),
+        ("9007199254740993.0", _kinds("integer"), "9007199254740993"),
+        ("-123456789012345678901234567890", _kinds("number"), "-123456789012345678901234567890"),
+        ("9007199254740993", _kinds("integer", is_text=True), "9007199254740993"),
+        ("9007199254740993", _ANY, "9007199254740993"),
+        ("007", _kinds("integer"), "7"),
+        ("007", _kinds("integer", is_text=True), '"007"'),
+        ("1", _kinds("boolean"), "true"),
+        ("1", _kinds("boolean", is_text=True), '"1"'),
+        ("None", _kinds("null", is_text=True), "null"),
+        ("5", ArgumentType(texts=("5",), values=("5",)), '"5"'),
+        ('"c"', ArgumentType(texts=("c",), values=("null",)), '"c"'),
+        ("2", ArgumentType(values=("1",), is_text=True), '"2"'),
+        ("True", ArgumentType(values=("1",)), '"True"'),
+        ("1.0", ArgumentType(values=("1",)), "1"),
+    ],
+)
+def test_what_a_bare_text_stands_for(text: str, kind: ArgumentType, value: str) -> None:
+    tools = {"f": ToolParameters(named={"a": kind})}
+    called = f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+    message = _read(called, MessageSyntax(tool_calls=GLM, tools=tools))
+    assert _calls(message) == [("f", f'{{"a": {value}}}')]
+
+
+def test_harmony_calls_only_tools_that_were_offered() -> None:
+    text, _ = HARMONY_CASES[1]
+    offered = msgspec.structs.replace(HARMONY, tools={"g": ToolParameters()})
+    assert _read(text, offered).content == 'I look.{"a": 1}'
+    assert _calls(_read(text.replace("functions.f", "functions.g"), offered)) == [("g", '{"a": 1}')]
+
+
 def test_a_call_that_is_cut_off() -> None:
     text = "<tool_call>\n<function=f>\n<parameter=s>\nsome te"
     message = _read(text, _of(QWEN_CODER), FinishReason.LENGTH)
@@ -301,9 +359,9 @@ _written = st.lists(
 @examples(40)
 def test_every_call_that_is_written_is_read(calls: list[Call], syntax: ToolCallSyntax) -> None:
     """Notations without escapes cannot have their marks in a string; so no string has any."""
-    if syntax.needs_types:
-        syntax = msgspec.structs.replace(syntax, types=types_of(*calls))
-    message = _read(written(syntax, *calls), MessageSyntax(tool_calls=syntax))
+    message = _read(
+        written(syntax, *calls), MessageSyntax(tool_calls=syntax, tools=tools_of(*calls))
+    )
     assert [(name, json.loads(arguments)) for name, arguments in _calls(message)] == calls
     assert message.content is None
 

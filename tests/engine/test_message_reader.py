@@ -21,7 +21,7 @@ from legato.text.known_syntaxes import (
     MISTRAL_NAMED,
     QWEN_CODER,
 )
-from legato.text.message_syntax import Marks, MessageSyntax, ToolCallSyntax
+from legato.text.message_syntax import Marks, MessageSyntax, ToolCallSyntax, ToolParameters
 from tests.profiles import examples
 from tests.server.written_calls import written
 
@@ -164,6 +164,34 @@ def test_calls(syntax: ToolCallSyntax, text: str, content: str | None, calls: Ca
 def test_what_is_no_call_is_content(text: str) -> None:
     message = _read(text, MessageSyntax(tool_calls=HERMES))
     assert message == Message(text, None, (), "stop")
+
+
+_OBJECTS = [
+    '{"name": "Alice", "age": 30}',
+    '{"type": "dog", "name": "Rex"}',
+    '{"name": "g", "parameters": {"a": 1}}',
+    '{"id": "x", "name": "g", "arguments": "{}"}',
+]
+
+
+@pytest.mark.parametrize("text", _OBJECTS)
+def test_a_call_names_a_tool_that_was_offered(text: str) -> None:
+    syntax = MessageSyntax(tool_calls=LLAMA, tools={"f": ToolParameters()})
+    named = text.replace("Alice", "f").replace("Rex", "f").replace('"g"', '"f"')
+    for pieces in ([text], list(text), [text[:12], text[12:]]):
+        assert _read_pieces(pieces, syntax) == (text, "", [], "stop")
+    [(name, _)] = _calls(_read(named, syntax))
+    assert name == "f"
+
+
+@pytest.mark.parametrize("syntax", [*_SYNTAXES, QWEN_CODER, GLM, GEMMA, LFM])
+def test_a_call_of_another_name_is_text(syntax: ToolCallSyntax) -> None:
+    offered = MessageSyntax(tool_calls=syntax, tools={"f": ToolParameters()})
+    text = f"Well.{written(syntax, ('g', {'a': 'x'}))}"
+    if syntax.is_bare:
+        text = text.removeprefix("Well.")
+    assert _read(text, offered) == Message(text, None, (), "stop")
+    assert _calls(_read(text.replace("g", "f", 1), offered)) == [("f", '{"a": "x"}')]
 
 
 def test_a_call_that_is_cut_off_is_told_so() -> None:

@@ -109,6 +109,20 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"choice": ["yes", "no", "é😀\n", 'a"\\']}, ["yes", "no", "é😀\n", 'a"\\'], ["y", "maybe"]),
     ({"grammar": 'start: "a" b+\nb: "b" | "c"'}, ["ab", "acb"], ["a", "bc"]),
     ({"grammar": 'root ::= "a" x+\nx ::= [b-c]'}, ["ab", "acb"], ["a", "bc"]),
+    ({"grammar": '?start: "a"'}, ["a"], ["b"]),
+    ({"grammar": 'start[capture]: "a"'}, ["a"], ["b"]),
+    ({"grammar": '\ufeffstart: "a"'}, ["a"], ["b"]),
+    ({"grammar": '// root ::= "b"\nstart: "a"'}, ["a"], ["b"]),
+    ({"grammar": 'start: "::=" x\nx: "b"\n  | "c ::= d"'}, ["::=b", "::=c ::= d"], ["b"]),
+    ({"grammar": '# start: "b"\nroot ::= "start:" [:] | "x"'}, ["start::", "x"], ["b"]),
+    ({"grammar": '  begin ::= "a"\nroot ::= begin "b"'}, ["ab"], ["a"]),
+    ({"json": {"const": "root ::= x"}}, ['"root ::= x"'], ["x"]),
+    ({"choice": ["a ::= b"]}, ["a ::= b"], ["b"]),
+    (
+        {"structural_tag": {"format": {"type": "grammar", "grammar": 'start: "a"+'}}},
+        ["a", "aa"],
+        ["", "b"],
+    ),
     ({"json": PERSON, "disable_any_whitespace": True}, ['{"name":"A","age":1}'], ['{ "name":"A"']),
     ({"json": {"type": "array"}}, ["[1,\n  2]"], ["[1," + 30 * " " + "2]"]),
     ({"json": {"type": "array"}, "whitespace_pattern": "_"}, ["[1,_2]"], ["[1, 2]"]),
@@ -143,8 +157,9 @@ def test_other_forms(
     exact: LLTokenizer,
 ) -> None:
     outputs = StructuredOutputs(**form)
-    resolved = GrammarChecker(lambda: tokenizer.vocabulary).resolve(outputs)
-    for same in (outputs, resolved):
+    checker = GrammarChecker(lambda: tokenizer.vocabulary)
+    resolved = checker.resolve(outputs)
+    for same in (outputs, resolved, checker.resolve(resolved)):
         assert [text for text in right if not takes(same, text, tokenizer, exact)] == []
         assert [text for text in wrong if takes(same, text, tokenizer, exact)] == []
 

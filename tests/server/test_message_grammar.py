@@ -6,11 +6,26 @@ import pytest
 from llguidance import LLMatcher
 
 from legato.core.errors import InvalidRequestError
-from legato.server.requests.message_grammar import MAX_PARALLEL_CALLS, message_grammar
+from legato.core.outputs import FinishReason
+from legato.engine.frontend.message import read_message
+from legato.grammar.check import GrammarChecker
+from legato.server.requests.chat import ChatRequest
+from legato.server.requests.message_grammar import (
+    MAX_PARALLEL_CALLS,
+    message_form,
+    message_grammar,
+)
 from legato.server.requests.tools import Choice, Tool, tool_use
 from legato.text import known_syntaxes
 from legato.text.known_syntaxes import HARMONY, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED
-from legato.text.message_syntax import ArgumentTags, Marks, MessageSyntax, NamedCall, ToolCallSyntax
+from legato.text.message_syntax import (
+    ArgumentTags,
+    Marks,
+    MessageSyntax,
+    NamedCall,
+    ToolCallSyntax,
+    ToolParameters,
+)
 from tests.grammar.default_tokens import default_llguidance, default_tokenizer
 from tests.server.chat_templates import FAMILIES
 from tests.server.written_calls import written
@@ -203,7 +218,7 @@ def test_arguments_of_every_type(syntax: ToolCallSyntax) -> None:
     "parameters",
     [
         {"type": "object", "properties": {"a b": {"type": "string", "pattern": "^x$"}}},
-        {"type": "object", "anyOf": [{"required": ["a"]}]},
+        {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
     ],
 )
 def test_what_a_notation_cannot_hold_is_refused_if_it_is_strict(
@@ -213,6 +228,34 @@ def test_what_a_notation_cannot_hold_is_refused_if_it_is_strict(
     with pytest.raises(InvalidRequestError) as refused:
         Held(syntax, _tool("f", parameters=parameters, strict=True), choice="required")
     assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json": {"type": "object"}}},
+        {"structured_outputs": {"grammar": 'start: "{" /[^}]*/ "}}"'}},
+    ],
+)
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_an_answer_of_a_form_is_no_call_without_a_mark(
+    form: dict[str, Any], is_strict: bool
+) -> None:
+    tool = _tool("f", parameters=_UNIT, strict=is_strict).model_dump()
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool], **form}
+    checker = GrammarChecker(lambda: default_tokenizer().vocabulary)
+    syntax = MessageSyntax(tool_calls=LLAMA, tools={"f": ToolParameters()})
+    held = message_form(ChatRequest.model_validate(body), syntax, checker, {})
+    text = '{"name": "f", "parameters": {"unit": "c"}}'
+    assert held.outputs is not None
+    assert held.outputs.grammar is not None
+    matcher = LLMatcher(default_llguidance(), held.outputs.grammar)
+    token_ids = default_tokenizer().encode(text, add_special_tokens=False)
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    assert read_message(text, FinishReason.STOP, held.syntax).content == text
+    called = read_message(f"<|python_tag|>{text}", FinishReason.STOP, held.syntax)
+    assert [call.name for call in called.tool_calls] == ["f"]
 
 
 def test_marks_with_a_special_token_in_them() -> None:

@@ -6,17 +6,18 @@ from typing import Any
 
 from legato.text.message_syntax import (
     ArgumentTags,
-    ArgumentTypes,
+    ArgumentType,
     JsonCall,
     MessageSyntax,
     NamedCall,
     ToolCallSyntax,
+    ToolParameters,
 )
 
 Call = tuple[str, dict[str, Any]]
 """The name and the arguments."""
 
-_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
+_KINDS = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
 def written(syntax: ToolCallSyntax | MessageSyntax, *calls: Call) -> str:
@@ -36,14 +37,18 @@ def written(syntax: ToolCallSyntax | MessageSyntax, *calls: Call) -> str:
     return syntax.separator.join(sections)
 
 
-def types_of(*calls: Call) -> ArgumentTypes:
-    """The types of the arguments of calls."""
-    types: ArgumentTypes = {}
-    for name, arguments in calls:
-        for key, value in arguments.items():
-            word = "null" if value is None else _TYPES.get(type(value), "object")
-            types.setdefault(name, {})[key] = (word,)
-    return types
+def tools_of(*calls: Call) -> dict[str, ToolParameters]:
+    """The tools of some calls, with the types of their arguments."""
+    return {
+        name: ToolParameters(named={key: _type_of(value) for key, value in arguments.items()})
+        for name, arguments in calls
+    }
+
+
+def _type_of(value: Any) -> ArgumentType:
+    if isinstance(value, str):
+        return ArgumentType(is_text=True)
+    return ArgumentType(kinds=(_KINDS.get(type(value), "null"),))
 
 
 def _written_call(call: JsonCall | NamedCall, i: int, name: str, arguments: dict[str, Any]) -> str:

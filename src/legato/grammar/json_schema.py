@@ -1,5 +1,6 @@
 """Prepares JSON schemas for llguidance."""
 
+import re
 from typing import Any
 
 from legato.grammar.subschemas import mapped
@@ -18,19 +19,47 @@ def guided(schema: dict[str, Any], options: dict[str, Any], *, is_lenient: bool)
 
     Args:
         options: llguidance's own, for whitespace.
-        is_lenient: whether to ignore keywords unknown to llguidance, and let alternatives of
-            `oneOf` overlap.
+        is_lenient: whether to ignore keywords unknown to llguidance and patterns that it cannot
+            enforce, and let alternatives of `oneOf` overlap.
     """
     guidance = options | {"lenient": is_lenient, "coerce_one_of": is_lenient}
-    return {**_strict(closed(schema)), "x-guidance": guidance}
+    prepared = _prepared(closed(schema), is_lenient=is_lenient)
+    return {**prepared, "x-guidance": guidance}
 
 
-def _strict(schema: dict[str, Any]) -> dict[str, Any]:
+def _prepared(schema: dict[str, Any], *, is_lenient: bool) -> dict[str, Any]:
     try:
         made: dict[str, Any] = with_strict_formats(schema)
+        if is_lenient:
+            made = _with_regular_patterns(made)
     except RecursionError:  # too deep: the compiler reports that
         return schema
     return made
+
+
+def _with_regular_patterns(schema: Any) -> Any:
+    """Return the schema without the patterns that no automaton can enforce."""
+    if not isinstance(schema, dict):
+        return schema
+    made = mapped(schema, _with_regular_patterns)
+    if not _is_regular(made.get("pattern")):
+        del made["pattern"]
+    named = made.get("patternProperties")
+    if isinstance(named, dict):
+        made["patternProperties"] = {key: part for key, part in named.items() if _is_regular(key)}
+    return made
+
+
+def _is_regular(pattern: Any) -> bool:
+    """Whether a pattern has no look-around, word boundary or reference to a group."""
+    if not isinstance(pattern, str):
+        return True
+    return not any(found["irregular"] for found in _PATTERN_PART.finditer(pattern))
+
+
+_PATTERN_PART = re.compile(
+    r"(?P<irregular>\\[bBk1-9]|\(\?<?[=!])|\\.|\[\^?\]?(?:[^\]\\]|\\.)*+\]", re.DOTALL
+)
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:

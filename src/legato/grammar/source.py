@@ -1,14 +1,16 @@
 """Turns a requested form of output into a grammar that llguidance compiles."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
+from legato.grammar.bounds import excess, inexact
 from legato.grammar.json_schema import guided
 from legato.grammar.recursion import ENDLESS, endless_place
 from legato.grammar.structural_tag import structural_tag_source
@@ -20,6 +22,7 @@ _WHITESPACE = r"[ \n\r\t]{1,20}"
 """Limited: a small model that may write any number of blanks writes them until its tokens end."""
 _MAX_CHARS = 2**18
 """Limit of a schema, a pattern, a grammar, a tag, or all choices together."""
+_GBNF_RULE = re.compile(r"^[^\S\n]*+[\w-]++\s*+::=", re.MULTILINE)
 
 
 def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) -> str:
@@ -41,7 +44,7 @@ def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) ->
             return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(_json, outputs.choice))}")
         case "grammar":
             assert outputs.grammar is not None
-            return _lark(_as_lark(outputs.grammar))
+            return _grammar(outputs.grammar.removeprefix("\ufeff"))
         case _:
             assert isinstance(outputs.structural_tag, str), "kept as text"
             tag = parse_json(outputs.structural_tag, "structural_tag")
@@ -86,19 +89,32 @@ def json_rule(schema: Any, outputs: StructuredOutputs) -> str:
     """Return the right side of a rule for JSON by a schema.
 
     Raises:
-        InvalidRequestError: the schema refers to itself without a base case.
+        InvalidRequestError: as `check_schema`.
     """
-    place = endless_place(schema)
-    if place is not None:
-        raise InvalidRequestError(
-            f"the form of the output cannot be met: {ENDLESS}, at {place} of the schema",
-            param=f"structured_outputs.{outputs.form}",
-        )
+    check_schema(schema, f"structured_outputs.{outputs.form}")
     if schema is True:
         schema = {}
     if isinstance(schema, dict):
         schema = guided(schema, _whitespace(outputs), is_lenient=_is_lenient(schema))
     return f"%json {_json(schema)}"
+
+
+def check_schema(schema: Any, param: str) -> None:
+    """Check what can be known of a JSON schema before it compiles.
+
+    Raises:
+        InvalidRequestError: it is too large, has integers that cannot be exact, or refers to itself
+            without a base case.
+    """
+    too_large = excess(schema)
+    if too_large is not None:
+        raise InvalidRequestError(f"the schema {too_large}", param=param)
+    place = endless_place(schema)
+    problem = inexact(schema) if place is None else f"{ENDLESS}, at {place}"
+    if problem is not None:
+        raise InvalidRequestError(
+            f"the form of the output cannot be met: {problem} of the schema", param=param
+        )
 
 
 def _whitespace(outputs: StructuredOutputs) -> dict[str, Any]:
@@ -113,14 +129,20 @@ def _is_lenient(schema: dict[str, Any]) -> bool:
     return isinstance(options, dict) and options.get("lenient") is True
 
 
-def _as_lark(grammar: str) -> str:
-    """Return Lark as it is, and GBNF, the format of llama.cpp and vLLM, as Lark."""
+def _grammar(grammar: str) -> str:
+    """Return the source of Lark, of GBNF, the format of llama.cpp and vLLM, or of a source in JSON.
+
+    Only GBNF has a rule that begins with a name and `::=`.
+    """
+    if grammar.startswith('{"grammars":'):  # made here, of a tag with a grammar
+        return grammar
+    if not _GBNF_RULE.search(grammar):
+        return _lark(grammar)
     try:
-        lark: str = any_to_lark(grammar)
+        return _lark(gbnf_to_lark(grammar))
     except Exception as error:  # the converter's error class is not exported
         param = "structured_outputs.grammar"
         raise InvalidRequestError(f"{param}: {error}", param=param) from error
-    return lark
 
 
 def _json(value: Any) -> str:

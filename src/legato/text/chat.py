@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from legato.core.errors import InvalidRequestError
-from legato.text.argument_types import argument_types
+from legato.text.argument_types import tool_parameters
 from legato.text.conversation import (
     Message,
     with_argument_objects,
@@ -112,7 +112,7 @@ def rendered_chat(
         told = str(error).translate({ord(key): value for key, value in stand_ins.items()})
         raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
     text = unescaped(text, stand_ins)
-    return RenderedChat(text, stand_ins, _opened(_typed(syntax, shown), text))
+    return RenderedChat(text, stand_ins, _opened(_offering(syntax, shown), text))
 
 
 def _rendered(render: Callable[[list[Message]], str], messages: list[Message]) -> str:
@@ -184,7 +184,7 @@ def reply_syntax(
     if tokenizer.template_problem is not None:
         return MessageSyntax()
     template = tokenizer.chat_template(has_tools=bool(tools))
-    return _opened(_typed(_syntax(tokenizer, template, is_own=True), tools), prompt)
+    return _opened(_offering(_syntax(tokenizer, template, is_own=True), tools), prompt)
 
 
 def _syntax(tokenizer: "Tokenizer", template: str, *, is_own: bool) -> MessageSyntax:
@@ -221,13 +221,11 @@ def _readable(
     return with_ids_of(written, calls.id_chars) if calls and calls.id_chars else written
 
 
-def _typed(syntax: MessageSyntax, tools: Sequence[dict[str, Any]]) -> MessageSyntax:
-    """Return the syntax with the types of the tools' arguments, if it needs them."""
-    calls = syntax.tool_calls
-    if calls is None or not calls.needs_types:
-        return syntax
-    typed = msgspec.structs.replace(calls, types=argument_types(tools))
-    return msgspec.structs.replace(syntax, tool_calls=typed)
+def _offering(syntax: MessageSyntax, tools: Sequence[dict[str, Any]]) -> MessageSyntax:
+    """Return the syntax of a reply that may call these tools."""
+    has_types = syntax.tool_calls is not None and syntax.tool_calls.needs_types
+    offered = tool_parameters(tools, has_types=has_types)
+    return msgspec.structs.replace(syntax, tools=offered)
 
 
 def _opened(syntax: MessageSyntax, prompt: str) -> MessageSyntax:

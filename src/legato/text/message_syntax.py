@@ -5,8 +5,49 @@ from typing import Literal
 
 import msgspec
 
-ArgumentTypes = dict[str, dict[str, tuple[str, ...]]]
-"""Key a tool's name, then a parameter's; value its JSON types, none if its schema has none."""
+
+class ArgumentType(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the bare text of an argument may stand for.
+
+    Attributes:
+        kinds: JSON types that the value may have, other than a string, in the schema's order.
+        values: JSON of the only values of the other types.
+        texts: the only strings, unless `is_text`.
+        is_text: whether it may be any string.
+    """
+
+    kinds: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    is_text: bool = False
+
+    @classmethod
+    def any(cls) -> "ArgumentType":
+        """Return the type of an argument without a schema: JSON, or else a string."""
+        return _ANY_TYPE
+
+    @property
+    def is_only_text(self) -> bool:
+        """Whether every text stands for itself."""
+        return not self.kinds and not self.values
+
+
+_ANY_TYPE = ArgumentType(kinds=("number", "boolean", "null", "array", "object"), is_text=True)
+
+
+class ToolParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The types of a tool's parameters.
+
+    Attributes:
+        named: key a parameter.
+        others: of a parameter that is not named.
+    """
+
+    named: dict[str, ArgumentType] = {}
+    others: ArgumentType = _ANY_TYPE
+
+    def of(self, name: str) -> ArgumentType:
+        return self.named.get(name, self.others)
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -97,7 +138,6 @@ class ToolCallSyntax(msgspec.Struct, frozen=True, kw_only=True):
         space: between the marks of a section and its calls.
         separator: between sections, or between calls that share one.
         id_chars: length of a call's id, if the chat template requires one.
-        types: of the arguments of the tools at hand, if the syntax needs them.
     """
 
     begin: str
@@ -109,7 +149,6 @@ class ToolCallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     space: str = ""
     separator: str = ""
     id_chars: int | None = None
-    types: ArgumentTypes = {}
 
     @property
     def needs_types(self) -> bool:
@@ -155,6 +194,8 @@ class MessageSyntax(msgspec.Struct, frozen=True, kw_only=True):
         tool_calls: None if calls are content like the rest.
         channels: of models that write harmony; they have neither of the others.
         is_calling: whether calls on a channel are calls; without tools, they are content.
+        tools: the tools that may be called, by name, with types if the syntax needs them; a call
+            of another name is text. None if any name may be a tool's.
     """
 
     reasoning: Marks | None = None
@@ -162,6 +203,7 @@ class MessageSyntax(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: ToolCallSyntax | None = None
     channels: Channels | None = None
     is_calling: bool = True
+    tools: dict[str, ToolParameters] | None = None
 
     @property
     def is_plain(self) -> bool:

@@ -24,7 +24,7 @@ class ChannelMessage:
 
     def __init__(self, syntax: MessageSyntax, marks: Channels, parts: MessageParts) -> None:
         self._marks = marks
-        self._is_calling = syntax.is_calling
+        self._syntax = syntax
         self._parts = parts
         self._num_fed = 0
         self._header = ""
@@ -103,7 +103,8 @@ class ChannelMessage:
         self._read = self._read_body
         name = recipient.removeprefix(_FUNCTIONS)
         is_function = name != recipient
-        if is_function and self._is_calling:
+        tools = self._syntax.tools
+        if is_function and self._syntax.is_calling and (tools is None or name in tools):
             self._parts.begin_call(name, new_call_id())
             self._is_begun = False
             self._push = self._push_arguments

@@ -155,7 +155,10 @@ class MarkedMessage:
 
     def _begin_call(self, calls: ToolCallSyntax, *, is_json: bool) -> None:
         """Args: is_json: whether it is an object; models of any syntax write some."""
-        self._call = JsonCallReader(calls.id_chars) if is_json else NamedCallReader(calls)
+        tools = self._syntax.tools
+        self._call = (
+            JsonCallReader(calls.id_chars, tools) if is_json else NamedCallReader(calls, tools)
+        )
         self._read = self._read_call
 
     def _give_up_section(self, text: str, rest: str) -> None:

@@ -4,15 +4,16 @@ import io
 import re
 import secrets
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Protocol
 
 import msgspec
 
-from legato.engine.frontend.argument_formats import LiteralArguments, TaggedArguments
+from legato.engine.frontend.argument_formats import LiteralArguments
 from legato.engine.frontend.argument_reader import ArgumentReader, JsonArguments, ObjectEnd
-from legato.text.message_syntax import ArgumentTags, NamedCall, ToolCallSyntax
+from legato.engine.frontend.tagged_arguments import TaggedArguments
+from legato.text.message_syntax import ArgumentTags, NamedCall, ToolCallSyntax, ToolParameters
 
 CallPiece = tuple[str | None, str]
 """The call's name, in the first piece; then pieces of its arguments."""
@@ -38,6 +39,7 @@ _NAME = r"(?P<name>[\w.-]++)"
 _ID = r"(?P<id>[\w-]++)"
 _KEYWORD = (r"\(", _SPACE, r"[^\W\d]\w*+", _SPACE, "=")
 _NO_KEYWORDS = (r"\(", _SPACE, r"\)")
+_NO_PARAMETERS = ToolParameters()
 
 
 class CallReader(Protocol):
@@ -78,12 +80,14 @@ class JsonCallReader:
 
     Args:
         id_chars: length of the call's id; None for one of the engine's own form.
+        names: of the tools that may be called; None if any name may be one.
     """
 
-    def __init__(self, id_chars: int | None) -> None:
+    def __init__(self, id_chars: int | None, names: Container[str] | None) -> None:
         self.rest: str | None = None
         self.no_call: str | None = None
         self.call_id = new_call_id(id_chars)
+        self._names = names
         self._text = io.StringIO()
         self._head = ""
         self._end = ObjectEnd()
@@ -105,7 +109,10 @@ class JsonCallReader:
             self._head += text
             head = _HEAD.match(self._head)
             if head is not None and head.end() <= _MAX_HEAD_CHARS and (name := _string(head[1])):
-                yield from self._begin(name, self._head[head.end() :])
+                if self._is_offered(name):
+                    yield from self._begin(name, self._head[head.end() :])
+                else:
+                    self._give_up(head.end())
                 return
             key = _FIRST_KEY.match(self._head)
             if key is not None and key.end() <= _MAX_HEAD_CHARS and key[1] not in _KEYS:
@@ -118,12 +125,15 @@ class JsonCallReader:
     def _take_whole(self, length: int) -> Iterator[CallPiece]:
         """Parse a whole object that did not begin like a call."""
         call = _decoded(self._text.getvalue()[:length])
-        if call is None:
+        if call is None or not self._is_offered(call[0] or ""):
             self._give_up(length)
             return
         self._has_begun = True
         self.rest = self._text.getvalue()[length:]
         yield call
+
+    def _is_offered(self, name: str) -> bool:
+        return self._names is None or name in self._names
 
     def _begin(self, name: str, text: str) -> Iterator[CallPiece]:
         self._has_begun = True
@@ -189,14 +199,19 @@ def _arguments(call: _CallObject) -> str:
 
 
 class NamedCallReader:
-    """Reads one call from the text before its name, as `CallReader`."""
+    """Reads one call from the text before its name, as `CallReader`.
 
-    def __init__(self, syntax: ToolCallSyntax) -> None:
+    Args:
+        tools: as of `MessageSyntax`.
+    """
+
+    def __init__(self, syntax: ToolCallSyntax, tools: Mapping[str, ToolParameters] | None) -> None:
         assert isinstance(syntax.call, NamedCall)
         self.rest: str | None = None
         self.no_call: str | None = None
         self.call_id = ""
         self._syntax = syntax
+        self._tools = tools
         self._call = syntax.call
         self._heads = _heads(syntax.call, syntax.end)
         self._head = ""
@@ -219,6 +234,9 @@ class NamedCallReader:
         for head in self._heads:
             found = head.whole.match(self._head)
             if found is not None and found.end() <= _MAX_NAMED_HEAD_CHARS:
+                if self._tools is not None and found["name"] not in self._tools:
+                    self._give_up()
+                    return
                 yield from self._begin(found)
                 return
         is_short = len(self._head) <= _MAX_NAMED_HEAD_CHARS
@@ -240,7 +258,8 @@ class NamedCallReader:
     def _reader_of(self, name: str) -> ArgumentReader:
         form = self._call.arguments
         if isinstance(form, ArgumentTags):
-            return TaggedArguments(form, self._call.end, self._syntax.types.get(name, {}))
+            parameters = (self._tools or {}).get(name, _NO_PARAMETERS)
+            return TaggedArguments(form, self._call.end, parameters)
         return JsonArguments() if form == "json" else LiteralArguments(form)
 
     def _read_arguments(self, text: str) -> Iterator[CallPiece]:

@@ -10,7 +10,7 @@ from legato.grammar.escaped_lark import escaped_lark
 from legato.grammar.json_schema import guided
 from legato.server.requests.lark_text import ANY_TEXT, LarkText
 from legato.server.requests.tools import CUSTOM_INPUT, FunctionDefinition
-from legato.text.argument_types import resolved, schema_types
+from legato.text.argument_types import ANNOTATIONS, Alternative, Alternatives, object_parts
 from legato.text.message_syntax import GEMMA_QUOTE, ArgumentTags, NamedCall
 
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -18,18 +18,22 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 _DEFINITIONS = ("$defs", "definitions")
 _LENGTHS = ("minLength", "maxLength")
+_COUNTS = ("minItems", "maxItems")
+_OBJECT_KEYWORDS = ("properties", "required", "additionalProperties")
 _MAX_DEPTH = 8
-_PYTHON = {"boolean": '"True" | "False"', "null": '"None"'}
+_PYTHON: dict[str, tuple[tuple[str, Any], ...]] = {
+    "boolean": (("True", True), ("False", False)),
+    "null": (("None", None),),
+}
+_NUM_KINDS = 6
+_UNRESOLVED = {"allOf", "oneOf"}
+_ROOT = "."
+_REFERENCE = re.compile(r'"\$ref": "#(?!/\$defs/|/definitions/)')
+_TO_ROOT = re.compile(r"#(?!/\$defs/|/definitions/)")
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _WORD = re.compile(r"\w+")
-_KNOWN_KEYWORDS = frozenset(
-    {
-        *("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "nullable"),
-        *("title", "description", "default", "examples", "additionalProperties", "$ref"),
-        *_DEFINITIONS,
-    }
-)
-"""Keywords that notations other than JSON enforce, or that allow no less without them."""
+_FIRST = {"number": "0-9-", "integer": "0-9-", "array": r"\[", "object": r"\{"}
+"""Key a JSON type, value a class of the characters that its values begin with."""
 
 Item = tuple[str, bool]
 """The right side of a rule for one argument, and whether it is required."""
@@ -50,8 +54,12 @@ class ArgumentGrammar:
         self._form = "json" if call is None else call.arguments
         self._lark = lark
         self._is_strict = False
+        self._root: dict[str, Any] = {}
+        self._alternatives = Alternatives({})
         self._num_rules = 0
+        self._refers_to_root = False  # whether the schema has references but to definitions
         self._shared: dict[str, str] = {}  # key a pattern of text, value its rule
+        self._values: dict[int, tuple[str, Any]] = {}  # key a schema's id, value its rule and it
         self._has_gemma = False
 
     def of(self, function: FunctionDefinition, *, is_lenient: bool) -> str:
@@ -67,16 +75,17 @@ class ArgumentGrammar:
         schema = _ANY_OBJECT
         if function.strict or is_lenient:
             schema = function.parameters or _NOTHING
-        self._is_strict = function.strict
+        self._is_strict, self._root = function.strict, schema
+        self._alternatives = Alternatives(schema)
+        self._refers_to_root = _REFERENCE.search(json.dumps(schema)) is not None
         if function.input_grammar is not None:
             return self._input(function.input_grammar)
         if self._form == "json":
-            return self._json(schema, schema)
-        if not _has_arguments(resolved(schema, schema)):
-            if self._is_strict and schema is not _ANY_OBJECT and _composed(schema):
-                raise _unenforceable("a schema without properties")
-            return self._any_arguments()
-        return self._arguments(schema)
+            return self._json(schema)
+        objects = [one for one in self._alternatives.of(schema) if one.kind == "object"]
+        if self._is_strict and (len(objects) != 1 or objects[0].values is not None):
+            raise _unenforceable("alternatives of all its arguments")
+        return self._one_of(self._arguments(one) for one in objects)
 
     def _input(self, grammar: str) -> str:
         """Return the right side of a rule for the input of a custom tool, its only argument."""
@@ -98,164 +107,40 @@ class ArgumentGrammar:
         """Return the name of a rule that is a grammar of its own."""
         return self._rule(f"%lark {{\n{grammar}\n}}")
 
-    def _arguments(self, root: dict[str, Any]) -> str:
-        schema = resolved(root, root)
-        items = [
-            (self._argument(name, part, root), is_required)
-            for name, part, is_required in _properties(schema, is_sorted=self._form == "gemma")
-        ]
+    # Objects, whose names and values each notation writes in its own way
+
+    def _arguments(self, schema: Alternative) -> str:
         if isinstance(self._form, ArgumentTags):
             space = self._lark.literal(self._form.space)
-            written = (f"({item} {space}){'' if needed else '?'}" for item, needed in items)
-            return " ".join([space, *written])
-        begin, end = ("{", "}") if self._form == "gemma" else ("(", ")")
-        separator = "," if self._form == "gemma" else ", "
-        return f'"{begin}" {self._separated(items, separator)} "{end}"'
+            named, other = self._items(schema, _MAX_DEPTH)
+            written = (f"({item} {space}){'' if needed else '?'}" for item, needed in named)
+            return " ".join([space, *written, f"({other} {space})*" if other else ""])
+        begin, end, separator = '"{"', '"}"', ","
+        if self._form == "python":
+            begin, end, separator = '"("', '")"', ", "
+        return f"{begin} {self._separated(schema, _MAX_DEPTH, separator)} {end}"
 
-    def _any_arguments(self) -> str:
-        if isinstance(self._form, ArgumentTags):
-            tags, space = self._form, self._lark.literal(self._form.space)
-            name = f'{self._lark.literal(tags.begin)} /[^<>"=\\n]+/'
-            ends = self._one_of(map(self._name_end, ("true", "false")))
-            return f"{space} ({name} {ends} {self._tagged_text(ANY_TEXT)} {space})*"
+    def _items(self, schema: Alternative, depth: int) -> tuple[list[Item], str]:
+        """Return rules for an object's properties, and one for any other; empty for none."""
+        self._check(schema, _OBJECT_KEYWORDS)
+        named, others = object_parts(schema.schema)
         if self._form == "gemma":
-            return self._any_gemma("object")
-        value = self._json({}, {})
-        item = self._rule(f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {value}')
-        return f'"(" ({item} (", " {item})*)? ")"'
+            named.sort(key=lambda part: part[0])
+        items = [
+            (self._rule(f"{self._name(name)} {self._value(part, depth)}"), is_required)
+            for name, part, is_required in named
+        ]
+        if others is False:
+            return items, ""
+        name = self._other_name([name for name, *_ in named])
+        return items, self._rule(f"{name} {self._value(others, depth)}")
 
-    def _argument(self, name: str, part: Any, root: dict[str, Any]) -> str:
-        """Return the name of a rule for one argument."""
-        if isinstance(self._form, ArgumentTags):
-            return self._rule(self._tagged(self._form, name, part, root))
-        if self._form == "gemma":
-            return self._rule(f"{self._gemma_key(name)} {self._gemma(part, root, _MAX_DEPTH)}")
-        if not _IDENTIFIER.fullmatch(name):
-            problem = f"{name!r} cannot be the name of an argument: this model calls as Python does"
-            raise InvalidRequestError(problem, param="tools")
-        return self._rule(f"{_quoted(f'{name}=')} {self._python(part, root)}")
-
-    # In Python
-
-    def _python(self, schema: Any, root: dict[str, Any]) -> str:
-        """Return the right side of a rule for a value: JSON, but for Python's constants."""
-        schema = resolved(schema, root)
-        has_types = isinstance(schema, dict) and "type" in schema and not _values(schema, root)
-        if not has_types:
-            return self._json(schema, root)
-        types = schema_types({"type": schema["type"]}, root)
-        return self._one_of(
-            _PYTHON.get(name) or self._json({**schema, "type": name}, root) for name in types
-        )
-
-    # In tags
-
-    def _tagged(self, tags: ArgumentTags, name: str, part: Any, root: dict[str, Any]) -> str:
-        values, types = _values(part, root), schema_types(part, root)
-        are_texts = bool(values) and all(isinstance(value, str) for value in values)
-        may_be_text = not values and (not types or "string" in types)
-        may_be_json = not are_texts and types != ("string",)
-        forms = []
-        if may_be_text:
-            forms.append(f"{self._name_end('true')} {self._tagged_text(self._text(part, root))}")
-        if are_texts or (may_be_json and (tags.text_attribute or not may_be_text)):
-            value = self._one_of(map(_quoted, values)) if are_texts else self._json(part, root)
-            padding = self._lark.literal(tags.padding)
-            end = self._lark.literal(tags.padding + tags.end)
-            name_end = self._name_end("true" if are_texts else "false")
-            forms.append(f"{name_end} {padding} {value} {end}")
-        return f"{self._lark.literal(tags.begin + name)} {self._one_of(forms)}"
-
-    def _name_end(self, is_text: str) -> str:
-        """Return the text between an argument's name and its value."""
-        assert isinstance(self._form, ArgumentTags)
-        tags = self._form
-        attribute = f"{tags.text_attribute}{is_text}" if tags.text_attribute else ""
-        begin = tags.space + tags.value_begin if tags.value_begin else ""
-        return self._lark.literal(f"{attribute}{tags.name_end}{begin}")
-
-    def _tagged_text(self, text: str) -> str:
-        """Return the right side of a rule for a value of a pattern, with the tag after it."""
-        assert isinstance(self._form, ArgumentTags)
-        padding = self._form.padding
-        return f"{self._lark.literal(padding)} {self._until(padding + self._form.end, text)}"
-
-    # In Gemma's notation
-
-    def _gemma(self, schema: Any, root: dict[str, Any], depth: int) -> str:
-        """Return the right side of a rule for a value."""
-        schema = resolved(schema, root)
-        if not isinstance(schema, dict) or not depth:
-            return self._any_gemma("value")
-        values = _values(schema, root)
-        if values:
-            return self._one_of(map(self._gemma_literal, values))
-        parts = schema.get("anyOf") or schema.get("oneOf")
-        if parts:
-            return self._one_of(self._gemma(part, root, depth - 1) for part in parts)
-        types = schema_types(schema, root)
-        if not types:
-            return self._any_gemma("value")
-        return self._one_of(self._gemma_type(name, schema, root, depth) for name in types)
-
-    def _gemma_type(
-        self, name: str, schema: dict[str, Any], root: dict[str, Any], depth: int
-    ) -> str:
-        if name == "string":
-            return self._gemma_text(self._text(schema, root))
-        if name == "array":
-            self._check(schema)
-            item = self._rule(self._gemma(schema.get("items"), root, depth - 1))
-            return f'"[" ({item} ("," {item})*)? "]"'
-        if name == "object":
-            if not _has_arguments(schema):
-                return self._any_gemma("object")
-            items = [
-                (f"{self._gemma_key(key)} {self._gemma(part, root, depth - 1)}", is_required)
-                for key, part, is_required in _properties(schema, is_sorted=True)
-            ]
-            named = [(self._rule(item), is_required) for item, is_required in items]
-            return f'"{{" {self._separated(named, ",")} "}}"'
-        return self._json({**schema, "type": name}, root)
-
-    def _gemma_key(self, name: str) -> str:
-        key = name if _WORD.fullmatch(name) else f"{GEMMA_QUOTE}{name}{GEMMA_QUOTE}"
-        return self._lark.literal(f"{key}:")
-
-    def _gemma_literal(self, value: Any) -> str:
-        is_text = isinstance(value, str)
-        text = f"{GEMMA_QUOTE}{value}{GEMMA_QUOTE}" if is_text else json.dumps(value)
-        return self._lark.literal(text)
-
-    def _gemma_text(self, text: str = ANY_TEXT) -> str:
-        return f"{self._lark.literal(GEMMA_QUOTE)} {self._until(GEMMA_QUOTE, text)}"
-
-    def _any_gemma(self, kind: str) -> str:
-        """Return the rule for any value, or for any object."""
-        if not self._has_gemma:
-            self._has_gemma = True
-            scalar = '/-?(0|[1-9][0-9]*)(\\.[0-9]+)?/ | "true" | "false" | "null"'
-            self.rules += [
-                f"gemma_value: {self._gemma_text()} | gemma_list | gemma_object | {scalar}",
-                'gemma_list: "[" (gemma_value ("," gemma_value)*)? "]"',
-                'gemma_object: "{" (gemma_item ("," gemma_item)*)? "}"',
-                'gemma_item: /[A-Za-z0-9_]+/ ":" gemma_value',
-            ]
-        return f"gemma_{kind}"
-
-    # Rules
-
-    def _json(self, schema: Any, root: dict[str, Any]) -> str:
-        schema = resolved(schema, root)
-        if isinstance(schema, dict) and schema is not root:
-            schema = {**{key: root[key] for key in _DEFINITIONS if key in root}, **schema}
-        schema = schema if isinstance(schema, dict) else {}
-        schema = guided(schema, _JSON_OPTIONS, is_lenient=not self._is_strict)
-        return self._rule(f"%json {json.dumps(schema)}")
-
-    def _separated(self, items: Sequence[Item], separator: str) -> str:
-        """Return the rule for items in their order; optional ones may be left out."""
+    def _separated(self, schema: Alternative, depth: int, separator: str) -> str:
+        """Return the rule for properties in their order; optional ones may be left out."""
+        items, other = self._items(schema, depth)
         between = _quoted(separator)
+        if other:
+            items.append((self._rule(f"{other} ({between} {other})*"), False))
         first = rest = '""'
         for item, is_required in reversed(items):
             more = f"{between} {item} {rest}"
@@ -266,8 +151,177 @@ class ArgumentGrammar:
                 first, rest = self._rule(f"{begun} | {first}"), self._rule(f"{more} | {rest}")
         return first
 
+    def _name(self, name: str) -> str:
+        if isinstance(self._form, ArgumentTags):
+            return self._lark.literal(self._form.begin + name)
+        if self._form == "gemma":
+            return self._gemma_key(name)
+        if not _IDENTIFIER.fullmatch(name):
+            problem = f"{name!r} cannot be the name of an argument: this model calls as Python does"
+            raise InvalidRequestError(problem, param="tools")
+        return _quoted(f"{name}=")
+
+    def _other_name(self, names: Sequence[str]) -> str:
+        """Return the text up to the value of an argument of another name."""
+        begin, pattern, end = "", r"/[A-Za-z_][A-Za-z0-9_]*/", '"="'
+        if isinstance(self._form, ArgumentTags):
+            begin, end = self._lark.literal(self._form.begin), ""
+            pattern = r'/[^<>"=\s]([^<>"=\n]*[^<>"=\s])?/'
+        elif self._form == "gemma":
+            end = '":"'
+        if names:
+            pattern += f" & ~({' | '.join(map(_quoted, names))})"
+        terminal = f"NAME_{self._num_rules}"
+        self._num_rules += 1
+        self.rules.append(f"{terminal}: {pattern}")
+        return f"{begin} {terminal} {end}"
+
+    def _value(self, schema: Any, depth: int) -> str:
+        """Return the right side of a rule for the value of an argument, and what precedes it."""
+        if self._form == "gemma":
+            return self._gemma(schema, depth - 1)
+        found = self._alternatives.of(schema)
+        return self._tagged(found) if isinstance(self._form, ArgumentTags) else self._python(found)
+
+    # Values in Python: JSON, but for Python's constants
+
+    def _python(self, found: list[Alternative]) -> str:
+        constants = [
+            _quoted(word)
+            for one in found
+            for word, value in _PYTHON.get(one.kind, ())
+            if one.values is None or value in one.values
+        ]
+        for one in found:
+            if one.kind in _PYTHON and one.schema.keys() & _UNRESOLVED:
+                self._check(one)
+        others = [one for one in found if one.kind not in _PYTHON]
+        return self._one_of([*constants, *([self._json_of(others)] if others else [])])
+
+    # Values in tags
+
+    def _tagged(self, found: list[Alternative]) -> str:
+        assert isinstance(self._form, ArgumentTags)
+        tags = self._form
+        texts = [one for one in found if one.kind == "string"]
+        others = [one for one in found if one.kind != "string"]
+        bounded = [one.kind for one in others if one.values is None and not one.is_free]
+        # A text that begins like a bounded value might be read as a value out of bounds.
+        avoided = "" if tags.text_attribute else "".join(_FIRST.get(kind, "") for kind in bounded)
+        padding, end = self._lark.literal(tags.padding), self._lark.literal(tags.padding + tags.end)
+        forms = [
+            self._until(tags.padding + tags.end, self._text(one, avoided), tags.end)
+            for one in texts
+            if one.values is None
+        ]
+        listed = [_quoted(text) for one in texts for text in self._held(one, tags.end)]
+        forms += [f"{self._one_of(listed)} {end}"] if listed else []
+        forms = [f"{self._name_end('true')} {padding} {form}" for form in forms]
+        is_covered = any(map(_is_any_text, texts)) and not bounded and not tags.text_attribute
+        if others and not is_covered:
+            forms.append(f"{self._name_end('false')} {padding} {self._json_of(others)} {end}")
+        return self._one_of(forms)
+
+    def _name_end(self, is_text: str) -> str:
+        """Return the text between an argument's name and its value."""
+        assert isinstance(self._form, ArgumentTags)
+        tags = self._form
+        attribute = f"{tags.text_attribute}{is_text}" if tags.text_attribute else ""
+        begin = tags.space + tags.value_begin if tags.value_begin else ""
+        return self._lark.literal(f"{attribute}{tags.name_end}{begin}")
+
+    # Values in Gemma's notation
+
+    def _gemma(self, schema: Any, depth: int) -> str:
+        """Return a rule for a value, made once for each schema, which may refer to itself."""
+        found = self._alternatives.of(schema)
+        if all(one.is_free for one in found) and len(found) >= _NUM_KINDS:
+            return self._any_gemma()
+        if not depth:
+            if self._is_strict:
+                raise _unenforceable(f"arguments nested over {_MAX_DEPTH} deep")
+            return self._any_gemma()
+        known = self._values.get(id(schema))
+        if known is not None:
+            return known[0]
+        name = f"value_{len(self._values)}"
+        self._values[id(schema)] = name, schema
+        self.rules.append(f"{name}: {self._one_of(self._gemma_one(one, depth) for one in found)}")
+        return name
+
+    def _gemma_one(self, one: Alternative, depth: int) -> str:
+        if one.values is not None:
+            held = self._held(one, GEMMA_QUOTE) if one.kind == "string" else one.values
+            return self._one_of(map(self._gemma_literal, held))
+        if one.kind == "string":
+            return f"{self._lark.literal(GEMMA_QUOTE)} {self._until(GEMMA_QUOTE, self._text(one))}"
+        if one.kind == "array":
+            self._check(one, ("items", *_COUNTS))
+            items = one.schema.get("items")
+            if items is False:
+                return '"[]"'
+            least, most = (one.schema.get(name) for name in _COUNTS)
+            return f'"[" {_several(self._gemma(items, depth - 1), least or 0, most)} "]"'
+        if one.kind == "object":
+            return f'"{{" {self._separated(one, depth, ",")} "}}"'
+        return self._json_of([one])
+
+    def _gemma_key(self, name: str) -> str:
+        key = name if _WORD.fullmatch(name) else f"{GEMMA_QUOTE}{name}{GEMMA_QUOTE}"
+        return self._lark.literal(f"{key}:")
+
+    def _gemma_literal(self, value: Any) -> str:
+        if isinstance(value, list):
+            return f'"[" {_joined(map(self._gemma_literal, value))} "]"'
+        if isinstance(value, dict):
+            keys = sorted(value)
+            items = (f"{self._gemma_key(key)} {self._gemma_literal(value[key])}" for key in keys)
+            return f'"{{" {_joined(items)} "}}"'
+        quote = self._lark.literal(GEMMA_QUOTE)
+        return f"{quote} {_quoted(value)} {quote}" if isinstance(value, str) else _json(value)
+
+    def _any_gemma(self) -> str:
+        """Return the rule for any value."""
+        if not self._has_gemma:
+            self._has_gemma = True
+            quote, text = self._lark.literal(GEMMA_QUOTE), self._until(GEMMA_QUOTE, ANY_TEXT)
+            number = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+            self.rules += [
+                f"gemma_any: {quote} {text} | gemma_list | gemma_object | gemma_constant",
+                f'gemma_constant: {number} | "true" | "false" | "null"',
+                'gemma_list: "[" (gemma_any ("," gemma_any)*)? "]"',
+                'gemma_object: "{" (gemma_item ("," gemma_item)*)? "}"',
+                'gemma_item: /[A-Za-z0-9_]+/ ":" gemma_any',
+            ]
+        return "gemma_any"
+
+    # Rules
+
+    def _json_of(self, found: Sequence[Alternative]) -> str:
+        """Return a rule for JSON."""
+        parts = [
+            {**one.schema, "type": one.kind}
+            if one.values is None
+            else {**one.schema, "enum": one.values}
+            for one in found
+        ]
+        definitions = {key: self._root[key] for key in _DEFINITIONS if key in self._root}
+        schema = parts[0] if len(parts) == 1 else {"anyOf": parts}
+        if self._refers_to_root:
+            named = {**definitions.get("$defs", {}), _ROOT: self._root}
+            schema, definitions = _rebased(schema), _rebased({**definitions, "$defs": named})
+        return self._json({**definitions, **schema})
+
+    def _json(self, schema: dict[str, Any]) -> str:
+        schema = guided(schema, _JSON_OPTIONS, is_lenient=not self._is_strict)
+        return self._rule(f"%json {json.dumps(schema)}")
+
     def _one_of(self, parts: Iterable[str]) -> str:
-        return f"({' | '.join(dict.fromkeys(parts))})"
+        """Raises InvalidRequestError: there are none."""
+        different = dict.fromkeys(parts)
+        if not different:
+            raise InvalidRequestError("no value of an argument satisfies its schema", param="tools")
+        return f"({' | '.join(different)})"
 
     def _rule(self, right: str) -> str:
         """Add a rule; return its name."""
@@ -276,56 +330,83 @@ class ArgumentGrammar:
         self.rules.append(f"{name}: {right}")
         return name
 
-    def _until(self, mark: str, text: str) -> str:
+    def _until(self, mark: str, text: str, without: str = "") -> str:
         """Return the rule for a text of a pattern up to a mark, made once."""
         name = self._shared.get(text)
         if name is None:
             name = self._shared[text] = f"text_{len(self._shared)}"
-            self.rules += self._lark.until(name, mark, text)
+            self.rules += self._lark.until(name, mark, text, without=without)
         return name
 
-    def _text(self, schema: Any, root: dict[str, Any]) -> str:
-        """Return the pattern of a string without escapes."""
-        schema = resolved(schema, root)
-        if not isinstance(schema, dict):
-            return ANY_TEXT
-        self._check(schema, _LENGTHS)
-        least, most = (schema.get(name) for name in _LENGTHS)
-        if least is None and most is None:
-            return ANY_TEXT
-        return f"/(?s:.{{{least or 0},{'' if most is None else most}}})/"
+    def _text(self, one: Alternative, avoided: str = "") -> str:
+        """Return the pattern of a string without escapes.
 
-    def _check(self, schema: dict[str, Any], known: Iterable[str] = ()) -> None:
+        Args:
+            avoided: characters that it must not begin with.
+        """
+        self._check(one, _LENGTHS)
+        least, most = (one.schema.get(name) for name in _LENGTHS)
+        if not avoided:
+            has_lengths = least is not None or most is not None
+            return f"/(?s:.{_times(least or 0, most)})/" if has_lengths else ANY_TEXT
+        if most == 0:
+            return "/(?s:.{0})/"
+        rest = _times(max((least or 0) - 1, 0), None if most is None else most - 1)
+        return rf"/((?s:[^\s{avoided}].{rest})){'' if least else '?'}/"
+
+    def _held(self, one: Alternative, mark: str) -> list[str]:
+        """Return the listed strings that the notation can hold."""
+        if one.values is None:
+            return []
+        self._check(one, _LENGTHS)
+        least, most = (one.schema.get(name) for name in _LENGTHS)
+        held = [text for text in one.values if mark not in text]
+        if self._is_strict and len(held) < len(one.values):
+            raise _unenforceable(f"a string with {mark!r}")
+        return [text for text in held if (least or 0) <= len(text) <= (most or len(text))]
+
+    def _check(self, one: Alternative, known: Iterable[str] = ()) -> None:
         """Raise if a strict function's schema says more than its notation can hold."""
-        more = sorted(set(schema).difference(_KNOWN_KEYWORDS, known))
+        more = sorted(one.schema.keys() - ANNOTATIONS - set(known))
         if self._is_strict and more:
             raise _unenforceable(repr(more[0]))
 
 
-def _properties(schema: dict[str, Any], *, is_sorted: bool) -> list[tuple[str, Any, bool]]:
-    """Return names, schemas and whether they are required."""
-    required = schema.get("required") or []
-    properties = {**(schema.get("properties") or {})}
-    for name in required:
-        properties.setdefault(name, {})
-    names = sorted(properties) if is_sorted else list(properties)
-    return [(name, properties[name], name in required) for name in names]
+def _is_any_text(one: Alternative) -> bool:
+    return one.kind == "string" and one.is_free
 
 
-def _has_arguments(schema: Any) -> bool:
-    return isinstance(schema, dict) and ("properties" in schema or bool(schema.get("required")))
+def _several(item: str, least: int, most: int | None) -> str:
+    """Return the right side of a rule for a number of items with commas."""
+    if most == 0:
+        return '""'
+    more = f'{item} ("," {item}){_times(max(least - 1, 0), None if most is None else most - 1)}'
+    return more if least else f"({more})?"
 
 
-def _composed(schema: dict[str, Any]) -> bool:
-    return bool(set(schema) - _KNOWN_KEYWORDS) or "anyOf" in schema or "oneOf" in schema
+def _times(least: int, most: int | None) -> str:
+    return f"{{{least},{'' if most is None else most}}}"
 
 
-def _values(schema: Any, root: dict[str, Any]) -> list[Any]:
-    """Return the only values that a schema allows; none if it lists none."""
-    schema = resolved(schema, root)
-    if not isinstance(schema, dict):
-        return []
-    return list(schema.get("enum") or ([schema["const"]] if "const" in schema else []))
+def _joined(parts: Iterable[str]) -> str:
+    return ' "," '.join(parts)
+
+
+def _rebased(value: Any) -> Any:
+    """Return a schema with its references to the root turned to the definition of the root."""
+    if isinstance(value, list):
+        return list(map(_rebased, value))
+    if not isinstance(value, dict):
+        return value
+    made = {key: _rebased(inner) for key, inner in value.items()}
+    place = made.get("$ref")
+    if isinstance(place, str) and _TO_ROOT.match(place):
+        made["$ref"] = f"#/$defs/{_ROOT}{place[1:]}"
+    return made
+
+
+def _json(value: Any) -> str:
+    return _quoted(json.dumps(value))
 
 
 def _quoted(text: str) -> str:

@@ -23,22 +23,31 @@ class LarkText:
         """Return a text as literals and the special tokens in it."""
         return " ".join(map(self._piece, self._pieces(text))) or '""'
 
-    def until(self, rule: str, mark: str, text: str = ANY_TEXT) -> list[str]:
+    def until(self, rule: str, mark: str, text: str = ANY_TEXT, *, without: str = "") -> list[str]:
         """Return the rules for a text, up to a mark and with it.
 
         Args:
             rule: the first one's name.
             text: a pattern of the text.
+            without: what the text must not contain, if the mark alone does not see to that.
         """
         first, *others = self._pieces(mark)
-        if first in self._special:
-            return [f"{rule}: {text} {self.literal(mark)}"]
-        if not others:
-            return [f"{rule}[lazy]: {text} {self._piece(first)}"]
-        # The special token in the mark ends the terminal, which needs not be lazy.
-        terminal = rule.upper()
+        is_special = first in self._special
+        if without == mark and not is_special:  # a text that is lazy ends at the first
+            without = ""
+        terminal = text if is_special else f"{text} {self._piece(first)}"
+        made = []
+        if without:
+            # The mark may end with this text, which no more of the terminal may follow.
+            more = "" if is_special else "(?s:.+)"
+            terminal = f"({terminal}) & ~/(?s:.*){_regex(without)}{more}(?s:.*)/"
+        if without or (others and not is_special):
+            made, terminal = [f"{rule.upper()}: {terminal}"], rule.upper()
+        if is_special:
+            return [f"{rule}: {terminal} {self.literal(mark)}", *made]
+        # A special token in the mark ends the terminal, which then needs not be lazy.
         rest = " ".join(map(self._piece, others))
-        return [f"{rule}: {terminal} {rest}", f"{terminal}: {text} {self._piece(first)}"]
+        return [f"{rule}{'' if others else '[lazy]'}: {terminal} {rest}".rstrip(), *made]
 
     def _pieces(self, text: str) -> list[str]:
         return list(filter(None, self._names.split(text) if self._names else [text]))
@@ -47,3 +56,7 @@ class LarkText:
         if piece in self._special:
             return f"<[{self._special[piece]}]>"
         return json.dumps(piece, ensure_ascii=False)
+
+
+def _regex(text: str) -> str:
+    return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda found: f"\\{found[0]}", text)

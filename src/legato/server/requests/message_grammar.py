@@ -9,7 +9,7 @@ import msgspec
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
 from legato.grammar.check import GrammarChecker
-from legato.grammar.source import rule_of
+from legato.grammar.source import check_schema, rule_of
 from legato.server.http.errors import naming_fields
 from legato.server.requests.argument_grammar import ArgumentGrammar
 from legato.server.requests.chat import ChatRequest
@@ -54,29 +54,56 @@ def message_form(
         with naming_fields(**request.form_names):
             content = rule_of(request.output_form)
             form = checker.resolve(request.output_form)
-    _check_inputs(request.described_tools, use.callable, checker)
-    grammar = message_grammar(use, syntax, special_marks, content=content)
+    is_enforced = use.is_required or form is not None
+    _check_enforced(request.described_tools, use.callable, checker, is_enforced=is_enforced)
+    grammar = None
+    if form is None or content is not None:
+        grammar = message_grammar(use, syntax, special_marks, content=content)
     if grammar is None and form is not None:
         # The form applies from the first token on, even if the prompt ends in open reasoning.
-        return MessageForm(form, msgspec.structs.replace(syntax, is_reasoning_open=False))
+        answer = msgspec.structs.replace(_with_marked_calls(syntax), is_reasoning_open=False)
+        return MessageForm(form, answer)
     if grammar is None:
         return MessageForm(None, syntax)
     try:
-        return MessageForm(checker.resolve(StructuredOutputs(grammar=grammar)), syntax)
+        resolved = checker.resolve(StructuredOutputs(grammar=grammar))
     except InvalidRequestError as error:
         _check_tools(request.described_tools, use.callable, checker)
         raise InvalidRequestError(str(error), param="tools") from error
+    return MessageForm(resolved, syntax if content is None else _with_marked_calls(syntax))
 
 
-def _check_inputs(
-    described: Sequence[tuple[str, Tool]], held: Sequence[Tool], checker: GrammarChecker
+def _with_marked_calls(syntax: MessageSyntax) -> MessageSyntax:
+    """Return the syntax of an answer in which an object without a mark is content of a form."""
+    calls = syntax.tool_calls
+    if calls is None or not calls.is_bare:
+        return syntax
+    return msgspec.structs.replace(syntax, tool_calls=msgspec.structs.replace(calls, is_bare=False))
+
+
+def _check_enforced(
+    described: Sequence[tuple[str, Tool]],
+    held: Sequence[Tool],
+    checker: GrammarChecker,
+    *,
+    is_enforced: bool,
 ) -> None:
-    """Raises InvalidRequestError: the grammar of a custom tool's input does not compile."""
+    """Check tools one by one, so that an error names the field.
+
+    Args:
+        is_enforced: whether the schema of a tool that is not strict is enforced.
+
+    Raises:
+        InvalidRequestError: the grammar of a custom tool's input does not compile, or a schema that
+            is enforced fails `check_schema`.
+    """
     for place, tool in described:
-        grammar = tool.function.input_grammar
-        if tool in held and grammar is not None:
-            with naming_fields(**{"structured_outputs.grammar": f"{place}.parameters"}):
-                checker.resolve(StructuredOutputs(grammar=grammar))
+        function, param = tool.function, f"{place}.parameters"
+        if tool in held and function.input_grammar is not None:
+            with naming_fields(**{"structured_outputs.grammar": param}):
+                checker.resolve(StructuredOutputs(grammar=function.input_grammar))
+        elif tool in held and (is_enforced or function.strict):
+            check_schema(function.parameters, param)
 
 
 def _check_tools(

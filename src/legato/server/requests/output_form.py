@@ -57,7 +57,10 @@ def enforced(schema: dict[str, Any], *, is_strict: bool) -> dict[str, Any]:
 
 
 class JsonSchemaFormat(RequestModel):
-    """Attributes: unless `strict` is true, unsupported keywords are ignored."""
+    """Attributes:
+    schema_: any object without one.
+    strict: unless true, unsupported keywords are ignored.
+    """
 
     name: Name
     description: str | None = None
@@ -67,7 +70,8 @@ class JsonSchemaFormat(RequestModel):
     @property
     def enforced(self) -> dict[str, Any]:
         """The schema, prepared for `StructuredOutputs`."""
-        return enforced(self.schema_ or {}, is_strict=self.strict)
+        schema = {"type": "object"} if self.schema_ is None else self.schema_
+        return enforced(schema, is_strict=self.strict)
 
 
 class ResponseFormat(RequestModel):

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from legato.core.errors import InvalidRequestError
+from legato.grammar.bounds import excess
 from legato.grammar.recursion import ENDLESS, endless_place
 from legato.server.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
 from legato.server.requests.request_model import (
@@ -47,6 +48,9 @@ _Path = tuple[str | int, ...]
 def _checked_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         raise PartError('must be "object": arguments have names', "type")
+    too_large = excess(schema)
+    if too_large is not None:
+        raise ValueError(too_large)
     # Not recursive: a schema may nest as deeply as JSON.
     unread: list[tuple[_Path, Any]] = [((), schema)]
     while unread:

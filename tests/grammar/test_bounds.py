@@ -1,0 +1,202 @@
+"""Integers in schemas are exact, patterns may be left out, and the work has bounds."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLTokenizer
+
+from legato.core.errors import InvalidRequestError
+from legato.core.structured_outputs import StructuredOutputs
+from legato.grammar.bounds import MAX_NESTING, MAX_SCHEMAS, excess
+from legato.grammar.check import GrammarChecker
+from legato.grammar.compiled import compile_grammar
+from legato.grammar.place import faulty_place
+from legato.grammar.tokens import grammar_tokenizer
+from legato.server.requests.chat import ChatRequest
+from legato.server.requests.message_grammar import message_form
+from legato.server.requests.output_form import enforced
+from legato.text.known_syntaxes import GEMMA, GLM, HERMES, LFM
+from legato.text.message_syntax import MessageSyntax, ToolCallSyntax
+from legato.text.vocabulary import Vocabulary
+from tests.profiles import examples
+
+_VOCABULARY = Vocabulary.of([bytes([byte]) for byte in range(256)], frozenset())
+_TOKENIZER: LLTokenizer = grammar_tokenizer(_VOCABULARY)
+_CHECKER = GrammarChecker(lambda: _VOCABULARY)
+_LARGE = st.builds(
+    lambda power, more, sign: sign * (2**power + more),
+    st.integers(50, 70),
+    st.integers(-3, 3),
+    st.sampled_from([1, -1]),
+)
+
+
+def _takes(schema: dict[str, Any], text: str, *, is_strict: bool) -> bool:
+    form = StructuredOutputs(json=enforced(schema, is_strict=is_strict))
+    source = _CHECKER.resolve(form).grammar
+    assert source is not None
+    matcher = compile_grammar(_TOKENIZER, source).matcher
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+_ALLOWED = {
+    "const": lambda value, bound: value == bound,
+    "enum": lambda value, bound: value == bound,
+    "minimum": lambda value, bound: value >= bound,
+    "maximum": lambda value, bound: value <= bound,
+    "exclusiveMinimum": lambda value, bound: value > bound,
+    "exclusiveMaximum": lambda value, bound: value < bound,
+}
+
+
+@given(st.sampled_from(list(_ALLOWED)), _LARGE, st.booleans(), st.booleans())
+@examples(150)
+def test_integers_are_exact_or_refused(
+    keyword: str, bound: int, is_strict: bool, is_nested: bool
+) -> None:
+    schema: dict[str, Any] = {"type": "integer", keyword: [bound] if keyword == "enum" else bound}
+    whole = {"type": "array", "items": schema, "minItems": 1} if is_nested else schema
+    place = f"{keyword} {bound} .*at #{'/items' if is_nested else ''} of the schema"
+    if abs(bound) >= 2**53:
+        with pytest.raises(InvalidRequestError, match=place) as refused:
+            _takes(whole, "", is_strict=is_strict)
+        assert refused.value.param == "structured_outputs.json"
+        return
+    for value in range(bound - 2, bound + 3):
+        text = f"[{value}]" if is_nested else str(value)
+        allowed = _ALLOWED[keyword](value, bound)
+        assert _takes(whole, text, is_strict=is_strict) == allowed, value
+
+
+@pytest.mark.parametrize("syntax", [HERMES, GLM, GEMMA, LFM])
+@pytest.mark.parametrize(("choice", "is_strict"), [("required", False), ("auto", True)])
+def test_an_integer_of_a_tool_names_its_field(
+    syntax: ToolCallSyntax, choice: str, is_strict: bool
+) -> None:
+    parameters = {"type": "object", "properties": {"id": {"const": 2**53 + 1}}}
+    function = {"name": "f", "parameters": parameters, "strict": is_strict}
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": choice,
+    }
+    with pytest.raises(
+        InvalidRequestError, match=r"const 9007199254740993 .* #/properties/id"
+    ) as e:
+        message_form(
+            ChatRequest.model_validate(body), MessageSyntax(tool_calls=syntax), _CHECKER, {}
+        )
+    assert e.value.param == "tools.0.function.parameters"
+
+
+def test_an_integer_that_cannot_be_exact_within_a_constant() -> None:
+    with pytest.raises(InvalidRequestError, match="const 9007199254740993 is beyond 2"):
+        _takes({"const": {"id": [2**53 + 1]}}, "", is_strict=False)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^(?!x)a", "(?<=a)b", r"(a)\1", r"\bfoo", r"\d+(?=x)", "(?<!a)b", r"a\B"]
+)
+def test_patterns_that_no_automaton_enforces_are_left_out_unless_strict(pattern: str) -> None:
+    for schema in (
+        {"type": "string", "pattern": pattern, "maxLength": 2},
+        {"type": "string", "maxLength": 2, "allOf": [{"pattern": pattern}]},
+    ):
+        assert _takes(schema, '"zz"', is_strict=False)
+        assert not _takes(schema, '"zzz"', is_strict=False)
+        with pytest.raises(InvalidRequestError):
+            _takes(schema, '"zz"', is_strict=True)
+    named = {"type": "object", "patternProperties": {pattern: {}, "^k$": {"type": "integer"}}}
+    assert _takes(named, '{"k":1}', is_strict=False)
+    assert not _takes(named, '{"k":"x"}', is_strict=False)
+
+
+@pytest.mark.parametrize("pattern", [r"^\(?!x$", "^[(?=]+$", r"^\\b$", "^(?:a|b)(?P<n>c)$"])
+def test_patterns_that_look_like_those_are_kept(pattern: str) -> None:
+    assert not _takes({"type": "string", "pattern": pattern}, '"zz zz"', is_strict=False)
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="unclosed group"):
+        _takes({"type": "string", "pattern": "("}, '"z"', is_strict=False)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_json_schema_without_a_schema_is_an_object(strict: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": strict}}
+    body = {"messages": [{"role": "user", "content": "x"}], "response_format": form}
+    asked = ChatRequest.model_validate(body).output_form
+    assert asked is not None
+    source = _CHECKER.resolve(asked).grammar
+    assert source is not None
+    for text, is_allowed in (('{"a": [1]}', True), ("null", False), ('"x"', False), ("[]", False)):
+        matcher = compile_grammar(_TOKENIZER, source).matcher
+        assert (matcher.try_consume_tokens(list(text.encode())) == len(text)) == is_allowed
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def _wide(count: int) -> dict[str, Any]:
+    properties = {f"p{i}": {"type": "string"} for i in range(count)}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (_nested(400), f"is nested over {MAX_NESTING} deep"),
+        (_wide(6_000), f"has over {MAX_SCHEMAS} schemas"),
+        ({"enum": [json.loads("[" * 400 + "]" * 400)]}, f"is nested over {MAX_NESTING} deep"),
+    ],
+)
+def test_schemas_that_are_too_large_are_refused_before_any_work(
+    schema: dict[str, Any], problem: str
+) -> None:
+    assert excess(schema) == problem
+    with pytest.raises(InvalidRequestError, match=problem) as refused:
+        _takes(schema, "", is_strict=False)
+    assert refused.value.param == "structured_outputs.json"
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", **schema}},
+    }
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+    with pytest.raises(ValueError, match=problem):
+        ChatRequest.model_validate(body)
+
+
+def test_schemas_within_the_bounds_compile() -> None:
+    for schema in (_nested(MAX_NESTING // 2 - 1), _wide(MAX_SCHEMAS - 2)):
+        assert excess(schema) is None
+        assert not _takes(schema, "", is_strict=True)
+
+
+def test_the_search_for_a_fault_is_bounded() -> None:
+    """Counts schemas that are compiled, each time that they are."""
+    definitions = {f"d{i}": _nested(3) for i in range(500)}
+    schema = {
+        "$defs": definitions,
+        "properties": {f"x{i}": {"$ref": f"#/$defs/d{i}"} for i in range(500)},
+    }
+    schema["properties"]["bad"] = {"properties": {"worse": {"uniqueItems": True}}}
+    num_compiled = 0
+
+    def is_faulty(part: dict[str, Any]) -> bool:
+        nonlocal num_compiled
+        text = json.dumps(part)
+        num_compiled += text.count("{")
+        return "uniqueItems" in text
+
+    assert faulty_place(schema, is_faulty) == "#/properties/bad/properties/worse"
+    assert num_compiled < 20_000
+    faulty_place(_nested(300), is_faulty)
+    assert num_compiled < 40_000
