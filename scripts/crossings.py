@@ -215,7 +215,7 @@ class _Text(TextProcesses):
     async def outcome(
         self, kind: Kind, body: bytearray, arrival: Arrival, stored: bytes | None = None
     ) -> Outcome:
-        del arrival  # of warnings, of which there are none
+        del arrival  # only its warnings matter, and there are none
         *parts, end = self._requests.read(kind, bytes(body), stored)
         return Outcome(parts, end)
 

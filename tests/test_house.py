@@ -8,8 +8,8 @@ from collections import Counter
 from tests import house
 
 MOST_LINES = 500
-NUM_SMALL_FILES = 105
-"""Modules of at most 60 lines: each is one more stop on somebody's way."""
+NUM_SMALL_FILES = 100
+"""Modules of at most 60 lines: each is one more stop on a reader's way."""
 SHARED_CLASS_NAMES = """
 BlockTable Blocks Checkpoint Columns Context Drafted Embedding Generation Handovers LayerCache
 Left Link Load Memory MessageDelta Part Ping Place Refusal Router Rule Run Settings Span Totals
@@ -22,7 +22,7 @@ host_cache linear link loader logprobs lookup memory messages models plots polic
 ranges recurrence replica request rope rotation rows run sampler scores search service serving
 settings source support tables tokenization trace transfers trial turns vocabulary
 """
-"""Beside `main`, of which each program has one."""
+"""Beside `main`: each program has one."""
 
 
 def test_no_file_is_long() -> None:

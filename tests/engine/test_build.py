@@ -86,7 +86,7 @@ def test_threads_follow_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_engine_runs_on_the_cores_of_its_affinity() -> None:
-    """A process that may use one core alone, though PyTorch was told of more."""
+    """A process that may use one core alone, though PyTorch was given more."""
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "import torch; torch.set_num_threads(8)\n"

@@ -213,7 +213,7 @@ _ODD_ARGUMENTS = [
 def test_a_history_with_odd_arguments_goes_on(
     tokenizer: Tokenizer, api: str, arguments: Any
 ) -> None:
-    """Whatever a model wrote as arguments, every template takes the conversation."""
+    """Every template takes a conversation with any arguments that a model may have written."""
     if api == "chat":
         call: dict[str, Any] = {"id": "add", "function": {"name": "add", "arguments": arguments}}
         said: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}

@@ -26,7 +26,7 @@ class TokenDecoder:
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_tokens = "ByteFallback" in kinds
         replaced = [_replaced(step) for step in steps if step["type"] not in _OF_WHOLE_TEXTS]
-        # Whatever else a decoder does is left to it, at ten times the cost.
+        # The decoder does the rest itself, at ten times the cost.
         self._replaced = [pair for pair in replaced if pair is not None]
         self._is_plain = self._decoder is not None and len(self._replaced) == len(replaced)
         self._between = self._text([_NEIGHBOUR, _NEIGHBOUR])[1:]

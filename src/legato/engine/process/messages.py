@@ -97,7 +97,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         settings: all settings as printed; key: the flag's name.
         rejected_kernels: native kernels that are not used because they compute wrong numbers here;
             key: the instruction set, value: how they disagree with PyTorch's.
-        cut_sizes: sizes of which less is taken than was asked for; key the flag, value how.
+        cut_sizes: sizes that were cut to what the machine has; key the flag, value how.
         transfer: where other engines fetch its blocks; None if it is connected to none.
         hidden_size: of its vectors.
         pooling: how prompts become vectors.
