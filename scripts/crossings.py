@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import inspect
 import json
+import math
 import sys
 import threading
 from collections import Counter
@@ -21,13 +22,16 @@ from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest.mock import patch
 
+import msgspec
 from starlette.types import ASGIApp, Message
 
 import legato
 from legato.checkpoint.source import configured_source
 from legato.core.cache_config import BLOCK_SIZES, TransferConfig
 from legato.core.config import DEFAULT_MODEL, ModelConfig, SchedulerConfig
+from legato.core.plan import StepResult
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.stats import CacheInfo
 from legato.core.step_record import StepRecord
@@ -48,6 +52,7 @@ from legato.scheduler.step_time import StepTimeModel
 from legato.server.app import create_app
 from legato.server.arrival import Arrival
 from legato.server.config import ServerConfig
+from legato.server.http import paced
 from legato.server.http.middleware import Lifecycle
 from legato.server.http.outlet import AsgiOutlet
 from legato.server.http_server import metrics_of
@@ -65,6 +70,8 @@ OWN_ROOMS = ("server", "text", "grammar", "engine", "scheduler")
 STEP_S = 0.01
 _MAX_MODEL_LEN = 4096
 _NUM_BLOCKS = 1024
+_WORD = 260
+"""A token of the default model with letters alone."""
 
 _MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
 _PARAMETERS = {
@@ -125,7 +132,8 @@ def crossings() -> dict[str, Crossing]:
 
 async def _crossings() -> dict[str, Crossing]:
     watch = _Watch()
-    with watch.calls():
+    # Profiled code is slow: without this, some answers would be cut into slices of a millisecond.
+    with patch.object(paced, "_SLICE_S", math.inf), watch.calls():
         app = _application()
         found: dict[str, Crossing] = {}
         for name, (path, body) in REQUESTS.items():
@@ -289,13 +297,27 @@ class _Engine:
         return asyncio.get_running_loop().time()
 
 
+class _Executor(SimulatedExecutor):
+    """Samples the same word in every run: a request's way depends on the text that comes."""
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        chunks = {
+            request_id: msgspec.structs.replace(
+                chunk, token_ids=tuple(_WORD for _ in chunk.token_ids)
+            )
+            for request_id, chunk in result.chunks.items()
+        }
+        return msgspec.structs.replace(result, chunks=chunks)
+
+
 def _engine_loop(info: EngineInfo) -> EngineLoop:
     kv = KVCacheManager(_NUM_BLOCKS, info.cache.block_size, enable_prefix_caching=True)
     clock = VirtualClock()
     scheduler = Scheduler(
         info.scheduler, max_model_len=_MAX_MODEL_LEN, kv=kv, step_time=StepTimeModel()
     )
-    executor = SimulatedExecutor(clock, lambda _: STEP_S, vocab_size=info.vocab_size)
+    executor = _Executor(clock, lambda _: STEP_S, vocab_size=info.vocab_size)
     return EngineLoop(scheduler, kv, executor)
 
 

@@ -50,7 +50,7 @@ async def health(context: ContextDep) -> Response:
     The body says "degraded" and the reason if the latest step was bound to break an SLO, or a
     process does not answer and is about to be replaced. If there are promises on gaps between
     tokens, the body has what was delivered in the last minute. It names kernels that compute wrong
-    numbers on this machine, and are therefore not used, and sizes that were cut to what the machine has.
+    numbers on this machine, and are therefore not used, and sizes that were cut to this machine's.
     """
     if context.lifecycle.is_draining:
         raise shutting_down()
