@@ -104,5 +104,5 @@ def test_a_span_marks_when_they_were_there() -> None:
     progresses = Progresses()
     for record in records:
         progresses.note(record)
-    events = dict(span_events(progresses.take(answer_record("1"))))
+    events = dict(span_events([*progresses.take(answer_record("1")).values()]))
     assert events["blocks fetched"] == fetched.ended_s

@@ -90,7 +90,7 @@ def refusing_what_fails(path: Path) -> Iterator[None]:
     except UnsupportedModelError as error:
         if str(path) in str(error):
             raise
-        raise UnsupportedModelError(f"cannot read {path}: {error}") from error
+        raise UnsupportedModelError(f"{error} ({path})") from error
     except KeyError as error:
         raise UnsupportedModelError(f"{path} lacks {error}") from error
     except BaseException as error:
