@@ -26,10 +26,11 @@ from legato.text.message_syntax import Marks, MessageSyntax, ToolCallSyntax
 from legato.text.vocabulary import Vocabulary
 from tests.profiles import examples
 from tests.server.chat_templates import FAMILIES
-from tests.server.written_calls import Call, types_of, written
+from tests.server.written_calls import Call, tools_of, written
 
 _THINK = Marks("<think>", "</think>")
 _CALLS: list[Call] = [("f", {"s": "é <b> }", "n": 5, "l": [{"a": "x"}]}), ("g", {})]
+_LONG_NAMED: Call = ("a_long_name", {"s": "x"})
 _SYNTAXES = [
     *(HERMES, LLAMA, MISTRAL, MISTRAL_NAMED),
     *(getattr(known_syntaxes, name.upper()) for name in FAMILIES if name != "harmony"),
@@ -40,9 +41,8 @@ Said = tuple[str, str, list[tuple[str, str]]]
 
 
 def _of(calls: ToolCallSyntax, reasoning: Marks | None = _THINK) -> MessageSyntax:
-    types = types_of(*_CALLS) if calls.needs_types else {}
-    typed = msgspec.structs.replace(calls, types=types)
-    return MessageSyntax(reasoning=reasoning, tool_calls=typed)
+    tools = tools_of(*_CALLS, _LONG_NAMED) if calls.needs_types else None
+    return MessageSyntax(reasoning=reasoning, tool_calls=calls, tools=tools)
 
 
 def _call_of_harmony(call: Call) -> str:
@@ -309,12 +309,11 @@ def test_what_is_cut_off_leaves_no_marks(syntax: MessageSyntax) -> None:
 @pytest.mark.parametrize("syntax", [*map(_of, _SYNTAXES), HARMONY])
 def test_what_is_cut_off_before_its_arguments_is_nothing(syntax: MessageSyntax) -> None:
     """A required call, the whole of the message, cut by its limit before it has a name."""
-    call: Call = ("a_long_name", {"s": "x"})
     if syntax.tool_calls is None:
-        text = _call_of_harmony(call)
+        text = _call_of_harmony(_LONG_NAMED)
     else:
         mark = syntax.tool_calls.begin if syntax.tool_calls.is_bare else ""
-        text = mark + written(syntax.tool_calls, call)
+        text = mark + written(syntax.tool_calls, _LONG_NAMED)
     for end in range(text.index("a_long_name") + len("a_long_name")):
         assert _whole(text[:end], syntax, FinishReason.LENGTH) == ("", "", [])
 
