@@ -113,6 +113,16 @@ def test_patterns_that_no_automaton_enforces_are_left_out_unless_strict(pattern:
     named = {"type": "object", "patternProperties": {pattern: {}, "^k$": {"type": "integer"}}}
     assert _takes(named, '{"k":1}', is_strict=False)
     assert not _takes(named, '{"k":"x"}', is_strict=False)
+    others = {"additionalProperties": False, "minProperties": 1}
+    assert _takes({**named, **others}, '{"m":"x"}', is_strict=False)
+
+
+@pytest.mark.parametrize("part", ["[", "[^", r"[\\", "[a(?=", "[]"])
+def test_a_pattern_is_looked_through_in_linear_time(part: str) -> None:
+    """Quadratic work would take hours."""
+    pattern = part * (200_000 // len(part))
+    with pytest.raises(InvalidRequestError):
+        _takes({"type": "string", "pattern": pattern}, "", is_strict=False)
 
 
 @pytest.mark.parametrize("pattern", [r"^\(?!x$", "^[(?=]+$", r"^\\b$", "^(?:a|b)(?P<n>c)$"])
