@@ -190,8 +190,10 @@ class MarkedMessage:
         """
         while self._call is not None and self._read == self._read_call:
             self._call.close()
-            is_marked = bool(self._opening) or self._parts.num_calls > 0
-            if self._call.no_call is None or (is_cut and is_marked):
+            if self._call.no_call is None:
+                self._parts.is_call_cut = is_cut
+                return
+            if is_cut and (self._opening or self._parts.num_calls):
                 return
             rest = self._call.rest or ""
             self._give_up_section(self._call.no_call, rest)
