@@ -20,7 +20,7 @@ from legato.grammar.structural_tag import structural_tag_source
 _OPTIONS = '%llguidance {"no_forcing": true}'
 _WHITESPACE = r"[ \n\r\t]{1,20}"
 """Limited: a small model that may write any number of blanks writes them until its tokens end."""
-_MAX_CHARS = 2**18
+MAX_GRAMMAR_CHARS = 2**18
 """Limit of a schema, a pattern, a grammar, a tag, or all choices together."""
 _GBNF_RULE = re.compile(r"^[^\S\n]*+[\w-]++\s*+::=", re.MULTILINE)
 
@@ -152,9 +152,9 @@ def _json(value: Any) -> str:
 def _check_length(outputs: StructuredOutputs) -> None:
     value = getattr(outputs, outputs.form)
     num_chars = sum(map(len, value)) if isinstance(value, tuple) else len(str(value))
-    if num_chars > _MAX_CHARS:
+    if num_chars > MAX_GRAMMAR_CHARS:
         param = f"structured_outputs.{outputs.form}"
-        raise InvalidRequestError(f"{param} has over {_MAX_CHARS} characters", param=param)
+        raise InvalidRequestError(f"{param} has over {MAX_GRAMMAR_CHARS} characters", param=param)
 
 
 def _lark(rules: str) -> str:
