@@ -28,6 +28,7 @@ class MarkedMessage:
         self._held = ""  # possibly the beginning of a mark
         self._opening: list[str] = []  # text of a section that has no call yet
         self._call: CallReader | None = None
+        self._may_hold_marks = True
         self._read: Callable[[str], str] = self._read_start
         if syntax.is_reasoning_open:
             self._parts.begin_reasoning(0)
@@ -155,10 +156,13 @@ class MarkedMessage:
 
     def _begin_call(self, calls: ToolCallSyntax, *, is_json: bool) -> None:
         """Args: is_json: whether it is an object; models of any syntax write some."""
-        tools = self._syntax.tools
-        self._call = (
-            JsonCallReader(calls.id_chars, tools) if is_json else NamedCallReader(calls, tools)
-        )
+        tools, last = self._syntax.tools, self._call
+        if isinstance(last, NamedCallReader):
+            self._may_hold_marks = last.may_hold_marks
+        if is_json:
+            self._call = JsonCallReader(calls.id_chars, tools)
+        else:
+            self._call = NamedCallReader(calls, tools, may_hold_marks=self._may_hold_marks)
         self._read = self._read_call
 
     def _give_up_section(self, text: str, rest: str) -> None:
