@@ -140,7 +140,8 @@ class SpacedText:
         self._is_reasoning = is_reasoning
         self._is_trimmed = is_reasoning  # whether the space before the next letter is left out
         self._has_letters = False
-        self._waiting: list[TextSpan] = []
+        self._waiting: list[tuple[int, list[str]]] = []  # start and pieces of a span each
+        self._waiting_end = 0
 
     def push(self, text: str, start: int) -> None:
         """Args: start: where the text begins in the completion, in characters."""
@@ -153,7 +154,7 @@ class SpacedText:
             self.release()
             self._pass(letters, start)
         if len(letters) < len(text):
-            self._waiting.append(TextSpan(text[len(letters) :], start + len(letters)))
+            self._wait(text[len(letters) :], start + len(letters))
 
     def trim(self) -> None:
         """Drop the waiting space, and the space before the next letter."""
@@ -169,9 +170,15 @@ class SpacedText:
 
     def release(self) -> None:
         """Pass the waiting space on."""
-        for span in self._waiting:
-            self._pass(span.text, span.start)
+        for start, pieces in self._waiting:
+            self._pass("".join(pieces), start)
         self._waiting.clear()
+
+    def _wait(self, space: str, start: int) -> None:
+        if not self._waiting or start != self._waiting_end:
+            self._waiting.append((start, []))
+        self._waiting[-1][1].append(space)
+        self._waiting_end = start + len(space)
 
     def _pass(self, text: str, start: int) -> None:
         last = self._ready[-1] if self._ready else None
