@@ -99,6 +99,22 @@ def test_an_integer_of_a_tool_names_its_field(
     assert e.value.param == "tools.0.function.parameters"
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a" | b\nb: %json {schema}\n',
+        'start: "%json " | b\nb: %json\n{schema}',
+        '{{"grammars":[{{"json_schema": {schema}}}]}}',
+    ],
+)
+def test_an_integer_of_a_schema_in_a_grammar(grammar: str) -> None:
+    text = grammar.format(schema=json.dumps({"items": {"const": 2**53 + 1}}))
+    with pytest.raises(InvalidRequestError, match=r"const 9007199254740993 .* #/items") as e:
+        _CHECKER.resolve(StructuredOutputs(grammar=text))
+    assert e.value.param == "structured_outputs.grammar"
+    _CHECKER.resolve(StructuredOutputs(grammar=grammar.format(schema='{"const": 5}')))
+
+
 def test_an_integer_that_cannot_be_exact_within_a_constant() -> None:
     with pytest.raises(InvalidRequestError, match="const 9007199254740993 is beyond 2"):
         _takes({"const": {"id": [2**53 + 1]}}, "", is_strict=False)
