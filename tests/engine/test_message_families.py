@@ -425,3 +425,18 @@ def _cut(pieces: list[str], syntax: MessageSyntax) -> tuple[str, str, Calls]:
             calls.append((name, arguments + call.arguments))
     content = "".join(delta.content for delta in deltas)
     return content, "".join(delta.reasoning for delta in deltas), calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=f>\n" + '<parameter=a>{\\"</parameter>' * 10_000,
+        '<function=f>\n<parameter=a>{\\"</parameter></function>' * 10_000,
+    ],
+    ids=["one call", "calls"],
+)
+def test_strings_that_are_left_open_are_read_in_linear_time(text: str) -> None:
+    """Quadratic work would take hours: each string would be read to the end of the line."""
+    message = _read(f"<tool_call>\n{text}\n", _of(QWEN_CODER))
+    arguments = "".join(call.arguments for call in message.tool_calls)
+    assert arguments.count('"a": ') == 10_000

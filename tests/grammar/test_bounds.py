@@ -1,6 +1,7 @@
 """Integers in schemas are exact, patterns may be left out, and the work has bounds."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,12 +15,17 @@ from legato.grammar.bounds import MAX_NESTING, MAX_SCHEMAS, excess
 from legato.grammar.check import GrammarChecker
 from legato.grammar.compiled import compile_grammar
 from legato.grammar.place import faulty_place
+from legato.grammar.source import MAX_GRAMMAR_CHARS
 from legato.grammar.tokens import grammar_tokenizer
+from legato.server.requests.argument_grammar import ArgumentGrammar
 from legato.server.requests.chat import ChatRequest
+from legato.server.requests.lark_text import LarkText
 from legato.server.requests.message_grammar import message_form
 from legato.server.requests.output_form import enforced
+from legato.server.requests.tools import FunctionDefinition
+from legato.text.argument_types import tool_parameters
 from legato.text.known_syntaxes import GEMMA, GLM, HERMES, LFM
-from legato.text.message_syntax import MessageSyntax, ToolCallSyntax
+from legato.text.message_syntax import MessageSyntax, NamedCall, ToolCallSyntax
 from legato.text.vocabulary import Vocabulary
 from tests.profiles import examples
 
@@ -93,6 +99,22 @@ def test_an_integer_of_a_tool_names_its_field(
     assert e.value.param == "tools.0.function.parameters"
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a" | b\nb: %json {schema}\n',
+        'start: "%json " | b\nb: %json\n{schema}',
+        '{{"grammars":[{{"json_schema": {schema}}}]}}',
+    ],
+)
+def test_an_integer_of_a_schema_in_a_grammar(grammar: str) -> None:
+    text = grammar.format(schema=json.dumps({"items": {"const": 2**53 + 1}}))
+    with pytest.raises(InvalidRequestError, match=r"const 9007199254740993 .* #/items") as e:
+        _CHECKER.resolve(StructuredOutputs(grammar=text))
+    assert e.value.param == "structured_outputs.grammar"
+    _CHECKER.resolve(StructuredOutputs(grammar=grammar.format(schema='{"const": 5}')))
+
+
 def test_an_integer_that_cannot_be_exact_within_a_constant() -> None:
     with pytest.raises(InvalidRequestError, match="const 9007199254740993 is beyond 2"):
         _takes({"const": {"id": [2**53 + 1]}}, "", is_strict=False)
@@ -113,6 +135,16 @@ def test_patterns_that_no_automaton_enforces_are_left_out_unless_strict(pattern:
     named = {"type": "object", "patternProperties": {pattern: {}, "^k$": {"type": "integer"}}}
     assert _takes(named, '{"k":1}', is_strict=False)
     assert not _takes(named, '{"k":"x"}', is_strict=False)
+    others = {"additionalProperties": False, "minProperties": 1}
+    assert _takes({**named, **others}, '{"m":"x"}', is_strict=False)
+
+
+@pytest.mark.parametrize("part", ["[", "[^", r"[\\", "[a(?=", "[]"])
+def test_a_pattern_is_looked_through_in_linear_time(part: str) -> None:
+    """Quadratic work would take hours."""
+    pattern = part * (200_000 // len(part))
+    with pytest.raises(InvalidRequestError):
+        _takes({"type": "string", "pattern": pattern}, "", is_strict=False)
 
 
 @pytest.mark.parametrize("pattern", [r"^\(?!x$", "^[(?=]+$", r"^\\b$", "^(?:a|b)(?P<n>c)$"])
@@ -178,6 +210,58 @@ def test_schemas_within_the_bounds_compile() -> None:
     for schema in (_nested(MAX_NESTING // 2 - 1), _wide(MAX_SCHEMAS - 2)):
         assert excess(schema) is None
         assert not _takes(schema, "", is_strict=True)
+
+
+_INTEGER = {"type": "integer"}
+_MANY = [f"p{i}" for i in range(200)]
+_LISTED = {"enum": list(range(20_000))}
+_LARGE_OBJECT = {"oneOf": [_wide(8) for _ in range(64)]}
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {**_LISTED},
+        {"allOf": [_LISTED, _LISTED]},
+        {"anyOf": [{"enum": [i, i + 1]} for i in range(60)], "allOf": [{"enum": [1, 2, 3]}] * 9},
+        _LARGE_OBJECT,
+    ],
+)
+@pytest.mark.parametrize("syntax", [GLM, GEMMA, LFM])
+def test_the_grammar_of_arguments_is_bounded(
+    syntax: ToolCallSyntax, definition: dict[str, Any]
+) -> None:
+    """A short schema whose references make it long."""
+    part = {"allOf": [{"$ref": "#/$defs/d"}] * 2}
+    parameters = {
+        "type": "object",
+        "$defs": {"d": definition, "unused": _wide(1_000)},
+        "properties": dict.fromkeys(_MANY, part),
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    types = tool_parameters([tool], has_types=True)["f"]
+    assert sum(len(of.values) + len(of.texts) for of in types.named.values()) <= 200_000
+    assert isinstance(syntax.call, NamedCall)
+    grammar = ArgumentGrammar(syntax.call, LarkText({}))
+    function = FunctionDefinition(name="f", parameters=parameters)
+    with suppress(InvalidRequestError):
+        grammar.of(function, is_lenient=True)
+    longest = len(json.dumps(parameters))
+    assert sum(map(len, grammar.rules)) < MAX_GRAMMAR_CHARS + 20 * longest
+
+
+@pytest.mark.parametrize("syntax", [GLM, LFM])
+def test_a_rule_has_only_the_definitions_that_it_uses(syntax: ToolCallSyntax) -> None:
+    parameters = {
+        "type": "object",
+        "$defs": {"A": {"type": "array", "items": {"$ref": "#/$defs/B"}}, "B": _wide(500)},
+        "properties": {**dict.fromkeys(_MANY, _INTEGER), "a": {"$ref": "#/$defs/A"}},
+    }
+    function = FunctionDefinition(name="f", parameters=parameters)
+    assert isinstance(syntax.call, NamedCall)
+    grammar = ArgumentGrammar(syntax.call, LarkText({}))
+    grammar.of(function, is_lenient=True)
+    assert sum("p499" in rule for rule in grammar.rules) == 1
 
 
 def test_the_search_for_a_fault_is_bounded() -> None:

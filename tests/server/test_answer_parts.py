@@ -1,6 +1,7 @@
 """What each API makes of a text, in any deltas, is what the whole text is read as."""
 
 import itertools
+import json
 from typing import Any
 
 import msgspec
@@ -26,10 +27,11 @@ from legato.text.message_syntax import Marks, MessageSyntax, ToolCallSyntax
 from legato.text.vocabulary import Vocabulary
 from tests.profiles import examples
 from tests.server.chat_templates import FAMILIES
-from tests.server.written_calls import Call, types_of, written
+from tests.server.written_calls import Call, tools_of, written
 
 _THINK = Marks("<think>", "</think>")
 _CALLS: list[Call] = [("f", {"s": "é <b> }", "n": 5, "l": [{"a": "x"}]}), ("g", {})]
+_LONG_NAMED: Call = ("a_long_name", {"s": "x"})
 _SYNTAXES = [
     *(HERMES, LLAMA, MISTRAL, MISTRAL_NAMED),
     *(getattr(known_syntaxes, name.upper()) for name in FAMILIES if name != "harmony"),
@@ -40,9 +42,8 @@ Said = tuple[str, str, list[tuple[str, str]]]
 
 
 def _of(calls: ToolCallSyntax, reasoning: Marks | None = _THINK) -> MessageSyntax:
-    types = types_of(*_CALLS) if calls.needs_types else {}
-    typed = msgspec.structs.replace(calls, types=types)
-    return MessageSyntax(reasoning=reasoning, tool_calls=typed)
+    tools = tools_of(*_CALLS, _LONG_NAMED) if calls.needs_types else None
+    return MessageSyntax(reasoning=reasoning, tool_calls=calls, tools=tools)
 
 
 def _call_of_harmony(call: Call) -> str:
@@ -98,8 +99,13 @@ def _vocabulary(tokens: list[bytes]) -> Vocabulary:
     return Vocabulary.of(tokens, frozenset())
 
 
-def _whole(text: str, syntax: MessageSyntax, reason: FinishReason = FinishReason.STOP) -> Said:
-    message = read_message(text, reason, syntax)
+def _whole(
+    text: str,
+    syntax: MessageSyntax,
+    reason: FinishReason = FinishReason.STOP,
+    stop_reason: int | str | None = None,
+) -> Said:
+    message = read_message(text, reason, syntax, stop_reason)
     calls = [(call.name, call.arguments) for call in message.tool_calls]
     return message.content or "", message.reasoning or "", calls
 
@@ -284,9 +290,17 @@ def test_tokens_count_where_the_model_wrote_them(
     assert scored == content
 
 
+_CUTS = [(FinishReason.LENGTH, None), (FinishReason.STOP, "\n"), (FinishReason.STOP, 5)]
+"""By the limit, by a stop string, and by a stop token of the request."""
+
+
+@pytest.mark.parametrize("cut_by", _CUTS)
 @pytest.mark.parametrize("syntax", [*map(_of, _SYNTAXES), HARMONY])
-def test_what_is_cut_off_leaves_no_marks(syntax: MessageSyntax) -> None:
-    """A message that calls, cut by its limit after any character, in chunks of any size."""
+def test_what_is_cut_off_leaves_no_marks(
+    syntax: MessageSyntax, cut_by: tuple[FinishReason, int | str | None]
+) -> None:
+    """A message that calls, cut after any character."""
+    reason, stop_reason = cut_by
     if syntax.tool_calls is None:
         text = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary"
         text += "<|message|>Well<|end|><|start|>assistant" + _call_of_harmony(_CALLS[0])
@@ -296,27 +310,35 @@ def test_what_is_cut_off_leaves_no_marks(syntax: MessageSyntax) -> None:
         text = f"<think>\nHm</think>\n\n{'' if mark else 'Well'}\n{mark}{calls}"
     content, reasoning, calls_made = _whole(text, syntax)
     for end in range(len(text)):
-        cut = _whole(text[:end], syntax, FinishReason.LENGTH)
+        cut = _whole(text[:end], syntax, *cut_by)
         assert content.startswith(cut[0].rstrip()), text[:end]
         assert reasoning.startswith(cut[1]), text[:end]
         for (name, arguments), whole in zip(cut[2], calls_made, strict=False):
             assert name == whole[0]
             assert whole[1].startswith(arguments)
-        message = read_message(text[:end], FinishReason.LENGTH, syntax)
-        assert message.finish_reason == "length"
+        message = read_message(text[:end], reason, syntax, stop_reason)
+        if reason is FinishReason.LENGTH or not cut[2]:
+            assert message.finish_reason == reason
+        elif message.finish_reason == "tool_calls":
+            assert all(isinstance(json.loads(arguments), dict) for _, arguments in cut[2])
+    if syntax.tool_calls is not None:
+        ended = read_message(text, FinishReason.STOP, syntax, "\n")
+        assert ended.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("cut_by", _CUTS)
 @pytest.mark.parametrize("syntax", [*map(_of, _SYNTAXES), HARMONY])
-def test_what_is_cut_off_before_its_arguments_is_nothing(syntax: MessageSyntax) -> None:
-    """A required call, the whole of the message, cut by its limit before it has a name."""
-    call: Call = ("a_long_name", {"s": "x"})
+def test_what_is_cut_off_before_its_arguments_is_nothing(
+    syntax: MessageSyntax, cut_by: tuple[FinishReason, int | str | None]
+) -> None:
+    """A required call, the whole of the message, cut before it has a name."""
     if syntax.tool_calls is None:
-        text = _call_of_harmony(call)
+        text = _call_of_harmony(_LONG_NAMED)
     else:
         mark = syntax.tool_calls.begin if syntax.tool_calls.is_bare else ""
-        text = mark + written(syntax.tool_calls, call)
+        text = mark + written(syntax.tool_calls, _LONG_NAMED)
     for end in range(text.index("a_long_name") + len("a_long_name")):
-        assert _whole(text[:end], syntax, FinishReason.LENGTH) == ("", "", [])
+        assert _whole(text[:end], syntax, *cut_by) == ("", "", [])
 
 
 @pytest.mark.parametrize(

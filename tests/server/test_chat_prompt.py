@@ -178,11 +178,33 @@ def test_tools_go_where_a_template_has_a_place(tokenizer: Tokenizer) -> None:
         assert text.startswith("<start_of_turn>user\nBe brief.\n\n1 + 2?<end_of_turn>")
     _, text = make(tokenizer, [system], **template)
     assert text.startswith("<start_of_turn>user\nBe brief.<end_of_turn>")
+    _, text = make(tokenizer, [system, {**_HISTORY[0], "name": "Ann"}], **template)
+    assert text.startswith("<start_of_turn>user\nBe brief.\n\n1 + 2?<end_of_turn>")
     twice = _HISTORY[:1] * 2
     with pytest.raises(InvalidRequestError, match="alternate"):
         make(tokenizer, twice, **template)
     with pytest.raises(InvalidRequestError, match="alternate"):
         make(tokenizer, [{"role": "assistant", "content": "Hi"}, system], **template)
+
+
+_SYSTEM_FIRST = """{%- for message in messages -%}
+{%- if message.role == 'system' and not loop.first -%}{{ raise_exception('comes first') }}
+{%- elif not loop.first and message.role == messages[loop.index0 - 1].role -%}
+{{ raise_exception('roles must alternate') }}
+{%- endif -%}[{{ message.role }}]{{ message.content }}
+{%- endfor -%}"""
+
+
+def test_a_system_message_stays_where_a_template_takes_it(tokenizer: Tokenizer) -> None:
+    """Only a later one moves; a fault of other messages stays one."""
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1?"}
+    answer = {"role": "assistant", "content": "1."}
+    for said in ([user, user], [system, user, user]):
+        with pytest.raises(InvalidRequestError, match="alternate"):
+            make(tokenizer, said, chat_template=_SYSTEM_FIRST)
+    later = {"role": "system", "content": "Be polite."}
+    _, text = make(tokenizer, [system, user, answer, later, user], chat_template=_SYSTEM_FIRST)
+    assert text == "[system]Be brief.[user]1?[assistant]1.[user]Be polite.\n\n1?"
 
 
 def test_arguments_that_are_no_json_stay_text(tokenizer: Tokenizer) -> None:

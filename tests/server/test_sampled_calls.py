@@ -212,6 +212,8 @@ _ENUM_OR_NULL = {"type": ["string", "null"], "enum": ["celsius", "kelvin", None]
 _EITHER = {"anyOf": [{"type": "string", "enum": ["celsius"]}, {"type": "null"}]}
 _MAP = {"type": "object", "additionalProperties": {"type": "integer"}}
 _REFERENCE = {"$ref": "#/$defs/A", "$defs": {"A": _one({"type": "string"})}}
+_ENCODED = {**_one({"$ref": "#/$defs/A%20or%7EB"}), "$defs": {"A or~B": _ENUM_OR_NULL}}
+_WITHOUT = {**_one({}), "properties": {"u": {"type": "string"}, "v": False}}
 _TREE = {
     "type": "object",
     "properties": {"u": {"type": "array", "items": {"$ref": "#"}}},
@@ -236,7 +238,12 @@ _TREE = {
             ["x", ["x"], []],
             [[1]],
         ),
+        (_one({"type": "integer", "enum": [1.0, 2.0]}), [1, 2], [3]),
+        (_one({"allOf": [{"type": "integer"}, {"enum": [1, 2.5]}]}), [1], [2.5]),
+        (_one({"enum": ["", "a"], "maxLength": 0}), [""], ["a"]),
         (_REFERENCE, ["12345"], []),
+        (_ENCODED, ["celsius", None], ["other"]),
+        (_WITHOUT, ["x"], []),
         (_TREE, [[], [{"u": [{}]}]], [[1], [{"u": [{"v": []}]}]]),
     ],
 )

@@ -45,8 +45,9 @@ def _with_regular_patterns(schema: Any) -> Any:
     if not _is_regular(made.get("pattern")):
         del made["pattern"]
     named = made.get("patternProperties")
-    if isinstance(named, dict):
+    if isinstance(named, dict) and not all(map(_is_regular, named)):
         made["patternProperties"] = {key: part for key, part in named.items() if _is_regular(key)}
+        made.pop("additionalProperties", None)  # a name may match a pattern that is left out
     return made
 
 
@@ -58,8 +59,9 @@ def _is_regular(pattern: Any) -> bool:
 
 
 _PATTERN_PART = re.compile(
-    r"(?P<irregular>\\[bBk1-9]|\(\?<?[=!])|\\.|\[\^?\]?(?:[^\]\\]|\\.)*+\]", re.DOTALL
+    r"(?P<irregular>\\[bBk1-9]|\(\?<?[=!])|\\.|\[\^?\]?(?:[^\]\\]|\\.)*+\]?", re.DOTALL
 )
+"""A class that is not closed goes on to the end: reading takes linear time."""
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:

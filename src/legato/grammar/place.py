@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from legato.grammar.subschemas import DEFINITIONS, LISTED, NAMED, SINGLE
 
@@ -22,7 +23,7 @@ def faulty_place(schema: dict[str, Any], is_faulty: Callable[[dict[str, Any]], b
         step, inner = next(within, ("", None))
         if inner is None:
             break
-        whole = {**_used_definitions(inner, schema), **inner}
+        whole = {**used_definitions(inner, schema), **inner}
         num_left -= _size(whole)
         if num_left > 0 and is_faulty(whole):
             place += step
@@ -30,7 +31,7 @@ def faulty_place(schema: dict[str, Any], is_faulty: Callable[[dict[str, Any]], b
     return place
 
 
-def _used_definitions(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def used_definitions(part: Any, schema: dict[str, Any]) -> dict[str, Any]:
     """Return those of a schema's definitions that a part of it refers to, directly or not."""
     used: dict[str, dict[str, Any]] = {}
     unread: list[Any] = [part]
@@ -43,7 +44,7 @@ def _used_definitions(part: dict[str, Any], schema: dict[str, Any]) -> dict[str,
             steps = str(value.get("$ref", "")).split("/")
             if len(steps) < 3 or steps[1] not in DEFINITIONS:
                 continue
-            name = steps[2].replace("~1", "/").replace("~0", "~")
+            name = unquote(steps[2]).replace("~1", "/").replace("~0", "~")
             named = schema.get(steps[1])
             if isinstance(named, dict) and name in named.keys() - used.get(steps[1], {}).keys():
                 used.setdefault(steps[1], {})[name] = named[name]

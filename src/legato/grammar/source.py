@@ -1,7 +1,9 @@
 """Turns a requested form of output into a grammar that llguidance compiles."""
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,8 +22,10 @@ from legato.grammar.structural_tag import structural_tag_source
 _OPTIONS = '%llguidance {"no_forcing": true}'
 _WHITESPACE = r"[ \n\r\t]{1,20}"
 """Limited: a small model that may write any number of blanks writes them until its tokens end."""
-_MAX_CHARS = 2**18
+MAX_GRAMMAR_CHARS = 2**18
 """Limit of a schema, a pattern, a grammar, a tag, or all choices together."""
+_JSON_SCHEMA = re.compile(r'(?:%json|"json_schema"\s*+:)\s*+')
+"""What precedes a schema in Lark, and in a source in JSON."""
 _GBNF_RULE = re.compile(r"^[^\S\n]*+[\w-]++\s*+::=", re.MULTILINE)
 
 
@@ -110,7 +114,10 @@ def check_schema(schema: Any, param: str) -> None:
     if too_large is not None:
         raise InvalidRequestError(f"the schema {too_large}", param=param)
     place = endless_place(schema)
-    problem = inexact(schema) if place is None else f"{ENDLESS}, at {place}"
+    _refuse(inexact(schema) if place is None else f"{ENDLESS}, at {place}", param)
+
+
+def _refuse(problem: str | None, param: str) -> None:
     if problem is not None:
         raise InvalidRequestError(
             f"the form of the output cannot be met: {problem} of the schema", param=param
@@ -134,15 +141,27 @@ def _grammar(grammar: str) -> str:
 
     Only GBNF has a rule that begins with a name and `::=`.
     """
-    if grammar.startswith('{"grammars":'):  # made here, of a tag with a grammar
-        return grammar
-    if not _GBNF_RULE.search(grammar):
-        return _lark(grammar)
+    is_json = grammar.startswith('{"grammars":')  # made here, of a tag with a grammar
+    if is_json or not _GBNF_RULE.search(grammar):
+        for schema in _schemas(grammar):
+            _refuse(inexact(schema), "structured_outputs.grammar")
+        return grammar if is_json else _lark(grammar)
     try:
         return _lark(gbnf_to_lark(grammar))
     except Exception as error:  # the converter's error class is not exported
         param = "structured_outputs.grammar"
         raise InvalidRequestError(f"{param}: {error}", param=param) from error
+
+
+def _schemas(grammar: str) -> Iterator[Any]:
+    """Yield the JSON schemas in a grammar; the compiler refuses those that are no JSON."""
+    decoder, found = json.JSONDecoder(), _JSON_SCHEMA.search(grammar)
+    while found is not None:
+        end = found.end()
+        with suppress(ValueError, RecursionError):
+            schema, end = decoder.raw_decode(grammar, end)
+            yield schema
+        found = _JSON_SCHEMA.search(grammar, end)
 
 
 def _json(value: Any) -> str:
@@ -152,9 +171,9 @@ def _json(value: Any) -> str:
 def _check_length(outputs: StructuredOutputs) -> None:
     value = getattr(outputs, outputs.form)
     num_chars = sum(map(len, value)) if isinstance(value, tuple) else len(str(value))
-    if num_chars > _MAX_CHARS:
+    if num_chars > MAX_GRAMMAR_CHARS:
         param = f"structured_outputs.{outputs.form}"
-        raise InvalidRequestError(f"{param} has over {_MAX_CHARS} characters", param=param)
+        raise InvalidRequestError(f"{param} has over {MAX_GRAMMAR_CHARS} characters", param=param)
 
 
 def _lark(rules: str) -> str:

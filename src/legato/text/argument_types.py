@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from legato.text.message_syntax import ArgumentType, ToolParameters
 
@@ -30,7 +31,8 @@ _NAMES: tuple[tuple[type, str], ...] = (
 )
 _COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const"})
 _REST = frozenset({"additionalProperties", "patternProperties"})
-_MAX_STEPS = 20_000
+_MAX_STEPS = 200_000
+_MAX_EXACT = 2**53
 _MAX_DEPTH = 32
 _MAX_ALTERNATIVES = 64
 
@@ -59,7 +61,8 @@ class Alternatives:
     """Finds what the schemas within one schema allow, type by type.
 
     References may fan out: beyond a number of steps for the whole schema, what is left stays
-    unresolved.
+    unresolved. A schema is a step, as is a listed value, and a pair of alternatives or of values
+    that are compared.
 
     Args:
         root: the schema that references are looked up in.
@@ -80,8 +83,12 @@ class Alternatives:
         if self._num_steps > _MAX_STEPS or len(self._opened) > _MAX_DEPTH:
             return _unresolved(schema)
         found = _own(schema)
+        self._num_steps += sum(len(one.values or ()) for one in found)
         for inner in (self._behind_reference(schema), *self._combined(schema)):
             if inner is not None:
+                self._num_steps += _num_compared(found, inner)
+                if self._num_steps > _MAX_STEPS:
+                    return _unresolved(schema)
                 found = _both(found, inner)
             if len(found) > _MAX_ALTERNATIVES:
                 return _unresolved(schema)
@@ -124,7 +131,8 @@ class Alternatives:
         if "oneOf" in schema:
             parts = schema["oneOf"]
             found = _with_joint_lists([one for part in parts for one in self.of(part)])
-            if not _are_all_apart(found):
+            self._num_steps += _num_compared(found, found)
+            if self._num_steps > _MAX_STEPS or not _are_all_apart(found):
                 found = [one._replace(schema={**one.schema, "oneOf": parts}) for one in found]
             yield found
 
@@ -202,7 +210,7 @@ def _own(schema: dict[str, Any]) -> list[Alternative]:
     if listed is None:
         return [Alternative(kind, rest) for kind in dict.fromkeys(kinds)]
     found: dict[str, list[Any]] = {}
-    for value in listed:
+    for value in map(_as_integer, listed):
         kind = _kind_of(value)
         if kind in kinds or (kind == "integer" and "number" in kinds):
             found.setdefault(kind, []).append(value)
@@ -231,29 +239,40 @@ def _are_all_apart(found: list[Alternative]) -> bool:
     """Whether it is plain that no value is of two alternatives."""
     if len(found) > _MAX_ALTERNATIVES:
         return False
-    return all(_are_apart(one, other) for one, other in combinations(found, 2))
+    tagged = [(one, _tags(one) if one.kind == "object" else {}) for one in found]
+    return all(
+        _intersection(one, other) is None or _differ(tags, others)
+        for (one, tags), (other, others) in combinations(tagged, 2)
+    )
 
 
-def _are_apart(one: Alternative, other: Alternative) -> bool:
-    if _intersection(one, other) is None:
-        return True
-    if one.kind != "object":
-        return False
-    tags, others = ({name: _own(part) for name, part in _tags(each)} for each in (one, other))
+def _differ(tags: dict[str, list[Alternative]], others: dict[str, list[Alternative]]) -> bool:
+    """Whether a property that both objects must have has other values in each."""
     return any(not _both(tags[name], others[name]) for name in tags.keys() & others.keys())
 
 
-def _tags(one: Alternative) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the properties that an object must have, of listed values."""
-    for name, part, is_required in object_parts(one.schema).named:
-        if is_required and isinstance(part, dict) and part.keys() & {"const", "enum"}:
-            yield name, part
+def _tags(one: Alternative) -> dict[str, list[Alternative]]:
+    """Return the properties that an object must have, of listed values."""
+    return {
+        name: _own(part)
+        for name, part, is_required in object_parts(one.schema).named
+        if is_required and isinstance(part, dict) and part.keys() & {"const", "enum"}
+    }
 
 
 def _both(first: list[Alternative], second: list[Alternative]) -> list[Alternative]:
     """Return what both allow, in the order of the second, which says more of its types."""
     pairs = (_intersection(one, other) for other in second for one in first)
     return [pair for pair in pairs if pair is not None]
+
+
+def _num_compared(first: list[Alternative], second: list[Alternative]) -> int:
+    """Return how many pairs of alternatives `_both` compares, and of listed values."""
+    one, other = (
+        [len(each.values) for each in found if each.values is not None] for found in (first, second)
+    )
+    num_values = len(one) * sum(other) + len(other) * sum(one)
+    return len(first) * len(second) + num_values
 
 
 def _intersection(one: Alternative, other: Alternative) -> Alternative | None:
@@ -267,6 +286,10 @@ def _intersection(one: Alternative, other: Alternative) -> Alternative | None:
         if not values:
             return None
     kind = one.kind if len(kinds) == 1 else "integer"
+    if values is not None and kind == "integer":
+        values = [value for value in values if isinstance(value, int)]
+        if not values:
+            return None
     return Alternative(kind, _merged(one.schema, other.schema), values)
 
 
@@ -295,9 +318,15 @@ def _target(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the schema at a local reference; one that is not found allows all."""
     found: Any = root if reference.startswith("#") else None
     for name in reference[1:].split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
         found = found.get(name) if isinstance(found, dict) else None
     return found
+
+
+def _as_integer(value: Any) -> Any:
+    """Return a number without a fraction, such as 1.0, as an integer."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT
+    return int(value) if is_whole else value
 
 
 def _kind_of(value: Any) -> str:

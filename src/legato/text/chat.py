@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # the import takes two thirds of a second
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PROBE = "any-role"
 _CALL_ID = "call_{id}"
+_WITH_SYSTEM = [{"role": "system", "content": "Hi"}, {"role": "user", "content": "Hi"}]
 
 
 class RenderedChat(NamedTuple):
@@ -119,26 +120,43 @@ def _rendered(render: Callable[[list[Message]], str], messages: list[Message]) -
     """Render a conversation; what its template refuses is put into other words, if that helps.
 
     Most templates write arguments that are no object as they are, and some take objects only. Some
-    take no system message: its text then begins the next user message.
+    take no system message, or only a first one: another's text begins the next user message.
     """
     try:
         return render(messages)
     except InvalidRequestError:
-        for written in _put_otherwise(messages):
+        for written in _put_otherwise(render, messages):
             with suppress(InvalidRequestError):
                 return render(written)
         raise
 
 
-def _put_otherwise(messages: list[Message]) -> Iterator[list[Message]]:
+def _put_otherwise(
+    render: Callable[[list[Message]], str], messages: list[Message]
+) -> Iterator[list[Message]]:
     """Yield other forms of a conversation, the nearest first."""
     written = with_argument_objects(messages)
     if written != messages:
         yield written
-    if any(message.get("role") == "system" for message in messages):
-        yield with_system_in_user_messages(messages)
-        if written != messages:
-            yield with_system_in_user_messages(written)
+    if not any(_is_system(message) for message in messages):
+        return
+    num_taken = 1 if _is_system(messages[0]) and _takes_system(render) else 0
+    if any(_is_system(message) for message in messages[num_taken:]):
+        for said in (messages, written) if written != messages else (messages,):
+            yield [*said[:num_taken], *with_system_in_user_messages(said[num_taken:])]
+
+
+def _is_system(message: Message) -> bool:
+    return message.get("role") == "system"
+
+
+def _takes_system(render: Callable[[list[Message]], str]) -> bool:
+    """Whether the template takes a system message in the first place."""
+    try:
+        render(_WITH_SYSTEM)
+    except InvalidRequestError:
+        return False
+    return True
 
 
 def _check_roles(

@@ -102,11 +102,10 @@ def with_system_in_user_messages(messages: Sequence[Message]) -> list[Message]:
     written: list[Message] = []
     for message in with_role(messages, "system", "user"):
         last = written[-1] if written else {}
-        if message.keys() == last.keys() == {"role", "content"} and (
-            message["role"] == last["role"]
-        ):
-            joined = f"{content_text(last['content'])}\n\n{content_text(message['content'])}"
-            written[-1] = {**last, "content": joined}
+        is_plain = message.keys() | last.keys() <= {"role", "content", "name"}
+        if is_plain and message.get("role") == last.get("role"):
+            texts = (content_text(each.get("content")) for each in (last, message))
+            written[-1] = {**last, **message, "content": "\n\n".join(texts)}
         else:
             written.append(message)
     return written

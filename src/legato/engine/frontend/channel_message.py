@@ -50,6 +50,8 @@ class ChannelMessage:
             held = self._end.flush()
             self._push(held, self._start(held))
             self._end_body()
+        elif self._push == self._push_arguments:
+            self._parts.is_call_cut = self._read == self._read_body
         if self._push == self._parts.content.push and not self._parts.num_calls:
             self._parts.content.release()
 

@@ -171,7 +171,7 @@ class Completion:
         """The text parsed as an assistant's message; None while it runs."""
         if self.finish_reason is None:
             return None
-        return read_message(self.text, self.finish_reason, self._syntax)
+        return read_message(self.text, self.finish_reason, self._syntax, self.stop_reason)
 
     @property
     def cumulative_logprob(self) -> float | None:

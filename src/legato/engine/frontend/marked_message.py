@@ -28,6 +28,7 @@ class MarkedMessage:
         self._held = ""  # possibly the beginning of a mark
         self._opening: list[str] = []  # text of a section that has no call yet
         self._call: CallReader | None = None
+        self._may_hold_marks = True
         self._read: Callable[[str], str] = self._read_start
         if syntax.is_reasoning_open:
             self._parts.begin_reasoning(0)
@@ -155,10 +156,13 @@ class MarkedMessage:
 
     def _begin_call(self, calls: ToolCallSyntax, *, is_json: bool) -> None:
         """Args: is_json: whether it is an object; models of any syntax write some."""
-        tools = self._syntax.tools
-        self._call = (
-            JsonCallReader(calls.id_chars, tools) if is_json else NamedCallReader(calls, tools)
-        )
+        tools, last = self._syntax.tools, self._call
+        if isinstance(last, NamedCallReader):
+            self._may_hold_marks = last.may_hold_marks
+        if is_json:
+            self._call = JsonCallReader(calls.id_chars, tools)
+        else:
+            self._call = NamedCallReader(calls, tools, may_hold_marks=self._may_hold_marks)
         self._read = self._read_call
 
     def _give_up_section(self, text: str, rest: str) -> None:
@@ -190,8 +194,10 @@ class MarkedMessage:
         """
         while self._call is not None and self._read == self._read_call:
             self._call.close()
-            is_marked = bool(self._opening) or self._parts.num_calls > 0
-            if self._call.no_call is None or (is_cut and is_marked):
+            if self._call.no_call is None:
+                self._parts.is_call_cut = is_cut
+                return
+            if is_cut and (self._opening or self._parts.num_calls):
                 return
             rest = self._call.rest or ""
             self._give_up_section(self._call.no_call, rest)

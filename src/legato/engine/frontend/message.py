@@ -52,7 +52,7 @@ class Message(msgspec.Struct, frozen=True):
     Attributes:
         content: None if the model wrote only reasoning or calls.
         reasoning: None if it did not reason.
-        finish_reason: as of the completion, or "tool_calls" if a message ends with calls.
+        finish_reason: as of the completion, or "tool_calls" if it ends with whole calls.
     """
 
     content: str | None
@@ -77,15 +77,25 @@ class MessageReader:
         elif syntax is not None:
             self._reader = MarkedMessage(syntax, self._parts)
 
-    def feed(self, text: str, finish_reason: FinishReason | None) -> MessageDelta:
-        """Return the message's new parts. Args: finish_reason: set with the last text."""
+    def feed(
+        self,
+        text: str,
+        finish_reason: FinishReason | None,
+        stop_reason: int | str | None = None,
+    ) -> MessageDelta:
+        """Return the message's new parts.
+
+        Args:
+            finish_reason, stop_reason: as of a `CompletionDelta`, with the last text.
+        """
         if self._reader is None:
             span = TextSpan(text, self._num_chars)
             self._num_chars += len(text)
             return MessageDelta((span,) if text else (), finish_reason)
         self._reader.feed(text)
         if finish_reason is not None:
-            self._reader.close(is_cut=finish_reason is not FinishReason.STOP)
+            is_ended = finish_reason is FinishReason.STOP and stop_reason is None
+            self._reader.close(is_cut=not is_ended)
         return self._parts.taken(finish_reason)
 
     @property
@@ -95,13 +105,16 @@ class MessageReader:
 
 
 def read_message(
-    text: str, finish_reason: FinishReason | None, syntax: MessageSyntax | None
+    text: str,
+    finish_reason: FinishReason | None,
+    syntax: MessageSyntax | None,
+    stop_reason: int | str | None = None,
 ) -> Message:
-    """Parse a whole completion into a message."""
+    """Parse a whole completion into a message. Args: as of `MessageReader`."""
     reader = MessageReader(syntax)
     pieces = [text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)] or [""]
     deltas = [reader.feed(piece, None) for piece in pieces]
-    deltas.append(reader.feed("", finish_reason))
+    deltas.append(reader.feed("", finish_reason, stop_reason))
     calls = _joined([call for delta in deltas for call in delta.tool_calls])
     content = "".join(delta.content for delta in deltas)
     reasoning = "".join(delta.reasoning for delta in deltas)

@@ -47,7 +47,7 @@ class MessageDelta(msgspec.Struct, frozen=True, gc=False):
     """New parts of a message, in the order in which the model wrote them.
 
     Attributes:
-        finish_reason: as of a `CompletionDelta`, or `TOOL_CALLS` if a message ends with calls.
+        finish_reason: as of a `CompletionDelta`, or `TOOL_CALLS` if it ends with whole calls.
     """
 
     parts: tuple[MessagePart, ...]
@@ -79,6 +79,7 @@ class MessageParts:
         reasoning_spans: where reasoning begins and ends in the completion's text, marks included;
             None for the end of one that is open.
         num_calls: calls that have begun.
+        is_call_cut: whether the last one was cut off.
     """
 
     def __init__(self) -> None:
@@ -87,6 +88,7 @@ class MessageParts:
         self.reasoning = SpacedText(self._ready, is_reasoning=True)
         self.reasoning_spans: list[tuple[int, int | None]] = []
         self.num_calls = 0
+        self.is_call_cut = False
         self._call_ids: set[str] = set()
 
     def begin_reasoning(self, start: int) -> None:
@@ -118,7 +120,8 @@ class MessageParts:
 
     def taken(self, finish_reason: FinishReason | None) -> MessageDelta:
         """Return the new parts, once. Args: finish_reason: set with the last text."""
-        calls_tools = finish_reason is FinishReason.STOP and self.num_calls > 0
+        is_whole = finish_reason is FinishReason.STOP and not self.is_call_cut
+        calls_tools = is_whole and self.num_calls > 0
         delta = MessageDelta(tuple(self._ready), TOOL_CALLS if calls_tools else finish_reason)
         self._ready.clear()
         return delta
@@ -137,7 +140,8 @@ class SpacedText:
         self._is_reasoning = is_reasoning
         self._is_trimmed = is_reasoning  # whether the space before the next letter is left out
         self._has_letters = False
-        self._waiting: list[TextSpan] = []
+        self._waiting: list[tuple[int, list[str]]] = []  # start and pieces of a span each
+        self._waiting_end = 0
 
     def push(self, text: str, start: int) -> None:
         """Args: start: where the text begins in the completion, in characters."""
@@ -150,7 +154,7 @@ class SpacedText:
             self.release()
             self._pass(letters, start)
         if len(letters) < len(text):
-            self._waiting.append(TextSpan(text[len(letters) :], start + len(letters)))
+            self._wait(text[len(letters) :], start + len(letters))
 
     def trim(self) -> None:
         """Drop the waiting space, and the space before the next letter."""
@@ -166,9 +170,15 @@ class SpacedText:
 
     def release(self) -> None:
         """Pass the waiting space on."""
-        for span in self._waiting:
-            self._pass(span.text, span.start)
+        for start, pieces in self._waiting:
+            self._pass("".join(pieces), start)
         self._waiting.clear()
+
+    def _wait(self, space: str, start: int) -> None:
+        if not self._waiting or start != self._waiting_end:
+            self._waiting.append((start, []))
+        self._waiting[-1][1].append(space)
+        self._waiting_end = start + len(space)
 
     def _pass(self, text: str, start: int) -> None:
         last = self._ready[-1] if self._ready else None

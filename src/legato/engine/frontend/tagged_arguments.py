@@ -27,13 +27,20 @@ class TaggedArguments(PieceReader):
     A string goes on while it comes. A value that may be of another type waits for its end, which
     decides what it is. Text that is no tag ends the object.
 
+    Attributes:
+        may_hold_marks: whether a mark within a string of JSON is part of it; not after a string
+            that did not end, since the text after its mark is then read again.
+
     Args:
         end: text after the last argument, left in `rest`; empty if other text follows.
         parameters: of the tool.
     """
 
-    def __init__(self, tags: ArgumentTags, end: str, parameters: ToolParameters) -> None:
+    def __init__(
+        self, tags: ArgumentTags, end: str, parameters: ToolParameters, *, may_hold_marks: bool
+    ) -> None:
         super().__init__()
+        self.may_hold_marks = may_hold_marks
         self._pieces.append("{")
         self._tags = tags
         self._next = (tags.begin, end)
@@ -111,6 +118,7 @@ class TaggedArguments(PieceReader):
         self._value.push(self._end.feed(text))
         if self._value.is_broken:
             value, rest = self._value.cut()
+            self.may_hold_marks = False
             found = self._end.found
             rest += self._end.flush() if found is None else found + self._end.rest
             self._write_value(value)
@@ -118,7 +126,7 @@ class TaggedArguments(PieceReader):
         if self._end.found is None:
             return ""
         rest = self._end.rest
-        if self._value.is_in_string:
+        if self.may_hold_marks and self._value.is_in_string:
             self._value.push_mark(self._tags.end)
             self._end = MarkFinder(self._tags.end)
         else:

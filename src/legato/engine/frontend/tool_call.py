@@ -201,15 +201,25 @@ def _arguments(call: _CallObject) -> str:
 class NamedCallReader:
     """Reads one call from the text before its name, as `CallReader`.
 
+    Attributes:
+        may_hold_marks: as of `TaggedArguments`, of this call and the next.
+
     Args:
         tools: as of `MessageSyntax`.
     """
 
-    def __init__(self, syntax: ToolCallSyntax, tools: Mapping[str, ToolParameters] | None) -> None:
+    def __init__(
+        self,
+        syntax: ToolCallSyntax,
+        tools: Mapping[str, ToolParameters] | None,
+        *,
+        may_hold_marks: bool = True,
+    ) -> None:
         assert isinstance(syntax.call, NamedCall)
         self.rest: str | None = None
         self.no_call: str | None = None
         self.call_id = ""
+        self.may_hold_marks = may_hold_marks
         self._syntax = syntax
         self._tools = tools
         self._call = syntax.call
@@ -259,13 +269,16 @@ class NamedCallReader:
         form = self._call.arguments
         if isinstance(form, ArgumentTags):
             parameters = (self._tools or {}).get(name, _NO_PARAMETERS)
-            return TaggedArguments(form, self._call.end, parameters)
+            may_hold_marks = self.may_hold_marks
+            return TaggedArguments(form, self._call.end, parameters, may_hold_marks=may_hold_marks)
         return JsonArguments() if form == "json" else LiteralArguments(form)
 
     def _read_arguments(self, text: str) -> Iterator[CallPiece]:
         assert self._arguments is not None
         yield None, self._arguments.convert(text)
         if self._arguments.rest is not None:
+            if isinstance(self._arguments, TaggedArguments):
+                self.may_hold_marks = self._arguments.may_hold_marks
             self._read = self._read_end
             yield from self._read(self._arguments.rest)
 

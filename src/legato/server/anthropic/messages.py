@@ -71,7 +71,7 @@ class MessagesFormat:
 
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
-        message = self._reader.feed(delta.text, delta.finish_reason)
+        message = self._reader.feed(delta.text, delta.finish_reason, delta.stop_reason)
         if delta.finish_reason is not None:
             self._note_end(delta, message.finish_reason == "tool_calls")
         return self._blocks.take(message)

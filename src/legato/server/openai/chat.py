@@ -188,7 +188,8 @@ class ChatFormat:
         is_first = choice not in self._readers
         if is_first:
             self._readers[choice] = MessageReader(self._syntax)
-        message = self._readers[choice].feed(delta.text, delta.finish_reason)
+        reader = self._readers[choice]
+        message = reader.feed(delta.text, delta.finish_reason, delta.stop_reason)
         piece = ChatChunkChoice(
             index=choice,
             delta=self._delta(message, "assistant" if is_first else UNSET),
@@ -203,7 +204,9 @@ class ChatFormat:
         return self._chunk([], usage)
 
     def _choice(self, completion: Completion) -> ChatChoice:
-        message = read_message(completion.text, completion.finish_reason, self._syntax)
+        message = read_message(
+            completion.text, completion.finish_reason, self._syntax, completion.stop_reason
+        )
         return ChatChoice(
             index=completion.index,
             message=answer_message(message, calls_functions=self._calls_functions),

@@ -208,7 +208,7 @@ class GenerateFormat:
         common["logprobs"] = self._logprobs.chat(output.logprobs)
         if self._mode == "text":
             return TextChoice(text=text, finish_reason=reason, **common)
-        message = read_message(text, reason, self._asked.message_syntax)
+        message = read_message(text, reason, self._asked.message_syntax, output.stop_reason)
         return DerenderedChoice(
             message=answer_message(message), finish_reason=message.finish_reason, **common
         )

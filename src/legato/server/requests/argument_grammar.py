@@ -8,6 +8,8 @@ from typing import Any
 from legato.core.errors import InvalidRequestError
 from legato.grammar.escaped_lark import escaped_lark
 from legato.grammar.json_schema import guided
+from legato.grammar.place import used_definitions
+from legato.grammar.source import MAX_GRAMMAR_CHARS
 from legato.server.requests.lark_text import ANY_TEXT, LarkText
 from legato.server.requests.tools import CUSTOM_INPUT, FunctionDefinition
 from legato.text.argument_types import ANNOTATIONS, Alternative, Alternatives, object_parts
@@ -16,7 +18,6 @@ from legato.text.message_syntax import GEMMA_QUOTE, ArgumentTags, NamedCall
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
-_DEFINITIONS = ("$defs", "definitions")
 _LENGTHS = ("minLength", "maxLength")
 _COUNTS = ("minItems", "maxItems")
 _OBJECT_KEYWORDS = ("properties", "required", "additionalProperties")
@@ -57,6 +58,7 @@ class ArgumentGrammar:
         self._root: dict[str, Any] = {}
         self._alternatives = Alternatives({})
         self._num_rules = 0
+        self._num_chars = 0  # of the rules
         self._refers_to_root = False  # whether the schema has references but to definitions
         self._shared: dict[str, str] = {}  # key a pattern of text, value its rule
         self._values: dict[int, tuple[str, Any]] = {}  # key a schema's id, value its rule and it
@@ -70,7 +72,8 @@ class ArgumentGrammar:
 
         Raises:
             InvalidRequestError: the function is strict, and its schema cannot be enforced in this
-                notation; or it must be called, and an argument's name cannot be written.
+                notation; or it must be called, and an argument's name cannot be written; or the
+                grammar grows too long.
         """
         schema = _ANY_OBJECT
         if function.strict or is_lenient:
@@ -129,6 +132,7 @@ class ArgumentGrammar:
         items = [
             (self._rule(f"{self._name(name)} {self._value(part, depth)}"), is_required)
             for name, part, is_required in named
+            if is_required or part is not False  # which leaves it out
         ]
         if others is False:
             return items, ""
@@ -305,8 +309,9 @@ class ArgumentGrammar:
             else {**one.schema, "enum": one.values}
             for one in found
         ]
-        definitions = {key: self._root[key] for key in _DEFINITIONS if key in self._root}
         schema = parts[0] if len(parts) == 1 else {"anyOf": parts}
+        used = [schema, self._root] if self._refers_to_root else [schema]
+        definitions: dict[str, Any] = used_definitions(used, self._root)
         if self._refers_to_root:
             named = {**definitions.get("$defs", {}), _ROOT: self._root}
             schema, definitions = _rebased(schema), _rebased({**definitions, "$defs": named})
@@ -324,9 +329,13 @@ class ArgumentGrammar:
         return f"({' | '.join(different)})"
 
     def _rule(self, right: str) -> str:
-        """Add a rule; return its name."""
+        """Add a rule; return its name. Raises InvalidRequestError: all together are too long."""
         name = f"a{self._num_rules}"
         self._num_rules += 1
+        self._num_chars += len(right)
+        if self._num_chars > MAX_GRAMMAR_CHARS:
+            problem = f"the grammar of all arguments has over {MAX_GRAMMAR_CHARS} characters"
+            raise InvalidRequestError(problem, param="tools")
         self.rules.append(f"{name}: {right}")
         return name
 
@@ -363,7 +372,8 @@ class ArgumentGrammar:
         held = [text for text in one.values if mark not in text]
         if self._is_strict and len(held) < len(one.values):
             raise _unenforceable(f"a string with {mark!r}")
-        return [text for text in held if (least or 0) <= len(text) <= (most or len(text))]
+        longest = max(map(len, held), default=0) if most is None else most
+        return [text for text in held if (least or 0) <= len(text) <= longest]
 
     def _check(self, one: Alternative, known: Iterable[str] = ()) -> None:
         """Raise if a strict function's schema says more than its notation can hold."""

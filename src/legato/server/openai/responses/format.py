@@ -110,7 +110,7 @@ class ResponsesFormat:
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
         self._tokens.add(delta)
-        message = self._reader.feed(delta.text, delta.finish_reason)
+        message = self._reader.feed(delta.text, delta.finish_reason, delta.stop_reason)
         self._finish_reason = delta.finish_reason or self._finish_reason
         return self._items.take(message, self._shown_logprobs)
 
