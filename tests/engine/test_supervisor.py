@@ -222,14 +222,19 @@ async def test_an_engine_that_computes_without_end_while_it_loads_again_is_repla
 
 
 class Busy:
-    """An engine in a long step, behind which two requests wait to be sent."""
+    """An engine in a long step, in whose queue two requests wait; others wait to be sent."""
 
     loading_s = 0.0
     pid = psutil.Process().pid
     info = fake_engine.INFO
 
+    def __init__(self) -> None:
+        self.num_pending = 1
+
     def send(self, message: object) -> bool:
-        return not isinstance(message, AbortRequest)
+        is_abort = isinstance(message, AbortRequest)
+        self.num_pending += -1 if is_abort else isinstance(message, AddRequest)
+        return not is_abort
 
     async def steps(self) -> AsyncIterator[StepOutputs]:
         yield StepOutputs([], EngineStats(num_running=1, num_waiting=2))
@@ -243,7 +248,7 @@ class Busy:
 
 
 async def test_a_request_that_is_aborted_before_it_was_sent_waits_no_longer() -> None:
-    """The engine, in a long step, says nothing of it."""
+    """The engine, in a long step, says nothing of it. Those in its queue wait on."""
     counts: list[tuple[int, int]] = []
 
     class Counting(Listener):
@@ -255,10 +260,12 @@ async def test_a_request_that_is_aborted_before_it_was_sent_waits_no_longer() ->
     supervisor = EngineSupervisor(CONFIG, engine, Counting(), timeout_s=300.0)
     while not counts:
         await asyncio.sleep(0.001)
-    for name in "ab":
+    for name in "bc":  # they came since the step that was told
+        supervisor.send(request(name))
+    for name in "abc":
         supervisor.send(AbortRequest(request_id=name))
     await supervisor.close()
-    assert counts == [(1, 2), (1, 1), (1, 0)]
+    assert counts == [(1, 3), (1, 4), (1, 3), (1, 2)]
 
 
 @pytest.mark.parametrize("lives", ["die", "refuse"])
