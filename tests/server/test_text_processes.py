@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -213,6 +214,18 @@ def test_a_zygote_that_was_killed_is_replaced(trusting: ServerProcess) -> None:
         reader.kill()
     assert chat(trusting).status_code == 200
     assert trusting.zygote.pid != zygote.pid
+
+
+def test_a_zygote_is_replaced_once_there_are_free_descriptors(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        pid = server.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        server.zygote.kill()
+        wait_until(lambda: "it cannot be started" in server.log.read_text(), "it was not tried")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        wait_until(lambda: "degraded" not in server.http.get("/health").text, "none was started")
+        assert chat(server).status_code == 200
 
 
 def test_what_dies_over_and_over_is_an_error_of_the_server(trusting: ServerProcess) -> None:
