@@ -26,7 +26,7 @@ from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import ConfigError
 from legato.server import limits
 from legato.server.text.messages import LoadText
-from legato.server.text.reader import serve
+from legato.server.text.reader import serve, time_bound
 from legato.server.text.zygote_process import ZygoteProcess
 from legato.text.text_source import TextSource
 from legato.text.tokenizer import load_tokenizer
@@ -302,6 +302,13 @@ def test_a_template_whose_constants_are_huge_takes_no_memory(constant: str) -> N
         why, num_bytes = asyncio.run(loaded(PLAIN + template))
         assert why is None or "chat template does not work" in why
         assert num_bytes < plain_bytes + 2**26
+
+
+def test_a_bound_on_time_ends_with_its_block() -> None:
+    """Or the zygote, which goes on without its template, would be killed later."""
+    with contextlib.suppress(MemoryError), time_bound(60.0):
+        raise MemoryError
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("num_chars", [2**10, 2**18, 2**21])
