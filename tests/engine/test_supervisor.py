@@ -1,11 +1,12 @@
 """Supervision of a real process over the real socket, which only computes nothing."""
 
 import asyncio
+import resource
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,37 @@ async def test_an_engine_that_always_dies_is_given_up(script: Script) -> None:
         with pytest.raises(EngineDeadError, match="3 times in a row"):
             supervisor.check_running()
     assert listener.told[-1] == reason, "stopping it changes nothing"
+
+
+@contextmanager
+def no_free_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_lack_of_descriptors_delays_the_next_engine(script: Script) -> None:
+    script("serve serve")
+    async with supervised() as (supervisor, listener):
+        with no_free_descriptors():
+            supervisor.send(request("die"))
+            await listener.heard("ready", "died")
+            await asyncio.sleep(0.5)
+        await listener.heard("ready", "died", "ready")
+        assert supervisor.num_restarts == 1
+
+
+async def test_a_lack_of_descriptors_ends_no_watch(script: Script) -> None:
+    script("serve serve")
+    async with supervised(timeout_s=3.0) as (supervisor, listener):
+        await listener.heard("ready")
+        with no_free_descriptors():
+            await asyncio.sleep(2.5)  # a look at the engine, at least
+        supervisor.send(request("spin"))
+        await listener.heard("ready", "died", "ready")
 
 
 async def test_settings_that_are_refused_are_not_tried_again(script: Script) -> None:

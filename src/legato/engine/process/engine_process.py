@@ -85,8 +85,8 @@ class EngineProcess:
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours)
             process = ChildProcess(program or _PROGRAM, theirs.fileno(), SHORT_SPIN)
+            reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(pack_frame(config))
         engine = cls(process, reader, writer)
         try:

@@ -246,6 +246,9 @@ class EngineSupervisor:
             except EngineDeadError as error:
                 logger.error("%s", error)
                 self._restarts.note_death()
+            except OSError as error:  # no free descriptors, or no process
+                logger.error("the engine cannot be started: %s", error)
+                await asyncio.sleep(_LEAST_WAIT_S)
             else:
                 self._restarts.note_ready()
                 return engine
