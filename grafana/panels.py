@@ -78,7 +78,7 @@ NOT_SHOWN = {
     "legato:request_max_num_generation_tokens",
     "legato:request_params_max_tokens",
     "legato:request_params_n",
-    "legato:request_choices_total",  # requests are
+    "legato:request_choices",  # requests are
     "legato:replica_start_time_seconds",
     "process_start_time_seconds",
     "process_virtual_memory_bytes",

@@ -1,11 +1,12 @@
 """Supervision of a real process over the real socket, which only computes nothing."""
 
 import asyncio
+import resource
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,37 @@ async def test_an_engine_that_always_dies_is_given_up(script: Script) -> None:
     assert listener.told[-1] == reason, "stopping it changes nothing"
 
 
+@contextmanager
+def no_free_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_lack_of_descriptors_delays_the_next_engine(script: Script) -> None:
+    script("serve serve")
+    async with supervised() as (supervisor, listener):
+        with no_free_descriptors():
+            supervisor.send(request("die"))
+            await listener.heard("ready", "died")
+            await asyncio.sleep(0.5)
+        await listener.heard("ready", "died", "ready")
+        assert supervisor.num_restarts == 1
+
+
+async def test_a_lack_of_descriptors_ends_no_watch(script: Script) -> None:
+    script("serve serve")
+    async with supervised(timeout_s=3.0) as (supervisor, listener):
+        await listener.heard("ready")
+        with no_free_descriptors():
+            await asyncio.sleep(2.5)  # a look at the engine, at least
+        supervisor.send(request("spin"))
+        await listener.heard("ready", "died", "ready")
+
+
 async def test_settings_that_are_refused_are_not_tried_again(script: Script) -> None:
     script("serve refuse")
     async with supervised() as (supervisor, listener):
@@ -222,14 +254,19 @@ async def test_an_engine_that_computes_without_end_while_it_loads_again_is_repla
 
 
 class Busy:
-    """An engine in a long step, behind which two requests wait to be sent."""
+    """An engine in a long step, in whose queue two requests wait; others wait to be sent."""
 
     loading_s = 0.0
     pid = psutil.Process().pid
     info = fake_engine.INFO
 
+    def __init__(self) -> None:
+        self.num_pending = 1
+
     def send(self, message: object) -> bool:
-        return not isinstance(message, AbortRequest)
+        is_abort = isinstance(message, AbortRequest)
+        self.num_pending += -1 if is_abort else isinstance(message, AddRequest)
+        return not is_abort
 
     async def steps(self) -> AsyncIterator[StepOutputs]:
         yield StepOutputs([], EngineStats(num_running=1, num_waiting=2))
@@ -243,7 +280,7 @@ class Busy:
 
 
 async def test_a_request_that_is_aborted_before_it_was_sent_waits_no_longer() -> None:
-    """The engine, in a long step, says nothing of it."""
+    """The engine, in a long step, says nothing of it. Those in its queue wait on."""
     counts: list[tuple[int, int]] = []
 
     class Counting(Listener):
@@ -255,10 +292,12 @@ async def test_a_request_that_is_aborted_before_it_was_sent_waits_no_longer() ->
     supervisor = EngineSupervisor(CONFIG, engine, Counting(), timeout_s=300.0)
     while not counts:
         await asyncio.sleep(0.001)
-    for name in "ab":
+    for name in "bc":  # they came since the step that was told
+        supervisor.send(request(name))
+    for name in "abc":
         supervisor.send(AbortRequest(request_id=name))
     await supervisor.close()
-    assert counts == [(1, 2), (1, 1), (1, 0)]
+    assert counts == [(1, 3), (1, 4), (1, 3), (1, 2)]
 
 
 @pytest.mark.parametrize("lives", ["die", "refuse"])

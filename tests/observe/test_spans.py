@@ -79,6 +79,18 @@ def test_every_operation_has_a_span() -> None:
     told = asyncio.run(exported(answers))
     assert [one["gen_ai.request.id"] for one in told] == list(get_args(Operation))
     assert all(one["gen_ai.response.id"].endswith("def") for one in told)
+    of_text = {one["gen_ai.request.id"] for one in told if "gen_ai.response.finish_reasons" in one}
+    assert of_text == set(get_args(Operation)) - {"embeddings", "score", "rerank"}
+
+
+@pytest.mark.parametrize("max_tokens", [None, 5])
+def test_a_span_has_the_samplers_settings_with_or_without_a_limit(max_tokens: int | None) -> None:
+    """Most clients of chats send none."""
+    answer = msgspec.structs.replace(answer_record("0"), max_tokens=max_tokens)
+    told = span_attributes(answer, {}, "m")
+    assert told["gen_ai.response.finish_reasons"] == ["length"]
+    assert told["gen_ai.request.temperature"] == 0.0
+    assert told.get("gen_ai.request.max_tokens") == max_tokens
 
 
 def test_an_answer_that_cannot_be_exported_loses_its_own_span_only() -> None:

@@ -9,9 +9,14 @@ import openai
 import pytest
 from openai.types import Completion
 
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
+from legato.kv.hold import prompt_digest
 from legato.server.app import tenants_share_cache
 from legato.server.config import ServerConfig
 from legato.server.http.api_keys import ApiKeys
+from legato.server.requests.generation import ServiceOptions
 from tests.server.launch import MODEL, ServerProcess, long_request, running_server
 
 FLAGS = (
@@ -213,3 +218,21 @@ def test_only_the_flood_is_refused(shared: ServerProcess) -> None:
     assert asyncio.run(run()) == [429, 429]
     assert shared.metric("tenant_requests_refused_total", tenant="lab") == before + 2
     assert shared.metric("tenant_requests_refused_total", tenant="ops") == 0
+
+
+@pytest.mark.parametrize("salt", [None, "s"])
+def test_servers_that_share_a_request_know_its_prompt_though_it_shares_no_blocks(
+    salt: str | None,
+) -> None:
+    """Each reads the same body, of a client that wants no cached blocks."""
+    requests = [
+        AddRequest(
+            request_id="",
+            prompt_token_ids=token_array([1, 2]),
+            params=SamplingParams(),
+            service=ServiceOptions(cache_prompt=False, cache_salt=salt).service_params(),
+        )
+        for _ in range(2)
+    ]
+    assert len({prompt_digest(request) for request in requests}) == 1
+    assert len({request.service.block_salt for request in requests}) == 2

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import ConfigError
 from legato.server import limits
 from legato.server.text.messages import LoadText
-from legato.server.text.reader import serve
+from legato.server.text.reader import serve, time_bound
 from legato.server.text.zygote_process import ZygoteProcess
 from legato.text.text_source import TextSource
 from legato.text.tokenizer import load_tokenizer
@@ -215,6 +216,18 @@ def test_a_zygote_that_was_killed_is_replaced(trusting: ServerProcess) -> None:
     assert trusting.zygote.pid != zygote.pid
 
 
+def test_a_zygote_is_replaced_once_there_are_free_descriptors(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        pid = server.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        server.zygote.kill()
+        wait_until(lambda: "it cannot be started" in server.log.read_text(), "it was not tried")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        wait_until(lambda: "degraded" not in server.http.get("/health").text, "none was started")
+        assert chat(server).status_code == 200
+
+
 def test_what_dies_over_and_over_is_an_error_of_the_server(trusting: ServerProcess) -> None:
     over = threading.Event()
 
@@ -289,6 +302,13 @@ def test_a_template_whose_constants_are_huge_takes_no_memory(constant: str) -> N
         why, num_bytes = asyncio.run(loaded(PLAIN + template))
         assert why is None or "chat template does not work" in why
         assert num_bytes < plain_bytes + 2**26
+
+
+def test_a_bound_on_time_ends_with_its_block() -> None:
+    """Or the zygote, which goes on without its template, would be killed later."""
+    with contextlib.suppress(MemoryError), time_bound(60.0):
+        raise MemoryError
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("num_chars", [2**10, 2**18, 2**21])

@@ -87,6 +87,7 @@ class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         cache_salt: cached blocks are shared only among requests with the same salt; None counts as
             a salt.
         cache_owner: the tenant whose requests alone share its cached blocks; None for all tenants.
+        cache_nonce: random, for a request that shares its cached blocks with no other.
     """
 
     slo_class: str = INTERACTIVE
@@ -95,11 +96,17 @@ class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     allow_best_effort: bool = False
     cache_salt: str | None = None
     cache_owner: str | None = None
+    cache_nonce: str | None = None
+
+    @property
+    def prompt_salt(self) -> Salt | None:
+        """Salt of both the owner and the client: the same on each server that has the request."""
+        return cache_salt(self.cache_owner, self.cache_salt)
 
     @property
     def block_salt(self) -> Salt | None:
-        """Salt of its cached blocks, of both the owner and the client's own."""
-        return cache_salt(self.cache_owner, self.cache_salt)
+        """Salt of its cached blocks."""
+        return cache_salt(self.cache_owner, self.cache_nonce or self.cache_salt)
 
     def of_key(self, tenant: str | None, cache_owner: str | None = None) -> "ServiceParams":
         """Return these parameters with the tenant of the API key; None changes nothing.

@@ -84,5 +84,5 @@ class Hold:
 def prompt_digest(message: AddRequest) -> bytes:
     """Return a digest of the prompt and its salt; no salt differs from the salt "None"."""
     digest = hashlib.sha256(message.prompt_token_ids.tobytes())
-    digest.update(msgspec.msgpack.encode(message.service.block_salt))
+    digest.update(msgspec.msgpack.encode(message.service.prompt_salt))
     return digest.digest()

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import msgspec
-
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import address_space_bytes, advice
@@ -87,8 +85,8 @@ class EngineProcess:
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours)
             process = ChildProcess(program or _PROGRAM, theirs.fileno(), SHORT_SPIN)
+            reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(pack_frame(config))
         engine = cls(process, reader, writer)
         try:
@@ -101,6 +99,11 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that wait to be sent, which the engine does not count."""
+        return len(self._pending)
 
     @property
     def info(self) -> EngineInfo:
@@ -180,10 +183,6 @@ class EngineProcess:
                             for _ in range(num_requests):
                                 self._sent.popleft()
                             self._send_pending()
-                        case StepOutputs(stats=stats) if self._pending:
-                            num_waiting = stats.num_waiting + len(self._pending)
-                            stats = msgspec.structs.replace(stats, num_waiting=num_waiting)
-                            yield msgspec.structs.replace(message, stats=stats)
                         case _:
                             yield message
         except OSError as error:

@@ -76,9 +76,9 @@ class Pulse:
 
 
 def processor_time_s(pid: int) -> float:
-    """Return how long a process has computed; 0 if it is gone."""
+    """Return how long a process has computed; 0 if it is gone, or cannot be looked at."""
     try:
         times = psutil.Process(pid).cpu_times()
-    except psutil.Error:  # it is gone, or is ending
+    except (psutil.Error, OSError):  # it is gone, or is ending; or there are no free descriptors
         return 0.0
     return float(times.user + times.system)

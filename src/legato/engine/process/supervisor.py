@@ -90,7 +90,7 @@ class EngineSupervisor:
         self._listener = listener
         self._timeout_s = timeout_s
         self._engine: EngineProcess | None = engine  # None between two engines
-        self._stats = EngineStats()  # after the latest step
+        self._stats = EngineStats()  # as the engine counted after its latest step
         self._is_recording = False
         self._pulse = self._pulse_of(engine)
         self._restarts = Restarts(engine.loading_s)
@@ -126,14 +126,12 @@ class EngineSupervisor:
             return
         if isinstance(message, SetRecording):
             self._is_recording = message.is_on
-        if not self._engine.send(message):  # the engine has no step in which it would count it out
+        if not self._engine.send(message):  # the engine has no step that would tell of its end
             assert isinstance(message, AbortRequest)
-            num_waiting = max(0, self._stats.num_waiting - 1)
-            self._stats = msgspec.structs.replace(self._stats, num_waiting=num_waiting)
             records: list[EngineRecord] = []
             if self._is_recording:
                 records = [_aborted(message.request_id)]
-            self._listener.take_step(StepOutputs([], self._stats, records))
+            self._pass_on(self._engine, StepOutputs([], self._stats, records))
 
     def reconfigure(self, resolved: SchedulerConfig) -> None:
         """Change the settings of this engine and of later ones.
@@ -200,13 +198,19 @@ class EngineSupervisor:
                         self._tell(state or EngineDeadError("the engine cannot tell its state"))
                     case StepOutputs():
                         self._stats = step.stats
-                        self._listener.take_step(step)
+                        self._pass_on(engine, step)
         finally:
             watching.cancel()
             self._engine = None
             self._tell(EngineDeadError("the engine process died when it was asked"))
             status = await engine.close()
         logger.error("the engine process ended unexpectedly: %s", status)
+
+    def _pass_on(self, engine: EngineProcess, step: StepOutputs) -> None:
+        """Pass on the outputs of a step; requests that wait to be sent count as waiting."""
+        num_waiting = step.stats.num_waiting + engine.num_pending
+        stats = msgspec.structs.replace(step.stats, num_waiting=num_waiting)
+        self._listener.take_step(msgspec.structs.replace(step, stats=stats))
 
     def _tell(self, answer: ReplicaState | EngineDeadError) -> None:
         """Answer all callers of `state`."""
@@ -242,6 +246,9 @@ class EngineSupervisor:
             except EngineDeadError as error:
                 logger.error("%s", error)
                 self._restarts.note_death()
+            except OSError as error:  # no free descriptors, or no process
+                logger.error("the engine cannot be started: %s", error)
+                await asyncio.sleep(_LEAST_WAIT_S)
             else:
                 self._restarts.note_ready()
                 return engine

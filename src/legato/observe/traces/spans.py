@@ -170,16 +170,17 @@ def span_attributes(
         "gen_ai.usage.num_sequences": len(answer.request_ids),
         "gen_ai.latency.e2e": answer.ended_s - answer.received_s,
     }
-    if answer.max_tokens is not None:  # otherwise the answer has vectors or scores
+    if operation in ("chat", "text_completion"):  # the others answer with vectors or scores
         attributes |= {
             "gen_ai.output.type": "text",
             "gen_ai.request.n": answer.n,
             "gen_ai.request.choice.count": answer.n,
-            "gen_ai.request.max_tokens": answer.max_tokens,
             "gen_ai.request.temperature": answer.temperature,
             "gen_ai.request.top_p": answer.top_p,
             "gen_ai.response.finish_reasons": [str(reason) for reason in reasons],
         }
+        if answer.max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = answer.max_tokens
     if answer.error_type is not None:
         attributes["error.type"] = answer.error_type
     found = list(progress.values())

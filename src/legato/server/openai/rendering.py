@@ -136,7 +136,7 @@ async def _rendered(
             parse_context=_raw(terms.parse_context),
             stream=asked.is_streamed,
             stream_options=_raw(terms.stream_options),
-            cache_salt=service.cache_salt,
+            cache_salt=service.cache_nonce or service.cache_salt,
             priority=service.priority,
             slo_class=service.slo_class,
             tenant=service.tenant,

@@ -54,7 +54,7 @@ def _one_or_several(item: JsonSchemaValue) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [item, several]})
 
 
-_SALT_BYTES = 16
+_NONCE_BYTES = 16
 _NAMED_KEYS = 8
 """An error names so many wrong keys at most."""
 _TOKEN_ID_KEY = re.compile("0|[1-9][0-9]{0,18}")
@@ -194,7 +194,8 @@ class ServiceOptions(RequestModel):
             tenant=self.tenant,
             priority=self.priority,
             allow_best_effort=self.allow_best_effort,
-            cache_salt=self.cache_salt if self.cache_prompt else secrets.token_hex(_SALT_BYTES),
+            cache_salt=self.cache_salt,
+            cache_nonce=None if self.cache_prompt else secrets.token_hex(_NONCE_BYTES),
         )
 
 

@@ -87,8 +87,10 @@ def time_bound(seconds: float) -> Iterator[None]:
     No other bound can stop a loop inside a library.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    yield
-    signal.setitimer(signal.ITIMER_PROF, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _outcome(

@@ -272,7 +272,7 @@ class TextProcesses:
             self.num_stuck["zygote"] += self._zygote.was_stuck
             logger.error("the process that forks readers died; another is started")
             await self._zygote.close()
-            self._zygote = ZygoteProcess(self._asked)
+            self._zygote = await self._started()
             try:
                 await self._zygote.loaded()
             except Exception as error:
@@ -281,3 +281,12 @@ class TextProcesses:
                 continue
             self._zygote.send(Serve(serving))
             self._is_ready.set()
+
+    async def _started(self) -> ZygoteProcess:
+        """Start another zygote, as soon as the system has descriptors and a process for it."""
+        while True:
+            try:
+                return ZygoteProcess(self._asked)
+            except OSError as error:
+                logger.error("it cannot be started: %s", error)
+                await asyncio.sleep(_RESTART_PAUSE_S)
