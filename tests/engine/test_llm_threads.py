@@ -1,6 +1,7 @@
 """Calls of `LLM` from several threads, and within each other, are served at once."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,7 +9,11 @@ from typing import Any
 import pytest
 
 from legato import LLM, SamplingParams
+from legato.core.outputs import RequestOutput
+from legato.core.request import AddRequest
+from legato.core.token_ids import token_array
 from legato.engine.errors import EngineFaultError
+from legato.engine.shared_engine import Inbox, SharedEngine
 from tests.exact import EXACT_MODEL
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -133,3 +138,49 @@ def test_a_step_that_fails_ends_each_call(llm: LLM, monkeypatch: pytest.MonkeyPa
                 call.result(PATIENCE_S)
     monkeypatch.setattr(llm._engine, "step", step)
     assert generated(llm, 1) == generated(llm, 1)
+
+
+class BrokenEngine:
+    """Its first step lasts until it is told to go on; what comes meanwhile cannot be applied."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+        self.num_steps = 0
+
+    def step(self, _: Any) -> list[RequestOutput]:
+        self.num_steps += 1
+        if self.num_steps > 1:
+            raise EngineFaultError("it broke")
+        self.has_begun.set()
+        assert self.may_end.wait(PATIENCE_S)
+        return []
+
+    def apply(self, _: Any) -> list[RequestOutput]:
+        raise RuntimeError("cannot be applied")
+
+
+def test_a_call_waits_no_longer_than_the_step_though_its_end_fails() -> None:
+    engine: Any = BrokenEngine()
+    shared = SharedEngine(engine)
+    stepping, waiting = (shared.submit([request(name)]) for name in "ab")
+    threads = [threading.Thread(target=take, args=(shared, stepping), daemon=True)]
+    threads[0].start()
+    assert engine.has_begun.wait(PATIENCE_S)
+    threads.append(threading.Thread(target=take, args=(shared, waiting), daemon=True))
+    threads[1].start()
+    while not shared._turn._waiters:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    shared.abort("a")
+    engine.may_end.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def take(shared: SharedEngine, inbox: Inbox) -> None:
+    with pytest.raises((EngineFaultError, RuntimeError), match=r"it broke|cannot be applied"):
+        shared.take(inbox)
+
+
+def request(request_id: str) -> AddRequest:
+    return AddRequest(request_id=request_id, prompt_token_ids=token_array((1,)), params=GREEDY)

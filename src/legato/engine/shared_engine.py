@@ -86,12 +86,12 @@ class SharedEngine:
         finally:
             with self._turn:
                 self._is_stepping = False
+                self._turn.notify_all()  # first, for what follows may raise
                 self._hand_out(outputs)
                 if fault is not None:
                     for inbox in self._inboxes.values():
                         inbox.fault = fault
                 self._apply()
-                self._turn.notify_all()
 
     def _apply(self) -> None:
         """Apply events that came during a step: there may be no further step."""
