@@ -1,5 +1,7 @@
 """Calls of `LLM` from several threads, and within each other, are served at once."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +42,7 @@ def prompt(seed: int) -> Any:
 
 
 def generated(llm: LLM, seed: int) -> list[int]:
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=["the"])
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=("the",))
     whole = llm.generate([prompt(seed), prompt(seed + 1)], params, use_tqdm=False)
     return [token_id for one in whole for token_id in one.outputs[0].token_ids]
 
@@ -138,6 +140,30 @@ def test_a_step_that_fails_ends_each_call(llm: LLM, monkeypatch: pytest.MonkeyPa
                 call.result(PATIENCE_S)
     monkeypatch.setattr(llm._engine, "step", step)
     assert generated(llm, 1) == generated(llm, 1)
+
+
+@pytest.mark.parametrize("part", ["submit", "collect"])
+def test_ctrl_c_ends_one_call_and_harms_no_other(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    executor = llm._engine._executor
+    alone, expected = streamed(llm, 6), generated(llm, 2)
+    compute = getattr(executor, part)
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(executor, part, compute)
+        os.kill(os.getpid(), signal.SIGINT)
+        return compute(*args)
+
+    question = [{"role": "user", "content": "How old is the number 6?"}]
+    deltas = llm.stream_chat(question, GREEDY)
+    text = next(deltas).text
+    monkeypatch.setattr(executor, part, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generated(llm, 2)
+    assert text + "".join(delta.text for delta in deltas) == alone
+    assert generated(llm, 2) == expected
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class BrokenEngine:
