@@ -167,3 +167,38 @@ def test_old_files_go(tmp_path: Path) -> None:
     assert CalibrationFile(str(tmp_path), KEY).path.name in left
     assert f"{6:016x}.json" not in left
     assert all(other.exists() for other in others)
+
+
+def test_a_file_that_is_used_stays(tmp_path: Path) -> None:
+    used = CalibrationFile(str(tmp_path), KEY)
+    used.save(measurements())
+    os.utime(used.path, (1, 1))
+    assert used.load() is not None
+    for index in range(70):
+        path = tmp_path / f"{index:016x}.json"
+        path.write_text("{}")
+        os.utime(path, (2 + index, 2 + index))
+    other = KEY | {"model": "b"}
+    CalibrationFile(str(tmp_path), other).save(measurements(other))
+    assert used.path.exists()
+
+
+def test_two_engines_may_remove_files_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for index in range(70):
+        (tmp_path / f"{index:016x}.json").write_text("{}")
+    listed = Path.iterdir
+
+    def also_removed(folder: Path) -> Any:
+        for path in listed(folder):
+            if path.name == f"{3:016x}.json":
+                path.unlink()
+            yield path
+
+    monkeypatch.setattr(Path, "iterdir", also_removed)
+    file = CalibrationFile(str(tmp_path), KEY)
+    file.save(measurements())
+    assert not caplog.records
+    assert len(list(listed(tmp_path))) == 64
+    assert file.path.exists()

@@ -1,6 +1,9 @@
 """Calls of `LLM` from several threads, and within each other, are served at once."""
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,7 +11,11 @@ from typing import Any
 import pytest
 
 from legato import LLM, SamplingParams
+from legato.core.outputs import RequestOutput
+from legato.core.request import AddRequest
+from legato.core.token_ids import token_array
 from legato.engine.errors import EngineFaultError
+from legato.engine.shared_engine import Inbox, SharedEngine
 from tests.exact import EXACT_MODEL
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -35,7 +42,7 @@ def prompt(seed: int) -> Any:
 
 
 def generated(llm: LLM, seed: int) -> list[int]:
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=["the"])
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=("the",))
     whole = llm.generate([prompt(seed), prompt(seed + 1)], params, use_tqdm=False)
     return [token_id for one in whole for token_id in one.outputs[0].token_ids]
 
@@ -133,3 +140,73 @@ def test_a_step_that_fails_ends_each_call(llm: LLM, monkeypatch: pytest.MonkeyPa
                 call.result(PATIENCE_S)
     monkeypatch.setattr(llm._engine, "step", step)
     assert generated(llm, 1) == generated(llm, 1)
+
+
+@pytest.mark.parametrize("part", ["submit", "collect"])
+def test_ctrl_c_ends_one_call_and_harms_no_other(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    executor = llm._engine._executor
+    alone, expected = streamed(llm, 6), generated(llm, 2)
+    compute = getattr(executor, part)
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(executor, part, compute)
+        os.kill(os.getpid(), signal.SIGINT)
+        return compute(*args)
+
+    question = [{"role": "user", "content": "How old is the number 6?"}]
+    deltas = llm.stream_chat(question, GREEDY)
+    text = next(deltas).text
+    monkeypatch.setattr(executor, part, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generated(llm, 2)
+    assert text + "".join(delta.text for delta in deltas) == alone
+    assert generated(llm, 2) == expected
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class BrokenEngine:
+    """Its first step lasts until it is told to go on; what comes meanwhile cannot be applied."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+        self.num_steps = 0
+
+    def step(self, _: Any) -> list[RequestOutput]:
+        self.num_steps += 1
+        if self.num_steps > 1:
+            raise EngineFaultError("it broke")
+        self.has_begun.set()
+        assert self.may_end.wait(PATIENCE_S)
+        return []
+
+    def apply(self, _: Any) -> list[RequestOutput]:
+        raise RuntimeError("cannot be applied")
+
+
+def test_a_call_waits_no_longer_than_the_step_though_its_end_fails() -> None:
+    engine: Any = BrokenEngine()
+    shared = SharedEngine(engine)
+    stepping, waiting = (shared.submit([request(name)]) for name in "ab")
+    threads = [threading.Thread(target=take, args=(shared, stepping), daemon=True)]
+    threads[0].start()
+    assert engine.has_begun.wait(PATIENCE_S)
+    threads.append(threading.Thread(target=take, args=(shared, waiting), daemon=True))
+    threads[1].start()
+    while not shared._turn._waiters:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    shared.abort("a")
+    engine.may_end.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def take(shared: SharedEngine, inbox: Inbox) -> None:
+    with pytest.raises((EngineFaultError, RuntimeError), match=r"it broke|cannot be applied"):
+        shared.take(inbox)
+
+
+def request(request_id: str) -> AddRequest:
+    return AddRequest(request_id=request_id, prompt_token_ids=token_array((1,)), params=GREEDY)

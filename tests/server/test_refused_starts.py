@@ -81,7 +81,9 @@ def test_a_size_beyond_the_machine(flag: str) -> None:
     done = serve(flag, "900T")
     assert done.returncode == 2
     [refusal] = told(done.stderr)
-    assert refusal.startswith(f"legato: {flag} is 921,600.00 GiB, but this machine has ")
+    assert refusal.startswith(
+        f"legato: {flag} is 921,600.00 GiB, but this process can have at most "
+    )
 
 
 def test_a_size_beyond_use_is_said_by_health(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def free_memory_bytes() -> int:
     return max(0, min(room for room in rooms if room is not None))
 
 
-def check_size(flag: str, num_bytes: int, most_bytes: int, owner: str = "this machine") -> None:
+def check_size(flag: str, num_bytes: int, most_bytes: int, owner: str = "this process") -> None:
     """Refuse a size of memory that can never be had, rather than cut it.
 
     Args:
@@ -61,9 +61,11 @@ def check_size(flag: str, num_bytes: int, most_bytes: int, owner: str = "this ma
         ConfigError: the size is larger.
     """
     if num_bytes > most_bytes:
+        is_limited = most_bytes == address_space_bytes()
         raise ConfigError(
-            f"{flag} is {gibibytes(num_bytes)}, but {owner} has {gibibytes(most_bytes)} of memory: "
-            + advice()
+            f"{flag} is {gibibytes(num_bytes)}, but {owner} can have at most "
+            f"{gibibytes(most_bytes)} of memory"
+            + (f" by its ulimit -v, {_mebibytes(most_bytes)}" if is_limited else "")
         )
 
 

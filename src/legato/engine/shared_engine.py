@@ -1,8 +1,11 @@
 """One engine in the caller's process, for calls from several threads at once."""
 
+import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
@@ -54,7 +57,8 @@ class SharedEngine:
                 self._is_stepping = True
                 events, self._events = self._events, []
         if is_ours:
-            self._step(events)
+            with _interrupts_delayed():
+                self._step(events)
         with self._turn:
             if inbox.fault is not None:
                 raise inbox.fault
@@ -86,12 +90,12 @@ class SharedEngine:
         finally:
             with self._turn:
                 self._is_stepping = False
+                self._turn.notify_all()  # first, for what follows may raise
                 self._hand_out(outputs)
                 if fault is not None:
                     for inbox in self._inboxes.values():
                         inbox.fault = fault
                 self._apply()
-                self._turn.notify_all()
 
     def _apply(self) -> None:
         """Apply events that came during a step: there may be no further step."""
@@ -104,3 +108,26 @@ class SharedEngine:
             inbox = self._inboxes.get(output.request_id)
             if inbox is not None:  # else the call has ended
                 inbox.outputs.append(output)
+
+
+@contextmanager
+def _interrupts_delayed() -> Iterator[None]:
+    """Delay a first Ctrl-C to the end of a step: an engine cannot go on from the midst of one."""
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if came:  # the step may be stuck
+            usual(number, frame)
+        came.append((number, frame))
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if came:
+            usual(*came[0])

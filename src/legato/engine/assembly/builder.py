@@ -214,6 +214,9 @@ def _cut_sizes(runtime: ModelRuntime, cache_bytes: int) -> dict[str, str]:
     taken_bytes = cache_bytes + kv.num_states * runtime.blueprint.state_bytes
     if runtime.draft_model is not None:
         taken_bytes += runtime.draft_model.cache_bytes
+    unit_bytes = max(cache_bytes // kv.num_blocks, runtime.blueprint.state_bytes)
+    if asked_bytes - taken_bytes < unit_bytes:  # the rest would hold no more block
+        return {}
     return {
         "--kv-cache-memory": f"{gibibytes(taken_bytes)} of {gibibytes(asked_bytes)} are taken, "
         f"since {max_num_seqs:,} running requests of {runtime.max_model_len:,} tokens fill no more"

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[0-9a-f]{16}\.json")
 _MOST_FILES = 64
-"""In a folder. Each update, model and setting makes another; a start reads one of them."""
+"""In a folder. Each update, model and setting makes another; a start uses one of them."""
 
 Found = TypeVar("Found", bound="Measurements")
 Figures = Literal["measured", "published", "assumed"]
@@ -117,21 +118,35 @@ class CalibrationFile:
         except ConfigError as error:
             logger.warning("%s", error)
             return None
-        return found if found.about == self.about else None
+        if found.about != self.about:
+            return None
+        with suppress(OSError):  # the folder may be another user's
+            os.utime(self.path)
+        return found
 
     def save(self, measured: Measurements) -> None:
-        """Write the measurements, and remove the oldest of many files.
+        """Write the measurements, and remove the files that were used least recently of many.
 
         If the folder is not writable, or the measurements could not be read again, log a warning.
         """
         try:
             write_profile(self.path, measured)
-            kept = [path for path in self.path.parent.iterdir() if _NAME.fullmatch(path.name)]
-            kept.sort(key=lambda path: path.stat().st_mtime)
-            for path in kept[:-_MOST_FILES]:
-                path.unlink(missing_ok=True)
         except (OSError, ConfigError) as error:
             logger.warning("the calibration is not kept: %s", error)
+            return
+        self._remove_others()
+
+    def _remove_others(self) -> None:
+        """Remove what was used least recently; other engines may do so at the same time."""
+        used_s: dict[Path, float] = {}
+        with suppress(OSError):
+            for path in self.path.parent.iterdir():
+                if _NAME.fullmatch(path.name) and path != self.path:
+                    with suppress(OSError):
+                        used_s[path] = path.stat().st_mtime
+        for path in sorted(used_s, key=used_s.__getitem__)[: 1 - _MOST_FILES]:
+            with suppress(OSError):
+                path.unlink()
 
 
 def shape_counts(shape: StepShape) -> dict[str, float]:
