@@ -154,7 +154,7 @@ def _grammar(grammar: str) -> str:
 
 
 def _schemas(grammar: str) -> Iterator[Any]:
-    """Yield the JSON schemas in a grammar; the compiler refuses those that are no JSON."""
+    """Yield the JSON schemas in a grammar; the compiler refuses other texts."""
     decoder, found = json.JSONDecoder(), _JSON_SCHEMA.search(grammar)
     while found is not None:
         end = found.end()

@@ -126,7 +126,7 @@ class EngineSupervisor:
             return
         if isinstance(message, SetRecording):
             self._is_recording = message.is_on
-        if not self._engine.send(message):  # the engine has no step that would tell of its end
+        if not self._engine.send(message):  # no step of the engine would report its end
             assert isinstance(message, AbortRequest)
             records: list[EngineRecord] = []
             if self._is_recording:
