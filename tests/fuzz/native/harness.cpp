@@ -7,9 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "layer.hpp"
+#include "decoder.hpp"
 #include "operators.hpp"
-#include "random.hpp"
 #include "recurrence.hpp"
 
 using namespace legato;
@@ -344,6 +343,25 @@ void check_arenas(Case &own, ThreadPool &pool) {
     }
 }
 
+void check_layers(Case &own, ThreadPool &pool) {
+    Decoder decoder(own);
+    std::vector<int> lengths(own.whole(1, 3));
+    for (auto &length : lengths) length = own.whole(1, own.coin() ? 6 : 90);
+    int total = 0;
+    for (const int length : lengths) total += length;
+    const int cut = own.whole(1, 40), num_padded = own.whole(0, 2);
+    own.begin("layers: %d threads, %d layers of %d, %d requests, %d rows in cuts of %d, %d x %d heads of "
+              "%d%s%s", pool.size(), decoder.num_layers, decoder.hidden, int(lengths.size()), total, cut,
+              decoder.kv_heads, decoder.group, decoder.head_dim, decoder.experts.empty() ? "" : ", experts",
+              decoder.cache_shape.is_quantized ? ", 8 bits" : "");
+    const auto rows = random_floats(own, size_t(total) * decoder.hidden, 1.0f);
+    const auto inputs =
+        random_bf16(own, size_t(total) * decoder.num_layers * decoder.input_size + 1);
+    const auto whole = decoder.forward(pool, lengths, rows, inputs.get(), total, num_padded);
+    const auto cuts = decoder.forward(pool, lengths, rows, inputs.get(), cut, 0);
+    own.require(distance(whole, cuts) < 0.1, "hidden states depend on the cuts");
+}
+
 }  // namespace
 
 // Each run goes through here: the program is linked so.
@@ -372,7 +390,7 @@ int main(int count, char **arguments) {
     });
     constexpr void (*checks[])(Case &, ThreadPool &) = {
         check_products,    check_attention, check_experts, check_recurrences,
-        check_failures, check_arenas};
+        check_failures, check_arenas,    check_layers};
     __sanitizer_install_malloc_and_free_hooks(Allocations::see, [](const volatile void *) {});
     for (int seed = first; seed < first + tries; ++seed) {
         Case own(seed);
