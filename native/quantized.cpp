@@ -226,7 +226,7 @@ void RoundedRows::round(const bf16 *values, long at) {
     const Floats halves[] = {load_bf16(values), load_bf16(values + 16)};
     const float most = largest_magnitude(halves[0], halves[1]);
     const float scale = most / 127.0f;
-    const Floats by = fill(most > 0.0f ? 127.0f / most : 0.0f);
+    const Floats by = fill(most > kAsGoodAsZero ? kMostCode / most : 0.0f);
     int32_t total = 0;
     for (int i = 0; i < 2; ++i) {
         const Ints rounded = to_ints(halves[i] * by);
