@@ -46,12 +46,13 @@ class Task {
 public:
     // `next` is the task after this one, or null.
     Task(const AttentionCall &call, const AttentionTask &task, const AttentionTask *next,
-         Scratch &scratch)
+         Scratch &scratch, Arena memory)
         : call_(call),
           task_(task),
           next_(next),
           chunk_(call.chunks[task.chunk]),
           s_(scratch),
+          memory_(memory),
           head_dim_(call.shape.head_dim),
           num_rows_(task.end - task.first) {
         const size_t row = static_cast<size_t>(chunk_.first_row) * call.group + task.first;
@@ -159,7 +160,7 @@ private:
                 return Operands<Row, Number>{rows, rows + kTileRows * head_dim, columns,
                                              columns + 16 * head_dim, ahead};
             };
-            multiply_strip<false>(strip, operands, s_.scores + key);
+            multiply_strip<false>(strip, operands, s_.scores + key, memory_);
             if constexpr (kIsQuantized) scale_scores(count, tiles.scales, s_.scores + key);
         }
     }
@@ -315,7 +316,7 @@ private:
                 return Operands<Row, Number>{weights, weights + kTileRows * kKeys, values,
                                              values + 32, ahead};
             };
-            multiply_strip<true>(strip, operands, sums + dim);
+            multiply_strip<true>(strip, operands, sums + dim, memory_);
         }
     }
 
@@ -337,14 +338,15 @@ private:
     const AttentionTask &task_, *const next_;
     const Chunk &chunk_;
     Scratch &s_;
+    const Arena memory_;
     const int head_dim_, num_rows_;
     const bf16 *queries_;
 };
 
 void run(const AttentionCall &call, const AttentionTask &task, const AttentionTask *next,
-         Scratch &scratch) {
-    if (call.shape.is_quantized) Task<int8_t>(call, task, next, scratch).run();
-    else Task<bf16>(call, task, next, scratch).run();
+         Scratch &scratch, Arena memory) {
+    if (call.shape.is_quantized) Task<int8_t>(call, task, next, scratch, memory).run();
+    else Task<bf16>(call, task, next, scratch, memory).run();
 }
 
 void write_output(const AttentionCall &call, const AttentionTask &task, int row,
@@ -447,25 +449,31 @@ AttentionPlan::AttentionPlan(const std::vector<Chunk> &chunks, const CacheShape 
     tasks_a_share = std::clamp<size_t>(tasks.size() / (kSharesAThread * num_threads), 1, kMostTasks);
 }
 
-void attend(const AttentionCall &call, Phase &phase) {
-    static thread_local const auto scratch = aligned_array<Scratch>(1);
+size_t attention_bytes(int head_dim) {
+    return Arena::bytes<Scratch>(1) +
+           strip_bytes(std::max(head_dim / kTileDepth, kKeys / kGroup));
+}
+
+void attend(const AttentionCall &call, const Worker &worker, Phase &phase) {
+    Arena memory = worker.memory;
+    Scratch &scratch = *memory.take<Scratch>(1);
     const TileScope tiles;
     const auto &tasks = call.plan.tasks;
     const size_t share_size = call.plan.tasks_a_share;
     const size_t num_shares = (tasks.size() + share_size - 1) / share_size;
-    phase.run(static_cast<int>(num_shares), [&](int share) {
+    phase.run(worker, static_cast<int>(num_shares), [&](int share) {
         const size_t first = share * share_size, end = std::min(first + share_size, tasks.size());
         for (size_t index = first; index < end; ++index) {
             const AttentionTask *const next = index + 1 < end ? &tasks[index + 1] : nullptr;
-            run(call, tasks[index], next, *scratch.get());
-            finish(call, tasks[index], *scratch.get());
+            run(call, tasks[index], next, scratch, memory);
+            finish(call, tasks[index], scratch);
         }
     });
 }
 
-void merge(const AttentionCall &call, Phase &phase) {
+void merge(const AttentionCall &call, const Worker &worker, Phase &phase) {
     const auto &merges = call.plan.merges;
-    phase.run(static_cast<int>(merges.size()),
+    phase.run(worker, static_cast<int>(merges.size()),
               [&](int share) { merge_parts(call, merges[share]); });
 }
 

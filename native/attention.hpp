@@ -67,7 +67,10 @@ constexpr int kTaskRows = 256;  // most query rows of a task, which share its ke
 inline size_t part_floats(int head_dim) { return kTaskRows * (static_cast<size_t>(head_dim) + 2); }
 
 // Called by all threads: attend() computes all tasks, then merge() merges their parts.
-void attend(const AttentionCall &call, Phase &phase);
-void merge(const AttentionCall &call, Phase &phase);
+void attend(const AttentionCall &call, const Worker &worker, Phase &phase);
+void merge(const AttentionCall &call, const Worker &worker, Phase &phase);
+
+// Bytes of memory that attend() takes, of each thread.
+size_t attention_bytes(int head_dim);
 
 }  // namespace legato

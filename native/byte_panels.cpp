@@ -109,15 +109,19 @@ ShortPairs mix_steps(int num_steps, const uint8_t *blocks, const UnitNumbers *nu
     return mix_steps<1>(blocks, numbers, groups_a_step, mixed);
 }
 
+constexpr int kStepValues = 16 * kTileDepth;
+
+// Bytes of memory that unpack_half() takes.
+size_t unpacking_bytes(const PackedMatrix &matrix) {
+    return Arena::bytes<UnitNumbers>(matrix.num_steps * matrix.groups_a_step) +
+           Arena::bytes<int16_t>(matrix.num_steps * kStepValues);
+}
+
 // Unpacks 16 outputs.
-void unpack_half(const PackedMatrix &matrix, int panel, int half, uint8_t *codes, float *scales) {
-    constexpr int kStepValues = 16 * kTileDepth;
-    static thread_local Buffer<UnitNumbers> numbers_room;
-    static thread_local Buffer<int16_t> mixed_room;
-    numbers_room.reserve(matrix.num_steps * matrix.groups_a_step);
-    mixed_room.reserve(matrix.num_steps * kStepValues);
-    UnitNumbers *const numbers = numbers_room.get();
-    int16_t *const mixed = mixed_room.get();
+void unpack_half(const PackedMatrix &matrix, int panel, int half, Arena memory, uint8_t *codes,
+                 float *scales) {
+    auto *const numbers = memory.take<UnitNumbers>(matrix.num_steps * matrix.groups_a_step);
+    auto *const mixed = memory.take<int16_t>(matrix.num_steps * kStepValues);
     const Floats unit = load_unit(matrix, matrix.numbers(panel, half));
     write_numbers(matrix, matrix.numbers(panel, half), unit, numbers);
 
@@ -146,24 +150,30 @@ void unpack_half(const PackedMatrix &matrix, int panel, int half, uint8_t *codes
 
 #else
 // Never called: see kMostInBlocks.
-void unpack_half(const PackedMatrix &, int, int, uint8_t *, float *) {}
+size_t unpacking_bytes(const PackedMatrix &) { return 0; }
+void unpack_half(const PackedMatrix &, int, int, Arena, uint8_t *, float *) {}
 #endif
+
+// Bytes of the codes of 16 outputs, in whole tiles.
+size_t half_bytes(const PackedMatrix &matrix) {
+    return static_cast<size_t>(ByteRows::num_tiles(matrix.depth)) * kByteTileValues;
+}
 
 }  // namespace
 
-BytePanels::BytePanels(const PackedMatrix &matrix, int first, int end)
+size_t BytePanels::bytes(const PackedMatrix &matrix, int num_panels) {
+    const size_t scales = Arena::bytes<float>(num_panels * kPanel);
+    if (matrix.is_rotated) return scales;
+    return scales + num_panels * 2 * half_bytes(matrix) + unpacking_bytes(matrix);
+}
+
+BytePanels::BytePanels(const PackedMatrix &matrix, int first, int end, Arena memory)
     : matrix_(matrix),
       first_(first),
       zero_(matrix.is_rotated ? static_cast<int>(matrix.zero) : kZero),
-      half_bytes_(ByteRows::num_tiles(matrix.depth) * kByteTileValues) {
-    static thread_local Buffer<uint8_t> codes_room;
-    static thread_local Buffer<float> scales_room;
-    scales_room.reserve((end - first) * kPanel);
-    scales_ = scales_room.get();
-    if (!matrix.is_rotated) {
-        codes_room.reserve((end - first) * 2 * half_bytes_);
-        codes_ = codes_room.get();
-    }
+      half_bytes_(half_bytes(matrix)),
+      scales_(memory.take<float>((end - first) * kPanel)),
+      codes_(matrix.is_rotated ? nullptr : memory.take<uint8_t>((end - first) * 2 * half_bytes_)) {
     for (int panel = first; panel < end; ++panel) {
         float *const scales = scales_ + (panel - first) * kPanel;
         if (matrix.is_rotated) {
@@ -171,7 +181,7 @@ BytePanels::BytePanels(const PackedMatrix &matrix, int first, int end)
             continue;
         }
         for (int half = 0; half < 2; ++half)
-            unpack_half(matrix, panel, half, unpacked(panel, half), scales + 16 * half);
+            unpack_half(matrix, panel, half, memory, unpacked(panel, half), scales + 16 * half);
     }
 }
 

@@ -10,10 +10,13 @@ namespace legato {
 // stand for the rotated weights, with a scale for each output, as if they had been rounded so at first.
 //
 // Sums of whole rows of such products need no scales in between, unlike those of groups of 32 values. For
-// many rows, that is worth the unpacking, a thread's own: it has one such object at a time.
+// many rows, that is worth the unpacking, by each thread for itself.
 class BytePanels {
 public:
-    BytePanels(const PackedMatrix &matrix, int first, int end);
+    BytePanels(const PackedMatrix &matrix, int first, int end, Arena memory);
+
+    // Bytes of memory that so many panels take.
+    static size_t bytes(const PackedMatrix &matrix, int num_panels);
 
     // As ByteStrip takes them.
     const uint8_t *columns(int panel, int half) const {
@@ -32,8 +35,8 @@ private:
     const PackedMatrix &matrix_;
     const int first_, zero_;
     const size_t half_bytes_;
-    uint8_t *codes_ = nullptr;
-    float *scales_;
+    float *const scales_;
+    uint8_t *const codes_;
 };
 
 }  // namespace legato

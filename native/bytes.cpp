@@ -37,11 +37,9 @@ ByteRows::ByteRows(int num_rows, int depth) : num_tiles_(num_tiles(depth)) {
     totals_ = aligned_array<int32_t>(count);
 }
 
-void ByteRows::assign(int row, const bf16 *tiles, int depth) const {
-    static thread_local Buffer<float> room;
+void ByteRows::assign(int row, const bf16 *tiles, int depth, Arena memory) const {
     const int padded = num_tiles(depth) * kByteTileDepth;
-    room.reserve(padded);
-    float *const values = room.get();
+    float *const values = memory.take<float>(padded);
     const bf16 *from = tiles + row % kTileRows * kTileDepth;
     for (int i = 0; i < depth; i += kTileDepth, from += kTileValues) {
         store(values + i, load_bf16(from));

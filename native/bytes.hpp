@@ -23,7 +23,10 @@ public:
     ByteRows(int num_rows, int depth);
 
     // Rotates and rounds the first `depth` values of a row of bfloat16, given as tiles of 16 rows by 32.
-    void assign(int row, const bf16 *tiles, int depth) const;
+    void assign(int row, const bf16 *tiles, int depth, Arena memory) const;
+    static size_t assign_bytes(int depth) {
+        return Arena::bytes<float>(num_tiles(depth) * kByteTileDepth);
+    }
 
     // Tiles of so many values of a row.
     static int num_tiles(int depth) { return (depth + kByteTileDepth - 1) / kByteTileDepth; }

@@ -30,12 +30,23 @@ bool is_larger(float score, float other) {
 }
 
 // Returns the index of the largest value, the first one of equal values, and takes it out.
-int take_largest(const std::vector<float> &values, std::vector<char> &is_taken) {
+int take_largest(std::span<const float> values, std::span<char> is_taken) {
     int best = -1;
     for (int i = 0; i < static_cast<int>(values.size()); ++i)
         if (!is_taken[i] && (best < 0 || is_larger(values[i], values[best]))) best = i;
     is_taken[best] = true;
     return best;
+}
+
+// Takes uninitialized values.
+template <typename T>
+std::span<T> take(Arena &memory, int count) {
+    return {memory.take<T>(count), static_cast<size_t>(count)};
+}
+
+// The most panels of a matrix that a thread multiplies at a time with an expert's rows.
+int most_panels(const PackedMatrix &matrix) {
+    return std::clamp<size_t>(kSmallShareBytes / matrix.panel_bytes(), 1, matrix.num_panels);
 }
 
 int padded(int count) { return (count + kTileRows - 1) / kTileRows * kTileRows; }
@@ -79,43 +90,61 @@ Experts::Experts(ExpertsShape shape, const RouterWeights &router,
                             PackedMatrix(own.down, shape.hidden_size, shape.size),
                             widened(own.gate_up_bias, shape.entry_size()),
                             widened(own.down_bias, shape.hidden_size)});
+    groups_.reserve(shape.count);
 }
 
 void Experts::reset() {
     for (auto &phase : phases_) phase.reset();
 }
 
-void Experts::pick(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads) {
+size_t Experts::bytes(int num_rows, int num_threads) {
+    if (num_rows > most_rows_) {
+        for (const auto part : {&Expert::gate_up, &Expert::down})
+            for (const auto &own : experts_)
+                panels_bytes_ = std::max(panels_bytes_,
+                                         legato::panels_bytes(own.*part, num_rows,
+                                                              most_panels(experts_.front().*part)));
+        most_rows_ = num_rows;
+    }
+    // Scores, those that count, and which are taken, of a row's experts and of its groups.
+    const int count = shape.count, groups = shape.num_groups;
+    const size_t picking = 2 * Arena::bytes<float>(count) + 2 * Arena::bytes<char>(count) +
+                           Arena::bytes<float>(groups) + Arena::bytes<char>(groups);
+    const size_t sorting = 2 * Arena::bytes<int>(count);
+    return std::max({product_bytes(router_, num_rows, num_threads), picking, sorting, panels_bytes_});
+}
+
+void Experts::pick(ExpertsSpace &space, const TiledRows &rows, int num_rows, const Worker &worker) {
     const size_t width = router_.num_panels * kPanel;
-    multiply(rows, num_rows, router_, num_threads, phases_[kRouter],
+    multiply(rows, num_rows, router_, worker, phases_[kRouter],
              [&](int row, int count, int panel, const float *sums) {
                  for (int i = 0; i < count; ++i)
                      std::copy_n(sums + i * kPanel, kPanel,
                                  &space.logits[(row + i) * width + panel * kPanel]);
              });
-    RowShares(num_rows, num_threads).run(phases_[kPick], [&](int row) {
-        pick_row(space, rows, row);
+    RowShares(num_rows, worker).run(phases_[kPick], [&](int row) {
+        pick_row(space, rows, row, worker.memory);
     });
 }
 
-void Experts::pick_row(ExpertsSpace &space, const TiledRows &rows, int row) const {
-    static thread_local std::vector<float> scores, choice;
-    static thread_local std::vector<char> is_taken;
+void Experts::pick_row(ExpertsSpace &space, const TiledRows &rows, int row, Arena memory) const {
+    const auto scores = take<float>(memory, shape.count), choice = take<float>(memory, shape.count);
+    const auto is_taken = take<char>(memory, shape.count);
     const float *logits = &space.logits[static_cast<size_t>(row) * router_.num_panels * kPanel];
-    scores.assign(logits, logits + shape.count);
+    std::copy_n(logits, shape.count, scores.begin());
     for (int i = shape.count; i < router_.num_outputs; ++i) scores[i - shape.count] += logits[i];
     for (size_t i = 0; i < bias_.size(); ++i) scores[i] += bias_[i];
     if (shape.score == Score::kSoftmax) soften(scores.data(), shape.count);
     if (shape.score == Score::kSigmoid)
         for (auto &score : scores) score = sigmoid(score);
-    choice = scores;
+    std::copy(scores.begin(), scores.end(), choice.begin());
     for (size_t i = 0; i < selection_bias_.size(); ++i) choice[i] += selection_bias_[i];
-    if (shape.num_groups > 1) limit_groups(choice);
+    if (shape.num_groups > 1) limit_groups(choice, memory);
 
     int *picked = &space.picked[static_cast<size_t>(row) * shape.num_active];
     float *weights = &space.weights[static_cast<size_t>(row) * shape.num_active];
     float total = 1e-20f;
-    is_taken.assign(shape.count, false);
+    std::fill(is_taken.begin(), is_taken.end(), false);
     for (int i = 0; i < shape.num_active; ++i) {
         picked[i] = take_largest(choice, is_taken);
         total += weights[i] = scores[picked[i]];
@@ -134,27 +163,27 @@ void Experts::pick_row(ExpertsSpace &space, const TiledRows &rows, int row) cons
 }
 
 // Leaves only the experts of the groups with the largest sums of their best scores.
-void Experts::limit_groups(std::vector<float> &choice) const {
+void Experts::limit_groups(std::span<float> choice, Arena memory) const {
     const int size = shape.count / shape.num_groups;
-    std::vector<float> sums, own;
-    std::vector<char> is_taken;
+    const auto sums = take<float>(memory, shape.num_groups);
+    const auto is_kept = take<char>(memory, shape.num_groups), is_taken = take<char>(memory, size);
     for (int group = 0; group < shape.num_groups; ++group) {
-        own.assign(&choice[group * size], &choice[group * size] + size);
-        is_taken.assign(size, false);
-        float total = 0.0f;
-        for (int i = 0; i < kBestOfGroup; ++i) total += own[take_largest(own, is_taken)];
-        sums.push_back(total);
+        const auto own = choice.subspan(group * size, size);
+        std::fill(is_taken.begin(), is_taken.end(), false);
+        sums[group] = 0.0f;
+        for (int i = 0; i < kBestOfGroup; ++i) sums[group] += own[take_largest(own, is_taken)];
     }
-    is_taken.assign(shape.num_groups, false);
-    for (int i = 0; i < shape.num_active_groups; ++i) take_largest(sums, is_taken);
+    std::fill(is_kept.begin(), is_kept.end(), false);
+    for (int i = 0; i < shape.num_active_groups; ++i) take_largest(sums, is_kept);
     for (int i = 0; i < shape.count; ++i)
-        if (!is_taken[i / size]) choice[i] = kRuledOut;
+        if (!is_kept[i / size]) choice[i] = kRuledOut;
 }
 
 // Finds the place of each pair of a row and an expert among the rows that are sorted by expert.
-void Experts::sort(ExpertsSpace &space, int num_rows) {
+void Experts::sort(ExpertsSpace &space, int num_rows, Arena memory) {
     const int pairs = num_rows * shape.num_active;
-    std::vector<int> counts(shape.count), next(shape.count);
+    const auto counts = take<int>(memory, shape.count), next = take<int>(memory, shape.count);
+    std::fill(counts.begin(), counts.end(), 0);
     for (int i = 0; i < pairs; ++i) ++counts[space.picked[i]];
     groups_.clear();
     int first = 0;
@@ -169,10 +198,10 @@ void Experts::sort(ExpertsSpace &space, int num_rows) {
 
 // Computes the output of each pair of a row and an expert.
 void Experts::compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_rows,
-                            int num_threads) {
+                            const Worker &worker) {
     const int size = shape.hidden_size, num_active = shape.num_active;
-    phases_[kSort].run(1, [&](int) { sort(space, num_rows); });
-    RowShares(num_rows, num_threads).run(phases_[kGather], [&](int row) {
+    phases_[kSort].run(worker, 1, [&](int) { sort(space, num_rows, worker.memory); });
+    RowShares(num_rows, worker).run(phases_[kGather], [&](int row) {
         for (int i = row * num_active; i < (row + 1) * num_active; ++i)
             for (int column = 0; column < size; column += kTileDepth)
                 std::copy_n(rows.at(row, column), kTileDepth,
@@ -180,33 +209,32 @@ void Experts::compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_
     });
     // One loop for each, so that a choice costs nothing a number.
     if (!shape.is_gated) {
-        square(space, num_threads);
+        square(space, worker);
     } else if (shape.gate_limit > 0.0f) {
         const Floats most = fill(shape.gate_limit), least = fill(-shape.gate_limit);
         const Floats one = fill(1.0f), slope = fill(shape.gate_slope);
-        gate(space, num_threads, [=](Floats gate, Floats up) {
+        gate(space, worker, [=](Floats gate, Floats up) {
             gate = at_most(gate, most);
             return gated(gate, gate * slope) * (at_least(at_most(up, most), least) + one);
         });
     } else if (shape.is_gelu) {
-        gate(space, num_threads, [](Floats gate, Floats up) { return gelu(gate) * up; });
+        gate(space, worker, [](Floats gate, Floats up) { return gelu(gate) * up; });
     } else {
-        gate(space, num_threads, [](Floats gate, Floats up) { return silu(gate) * up; });
+        gate(space, worker, [](Floats gate, Floats up) { return silu(gate) * up; });
     }
-    project(space, num_threads);
+    project(space, worker);
 }
 
 // Calls work(group, first_panel, end_panel) for all panels of a matrix of each group's expert.
 template <typename Work>
-void Experts::for_each_share(const PackedMatrix &first, int num_threads, Phase &phase,
+void Experts::for_each_share(const PackedMatrix &first, const Worker &worker, Phase &phase,
                              Work work) const {
     const int num_groups = static_cast<int>(groups_.size()), num_panels = first.num_panels;
-    const size_t num_bytes = num_groups * first.num_bytes();
-    const size_t num_shares = std::max<size_t>(kFewestShares * num_threads, num_bytes / kSmallShareBytes);
-    const int panels = std::clamp<int>(num_groups * num_panels / num_shares, 1, num_panels);
+    const int fair = num_groups * num_panels / (kFewestShares * worker.num_threads);
+    const int panels = std::clamp(fair, 1, most_panels(first));
     const int shares_a_group = (num_panels + panels - 1) / panels;
     const TileScope scope;
-    phase.run(num_groups * shares_a_group, [&](int share) {
+    phase.run(worker, num_groups * shares_a_group, [&](int share) {
         const int begin = share % shares_a_group * panels;
         work(groups_[share / shares_a_group], begin, std::min(begin + panels, num_panels));
     });
@@ -215,12 +243,12 @@ void Experts::for_each_share(const PackedMatrix &first, int num_threads, Phase &
 // Calls keep(biases, row, panel, 32 sums) for all products of sorted rows with their experts' first
 // matrices.
 template <typename Keep>
-void Experts::enter(ExpertsSpace &space, int num_threads, Keep keep) {
-    for_each_share(experts_[0].gate_up, num_threads, phases_[kGateUp],
+void Experts::enter(ExpertsSpace &space, const Worker &worker, Keep keep) {
+    for_each_share(experts_.front().gate_up, worker, phases_[kGateUp],
                    [&](const Group &group, int begin, int end) {
         const Expert &own = experts_[group.expert];
         multiply_panels(space.gathered, group.first, group.count, own.gate_up, begin, end,
-                        [&](int row, int count, int panel, const float *sums) {
+                        worker.memory, [&](int row, int count, int panel, const float *sums) {
             for (int i = 0; i < count; ++i, sums += kPanel)
                 keep(own.gate_up_bias, row + i, panel, sums);
         });
@@ -228,8 +256,8 @@ void Experts::enter(ExpertsSpace &space, int num_threads, Keep keep) {
 }
 
 template <typename Activate>
-void Experts::gate(ExpertsSpace &space, int num_threads, Activate activate) {
-    enter(space, num_threads,
+void Experts::gate(ExpertsSpace &space, const Worker &worker, Activate activate) {
+    enter(space, worker,
           [&](const std::vector<float> &biases, int row, int panel, const float *sums) {
         const int column = panel * 16;
         const Floats gates = biased(sums, biases, column);
@@ -238,8 +266,8 @@ void Experts::gate(ExpertsSpace &space, int num_threads, Activate activate) {
     });
 }
 
-void Experts::square(ExpertsSpace &space, int num_threads) {
-    enter(space, num_threads,
+void Experts::square(ExpertsSpace &space, const Worker &worker) {
+    enter(space, worker,
           [&](const std::vector<float> &biases, int row, int panel, const float *sums) {
         for (int i = 0; i < kPanel; i += 16) {
             const int column = panel * kPanel + i;
@@ -249,12 +277,12 @@ void Experts::square(ExpertsSpace &space, int num_threads) {
     });
 }
 
-void Experts::project(ExpertsSpace &space, int num_threads) {
-    for_each_share(experts_[0].down, num_threads, phases_[kDown],
+void Experts::project(ExpertsSpace &space, const Worker &worker) {
+    for_each_share(experts_.front().down, worker, phases_[kDown],
                    [&](const Group &group, int begin, int end) {
         const Expert &own = experts_[group.expert];
         multiply_panels(space.gated, group.first, group.count, own.down, begin, end,
-                        [&](int row, int count, int panel, const float *sums) {
+                        worker.memory, [&](int row, int count, int panel, const float *sums) {
             const int column = panel * kPanel;
             for (int i = 0; i < count; ++i, sums += kPanel) {
                 float *to = &space.outputs[static_cast<size_t>(row + i) * shape.hidden_size];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "matrix.hpp"
@@ -64,16 +65,19 @@ public:
     // Called by one thread before a step's experts.
     void reset();
 
+    // The most bytes of memory that pick() and compute() take for up to so many rows, of each thread.
+    size_t bytes(int num_rows, int num_threads);
+
     // Called by all threads: picks experts for rows, and computes the factors of the shared expert.
-    void pick(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads);
+    void pick(ExpertsSpace &space, const TiledRows &rows, int num_rows, const Worker &worker);
 
     // Called by all threads, after pick(): computes the outputs of the picked experts, and calls
     // keep(row, column, 16 sums) for all of the rows' weighted sums.
     template <typename Keep>
-    void compute(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads,
+    void compute(ExpertsSpace &space, const TiledRows &rows, int num_rows, const Worker &worker,
                  Keep keep) {
-        compute_pairs(space, rows, num_rows, num_threads);
-        RowShares(num_rows, num_threads).run(phases_[kSum], [&](int row) {
+        compute_pairs(space, rows, num_rows, worker);
+        RowShares(num_rows, worker).run(phases_[kSum], [&](int row) {
             const int first = row * shape.num_active;
             for (int column = 0; column < shape.hidden_size; column += 16) {
                 Floats total = fill(0.0f);
@@ -90,18 +94,20 @@ public:
     const ExpertsShape shape;
 
 private:
-    void pick_row(ExpertsSpace &space, const TiledRows &rows, int row) const;
-    void limit_groups(std::vector<float> &choice) const;
-    void compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_rows, int num_threads);
-    void sort(ExpertsSpace &space, int num_rows);
+    void pick_row(ExpertsSpace &space, const TiledRows &rows, int row, Arena memory) const;
+    void limit_groups(std::span<float> choice, Arena memory) const;
+    void compute_pairs(ExpertsSpace &space, const TiledRows &rows, int num_rows,
+                       const Worker &worker);
+    void sort(ExpertsSpace &space, int num_rows, Arena memory);
     template <typename Keep>
-    void enter(ExpertsSpace &space, int num_threads, Keep keep);
+    void enter(ExpertsSpace &space, const Worker &worker, Keep keep);
     template <typename Activate>
-    void gate(ExpertsSpace &space, int num_threads, Activate activate);
-    void square(ExpertsSpace &space, int num_threads);
-    void project(ExpertsSpace &space, int num_threads);
+    void gate(ExpertsSpace &space, const Worker &worker, Activate activate);
+    void square(ExpertsSpace &space, const Worker &worker);
+    void project(ExpertsSpace &space, const Worker &worker);
     template <typename Work>
-    void for_each_share(const PackedMatrix &first, int num_threads, Phase &phase, Work work) const;
+    void for_each_share(const PackedMatrix &first, const Worker &worker, Phase &phase,
+                        Work work) const;
 
     // Sorted rows of one expert, [first, first + count); `first` is a multiple of a tile's rows.
     struct Group {
@@ -118,6 +124,8 @@ private:
     PackedMatrix router_;
     std::vector<float> bias_, selection_bias_, shared_gate_;
     std::vector<Expert> experts_;
+    int most_rows_ = 0;        // that panels_bytes_ is for
+    size_t panels_bytes_ = 0;  // of products with the experts' panels
     // Of this step. Not in the space, which the next layers use: a thread that comes late to a phase
     // must see as many shares as the others did.
     std::vector<Group> groups_;

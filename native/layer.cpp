@@ -1,6 +1,7 @@
 #include "layer.hpp"
 
 #include <cmath>
+#include <initializer_list>
 
 #include "activations.hpp"
 
@@ -107,13 +108,41 @@ Layer::Layer(LayerShape shape, const LayerWeights &w)
     for (auto &sink : sinks_) sink *= kLog2E;
 }
 
+namespace {
+
+size_t most_bytes(std::initializer_list<const PackedMatrix *> matrices, int num_rows,
+                  int num_threads) {
+    size_t most = 0;
+    for (const auto *matrix : matrices)
+        if (matrix->num_bytes())
+            most = std::max(most, product_bytes(*matrix, num_rows, num_threads));
+    return most;
+}
+
+}  // namespace
+
+size_t Layer::attention_bytes(const Rows &rows, int num_threads) const {
+    return std::max(legato::attention_bytes(shape.head_dim),
+                    most_bytes({&qkv_, &attention_output_.matrix}, rows.count, num_threads));
+}
+
+size_t Layer::mlp_bytes(const Step &step, const Rows &rows, int num_threads) const {
+    const int num_rows = mlp_rows(step, rows);
+    const size_t bytes = most_bytes({&gate_up_, &mlp_output_.matrix}, num_rows, num_threads);
+    return experts_ ? std::max(bytes, experts_->bytes(num_rows, num_threads)) : bytes;
+}
+
+size_t Layer::finish_bytes(const Rows &rows, int num_threads) const {
+    return most_bytes({&input_gate_, &input_output_.matrix}, rows.count, num_threads);
+}
+
 void Layer::reset() {
     for (auto &phase : phases_) phase.reset();
     if (experts_) experts_->reset();
 }
 
 void Layer::add_attention(Workspace &space, const Step &step, const AttentionPlan &plan,
-                          const LayerCache &cache, const Rows &rows) {
+                          const LayerCache &cache, const Rows &rows, const Worker &worker) {
     const AttentionCall call{step.chunks,
                              plan,
                              step.shape,
@@ -126,32 +155,30 @@ void Layer::add_attention(Workspace &space, const Step &step, const AttentionPla
                              sinks_.empty() ? nullptr : sinks_.data(),
                              space.context,
                              space.parts.get()};
-    const int threads = step.num_threads;
-    normalize(rows, input_norm_, space.normed, threads, phases_[kInputNorm]);
-    project(space, rows.count, threads);
-    spread(space, step, cache, rows);
-    attend(call, phases_[kAttend]);
-    merge(call, phases_[kMerge]);
-    add(space, rows, space.context, attention_output_, threads, phases_[kOutput],
+    normalize(rows, input_norm_, space.normed, worker, phases_[kInputNorm]);
+    project(space, rows.count, worker);
+    spread(space, step, cache, rows, worker);
+    attend(call, worker, phases_[kAttend]);
+    merge(call, worker, phases_[kMerge]);
+    add(space, rows, space.context, attention_output_, worker, phases_[kOutput],
         phases_[kOutputNorm]);
 }
 
-void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows) {
-    const int threads = step.num_threads;
-    normalize(rows, post_norm_, space.normed, threads, phases_[kPostNorm]);
+void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows, const Worker &worker) {
+    normalize(rows, post_norm_, space.normed, worker, phases_[kPostNorm]);
     if (!experts_) {
-        gate(space, rows.count, threads);
-        add(space, rows, space.gated, mlp_output_, threads, phases_[kDown], phases_[kDownNorm]);
+        gate(space, rows.count, worker);
+        add(space, rows, space.gated, mlp_output_, worker, phases_[kDown], phases_[kDownNorm]);
         return;
     }
-    const int num_rows = static_cast<int>(step.slots.size());  // padding needs no experts
-    experts_->pick(space.experts, space.normed, num_rows, threads);
+    const int num_rows = mlp_rows(step, rows);
+    experts_->pick(space.experts, space.normed, num_rows, worker);
     if (shape.intermediate_size) {
-        gate(space, num_rows, threads);
-        add_shared(space, rows, num_rows, threads);
+        gate(space, num_rows, worker);
+        add_shared(space, rows, num_rows, worker);
     }
     const Floats scale = fill(residual_scale(rows));
-    experts_->compute(space.experts, space.normed, num_rows, threads,
+    experts_->compute(space.experts, space.normed, num_rows, worker,
                       [&](int row, int column, Floats total) {
         float *to = rows.sums + static_cast<size_t>(row) * shape.hidden_size + column;
         store(to, fma(total, scale, load(to)));
@@ -159,27 +186,27 @@ void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows) {
 }
 
 void Layer::finish(Workspace &space, const Rows &rows, const LayerInputs &inputs,
-                   int num_threads) {
+                   const Worker &worker) {
     if (shape.input_size) {
-        normalize(rows, {}, space.normed, num_threads, phases_[kInputRows]);
-        gate_inputs(space, rows, inputs, num_threads);
-        add(space, rows, space.gated, input_output_, num_threads, phases_[kInputOutput],
+        normalize(rows, {}, space.normed, worker, phases_[kInputRows]);
+        gate_inputs(space, rows, inputs, worker);
+        add(space, rows, space.gated, input_output_, worker, phases_[kInputOutput],
             phases_[kInputOutputNorm]);
     }
     if (output_scale_ == 1.0f) return;
     const int size = shape.hidden_size;
     const Floats scale = fill(output_scale_);
-    RowShares(rows.count, num_threads).run(phases_[kScale], [&](int row) {
+    RowShares(rows.count, worker).run(phases_[kScale], [&](int row) {
         float *values = rows.hidden + static_cast<size_t>(row) * size;
         for (int i = 0; i < size; i += 16) store(values + i, load(values + i) * scale);
     });
 }
 
 // Adds the output of the expert that computes all rows.
-void Layer::add_shared(Workspace &space, const Rows &rows, int num_rows, int num_threads) {
+void Layer::add_shared(Workspace &space, const Rows &rows, int num_rows, const Worker &worker) {
     const int size = shape.hidden_size;
     const float scale = residual_scale(rows);
-    multiply(space.gated, num_rows, mlp_output_.matrix, num_threads, phases_[kDown],
+    multiply(space.gated, num_rows, mlp_output_.matrix, worker, phases_[kDown],
              [&](int row, int count, int panel, const float *sums) {
                  for (int i = 0; i < count; ++i) {
                      const Floats by = fill(scale * space.experts.shared[row + i]);
@@ -192,9 +219,9 @@ void Layer::add_shared(Workspace &space, const Rows &rows, int num_rows, int num
 
 // RMS norm of rows [P, E], or the rows themselves if the layer has no norm there.
 void Layer::normalize(const Rows &rows, const std::vector<float> &weight, const TiledRows &normed,
-                      int num_threads, Phase &phase) const {
+                      const Worker &worker, Phase &phase) const {
     const int size = shape.hidden_size;
-    RowShares(rows.count, num_threads).run(phase, [&](int row) {
+    RowShares(rows.count, worker).run(phase, [&](int row) {
         const float *from = rows.hidden + static_cast<size_t>(row) * size;
         if (weight.empty()) {
             for (int i = 0; i < size; i += 16) store_bf16(normed.at(row, i), load(from + i));
@@ -206,7 +233,7 @@ void Layer::normalize(const Rows &rows, const std::vector<float> &weight, const 
     });
 }
 
-void Layer::project(Workspace &space, int num_rows, int num_threads) {
+void Layer::project(Workspace &space, int num_rows, const Worker &worker) {
     const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
         const int width = shape.qkv_size(), column = panel * kPanel;
         for (int i = 0; i < count; ++i) {
@@ -215,10 +242,10 @@ void Layer::project(Workspace &space, int num_rows, int num_threads) {
                 store(to + j, biased(sums + i * kPanel + j, qkv_bias_, column + j));
         }
     };
-    multiply(space.normed, num_rows, qkv_, num_threads, phases_[kQkv], keep_sums);
+    multiply(space.normed, num_rows, qkv_, worker, phases_[kQkv], keep_sums);
 }
 
-void Layer::gate(Workspace &space, int num_rows, int num_threads) {
+void Layer::gate(Workspace &space, int num_rows, const Worker &worker) {
     const auto multiply_and = [&](auto activate) {
         const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
             const int size = shape.intermediate_size, column = panel * 16;
@@ -228,7 +255,7 @@ void Layer::gate(Workspace &space, int num_rows, int num_threads) {
                 store_bf16(space.gated.at(row + i, column), activate(gate) * up);
             }
         };
-        multiply(space.normed, num_rows, gate_up_, num_threads, phases_[kGateUp], keep_sums);
+        multiply(space.normed, num_rows, gate_up_, worker, phases_[kGateUp], keep_sums);
     };
     // One loop for each, so that a choice costs nothing a number.
     if (shape.is_gelu) multiply_and(gelu);
@@ -237,7 +264,7 @@ void Layer::gate(Workspace &space, int num_rows, int num_threads) {
 
 // Multiplies the layer's embeddings by gates that the rows make.
 void Layer::gate_inputs(Workspace &space, const Rows &rows, const LayerInputs &inputs,
-                        int num_threads) {
+                        const Worker &worker) {
     const auto multiply_and = [&](auto activate) {
         const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
             const int column = panel * kPanel;
@@ -248,7 +275,7 @@ void Layer::gate_inputs(Workspace &space, const Rows &rows, const LayerInputs &i
                                activate(load(sums + j)) * load_bf16(own + j));
             }
         };
-        multiply(space.normed, rows.count, input_gate_, num_threads, phases_[kInputGate], keep_sums);
+        multiply(space.normed, rows.count, input_gate_, worker, phases_[kInputGate], keep_sums);
     };
     if (shape.is_gelu) multiply_and(gelu);
     else multiply_and(silu);
@@ -256,13 +283,13 @@ void Layer::gate_inputs(Workspace &space, const Rows &rows, const LayerInputs &i
 
 // Adds a network's output to the rows, after its norm if it has one.
 void Layer::add(Workspace &space, const Rows &rows, const TiledRows &from, const Output &output,
-                int num_threads, Phase &phase, Phase &norm_phase) const {
+                const Worker &worker, Phase &phase, Phase &norm_phase) const {
     const int size = shape.hidden_size;
     const std::vector<float> &norm = output.norm;
     const Floats scale = fill(rows.has_parts() ? 1.0f : output.scale);
     // Calls keep(place in [P, E], 16 outputs) for all outputs.
     const auto multiply_and = [&](auto keep) {
-        multiply(from, rows.count, output.matrix, num_threads, phase,
+        multiply(from, rows.count, output.matrix, worker, phase,
                  [&](int row, int count, int panel, const float *sums) {
                      const int column = panel * kPanel;
                      for (int i = 0; i < count; ++i) {
@@ -277,7 +304,7 @@ void Layer::add(Workspace &space, const Rows &rows, const TiledRows &from, const
             store(rows.sums + at, fma(sums, scale, load(rows.sums + at)));
         });
     multiply_and([&](size_t at, Floats sums) { store(space.output.get() + at, sums); });
-    RowShares(rows.count, num_threads).run(norm_phase, [&](int row) {
+    RowShares(rows.count, worker).run(norm_phase, [&](int row) {
         const float *sums = space.output.get() + static_cast<size_t>(row) * size;
         float *to = rows.sums + static_cast<size_t>(row) * size;
         const Floats by = fill(1.0f / std::sqrt(mean_square(sums, size) + shape.eps)) * scale;
@@ -287,9 +314,9 @@ void Layer::add(Workspace &space, const Rows &rows, const TiledRows &from, const
 }
 
 void Layer::spread(Workspace &space, const Step &step, const LayerCache &cache,
-                   const Rows &rows) {
+                   const Rows &rows, const Worker &worker) {
     const int num_rows = static_cast<int>(step.slots.size());
-    RowShares(num_rows, step.num_threads).run(phases_[kSpread], [&](int row) {
+    RowShares(num_rows, worker).run(phases_[kSpread], [&](int row) {
         if (shape.has_own_keys && row + 1 < num_rows)
             expect_token(cache.keys, cache.values, step.shape, step.slots[row + 1]);
         spread_row(row, space, step, cache, rows);
@@ -377,13 +404,20 @@ void Layers::forward(ThreadPool &pool, const std::vector<Step *> &steps,
     for (const auto &cache : caches)
         plans.push_back(&steps[cache.group]->plan(cache.window));
     for (const auto *plan : plans) space_.reserve(largest_, rows.count, plan->num_parts);
-    for (int i = first; i < end; ++i) layers_[i]->reset();
-    pool.run([&] {
+    size_t bytes = 0;
+    for (int i = first; i < end; ++i) {
+        const Layer &layer = *layers_[i];
+        bytes = std::max({bytes, layer.attention_bytes(rows, pool.size()),
+                          layer.mlp_bytes(*steps[caches[i].group], rows, pool.size()),
+                          layer.finish_bytes(rows, pool.size())});
+        layers_[i]->reset();
+    }
+    pool.run(bytes, [&](const Worker &worker) {
         for (int i = first; i < end; ++i) {
             const Step &step = *steps[caches[i].group];
-            layers_[i]->add_attention(space_, step, *plans[i], caches[i], rows);
-            layers_[i]->add_mlp(space_, step, rows);
-            layers_[i]->finish(space_, rows, inputs_of(i, rows), pool.size());
+            layers_[i]->add_attention(space_, step, *plans[i], caches[i], rows, worker);
+            layers_[i]->add_mlp(space_, step, rows, worker);
+            layers_[i]->finish(space_, rows, inputs_of(i, rows), worker);
         }
     });
 }
@@ -392,17 +426,24 @@ void Layers::add_attention(ThreadPool &pool, Step &step, int layer, const LayerC
                            const Rows &rows) {
     const AttentionPlan &plan = step.plan(cache.window);
     space_.reserve(largest_, rows.count, plan.num_parts);
-    layers_[layer]->reset();
-    pool.run([&] { layers_[layer]->add_attention(space_, step, plan, cache, rows); });
+    Layer &own = *layers_[layer];
+    own.reset();
+    pool.run(own.attention_bytes(rows, pool.size()), [&](const Worker &worker) {
+        own.add_attention(space_, step, plan, cache, rows, worker);
+    });
 }
 
 void Layers::add_mlp(ThreadPool &pool, Step &step, int layer, const Rows &rows) {
-    pool.run([&] { layers_[layer]->add_mlp(space_, step, rows); });
+    Layer &own = *layers_[layer];
+    pool.run(own.mlp_bytes(step, rows, pool.size()),
+             [&](const Worker &worker) { own.add_mlp(space_, step, rows, worker); });
 }
 
 void Layers::finish(ThreadPool &pool, int layer, const Rows &rows) {
+    Layer &own = *layers_[layer];
     const LayerInputs inputs = inputs_of(layer, rows);
-    pool.run([&] { layers_[layer]->finish(space_, rows, inputs, pool.size()); });
+    pool.run(own.finish_bytes(rows, pool.size()),
+             [&](const Worker &worker) { own.finish(space_, rows, inputs, worker); });
 }
 
 LayerInputs Layers::inputs_of(int layer, const Rows &rows) const {
@@ -424,7 +465,9 @@ void multiply_plain(ThreadPool &pool, const PackedMatrix &matrix, const bf16 *ro
             store_once(sums, std::min(kPanel, matrix.num_outputs - column), to);
     };
     Phase phase;
-    pool.run([&] { multiply(tiled, num_rows, matrix, pool.size(), phase, keep_sums); });
+    pool.run(product_bytes(matrix, num_rows, pool.size()), [&](const Worker &worker) {
+        multiply(tiled, num_rows, matrix, worker, phase, keep_sums);
+    });
 }
 
 }  // namespace legato

@@ -152,22 +152,29 @@ public:
     // Called by one thread before a step's attention.
     void reset();
 
+    // Bytes of memory that the next three take, of each thread.
+    size_t attention_bytes(const Rows &rows, int num_threads) const;
+    size_t mlp_bytes(const Step &step, const Rows &rows, int num_threads) const;
+    size_t finish_bytes(const Rows &rows, int num_threads) const;
+
     // Called by all threads.
     void add_attention(Workspace &space, const Step &step, const AttentionPlan &plan,
-                       const LayerCache &cache, const Rows &rows);
-    void add_mlp(Workspace &space, const Step &step, const Rows &rows);
+                       const LayerCache &cache, const Rows &rows, const Worker &worker);
+    void add_mlp(Workspace &space, const Step &step, const Rows &rows, const Worker &worker);
 
     // Called by all threads: adds the output of the layer's embeddings, and scales the rows. Every rank
     // computes this as a whole.
-    void finish(Workspace &space, const Rows &rows, const LayerInputs &inputs, int num_threads);
+    void finish(Workspace &space, const Rows &rows, const LayerInputs &inputs,
+                const Worker &worker);
 
     const LayerShape shape;
 
 private:
     void normalize(const Rows &rows, const std::vector<float> &weight, const TiledRows &normed,
-                   int num_threads, Phase &phase) const;
-    void project(Workspace &space, int num_rows, int num_threads);
-    void spread(Workspace &space, const Step &step, const LayerCache &cache, const Rows &rows);
+                   const Worker &worker, Phase &phase) const;
+    void project(Workspace &space, int num_rows, const Worker &worker);
+    void spread(Workspace &space, const Step &step, const LayerCache &cache, const Rows &rows,
+                const Worker &worker);
     void spread_row(int row, Workspace &space, const Step &step, const LayerCache &cache,
                     const Rows &rows) const;
     void write_values(const float *values, int64_t slot, const Step &step,
@@ -176,14 +183,19 @@ private:
     void normalize_head(float *head, const HeadNorm &norm) const;
     void turn(float *head, const HeadNorm &norm, const float *cos, const float *sin,
               float *turned) const;
-    void gate(Workspace &space, int num_rows, int num_threads);
-    void gate_inputs(Workspace &space, const Rows &rows, const LayerInputs &inputs, int num_threads);
-    void add_shared(Workspace &space, const Rows &rows, int num_rows, int num_threads);
+    void gate(Workspace &space, int num_rows, const Worker &worker);
+    void gate_inputs(Workspace &space, const Rows &rows, const LayerInputs &inputs,
+                     const Worker &worker);
+    void add_shared(Workspace &space, const Rows &rows, int num_rows, const Worker &worker);
+    // Padding needs no experts.
+    int mlp_rows(const Step &step, const Rows &rows) const {
+        return experts_ ? static_cast<int>(step.slots.size()) : rows.count;
+    }
     float residual_scale(const Rows &rows) const {
         return rows.has_parts() ? 1.0f : shape.residual_scale;
     }
     void add(Workspace &space, const Rows &rows, const TiledRows &from, const Output &output,
-             int num_threads, Phase &phase, Phase &norm_phase) const;
+             const Worker &worker, Phase &phase, Phase &norm_phase) const;
 
     enum {
         kInputNorm, kQkv, kSpread, kAttend, kMerge, kOutput, kOutputNorm,

@@ -17,8 +17,8 @@ constexpr size_t kShareBytes = 512 << 10;  // panels that stay in the second-lev
 constexpr size_t kSmallShareBytes = 128 << 10;
 
 // sums [32, 32] = up to 32 rows from `row` on, times a panel of tiles.
-inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 *panel,
-                          int num_steps, float *sums) {
+inline void multiply_rows(const RowTiles &rows, int row, int count, const bf16 *panel,
+                          int num_steps, float *sums, Arena memory) {
     constexpr long kSumBytes = kPanel * sizeof(float);
     const bf16 *const upper = rows.tiles(row), *const lower = rows.tiles(row + kTileRows);
     const auto operands = [=](int step) {
@@ -27,7 +27,7 @@ inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 
                         columns + kTileValues, kAheadBytes / static_cast<long>(sizeof(bf16))};
     };
     const StripShape strip{count, num_steps, kTileRowBytes, kTileRowBytes, kSumBytes};
-    multiply_strip<false>(strip, operands, sums);
+    multiply_strip<false>(strip, operands, sums, memory);
 }
 
 // How many times as large a panel is that rows are multiplied with.
@@ -46,13 +46,6 @@ inline int panels_a_share(const PackedMatrix &matrix, int num_rows, int num_thre
     return (matrix.num_panels + num_shares - 1) / num_shares;
 }
 
-// A thread's memory for products with quantized weights.
-struct Unpacking {
-    RoundedRows rounded;
-    Buffer<bf16> unpacked;
-    TiledRows ordered;
-};
-
 // Calls work(row, count) for each 32 of the rows.
 template <typename Work>
 void each_row_pair(int num_rows, Work work) {
@@ -64,14 +57,14 @@ void each_row_pair(int num_rows, Work work) {
 //
 // tiles: of these panels, one after the other. finish: as for multiply(), of rows counted from `first`.
 template <typename Finish>
-void multiply_tiles(const TiledRows &rows, int first, int num_rows, const PackedMatrix &matrix,
-                    const bf16 *tiles, int begin, int end, Finish finish) {
+void multiply_tiles(const RowTiles &rows, int first, int num_rows, const PackedMatrix &matrix,
+                    const bf16 *tiles, int begin, int end, Arena memory, Finish finish) {
     alignas(64) float sums[kRowPair * kPanel];
     const size_t panel_size = static_cast<size_t>(kPanel) * matrix.depth;
     each_row_pair(num_rows, [&](int row, int count) {
         for (int panel = begin; panel < end; ++panel) {
             multiply_rows(rows, first + row, count, tiles + (panel - begin) * panel_size,
-                          matrix.num_steps, sums);
+                          matrix.num_steps, sums, memory);
             finish(row, count, panel, sums);
         }
     });
@@ -80,15 +73,26 @@ void multiply_tiles(const TiledRows &rows, int first, int num_rows, const Packed
 // Products of the same rows, [first, first + num_rows), with panels of a quantized matrix, by one thread.
 class QuantizedProducts {
 public:
-    QuantizedProducts(const TiledRows &rows, int first, int num_rows, const PackedMatrix &matrix)
+    QuantizedProducts(const RowTiles &rows, int first, int num_rows, const PackedMatrix &matrix,
+                      Arena memory)
         : matrix_(matrix),
-          rows_(matrix.order.empty() ? rows : space().ordered),
+          memory_(memory),
+          rows_(matrix.order.empty() ? rows : ordered(rows, first, num_rows)),
           first_(matrix.order.empty() ? first : 0),
           num_rows_(num_rows),
           are_rounded_(are_rounded(matrix, num_rows)) {
-        if (!matrix.order.empty())
-            space().ordered = reordered(rows, first, num_rows, matrix.order);
-        if (are_rounded_) space().rounded.assign(rows_, first_, num_rows, matrix.depth);
+        if (are_rounded_) rounded_ = RoundedRows(rows_, first_, num_rows, matrix.depth, memory_);
+    }
+
+    // The most bytes of memory that products of up to `num_rows` rows with up to `num_panels` panels take.
+    static size_t bytes(const PackedMatrix &matrix, int num_rows, int num_panels) {
+        const int num_rounded = most_rounded(matrix, num_rows);
+        const size_t ordered = matrix.order.empty() ? 0 : ordered_values(matrix, num_rows);
+        const size_t rounded = RoundedRows::bytes(num_rounded, matrix.depth);
+        const size_t unpacked = Arena::bytes<bf16>(num_panels * panel_values(matrix)) +
+                                strip_bytes(matrix.num_steps);
+        return Arena::bytes<bf16>(ordered) +
+               (num_rounded == num_rows ? rounded : std::max(rounded, unpacked));
     }
 
     // For panels [begin, end). finish(row, count, panel, sums): as for multiply(), of rows counted from
@@ -100,9 +104,15 @@ public:
     }
 
 private:
-    static Unpacking &space() {
-        static thread_local Unpacking own;
-        return own;
+    static size_t panel_values(const PackedMatrix &matrix) {
+        return static_cast<size_t>(kPanel) * matrix.depth;
+    }
+    static size_t ordered_values(const PackedMatrix &matrix, int num_rows) {
+        return RowTiles::size(num_rows, matrix.depth);
+    }
+    RowTiles ordered(const RowTiles &rows, int first, int num_rows) {
+        return reordered(rows, first, num_rows, matrix_.order,
+                         memory_.take<bf16>(ordered_values(matrix_, num_rows)));
     }
 
     // Each panel is read once.
@@ -111,42 +121,51 @@ private:
         alignas(64) float sums[kRowPair * kPanel];
         for (int panel = begin; panel < end; ++panel)
             each_row_pair(num_rows_, [&](int row, int count) {
-                space().rounded.multiply(row, count, matrix_, panel, sums);
+                rounded_.multiply(row, count, matrix_, panel, sums);
                 finish(row, count, panel, sums);
             });
     }
 
     template <typename Finish>
     void multiply_unpacked(int begin, int end, Finish finish) const {
-        const size_t size = static_cast<size_t>(kPanel) * matrix_.depth;
+        const size_t size = panel_values(matrix_);
         // Many rows are read once for all panels, and not for each.
         const int at_once = num_rows_ <= kRowPair ? 1 : end - begin;
-        space().unpacked.reserve(at_once * size);
-        bf16 *const unpacked = space().unpacked.get();
+        Arena memory = memory_;
+        bf16 *const unpacked = memory.take<bf16>(at_once * size);
         for (int first = begin; first < end; first += at_once) {
             for (int i = 0; i < at_once; ++i) unpack(matrix_, first + i, unpacked + i * size);
             multiply_tiles(rows_, first_, num_rows_, matrix_, unpacked, first, first + at_once,
-                           finish);
+                           memory, finish);
         }
     }
 
     const PackedMatrix &matrix_;
-    const TiledRows &rows_;
+    Arena memory_;
+    const RowTiles rows_;
     const int first_, num_rows_;
     const bool are_rounded_;
+    RoundedRows rounded_;
 };
 
 // Multiplies rows [first, first + num_rows) with panels [begin, end), by one thread. `first` is a
 // multiple of a tile's rows. finish: as for multiply(), of rows counted from 0.
 template <typename Finish>
-void multiply_panels(const TiledRows &rows, int first, int num_rows, const PackedMatrix &matrix,
-                     int begin, int end, Finish finish) {
+void multiply_panels(const RowTiles &rows, int first, int num_rows, const PackedMatrix &matrix,
+                     int begin, int end, Arena memory, Finish finish) {
     const auto keep = [&](int row, int count, int panel, const float *sums) {
         finish(first + row, count, panel, sums);
     };
     if (!matrix.is_quantized())
-        return multiply_tiles(rows, first, num_rows, matrix, matrix.tiles(begin), begin, end, keep);
-    QuantizedProducts(rows, first, num_rows, matrix).multiply(begin, end, keep);
+        return multiply_tiles(rows, first, num_rows, matrix, matrix.tiles(begin), begin, end, memory,
+                              keep);
+    QuantizedProducts(rows, first, num_rows, matrix, memory).multiply(begin, end, keep);
+}
+
+// The most bytes of memory that multiply_panels() takes, of up to `num_rows` rows and `num_panels` panels.
+inline size_t panels_bytes(const PackedMatrix &matrix, int num_rows, int num_panels) {
+    return matrix.is_quantized() ? QuantizedProducts::bytes(matrix, num_rows, num_panels)
+                                 : strip_bytes(matrix.num_steps);
 }
 
 constexpr int kRowsRounded = 4;  // rows that a thread rounds to 8 bits at a time
@@ -154,18 +173,19 @@ constexpr int kRowsRounded = 4;  // rows that a thread rounds to 8 bits at a tim
 // multiply() for weights and rows of 8 bits: first the rows are rounded, each by one thread.
 template <typename Finish>
 void multiply_in_bytes(const TiledRows &rows, int num_rows, const PackedMatrix &matrix,
-                       int panels_a_share, int num_shares, Phase &phase, Finish finish) {
+                       int panels_a_share, int num_shares, const Worker &worker, Phase &phase,
+                       Finish finish) {
     alignas(64) int32_t products[kRowPair * kPanel];
     alignas(64) float sums[kRowPair * kPanel];
     const auto round = [&](int share) {
         const int end = std::min((share + 1) * kRowsRounded, num_rows);
         for (int row = share * kRowsRounded; row < end; ++row)
-            rows.bytes.assign(row, rows.tiles(row), matrix.depth);
+            rows.bytes.assign(row, rows.tiles(row), matrix.depth, worker.memory);
     };
     const auto multiply_share = [&](int share) {
         const int first = share * panels_a_share;
         const int end = std::min(first + panels_a_share, matrix.num_panels);
-        const BytePanels panels(matrix, first, end);
+        const BytePanels panels(matrix, first, end, worker.memory);
         each_row_pair(num_rows, [&](int row, int count) {
             for (int panel = first; panel < end; ++panel) {
                 multiply_bytes({count, ByteRows::num_tiles(matrix.depth), rows.bytes.tiles(row),
@@ -178,29 +198,39 @@ void multiply_in_bytes(const TiledRows &rows, int num_rows, const PackedMatrix &
         });
     };
     const TileScope scope;
-    phase.run((num_rows + kRowsRounded - 1) / kRowsRounded, round, num_shares, multiply_share);
+    phase.run(worker, (num_rows + kRowsRounded - 1) / kRowsRounded, round, num_shares,
+              multiply_share);
 }
 
 // Multiplies the rows with the matrix; called by all threads.
 //
 // finish(first_row, num_rows, panel, sums): takes sums [num_rows, 32] of outputs [32 * panel, ...).
 template <typename Finish>
-void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, int num_threads,
+void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, const Worker &worker,
               Phase &phase, Finish finish) {
-    const int panels = panels_a_share(matrix, num_rows, num_threads);
+    const int panels = panels_a_share(matrix, num_rows, worker.num_threads);
     const int num_shares = (matrix.num_panels + panels - 1) / panels;
     if (are_multiplied_in_bytes(matrix, num_rows))
-        return multiply_in_bytes(rows, num_rows, matrix, panels, num_shares, phase, finish);
+        return multiply_in_bytes(rows, num_rows, matrix, panels, num_shares, worker, phase,
+                                 finish);
     const TileScope scope;
     std::optional<QuantizedProducts> products;  // a thread without a share need not round rows
-    phase.run(num_shares, [&](int share) {
+    phase.run(worker, num_shares, [&](int share) {
         const int first = share * panels, end = std::min(first + panels, matrix.num_panels);
         if (!matrix.is_quantized())
             return multiply_tiles(rows, 0, num_rows, matrix, matrix.tiles(first), first, end,
-                                  finish);
-        if (!products) products.emplace(rows, 0, num_rows, matrix);
+                                  worker.memory, finish);
+        if (!products) products.emplace(rows, 0, num_rows, matrix, worker.memory);
         products->multiply(first, end, finish);
     });
+}
+
+// Bytes of memory that multiply() takes, of each thread.
+inline size_t product_bytes(const PackedMatrix &matrix, int num_rows, int num_threads) {
+    const int panels = panels_a_share(matrix, num_rows, num_threads);
+    if (are_multiplied_in_bytes(matrix, num_rows))
+        return std::max(ByteRows::assign_bytes(matrix.depth), BytePanels::bytes(matrix, panels));
+    return panels_bytes(matrix, num_rows, panels);
 }
 
 }  // namespace legato

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <stdexcept>
+#include <utility>
 
 #include <sys/mman.h>
 
@@ -45,6 +48,34 @@ public:
 private:
     size_t count_ = 0;
     std::unique_ptr<T[], Free> values_;
+};
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_take() {
+    throw std::logic_error("a kernel takes more memory than it has stated");
+}
+
+// Memory of one thread, uninitialized, that is taken piece by piece. A copy has what the original has left:
+// what a function takes from its copy is free again when the function returns.
+class Arena {
+public:
+    Arena(std::byte *memory, size_t num_bytes) : next_(memory), end_(memory + num_bytes) {}
+
+    // Returns the bytes that so many values take: pieces begin at cache lines.
+    template <typename T>
+    static constexpr size_t bytes(size_t count) {
+        return (count * sizeof(T) + 63) / 64 * 64;
+    }
+
+    // Throws std::logic_error if there is less left.
+    template <typename T>
+    T *take(size_t count) {
+        const size_t size = bytes<T>(count);
+        if (size > static_cast<size_t>(end_ - next_)) refuse_take();
+        return reinterpret_cast<T *>(std::exchange(next_, next_ + size));
+    }
+
+private:
+    std::byte *next_, *end_;
 };
 
 }  // namespace legato

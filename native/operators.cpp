@@ -18,17 +18,17 @@ void widen(const bf16 *from, int count, float *to) {
     for (int i = 0; i < count; i += 16) store(to + i, load_bf16(from + i));
 }
 
-const float *as_floats(const float *values, int, Buffer<float> &) { return values; }
-const float *as_floats(const bf16 *values, int count, Buffer<float> &room) {
-    room.reserve(count);
-    widen(values, count, room.get());
-    return room.get();
+const float *as_floats(const float *values, int, Arena) { return values; }
+const float *as_floats(const bf16 *values, int count, Arena memory) {
+    float *const wide = memory.take<float>(count);
+    widen(values, count, wide);
+    return wide;
 }
 
 // Lays plain rows out as tiles.
-void tile(const bf16 *rows, int num_rows, int depth, const TiledRows &tiled, int num_threads,
+void tile(const bf16 *rows, int num_rows, int depth, const TiledRows &tiled, const Worker &worker,
           Phase &phase) {
-    RowShares(num_rows, num_threads).run(phase, [&](int row) {
+    RowShares(num_rows, worker).run(phase, [&](int row) {
         const bf16 *from = rows + static_cast<size_t>(row) * depth;
         each_piece(depth, [&](int column) {
             std::copy_n(from + column, kTileDepth, tiled.at(row, column));
@@ -39,9 +39,9 @@ void tile(const bf16 *rows, int num_rows, int depth, const TiledRows &tiled, int
 // Multiplies, and calls keep(row, output, 16 results) for all of the results.
 template <typename Keep>
 void multiply_and(const TiledRows &rows, int num_rows, const Projection &projection,
-                  int num_threads, Phase &phase, Keep keep) {
+                  const Worker &worker, Phase &phase, Keep keep) {
     const float *const bias = projection.bias;
-    multiply(rows, num_rows, projection.matrix, num_threads, phase,
+    multiply(rows, num_rows, projection.matrix, worker, phase,
              [&](int row, int count, int panel, const float *sums) {
                  for (int i = 0; i < count; ++i, sums += kPanel)
                      for (int j = 0; j < kPanel; j += 16) {
@@ -68,13 +68,13 @@ void Operators::reserve_queries(size_t count) {
 }
 
 void Operators::project(const Projection &projection, const bf16 *rows, int num_rows, bf16 *out) {
-    const int depth = projection.matrix.depth, threads = pool_.size();
+    const int depth = projection.matrix.depth;
     const size_t width = projection.matrix.num_outputs;
     const TiledRows &inputs = tiled(kInputs, num_rows, depth);
     Phase tiling, product;
-    pool_.run([&] {
-        tile(rows, num_rows, depth, inputs, threads, tiling);
-        multiply_and(inputs, num_rows, projection, threads, product,
+    pool_.run(product_bytes(projection.matrix, num_rows, pool_.size()), [&](const Worker &worker) {
+        tile(rows, num_rows, depth, inputs, worker, tiling);
+        multiply_and(inputs, num_rows, projection, worker, product,
                      [&](int row, int output, Floats result) {
                          store_bf16(out + row * width + output, result);
                      });
@@ -83,26 +83,29 @@ void Operators::project(const Projection &projection, const bf16 *rows, int num_
 
 void Operators::run_mlp(const Projection &gate, const Projection &up, const Projection &down,
                         bool is_gelu, const bf16 *rows, int num_rows, bf16 *out) {
-    const int depth = gate.matrix.depth, threads = pool_.size();
+    const int depth = gate.matrix.depth;
     const size_t size = gate.matrix.num_outputs, width = down.matrix.num_outputs;
     const TiledRows &inputs = tiled(kInputs, num_rows, depth);
     const TiledRows &gated = tiled(kGated, num_rows, down.matrix.depth);
     gates_.reserve(num_rows * size);
     bf16 *const gates = gates_.get();
     Phase tiling, first, second, third;
-    pool_.run([&] {
-        tile(rows, num_rows, depth, inputs, threads, tiling);
+    const auto bytes = [&](const Projection &projection) {
+        return product_bytes(projection.matrix, num_rows, pool_.size());
+    };
+    pool_.run(std::max({bytes(gate), bytes(up), bytes(down)}), [&](const Worker &worker) {
+        tile(rows, num_rows, depth, inputs, worker, tiling);
         // As transformers rounds: gates to bfloat16 first.
-        multiply_and(inputs, num_rows, gate, threads, first,
+        multiply_and(inputs, num_rows, gate, worker, first,
                      [&](int row, int output, Floats result) {
                          store_bf16(gates + row * size + output, result);
                      });
-        multiply_and(inputs, num_rows, up, threads, second,
+        multiply_and(inputs, num_rows, up, worker, second,
                      [&](int row, int output, Floats result) {
                          const Floats own = load_bf16(gates + row * size + output);
                          store_bf16(gated.at(row, output), (is_gelu ? gelu(own) : silu(own)) * result);
                      });
-        multiply_and(gated, num_rows, down, threads, third,
+        multiply_and(gated, num_rows, down, worker, third,
                      [&](int row, int output, Floats result) {
                          store_bf16(out + row * width + output, result);
                      });
@@ -112,16 +115,16 @@ void Operators::run_mlp(const Projection &gate, const Projection &up, const Proj
 void Operators::run_experts(Experts &experts, const bf16 *rows, int num_rows, const bf16 *shared,
                             bf16 *out) {
     const ExpertsShape &shape = experts.shape;
-    const int size = shape.hidden_size, threads = pool_.size();
+    const int size = shape.hidden_size;
     ExpertsSpace &space = experts_[{size, shape.size, shape.count, shape.num_active}];
     space.reserve(shape, num_rows);
     const TiledRows &inputs = tiled(kInputs, num_rows, size);
     experts.reset();
     Phase tiling;
-    pool_.run([&] {
-        tile(rows, num_rows, size, inputs, threads, tiling);
-        experts.pick(space, inputs, num_rows, threads);
-        experts.compute(space, inputs, num_rows, threads, [&](int row, int column, Floats total) {
+    pool_.run(experts.bytes(num_rows, pool_.size()), [&](const Worker &worker) {
+        tile(rows, num_rows, size, inputs, worker, tiling);
+        experts.pick(space, inputs, num_rows, worker);
+        experts.compute(space, inputs, num_rows, worker, [&](int row, int column, Floats total) {
             const size_t at = static_cast<size_t>(row) * size + column;
             if (shared) total = fma(load_bf16(shared + at), fill(space.shared[row]), total);
             store_bf16(out + at, total);
@@ -133,11 +136,10 @@ template <typename Value>
 void Operators::normalize(const Value *rows, int num_rows, int size, const float *weight, float eps,
                           bf16 *out) {
     Phase phase;
-    pool_.run([&] {
-        static thread_local Buffer<float> room;
-        RowShares(num_rows, pool_.size()).run(phase, [&](int row) {
+    pool_.run(Arena::bytes<float>(size), [&](const Worker &worker) {
+        RowShares(num_rows, worker).run(phase, [&](int row) {
             const size_t first = static_cast<size_t>(row) * size;
-            const float *const wide = as_floats(rows + first, size, room);
+            const float *const wide = as_floats(rows + first, size, worker.memory);
             const Floats by = fill(1.0f / std::sqrt(mean_square(wide, size) + eps));
             for (int i = 0; i < size; i += 16)
                 store_bf16(out + first + i, load(wide + i) * by * load(weight + i));
@@ -162,8 +164,8 @@ void Operators::rotate(const Heads &query, int num_heads, const Heads &key, int 
         }
     };
     Phase phase;
-    pool_.run([&] {
-        RowShares(num_rows, pool_.size()).run(phase, [&](int row) {
+    pool_.run(0, [&](const Worker &worker) {
+        RowShares(num_rows, worker).run(phase, [&](int row) {
             const size_t angle = static_cast<size_t>(row) * head_dim;
             bf16 *to = out + angle * (num_heads + num_kv_heads);
             for (int i = 0; i < num_heads; ++i, to += head_dim)
@@ -209,11 +211,11 @@ void Operators::attend(Step &step, const LayerCache &cache, int num_padded, cons
         }
     };
     Phase spreading, attending, merging, copying;
-    pool_.run([&] {
-        const RowShares shares(num_rows, pool_.size());
+    pool_.run(attention_bytes(head_dim), [&](const Worker &worker) {
+        const RowShares shares(num_rows, worker);
         shares.run(spreading, spread);
-        legato::attend(call, attending);
-        merge(call, merging);
+        legato::attend(call, worker, attending);
+        merge(call, worker, merging);
         shares.run(copying, [&](int row) {
             bf16 *to = out + static_cast<size_t>(row) * width;
             each_piece(width, [&](int column) {

@@ -183,39 +183,50 @@ bool are_multiplied_in_bytes(const PackedMatrix &matrix, int num_rows) {
 }
 
 bool are_rounded(const PackedMatrix &matrix, int num_rows) {
-    if (matrix.codes == Codes::kFloat) return false;
-    // An expert's rows are multiplied in blocks, however many they are.
-    return (matrix.rounds_rows && kRoundsMany) ||
-           num_rows <= most_packed(matrix.bits, matrix.rounds_rows);
+    return num_rows == most_rounded(matrix, num_rows);
 }
 
-TiledRows reordered(const TiledRows &rows, int first, int num_rows,
-                    const std::vector<int32_t> &order) {
+int most_rounded(const PackedMatrix &matrix, int num_rows) {
+    if (matrix.codes == Codes::kFloat) return 0;
+    // An expert's rows are multiplied in blocks, however many they are.
+    if (matrix.rounds_rows && kRoundsMany) return num_rows;
+    return std::min(num_rows, most_packed(matrix.bits, matrix.rounds_rows));
+}
+
+RowTiles reordered(const RowTiles &rows, int first, int num_rows, const std::vector<int32_t> &order,
+                   bf16 *memory) {
     const int depth = static_cast<int>(order.size());
-    TiledRows result(num_rows, depth);
+    const RowTiles result(num_rows, depth, memory);
     for (int row = 0; row < num_rows; ++row)
         for (int i = 0; i < depth; ++i) *result.at(row, i) = *rows.at(first + row, order[i]);
     return result;
 }
 
-void RoundedRows::assign(const TiledRows &rows, int first, int num_rows, int depth) {
-    num_rows_ = num_rows;
+size_t RoundedRows::bytes(int num_rows, int depth) {
+    const size_t count = static_cast<size_t>(num_rows) * (depth / kTileDepth);
+    return Arena::bytes<int32_t>(count * kSets) + 2 * Arena::bytes<float>(count) +
+           Arena::bytes<float>(2 * count);
+}
+
+RoundedRows::RoundedRows(const RowTiles &rows, int first, int num_rows, int depth, Arena &memory)
+    : num_rows_(num_rows) {
     const int num_steps = depth / kTileDepth;
-    codes_.reserve(num_rows * num_steps * kSets);
-    scales_.reserve(num_rows * num_steps);
-    sums_.reserve(num_rows * num_steps);
-    half_sums_.reserve(num_rows * num_steps * 2);
+    const size_t count = static_cast<size_t>(num_rows) * num_steps;
+    codes_ = memory.take<int32_t>(count * kSets);
+    scales_ = memory.take<float>(count);
+    sums_ = memory.take<float>(count);
+    half_sums_ = memory.take<float>(2 * count);
     for (int row = 0; row < num_rows; ++row)
         for (int step = 0; step < num_steps; ++step)
             round(rows.at(first + row, step * kTileDepth), at(step, row));
 }
 
 void RoundedRows::round(const bf16 *values, long at) {
-    int8_t *const codes = reinterpret_cast<int8_t *>(codes_.get() + at * kSets);
+    int8_t *const codes = reinterpret_cast<int8_t *>(codes_ + at * kSets);
     const Floats halves[] = {load_bf16(values), load_bf16(values + 16)};
     const float most = largest_magnitude(halves[0], halves[1]);
     const float scale = most / 127.0f;
-    const Floats by = fill(most > 0.0f ? 127.0f / most : 0.0f);
+    const Floats by = fill(most > kAsGoodAsZero ? kMostCode / most : 0.0f);
     int32_t total = 0;
     for (int i = 0; i < 2; ++i) {
         const Ints rounded = to_ints(halves[i] * by);

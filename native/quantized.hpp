@@ -43,26 +43,34 @@ bool are_multiplied_in_bytes(const PackedMatrix &matrix, int num_rows);
 // Whether so many rows are rounded, and the weights are not unpacked. 8-bit floats always are.
 bool are_rounded(const PackedMatrix &matrix, int num_rows);
 
-// Returns rows [first, first + num_rows), whose value i is value order[i] of the given ones.
-TiledRows reordered(const TiledRows &rows, int first, int num_rows,
-                    const std::vector<int32_t> &order);
+// The most of up to `num_rows` rows that are rounded.
+int most_rounded(const PackedMatrix &matrix, int num_rows);
+
+// Returns rows [first, first + num_rows), whose value i is value order[i] of the given ones, in memory of
+// RowTiles::size() values.
+RowTiles reordered(const RowTiles &rows, int first, int num_rows, const std::vector<int32_t> &order,
+                   bf16 *memory);
 
 class RoundedRows {
 public:
+    RoundedRows() = default;
     // Rounds rows [first, first + num_rows).
-    void assign(const TiledRows &rows, int first, int num_rows, int depth);
+    RoundedRows(const RowTiles &rows, int first, int num_rows, int depth, Arena &memory);
+
+    // Bytes of memory that so many rows take.
+    static size_t bytes(int num_rows, int depth);
 
     // sums [count, 32] = rows [first, first + count) times a panel.
     void multiply(int first, int count, const PackedMatrix &matrix, int panel, float *sums) const;
 
     // The codes of a step [rows, kSets] from a row on, their scales [rows], and the sums of their values
     // [rows, num_groups]: the rows that are multiplied at once lie together.
-    const int32_t *codes(int step, int row) const { return codes_.get() + at(step, row) * kSets; }
-    const float *scales(int step, int row) const { return scales_.get() + at(step, row); }
+    const int32_t *codes(int step, int row) const { return codes_ + at(step, row) * kSets; }
+    const float *scales(int step, int row) const { return scales_ + at(step, row); }
     template <int num_groups>
     const float *sums(int step, int row) const {
-        if constexpr (num_groups == 1) return sums_.get() + at(step, row);
-        return half_sums_.get() + at(step, row) * 2;
+        if constexpr (num_groups == 1) return sums_ + at(step, row);
+        return half_sums_ + at(step, row) * 2;
     }
 
 private:
@@ -71,8 +79,8 @@ private:
     long at(int step, int row) const { return static_cast<long>(step) * num_rows_ + row; }
 
     int num_rows_ = 0;
-    Buffer<int32_t> codes_;  // four codes in each
-    Buffer<float> scales_, sums_, half_sums_;
+    int32_t *codes_ = nullptr;  // four codes in each
+    float *scales_ = nullptr, *sums_ = nullptr, *half_sums_ = nullptr;
 };
 
 }  // namespace legato

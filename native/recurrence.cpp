@@ -77,8 +77,8 @@ void convolve_gated(const Convolution &conv, ThreadPool &pool, const MixerCall &
     const int size = conv.num_channels;
     const auto runs = run_of_row(call.runs);
     Phase phase;
-    pool.run([&] {
-        RowShares(call.num_rows(), pool.size()).run(phase, [&](int row) {
+    pool.run(0, [&](const Worker &worker) {
+        RowShares(call.num_rows(), worker).run(phase, [&](int row) {
             const Run &run = *runs[row];
             const auto at = [&](int from) { return call.rows + static_cast<size_t>(from) * 3 * size; };
             const auto input = [&](int from, int channel) {
@@ -141,8 +141,8 @@ void Recurrence::run(ThreadPool &pool, const MixerCall &call) {
     const auto row_at = [&](int row) { return call.rows + static_cast<size_t>(row) * width; };
     const auto input = [&](int row, int channel) { return load(row_at(row) + first_input + channel); };
     Phase preparing, advancing, gating;
-    pool.run([&] {
-        const RowShares shares(call.num_rows(), pool.size());
+    pool.run(0, [&](const Worker &worker) {
+        const RowShares shares(call.num_rows(), worker);
         shares.run(preparing, [&](int row) {
             const Run &run = *runs[row];
             const RunConvolution<Value, decltype(input)> own(conv, run, call, input);
@@ -153,7 +153,7 @@ void Recurrence::run(ThreadPool &pool, const MixerCall &call) {
             prepare(row_at(row), mixed, gates_.get() + static_cast<size_t>(row) * 2 * num_heads);
         });
         const int num_tasks = static_cast<int>(by_length.size()) * num_heads;
-        advancing.run(num_tasks, [&](int task) {
+        advancing.run(worker, num_tasks, [&](int task) {
             advance_run(*by_length[task / num_heads], task % num_heads, call.recurrent);
         });
         shares.run(gating, [&](int row) {

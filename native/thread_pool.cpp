@@ -26,32 +26,22 @@ void spin_until(IsOver is_over) {
 // Thrown by a thread that waits in a run where another thread has failed.
 struct Abandoned {};
 
-constinit const std::atomic<bool> kNever{false};
-// Whether the run that this thread is in has failed.
-constinit thread_local const std::atomic<bool> *has_failed = &kNever;
+}  // namespace
 
-// spin_until() for an event that another thread of the run causes.
-template <typename IsOver>
-void await_in_run(IsOver is_over) {
+// Waits until so many shares are done.
+void Phase::await(const Worker &worker, int count) const {
     bool is_abandoned = false;
-    spin_until([&] { return is_over() || (is_abandoned = has_failed->load(std::memory_order_relaxed)); });
+    spin_until([&] {
+        return num_done_.load(std::memory_order_acquire) >= count ||
+               (is_abandoned = worker.has_failed.load(std::memory_order_relaxed));
+    });
     if (is_abandoned) throw Abandoned();
 }
 
-}  // namespace
-
-void Phase::await(int count) const {
-    await_in_run([=, this] { return num_done_.load(std::memory_order_acquire) == count; });
-}
-
-void Phase::await_first(int count) const {
-    await_in_run([=, this] { return num_done_.load(std::memory_order_acquire) >= count; });
-}
-
-ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), memory_(num_threads) {
     try {
         while (static_cast<int>(threads_.size()) + 1 < num_threads)
-            threads_.emplace_back([this] { serve(); });
+            threads_.emplace_back([this, index = static_cast<int>(threads_.size()) + 1] { serve(index); });
     } catch (const std::system_error &error) {
         end();
         throw std::runtime_error("thread " + std::to_string(threads_.size() + 2) + " of " +
@@ -71,13 +61,18 @@ void ThreadPool::end() {
     for (auto &thread : threads_) thread.join();
 }
 
-void ThreadPool::run(const std::function<void()> &work) {
+void ThreadPool::reserve(size_t num_bytes) {
+    for (auto &memory : memory_) memory.reserve(num_bytes);
+    num_bytes_ = num_bytes;
+}
+
+void ThreadPool::run_reserved(const Work &work) {
     work_ = &work;
     has_failed_ = false;
     is_open_ = true;
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
-    attempt();
+    attempt(0);
     // A thread that arrives now must leave, because `work` ends with this call. It either sees the
     // flag, or is counted in `num_helping_`.
     is_open_ = false;
@@ -86,28 +81,26 @@ void ThreadPool::run(const std::function<void()> &work) {
 }
 
 // Runs the work on this thread. An exception makes the run fail, so that no thread waits for this one.
-void ThreadPool::attempt() noexcept {
-    has_failed = &has_failed_;
+void ThreadPool::attempt(int index) noexcept {
     try {
-        (*work_)();
+        (*work_)({num_threads_, {memory_[index].get(), num_bytes_}, has_failed_});
     } catch (...) {
         if (!has_failed_.exchange(true)) failure_ = std::current_exception();
     }
-    has_failed = &kNever;
 }
 
-void ThreadPool::serve() {
+void ThreadPool::serve(int index) {
     unsigned seen = 0;
     while (!is_ending_) {
         await_generation(seen);
         seen = generation_.load(std::memory_order_acquire);
-        help();
+        help(index);
     }
 }
 
-void ThreadPool::help() {
+void ThreadPool::help(int index) {
     num_helping_.fetch_add(1);
-    if (is_open_) attempt();
+    if (is_open_) attempt(index);
     num_helping_.fetch_sub(1);
 }
 

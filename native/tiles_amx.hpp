@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "memory.hpp"
 #include "tiles.hpp"
 #ifdef LEGATO_EMULATED
 #include "emulated/amx.hpp"
@@ -110,10 +111,13 @@ long tile_pair_bytes(const Operands<bf16, Column> &, const StripShape &shape) {
     return std::is_same_v<Column, int8_t> ? kTileRowBytes : shape.pair_bytes;
 }
 
+// Bytes of memory that multiply_strip() takes.
+constexpr size_t strip_bytes(long) { return 0; }
+
 // sums [num_rows, 32] = the rows times the columns, or += if `adds`; at(step) returns the operands.
 // It may read and write rows up to the next multiple of 16.
 template <bool adds, typename OperandsAt>
-inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums) {
+inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums, Arena) {
     WideColumns wide;
     const auto tiles_at = [&](int step) { return as_tiles(at(step), shape, wide); };
     StripShape tiles = shape;

@@ -46,7 +46,7 @@ template <typename Row>
 class PlainRows {
 public:
     template <typename OperandsAt>
-    PlainRows(const StripShape &shape, int first_row, int, OperandsAt)
+    PlainRows(const StripShape &shape, int first_row, int, OperandsAt, Arena)
         : row_values_(shape.row_bytes / sizeof(Row)), first_row_(first_row) {}
 
     template <typename Column>
@@ -62,16 +62,15 @@ private:
 #ifdef LEGATO_AVX512
 template <typename Row>
 using BlockRows = PlainRows<Row>;
+constexpr size_t strip_bytes(long) { return 0; }
 #else
 // Rows of bfloat16, widened once for all columns: AVX2 has no instruction that multiplies bfloat16.
 class WideRows {
 public:
     template <typename OperandsAt>
-    WideRows(const StripShape &shape, int first_row, int num_rows, OperandsAt at)
-        : row_values_(shape.num_steps * kTileDepth) {
-        static thread_local Buffer<float> room;
-        room.reserve(kBlockRows * row_values_);
-        values_ = room.get();
+    WideRows(const StripShape &shape, int first_row, int num_rows, OperandsAt at, Arena memory)
+        : row_values_(shape.num_steps * kTileDepth),
+          values_(memory.take<float>(kBlockRows * row_values_)) {
         const long row_values = shape.row_bytes / sizeof(bf16);
         for (int step = 0; step < shape.num_steps; ++step) {
             const auto operands = at(step);
@@ -89,11 +88,15 @@ public:
 
 private:
     const long row_values_;
-    float *values_;
+    float *const values_;
 };
 
 template <typename Row>
 using BlockRows = std::conditional_t<std::is_same_v<Row, bf16>, WideRows, PlainRows<Row>>;
+// Bytes of memory that multiply_strip() takes for rows of bfloat16.
+constexpr size_t strip_bytes(long num_steps) {
+    return Arena::bytes<float>(kBlockRows * num_steps * kTileDepth);
+}
 #endif
 
 // Initial and final values of sums of products.
@@ -174,10 +177,11 @@ template <typename Row, typename Column>
 Column column_type(const Operands<Row, Column> &);
 
 template <bool adds, int num_rows, typename OperandsAt>
-inline void multiply_halves(const StripShape &shape, int first_row, OperandsAt at, float *sums) {
+inline void multiply_halves(const StripShape &shape, int first_row, OperandsAt at, float *sums,
+                            Arena memory) {
     using Row = decltype(row_type(at(0)));
     using Column = decltype(column_type(at(0)));
-    const BlockRows<Row> rows(shape, first_row, num_rows, at);
+    const BlockRows<Row> rows(shape, first_row, num_rows, at, memory);
     for (int half = 0; half < 2; half += block_halves(num_rows))
         multiply_block<adds, num_rows, Row, Column>(shape, rows, first_row, half, at, sums);
 }
@@ -185,21 +189,21 @@ inline void multiply_halves(const StripShape &shape, int first_row, OperandsAt a
 // multiply_strip() for `count` rows, at most a block's.
 template <bool adds, typename OperandsAt, int num_rows = kBlockRows>
 inline void multiply_some(const StripShape &shape, int first_row, int count, OperandsAt at,
-                          float *sums) {
-    if (count == num_rows) multiply_halves<adds, num_rows>(shape, first_row, at, sums);
+                          float *sums, Arena memory) {
+    if (count == num_rows) multiply_halves<adds, num_rows>(shape, first_row, at, sums, memory);
     else if constexpr (num_rows > 1)
-        multiply_some<adds, OperandsAt, num_rows - 1>(shape, first_row, count, at, sums);
+        multiply_some<adds, OperandsAt, num_rows - 1>(shape, first_row, count, at, sums, memory);
 }
 
 // sums [num_rows, 32] = the rows times the columns, or += if `adds`; at(step) returns the operands.
 //
 // Blocks are equally large: a small block takes longer than its rows would in other blocks.
 template <bool adds, typename OperandsAt>
-inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums) {
+inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums, Arena memory) {
     const int num_blocks = (shape.num_rows + kBlockRows - 1) / kBlockRows;
     for (int block = 0, row = 0; block < num_blocks; ++block) {
         const int end = shape.num_rows * (block + 1) / num_blocks;
-        multiply_some<adds>(shape, row, end - row, at, sums);
+        multiply_some<adds>(shape, row, end - row, at, sums, memory);
         row = end;
     }
 }

@@ -18,6 +18,8 @@ _OPTIONS["amx"] = (
     *_OPTIONS["avx512"],
     *("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DLEGATO_AMX"),
 )
+_RUN = "_ZN6legato10ThreadPool12run_reservedERKSt8functionIFvRKNS_6WorkerEEE"
+"""The function in which nothing may be allocated: the harness has its own around it."""
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 _ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1",
@@ -49,7 +51,7 @@ def compile_harness(instructions: str, folder: Path) -> Path:
             "-std=c++20", "-O1", "-g1", *_OPTIONS[instructions], f"-I{_ROOT / 'native'}",
             "-c", str(source), "-o", str(objects[-1]),
         )  # fmt: skip
-    _compile(*map(str, objects), "-pthread", "-o", str(program))
+    _compile(*map(str, objects), "-pthread", f"-Wl,--wrap={_RUN}", "-o", str(program))
     return program
 
 
