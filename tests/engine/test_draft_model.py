@@ -244,7 +244,7 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     same = with_words(tmp_path / "same", words)
     build_engine(config(target, same))
     different = with_words(tmp_path / "different", [*words[:7], "other", *words[8:]])
-    with pytest.raises(ConfigError, match=r"token 7 is b'other' to .*different, and b'w7' to "):
+    with pytest.raises(ConfigError, match=r"token 7 is b' other' to .*different, and b' w7' to "):
         build_engine(config(target, different))
 
 

@@ -23,6 +23,7 @@ FLAGS = (
     "--max-body-size", "64K",
 )  # fmt: skip
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_a_body_that_keeps_coming_may_take_its_time(strict: ServerProcess) -> No
         b"GET /health HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n",
         b"GET /health HTTP/1.1\r\n" + b"X: x\r\n" * 9000,
         b"GET /" + b"x" * 9000,
-        b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: x\r\n" * 9000,
+        CHUNKED + b"0\r\n" + b"X: x\r\n" * 9000,
         b"\r\n" * 9000,
     ],
     ids=["long", "many", "url", "trailers", "nothing"],
@@ -125,7 +126,7 @@ def test_large_headers(strict: ServerProcess, data: bytes) -> None:
     "head",
     [
         b"GET /health HTTP/1.1\r\nX: ",
-        b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+        CHUNKED + b"1;",
     ],
     ids=["header", "chunk extension"],
 )
@@ -196,7 +197,7 @@ def test_a_client_that_does_not_read_loses_its_stream_and_nobody_else_does(
         assert len(lines) == 31
         strict.wait_for_metric("num_requests_running", 0)
         assert strict.metric("kv_cache_usage_perc") == 0
-        assert strict.metric("request_success_total", finished_reason="abort") == aborted + 8
+        assert strict.metric("request_success_total", finished_reason="abort") == aborted + 1
         with pytest.raises((http.client.HTTPException, ConnectionError)):
             read_response(idle)
 

@@ -119,7 +119,7 @@ def test_a_client_that_reads_late_gets_all_of_its_stream(server: ServerProcess) 
     ended = server.metric("request_success_total", finished_reason="length")
     with connect(server, receive_buffer_bytes=4096) as late:
         late.sendall(post(CHAT, {**fields, "n": 8, "stream": True}))
-        server.wait_for_metric("request_success_total", ended + 8, finished_reason="length")
+        server.wait_for_metric("request_success_total", ended + 1, finished_reason="length")
         body = read_stream(late)
     assert len(body) > MORE_THAN_SOCKETS_HOLD
     assert streamed_texts(body) == dict.fromkeys(range(8), expected[0])

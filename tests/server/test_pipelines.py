@@ -16,7 +16,7 @@ from legato.server.http.turns import Turns
 from legato.server.limits import MAX_PIPELINED_BYTES
 
 NEAR, FAR = socket.socketpair()
-GET = b"GET / HTTP/1.1\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 _NUM_CONNECTIONS, _NUM_REQUESTS = 10, 50
 _MOST_TURNS = 100_000
 
@@ -216,7 +216,9 @@ def _requests(draw: st.DrawFn) -> tuple[bytes, tuple[str, str, bytes]]:
     """The bytes of one, and what is to be heard of it."""
     path = draw(st.sampled_from(["/", "/a", "/health"]))
     method = draw(st.sampled_from(["GET", "HEAD", "POST"]))
-    line = draw(st.sampled_from([b"", b"\r\n"])) + f"{method} {path} HTTP/1.1\r\n".encode()
+    line = (
+        draw(st.sampled_from([b"", b"\r\n"])) + f"{method} {path} HTTP/1.1\r\nHost: a\r\n".encode()
+    )
     if method != "POST":
         return line + b"Host: localhost\r\n\r\n", (method, path, b"")
     if draw(st.booleans()):

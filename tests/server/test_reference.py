@@ -49,7 +49,7 @@ def test_an_endpoint_that_there_is_not(
     ("method", "path", "allowed"),
     [
         ("GET", "/v1/completions", "POST"),
-        ("DELETE", "/settings", "GET, PATCH"),
+        ("DELETE", "/settings", "GET, HEAD, PATCH"),
         ("POST", "/dashboard", "GET, HEAD"),
     ],
 )

@@ -315,10 +315,10 @@ def test_invalid_tools(http: httpx.Client, fields: dict[str, Any], param: str) -
     assert response.json()["error"]["param"] == param
 
 
-def test_a_schema_may_be_as_deep_as_json() -> None:
+def test_a_deep_schema_is_refused_where_it_is_wrong() -> None:
     schema: dict[str, Any] = {"type": "text"}
     path = []
-    for _ in range(400):
+    for _ in range(50):
         schema = {"properties": {"a": schema}}
         path += ["properties", "a"]
     with pytest.raises(ValidationError) as raised:
