@@ -26,7 +26,7 @@ def test_no_answer_that_is_asked_for_harms_the_server(target: ServerProcess) -> 
     assert len(kinds) > len(REQUESTS) / 2
     assert any(answer.startswith("200") for answer in told)
     target.wait_for_metric("num_requests_running", 0)
-    assert target.http.get("/health").json() == {"status": "ok"}
+    assert target.http.get("/health").json()["status"] == "ok"
     assert "Traceback" not in target.log.read_text()
 
 
@@ -40,5 +40,5 @@ def test_no_pipeline_harms_the_server(target: ServerProcess) -> None:
             raise AssertionError(f"with seed {seed}") from error
     assert set(kinds) == set(KINDS)
     target.wait_for_metric("num_requests_running", 0)
-    assert target.http.get("/health").json() == {"status": "ok"}
+    assert target.http.get("/health").json()["status"] == "ok"
     assert "Traceback" not in target.log.read_text()

@@ -24,7 +24,7 @@ def test_no_large_body_harms_the_server(target: ServerProcess) -> None:
             raise AssertionError(f"with seed {seed}") from error
     assert {"200", "400", "413"} <= set(told)
     target.wait_for_metric("num_requests_running", 0)
-    assert target.http.get("/health").json() == {"status": "ok"}
+    assert target.http.get("/health").json()["status"] == "ok"
     assert "Traceback" not in target.log.read_text()
 
 
