@@ -103,11 +103,12 @@ class TokensAnswer(_Answer, frozen=True, kw_only=True):
     """An answer, or a chunk of one.
 
     Attributes:
+        output_mode: of the request; the reference shows this answer for all of them.
         prompt_token_ids: with `return_token_ids`; of a stream, in the first chunk.
         model, created, prompt_logprobs, kv_transfer_params: of whole answers.
     """
 
-    output_mode: Literal["tokens"] = "tokens"
+    output_mode: OutputMode = "tokens"
     choices: list[TokensChoice]
 
 
