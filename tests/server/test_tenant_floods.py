@@ -33,5 +33,5 @@ def test_a_flood_of_two_tenants_ends_no_engine(tmp_path: Path, calibration_dir: 
         assert server.engine.pid == engine
         assert server.metric("num_engine_restarts_total") == 0
         assert server.metric("num_contained_errors_total") == 0
-        assert server.http.get("/health").json() == {"status": "ok"}
+        assert server.http.get("/health").json()["status"] == "ok"
         assert "Traceback" not in server.log.read_text()
