@@ -277,13 +277,19 @@ def test_several_completions_of_a_prompt(model: tuple[Path, dict[str, list[int]]
     llm = LLM(
         model=str(folder), skip_tokenizer_init=True, dtype="float32", kv_cache_memory_bytes=2**24
     )
+    engine = llm._engine
+    assert isinstance(engine, EngineLoop)
+    engine.set_recording(is_on=True)
     [result] = llm.generate(
         [{"prompt_token_ids": TOKENS["other"]}],
         msgspec.structs.replace(PARAMS, n=3),
         use_tqdm=False,
     )
     assert [output.token_ids for output in result.outputs] == [expected["other"]] * 3
-    assert llm.stats.num_prefix_cache_hits == 2 * 64, "of the first one's prompt"
+    steps = [record for record in engine.take_records() if isinstance(record, StepRecord)]
+    rest = len(TOKENS["other"]) - 64
+    num_prefilled = sum(step.num_prefill_tokens for step in steps)
+    assert num_prefilled == 64 + 3 * rest, "the others found the first one's state"
 
 
 @pytest.mark.usefixtures("ranks_are_threads")
