@@ -21,7 +21,7 @@ from benchmarks.runner.run import Run
 from legato.cli.flags import add_engine_flags, engine_config
 from legato.cli.table import Table
 from legato.core.config import EngineConfig
-from legato.engine.assembly.blueprint import model_context
+from legato.engine.build.blueprint import model_context
 from legato.lab.report.report_file import RunReport, read_report, write_report
 from legato.lab.tune.learn import learn
 from legato.lab.tune.real import run_real

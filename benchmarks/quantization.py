@@ -33,7 +33,7 @@ from legato import LLM, SamplingParams
 from legato.checkpoint.source import resolve_source
 from legato.cli.table import Table
 from legato.core.config import DEFAULT_MODEL, Quantization
-from legato.text.tokenizer import load_tokenizer
+from legato.language.tokenizer.tokenizer import load_tokenizer
 
 MINUTES = 10
 

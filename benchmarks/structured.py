@@ -32,9 +32,9 @@ from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError
 from legato.engine.errors import RequestFailedError
-from legato.engine.frontend.completion import Completion
-from legato.grammar.check import GrammarChecker
-from legato.text.tokenizer import load_tokenizer
+from legato.language.completion import Completion
+from legato.language.forms.check import GrammarChecker
+from legato.language.tokenizer.tokenizer import load_tokenizer
 
 MINUTES = 20
 

@@ -34,7 +34,7 @@ from legato.cli.table import Table
 from legato.cli.values import counts
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, Kernels, ModelConfig
-from legato.engine.assembly.builder import load_runtime
+from legato.engine.build.builder import load_runtime
 from legato.lab.made_up_steps import MadeUpSteps
 from legato.model.process_group import ProcessGroup
 

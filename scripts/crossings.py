@@ -28,6 +28,17 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 import legato
+from legato.api.app import create_app
+from legato.api.arrival import Arrival
+from legato.api.bodies.serving import Kind, Serving
+from legato.api.config import ServerConfig
+from legato.api.http import paced
+from legato.api.http.middleware import Lifecycle
+from legato.api.http.outlet import AsgiOutlet
+from legato.api.http_server import metrics_of
+from legato.api.readers.reader_pool import TextProcesses
+from legato.api.readers.reader_process import Outcome
+from legato.api.reading.request_reader import RequestReader
 from legato.checkpoint.source import configured_source
 from legato.core.cache_config import BLOCK_SIZES, TransferConfig
 from legato.core.config import DEFAULT_MODEL, ModelConfig, SchedulerConfig
@@ -35,37 +46,26 @@ from legato.core.plan import StepResult
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.stats import CacheInfo
 from legato.core.step_record import StepRecord
-from legato.engine.frontend.activity import Activity
-from legato.engine.frontend.deliveries import Deliveries
-from legato.engine.frontend.kv_tickets import Tickets
-from legato.engine.frontend.settings import RunningSettings
-from legato.engine.frontend.submission import Prompts, Submission, Take
-from legato.engine.frontend.submissions import Submissions
+from legato.engine.client.activity import Activity
+from legato.engine.client.deliveries import Deliveries
+from legato.engine.client.kv_tickets import Tickets
+from legato.engine.client.settings import RunningSettings
+from legato.engine.client.submission import Prompts, Submission, Take
+from legato.engine.client.submissions import Submissions
 from legato.engine.loop.arrivals import Arrivals
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.process.messages import EngineInfo
+from legato.engine.process.engine_messages import EngineInfo
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
-from legato.grammar.compiled import compile_grammar
+from legato.grammar.matcher import compile_grammar
 from legato.kv.manager import KVCacheManager
+from legato.language.tokenizer.loading import load_text
+from legato.language.tokenizer.text_source import text_source
+from legato.language.tokenizer.tokenizer import Tokenizer
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
-from legato.server.app import create_app
-from legato.server.arrival import Arrival
-from legato.server.config import ServerConfig
-from legato.server.http import paced
-from legato.server.http.middleware import Lifecycle
-from legato.server.http.outlet import AsgiOutlet
-from legato.server.http_server import metrics_of
-from legato.server.requests.read import RequestReader
-from legato.server.requests.serving import Kind, Serving
-from legato.server.text.reader_process import Outcome
-from legato.server.text.text_processes import TextProcesses
-from legato.text.loader import load_text
-from legato.text.text_source import text_source
-from legato.text.tokenizer import Tokenizer
 
 SOURCES = Path(legato.__file__).parent
-OWN_ROOMS = ("server", "text", "grammar", "engine", "scheduler")
+OWN_ROOMS = ("api", "language", "llm", "grammar", "engine", "scheduler")
 """The rooms that the budgets count. The others are shared by all that the engine does."""
 STEP_S = 0.01
 _MAX_MODEL_LEN = 4096

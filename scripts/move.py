@@ -1,7 +1,7 @@
-"""Moves modules and whole packages: `python -m scripts.move OLD NEW [OLD NEW ...]` or `@FILE`.
+"""Moves modules and packages: `python -m scripts.move OLD NEW [OLD NEW ...]` or `@FILE`.
 
-Names are dotted, such as `legato.language.conversation.template`. Files move with `git mv`; imports, dotted names in
-strings, and paths in prose follow. A branch comes over a move of main by the same command.
+Names are dotted. Files move with `git mv`; imports, dotted names in strings, and paths in prose
+follow. A branch comes over a move of main by the same command.
 """
 
 import ast
@@ -20,19 +20,7 @@ _SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".js", ".h
 
 def move(pairs: list[tuple[str, str]]) -> None:
     """Move each module, or each module below each package; later pairs win over earlier ones."""
-    modules, folders = {}, {}
-    for old, new in pairs:
-        if _file(old).is_file():
-            modules[old] = new
-        else:
-            folders[old] = new
-            for inner in sorted(p for p in _folder(old).rglob("*") if (p / "__init__.py").exists()):
-                below = ".".join(inner.relative_to(_folder(old)).parts)
-                folders.setdefault(f"{old}.{below}", f"{new}.{below}")
-            for path in sorted(_folder(old).rglob("*.py")):
-                inner = ".".join(path.relative_to(_folder(old)).with_suffix("").parts)
-                if inner != "__init__" and not inner.endswith(".__init__"):
-                    modules.setdefault(f"{old}.{inner}", f"{new}.{inner}")
+    modules, folders = _expanded(pairs)
     texts = {path: path.read_text(encoding="utf-8") for path in _texts()}
     for path, text in texts.items():
         changed = _rewritten(text, path, modules, folders)
@@ -44,6 +32,25 @@ def move(pairs: list[tuple[str, str]]) -> None:
         if old not in folders:
             continue
         _git_mv_rest(_folder(old), _folder(new))
+
+
+def _expanded(pairs: list[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:
+    """Modules and packages that move; key the old name, value the new one."""
+    modules: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    for old, new in pairs:
+        if _file(old).is_file():
+            modules[old] = new
+            continue
+        folders[old] = new
+        for path in sorted(_folder(old).rglob("*.py")):
+            *inner, name = path.relative_to(_folder(old)).with_suffix("").parts
+            below = ".".join(["", *inner])
+            if name == "__init__":
+                folders.setdefault(old + below, new + below)
+            else:
+                modules.setdefault(f"{old}{below}.{name}", f"{new}{below}.{name}")
+    return modules, folders
 
 
 def _file(module: str) -> Path:
@@ -58,7 +65,10 @@ def _folder(module: str) -> Path:
 def _texts() -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "--", *_FOLDERS, *_FILES],
-        cwd=ROOT, check=True, capture_output=True, text=True,
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.splitlines()
     paths = (ROOT / line for line in listed)
     return [p for p in paths if p.is_file() and (p.suffix in _SUFFIXES or p.name in _FILES)]
@@ -68,32 +78,36 @@ def _rewritten(text: str, path: Path, modules: dict[str, str], folders: dict[str
     names = {**folders, **modules}
     if path.suffix == ".py":
         text = _with_imports_moved(text, names)
-    roots = {name.split(".")[0] for name in names}
-    for root in roots:
-        text = re.sub(
-            rf"(?<![\w.]){root}(?:\.\w+)+", lambda match: _renamed(match[0], names, "."), text
-        )
-        # Paths: from the root of the tree, from the package, or, in prose, below the package.
-        slashed = {old.replace(".", "/"): new.replace(".", "/") for old, new in names.items()}
-        text = re.sub(
-            rf"(?<![\w/]){root}(?:/\w+)+", lambda match: _renamed(match[0], slashed, "/"), text
-        )
-        parent = PARENTS.get(root, "")
-        if parent:
-            text = re.sub(
-                rf"(?<![\w/.]){parent}/({root}(?:/\w+)+)",
-                lambda match: _moved_path(match[1], slashed),
-                text,
-            )
-            if path.suffix in {".md", ".py", ".toml"}:
-                heads = {old.split("/", 1)[1] for old in slashed if "/" in old}
-                rooms = "|".join(sorted({re.escape(head.split("/")[0]) for head in heads}))
-                text = re.sub(
-                    rf"(?<![\w/.])(?:{rooms})/\w+(?:/\w+)*(?=\b)",
-                    lambda match: _below(match[0], root, slashed),
-                    text,
-                )
+    for root in {name.split(".")[0] for name in names}:
+        text = _with_root_moved(text, root, names, is_prose=path.suffix in {".md", ".py", ".toml"})
     return text
+
+
+def _with_root_moved(text: str, root: str, names: dict[str, str], *, is_prose: bool) -> str:
+    text = re.sub(
+        rf"(?<![\w.]){root}(?:\.\w+)+", lambda match: _renamed(match[0], names, "."), text
+    )
+    # Paths: from the root of the tree, from the package, or, in prose, below the package.
+    slashed = {old.replace(".", "/"): new.replace(".", "/") for old, new in names.items()}
+    text = re.sub(
+        rf"(?<![\w/]){root}(?:/\w+)+", lambda match: _renamed(match[0], slashed, "/"), text
+    )
+    parent = PARENTS.get(root, "")
+    if not parent:
+        return text
+    text = re.sub(
+        rf"(?<![\w/.]){parent}/({root}(?:/\w+)+)",
+        lambda match: _moved_path(match[1], slashed),
+        text,
+    )
+    rooms = {re.escape(old.split("/")[1]) for old in slashed if "/" in old}
+    if not is_prose or not rooms:
+        return text
+    return re.sub(
+        rf"(?<![\w/.])(?:{'|'.join(sorted(rooms))})/\w+(?:/\w+)*(?=\b)",
+        lambda match: _below(match[0], root, slashed),
+        text,
+    )
 
 
 def _renamed(name: str, names: dict[str, str], mark: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from tests import profiles
 
 if TYPE_CHECKING:
-    from tests.server.servers import Servers
+    from tests.api.servers import Servers
 
 profiles.register()
 
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
-    from tests.server.servers import Servers
+    from tests.api.servers import Servers
 
     servers = Servers(lambda: tmp_path_factory.mktemp("server"))
     yield servers
@@ -59,7 +59,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
 @pytest.fixture(scope="session")
 def calibration_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the steps of the default model are measured once, for all who promise anything."""
-    from tests.server.calibrated import calibrate
+    from tests.api.calibrated import calibrate
 
     folder = tmp_path_factory.mktemp("calibration")
     calibrate(folder)

@@ -15,7 +15,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "tests/exactness/test_smollm2.py",
     ),
     "drafting and lab": (
-        "tests/server/test_drafts.py",
+        "tests/api/test_drafts.py",
         "tests/lab/test_cli.py",
         "tests/lab/test_load.py",
         "tests/lab/test_probe.py",
@@ -35,22 +35,22 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "tests/fuzz/test_watch.py",
     ),
     "guarded": (
-        "tests/server/test_many_streams.py",
-        "tests/server/test_message_special_tokens.py",
+        "tests/api/test_many_streams.py",
+        "tests/api/test_message_special_tokens.py",
     ),
     "metrics": (
-        "tests/server/test_metrics.py",
-        "tests/server/test_observability.py",
+        "tests/api/test_metrics.py",
+        "tests/api/test_observability.py",
     ),
     "promises": (
-        "tests/server/test_overload.py",
-        "tests/server/test_promises.py",
-        "tests/server/test_tenant_floods.py",
+        "tests/api/test_overload.py",
+        "tests/api/test_promises.py",
+        "tests/api/test_tenant_floods.py",
     ),
     "trusting": (
         "tests/lab/test_clients.py",
-        "tests/server/test_lone_surrogates.py",
-        "tests/server/test_tool_templates.py",
+        "tests/api/test_lone_surrogates.py",
+        "tests/api/test_tool_templates.py",
     ),
 }
 """Key a name for the group; value its files; a file is in one group at most."""

@@ -16,11 +16,10 @@ Left Link Load Memory MessageDelta Part Ping Place Refusal Router Rule Run Setti
 Traffic Turns
 """
 SHARED_MODULE_NAMES = """
-base cache chat client comparison completion config context conversation decoder divided embedding
-embeddings engine engine_process errors events experts first_pass fleet generate generation
-host_cache linear link loader logprobs lookup memory messages models plots policy pooling prompts
-ranges recurrence replica request rope rotation rows run sampler scores search service serving
-settings source support tables tokenization trace transfers trial turns vocabulary
+cache client comparison completion config context decoder divided embedding engine engine_process
+errors experts first_pass fleet host_cache linear link logprobs lookup models plots policy pooling
+prompts ranges recurrence replica request rope rotation rows sampler search service serving
+settings source support tables trace transfers trial turns vocabulary
 """
 """Beside `main`: each program has one."""
 

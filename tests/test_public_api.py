@@ -6,7 +6,7 @@ import legato
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.slo import SloClass
-from legato.engine.llm_settings import llm_config
+from legato.llm.llm_settings import llm_config
 
 
 def test_the_public_names_are_these() -> None:

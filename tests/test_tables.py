@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import pytest
 
+import legato.api
 import legato.core
-import legato.engine.frontend
+import legato.engine.client
 import legato.observe
-import legato.server
 
-_PACKAGES = (legato.core, legato.engine.frontend, legato.observe, legato.server)
+_PACKAGES = (legato.core, legato.engine.client, legato.observe, legato.api)
 
 
 def tables() -> Iterator[tuple[str, set[Any], set[Any]]]:
@@ -39,5 +39,8 @@ def test_a_table_has_every_member(name: str) -> None:
 
 
 def test_the_known_tables_are_found() -> None:
-    known = {"legato.observe.traces.spans._OPERATIONS", "legato.server.openai.generate._ANSWERS"}
+    known = {
+        "legato.observe.traces.spans._OPERATIONS",
+        "legato.api.openai.generate_answer._ANSWERS",
+    }
     assert known <= FOUND.keys()

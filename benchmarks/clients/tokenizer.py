@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
-from legato.text.tokenizer import load_tokenizer
+from legato.language.tokenizer.tokenizer import load_tokenizer
 
 
 def save_tokenizer(folder: Path) -> None:

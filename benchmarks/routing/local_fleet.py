@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable
 from functools import partial
 
+from legato.api.run import serve
 from legato.checkpoint.defaults import ModelDefaults
 from legato.cli.flags import (
     add_engine_flags,
@@ -23,13 +24,12 @@ from legato.cli.flags import (
 )
 from legato.cli.serve import announce
 from legato.core.config import EngineConfig
+from legato.core.vocabulary import Vocabulary
 from legato.fleet.config import FleetConfig
 from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
-from legato.server.run import serve
 from legato.simulation.engine_process import program
-from legato.text.vocabulary import Vocabulary
 
 
 class LocalReplicas:

@@ -30,7 +30,7 @@ def engine_of(server: psutil.Process) -> psutil.Process | None:
     """Its engine process, if there is one just now."""
     for child in server.children():
         try:
-            if "legato.engine.assembly.main" in child.cmdline():
+            if "legato.engine.main" in child.cmdline():
                 return child
         except psutil.Error:
             continue

@@ -11,9 +11,9 @@ from functools import partial
 from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import EngineConfig
 from legato.core.stats import CacheInfo
-from legato.engine.assembly.main import main
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.process.messages import EngineInfo
+from legato.engine.main import main
+from legato.engine.process.engine_messages import EngineInfo
 from legato.executor.simulated import RealTimeClock
 from legato.simulation.profiled_server import calibrate
 from legato.simulation.profiles import PROFILES

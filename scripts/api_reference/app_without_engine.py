@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from legato.api.app import create_app
+from legato.api.arrival import Arrival
+from legato.api.bodies.serving import Kind, Serving
+from legato.api.config import ServerConfig
+from legato.api.reading.request_reader import RequestReader
 from legato.checkpoint.defaults import ModelDefaults
-from legato.server.app import create_app
-from legato.server.arrival import Arrival
-from legato.server.config import ServerConfig
-from legato.server.requests.read import RequestReader
-from legato.server.requests.serving import Kind, Serving
 
 
 def ask(method: str, path: str, body: object = None) -> httpx.Response:

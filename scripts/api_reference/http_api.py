@@ -12,8 +12,8 @@ from openai.types import completion_create_params as openai_completion
 from openai.types.chat import chat_completion_stream_options_param as openai_stream
 from openai.types.chat import completion_create_params as openai_chat
 
+from legato.api.bodies.generation_options import GenerationOptions
 from legato.core.sampling_params import SamplingParams
-from legato.server.requests.generation import GenerationOptions
 from scripts.api_reference.app_without_engine import ask
 from scripts.api_reference.docstrings import parse
 from scripts.api_reference.json_types import Schema, skeleton, type_words

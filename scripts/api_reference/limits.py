@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 
+from legato.api import limits
+from legato.api.config import ServerConfig
 from legato.core import sampling_params, slo
 from legato.core.config_fields import fields_of, written
-from legato.server import limits
-from legato.server.config import ServerConfig
 from scripts.api_reference import words
 from scripts.api_reference.markdown import clause, code, table
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from legato.core.sampling_params import SamplingParams
     from legato.core.structured_outputs import StructuredOutputs
     from legato.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
-    from legato.engine.async_llm import AsyncEngineArgs, AsyncLLM
-    from legato.engine.llm import LLM
+    from legato.llm.async_llm import AsyncEngineArgs, AsyncLLM
+    from legato.llm.llm import LLM
 
 __all__ = [
     "LLM",
@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncEngineArgs": "legato.engine.async_llm",
-    "AsyncLLM": "legato.engine.async_llm",
-    "LLM": "legato.engine.llm",
+    "AsyncEngineArgs": "legato.llm.async_llm",
+    "AsyncLLM": "legato.llm.async_llm",
+    "LLM": "legato.llm.llm",
     "SamplingParams": "legato.core.sampling_params",
     "StructuredOutputs": "legato.core.structured_outputs",
 }

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.server.launch import ServerProcess, running_server
+from tests.api.launch import ServerProcess, running_server
 
 KEY = "correct-horse"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -13,9 +13,9 @@ import httpx
 import psutil
 import pytest
 
+from tests.api.background import BackgroundRequest
+from tests.api.launch import ServerProcess, long_request, running_server, wait_until
 from tests.browser.conftest import KEY
-from tests.server.background import BackgroundRequest
-from tests.server.launch import ServerProcess, long_request, running_server, wait_until
 
 pytestmark = pytest.mark.browser
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.api.background import BackgroundStream
+from tests.api.launch import ServerProcess
 from tests.fleet.in_process import write_profile
 from tests.fleet.server import launched
-from tests.server.background import BackgroundStream
-from tests.server.launch import ServerProcess
 
 pytestmark = pytest.mark.browser
 

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.api.launch import ServerProcess
 from tests.browser.conftest import KEY
-from tests.server.launch import ServerProcess
 
 pytestmark = pytest.mark.browser
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.launch import ServerProcess
+from tests.api.launch import ServerProcess
 
 pytestmark = pytest.mark.browser
 

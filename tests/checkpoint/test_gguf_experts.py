@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
-from legato.engine.model_report import report_model
+from legato.engine.build.model_report import report_model
 from legato.model.native_kernels import native_instructions
 from tests.exactness.logits import chunked_logits
 from tests.families.tiny import VOCAB_SIZE, WINDOW, Tiny, _yarn, random_model

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
-from legato.text.gguf_tokenizer import build_gguf_tokenizer
+from legato.language.tokenizer.gguf_tokenizer import build_gguf_tokenizer
 from tests.families.tiny import MODELS, VOCAB_SIZE, Tiny, random_model
 from tests.model.conftest import assert_same_logits, load, reference_logits
 from tests.model.dense import packed_logits

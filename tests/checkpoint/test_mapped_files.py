@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig, ModelImpl, Quantization
 from legato.executor.sequences import Sequences
-from legato.model.base import Model
+from legato.model.model import Model
 from legato.model.native_kernels import NativeKernels, native_instructions
 from legato.model.native_support import why_not_native
 from tests.families.tiny import MODELS, random_model

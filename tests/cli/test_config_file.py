@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from legato.api.config import ServerConfig
 from legato.cli.flags import engine_config, server_config
 from legato.cli.main import _parser
 from legato.core.slo import SloClass
-from legato.server.config import ServerConfig
 from tests.cli.test_main import legato
 
 

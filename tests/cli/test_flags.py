@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from legato.api.config import ServerConfig
 from legato.cli.flags import add_engine_flags, add_server_flags, engine_config
 from legato.cli.values import byte_size
 from legato.core.cache_config import CacheConfig
@@ -12,7 +13,6 @@ from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig, engin
 from legato.core.config_fields import Config, fields_of
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
-from legato.server.config import ServerConfig
 
 
 def config_of(*flags: str) -> EngineConfig:

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.cli.main import main
 from legato.core.config import DEFAULT_MODEL, ModelConfig
-from legato.engine import model_report
+from legato.engine.build import model_report
 from legato.model.architectures import ARCHITECTURES
 from legato.model.states import make_states
 from tests.families.tiny import MODELS, random_model

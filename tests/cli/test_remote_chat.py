@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.api.launch import ServerProcess, running_server
 from tests.cli.terminal import Terminal
 from tests.cli.test_main import legato
 from tests.exact import EXACT
-from tests.server.launch import ServerProcess, running_server
 
 KEY = "secret"
 GREEDY = ("--temperature", "0", "--max-tokens", "16")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from legato.api.config import ServerConfig
 from legato.cli.flags import add_server_flags, server_config
 from legato.core.errors import ConfigError
-from legato.server.config import ServerConfig
 
 
 def config_of(*flags: str) -> ServerConfig:

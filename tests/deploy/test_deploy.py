@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from legato.api.config import ServerConfig
 from legato.cli.flags import engine_config, server_config
 from legato.cli.main import full_parser
 from legato.cli.values import duration_s
-from legato.server.config import ServerConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -30,7 +30,7 @@ def test_a_wheel_without_a_compiler(tmp_path: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "legato/cli/main.py" in names
-    assert "legato/server/operations/reference/static/reference.js" in names
+    assert "legato/api/operations/reference/static/reference.js" in names
     assert not [name for name in names if name.endswith(".so")]
 
 

@@ -8,8 +8,8 @@ from scripts.api_reference import http_api, words
 from scripts.api_reference.docstrings import Entry, parse
 from scripts.api_reference.pages import PAGES, rendered
 
+from legato.api.config import ServerConfig
 from legato.core.config_fields import fields_of
-from legato.server.config import ServerConfig
 
 SOURCES = Path(__file__).parents[2] / "src" / "legato"
 

@@ -22,7 +22,7 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
 from legato.engine.process.channel import Channel, ChannelClosedError, Ping, Pong
-from legato.engine.process.messages import (
+from legato.engine.process.engine_messages import (
     CacheInfo,
     EngineFailed,
     EngineInfo,

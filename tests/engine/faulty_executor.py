@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from legato.core.plan import BlockMove, StepPlan, StepResult
-from legato.executor.base import Executor
+from legato.executor.executor import Executor
 
 FindFault = Callable[[StepPlan], Exception | None]
 """What a step raises; None if it does not."""

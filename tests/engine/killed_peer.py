@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from legato.engine.assembly.transfers import nixl_mover
-from legato.transfer.memory import Spans
+from legato.engine.build.transfers import nixl_mover
+from legato.transfer.block_memory import Spans
 from legato.transfer.mover import Mover, Read
 from tests.engine.peers import Engine, fetched_from, sent
 

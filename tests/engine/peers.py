@@ -15,12 +15,12 @@ from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.stats import TransferStats
 from legato.core.token_ids import token_array
-from legato.engine.assembly.builder import load_runtime
-from legato.engine.assembly.transfers import cache_layout, cache_memory, local_mover, make_transfers
+from legato.engine.build.builder import load_runtime
+from legato.engine.build.transfers import cache_layout, cache_memory, local_mover, make_transfers
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
-from legato.transfer.memory import CacheMemory
+from legato.transfer.block_memory import CacheMemory
 from legato.transfer.mover import Mover
 from tests.kv.conservation import check_blocks
 

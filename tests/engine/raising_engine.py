@@ -12,9 +12,9 @@ import sys
 from legato.core.config import EngineConfig
 from legato.core.plan import StepPlan
 from legato.core.request import Request
-from legato.engine.assembly.main import main
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.process.messages import EngineInfo
+from legato.engine.main import main
+from legato.engine.process.engine_messages import EngineInfo
 from tests.engine.fake_engine import INFO
 from tests.engine.test_engine_loop import Engine
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from legato.engine.assembly.ranks import processes
-from legato.engine.assembly.ranks.main import _follow
-from legato.engine.assembly.ranks.rank_start import FromLead
+from legato.engine.build.ranks import processes
+from legato.engine.build.ranks.main import _follow
+from legato.engine.build.ranks.rank_start import FromLead
 from legato.engine.process.channel import Channel, ChannelClosedError
 from legato.model.communicator import RankLostError
 

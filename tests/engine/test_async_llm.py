@@ -15,7 +15,7 @@ from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.core.slo import ServiceParams
 from legato.engine.errors import EngineDeadError, OverloadedError
-from legato.engine.generation import Generation
+from legato.llm.results import Generation
 from tests.exact import EXACT_MODEL
 from tests.forks.process import runs
 
@@ -43,7 +43,7 @@ async def llm() -> AsyncIterator[AsyncLLM]:
 
 def engines() -> list[psutil.Process]:
     children = psutil.Process().children()
-    return [child for child in children if runs(child, "legato.engine.assembly.main")]
+    return [child for child in children if runs(child, "legato.engine.main")]
 
 
 async def last(llm: AsyncLLM, prompt: str, params: SamplingParams = GREEDY) -> Generation:

@@ -12,22 +12,22 @@ import torch
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.engine.assembly import blueprint, builder, runtime
-from legato.engine.assembly.builder import build_engine, load_runtime
+from legato.engine.build import blueprint, builder, runtime
+from legato.engine.build.builder import build_engine, load_runtime
 from legato.model.native_kernels import NativeKernels, kernels_digest, native_instructions
 
 BUILD = """
 import importlib
 import sys
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig
-from legato.engine.assembly import main
-from legato.engine.assembly.builder import build_engine
+from legato.engine.build import main
+from legato.engine.build.builder import build_engine
 
 build_engine(EngineConfig(
     model=ModelConfig(max_model_len=64), cache=CacheConfig(kv_cache_memory_bytes=2**24)
 ))
 # The package `tokenizers` itself comes with transformers' configurations.
-names = ("legato.text.tokenizer", "legato.text.gguf_tokenizer",
+names = ("legato.language.tokenizer.tokenizer", "legato.language.tokenizer.gguf_tokenizer",
          "transformers.tokenization_utils_tokenizers")
 print(*(name for name in names if name in sys.modules))
 for name in names:
@@ -102,7 +102,7 @@ def test_an_engine_runs_on_the_cores_of_its_affinity() -> None:
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "import torch; torch.set_num_threads(8)\n"
         "from legato.core.config import EngineConfig\n"
-        "from legato.engine.assembly.builder import build_engine\n"
+        "from legato.engine.build.builder import build_engine\n"
         "_, info = build_engine(EngineConfig.of(max_model_len=64, kv_cache_memory_bytes=2**24))\n"
         "print(info.settings['threads']); print(torch.get_num_threads())"
     )

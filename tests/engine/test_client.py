@@ -26,13 +26,13 @@ from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams, SloClass
 from legato.core.step_record import EngineRecord, RequestEnded, RequestSent, StepBegun, StepRecord
+from legato.core.vocabulary import Vocabulary
+from legato.engine.client.client import EngineClient
+from legato.engine.client.deliveries import RecentGaps
+from legato.engine.client.submission import Prompts, Submission
 from legato.engine.errors import EngineDeadError, OverloadedError
-from legato.engine.frontend.client import EngineClient
-from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.engine.frontend.deliveries import RecentGaps
-from legato.engine.frontend.submission import Prompts, Submission
-from legato.text.tokenizer import load_tokenizer
-from legato.text.vocabulary import Vocabulary
+from legato.language.completion import Completion, CompletionDelta
+from legato.language.tokenizer.tokenizer import load_tokenizer
 from tests.exact import EXACT_MODEL
 from tests.forks.process import runs
 from tests.kv.cache_watcher import CacheWatcher
@@ -60,7 +60,7 @@ async def client() -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(CONFIG, load_text())
     yield client
     children = psutil.Process().children()
-    engines = [child for child in children if runs(child, "legato.engine.assembly.main")]
+    engines = [child for child in children if runs(child, "legato.engine.main")]
     await client.close()
     assert not any(engine.is_running() for engine in engines)
 

@@ -12,9 +12,9 @@ from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.frontend.completion import Completion, CompletionDelta, CompletionStream
-from legato.text.message_syntax import Marks, MessageSyntax
-from legato.text.tokenizer import load_tokenizer
+from legato.language.completion import Completion, CompletionDelta, CompletionStream
+from legato.language.message.message_syntax import Marks, MessageSyntax
+from legato.language.tokenizer.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(resolve_source(DEFAULT_MODEL))
 EOS = 2

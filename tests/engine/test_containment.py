@@ -12,8 +12,8 @@ from legato.core.config import EngineConfig
 from legato.core.outputs import FinishReason
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.slo import ServiceParams
+from legato.engine.process.engine_messages import StateTold, StepOutputs, TellState
 from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import StateTold, StepOutputs, TellState
 from tests.engine import raising_engine
 from tests.engine.raising_engine import BookkeepingError
 from tests.engine.test_engine_loop import (

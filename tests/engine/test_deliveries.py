@@ -3,8 +3,8 @@
 import pytest
 
 from legato.core.slo import SloClass
-from legato.engine.frontend import deliveries
-from legato.engine.frontend.deliveries import Deliveries, RecentGaps, StreamDelivery
+from legato.engine.client import deliveries
+from legato.engine.client.deliveries import Deliveries, RecentGaps, StreamDelivery
 
 CLASSES = {"gold": SloClass(itl_s=0.1, itl_quantile=0.9), "batch": SloClass()}
 

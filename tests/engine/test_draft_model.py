@@ -18,7 +18,7 @@ from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import StepRecord
 from legato.core.token_ids import token_array
-from legato.engine.assembly.builder import build_engine
+from legato.engine.build.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.draft_model import DraftModel
 from legato.executor.torch_executor import TorchExecutor

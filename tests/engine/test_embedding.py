@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.errors import InvalidRequestError
-from legato.engine.frontend.embedding import check_dimensions, finished_embedding, kept_tokens
+from legato.language.embedding import check_dimensions, finished_embedding, kept_tokens
 
 BEGIN, END = [1000], [2000, 2001]
 

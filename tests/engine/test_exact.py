@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from legato import LLM, SamplingParams
-from legato.engine.generation import Generation
+from legato.llm.results import Generation
 from tests.exact import EXACT_MODEL, KERNELS
 from tests.exactness.logits import natural_tokens
 

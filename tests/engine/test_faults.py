@@ -19,7 +19,7 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.assembly.builder import build_engine
+from legato.engine.build.builder import build_engine
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.torch_executor import TorchExecutor

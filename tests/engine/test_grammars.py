@@ -10,10 +10,10 @@ from legato import SamplingParams, StructuredOutputs
 from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.token_ids import token_array
+from legato.core.vocabulary import Vocabulary
 from legato.engine.loop import grammars as module
 from legato.engine.loop.grammars import Grammars
-from legato.grammar.compiled import compile_grammar
-from legato.text.vocabulary import Vocabulary
+from legato.grammar.matcher import compile_grammar
 
 VOCABULARY = Vocabulary.of((bytes([i]) for i in range(256)), frozenset())
 

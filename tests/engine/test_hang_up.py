@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from legato.core.config import EngineConfig
-from legato.engine.assembly.ranks import processes
-from legato.engine.assembly.ranks.processes import RankProcesses
+from legato.engine.build.ranks import processes
+from legato.engine.build.ranks.processes import RankProcesses
 from legato.engine.process.channel import on_hang_up
 
 _PATIENCE_S = 30.0

@@ -11,8 +11,8 @@ import pytest
 from transformers import LlamaConfig
 
 from legato.core.cache_config import TransferConfig
-from legato.engine.assembly.transfers import nixl_mover
-from legato.transfer.memory import CacheMemory
+from legato.engine.build.transfers import nixl_mover
+from legato.transfer.block_memory import CacheMemory
 from legato.transfer.mover import Mover
 from legato.transfer.nixl_mover import nixl_package
 from tests.checkpoint.test_dummy import described

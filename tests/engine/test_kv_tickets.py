@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from legato.core.cache_config import TransferConfig
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.kv_transfer import FetchBlocks
-from legato.engine.frontend.kv_tickets import KVTransferParams, Tickets
-from legato.engine.process.messages import TransferAddress
+from legato.engine.client.kv_tickets import KVTransferParams, Tickets
+from legato.engine.process.engine_messages import TransferAddress
 
 DECODES = TransferConfig(kv_role="decode")
 OWN = TransferAddress("127.0.0.1", 0)

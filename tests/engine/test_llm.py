@@ -11,8 +11,8 @@ from legato import LLM, SamplingParams, StructuredOutputs
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.engine.errors import RequestFailedError
-from legato.engine.prompts import PromptReader
-from legato.text.tokenizer import Tokenizer
+from legato.language.tokenizer.tokenizer import Tokenizer
+from legato.llm.prompts import PromptReader
 from tests.exact import EXACT_MODEL
 
 EXACT: dict[str, Any] = {**EXACT_MODEL, "num_threads": 1}

@@ -15,7 +15,7 @@ from legato.core.outputs import RequestOutput
 from legato.core.request import AddRequest
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineFaultError
-from legato.engine.shared_engine import Inbox, SharedEngine
+from legato.llm.shared_engine import Inbox, SharedEngine
 from tests.exact import EXACT_MODEL
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -6,7 +6,7 @@ import pytest
 from transformers import LlamaConfig
 
 from legato.core.config import EngineConfig, Speculative
-from legato.engine.assembly.builder import load_runtime
+from legato.engine.build.builder import load_runtime
 from legato.engine.calibration import calibration
 from legato.engine.calibration.step_times import StepTimes
 from tests.checkpoint.test_dummy import described

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason
-from legato.engine.frontend.message import Message, MessageReader, read_message
-from legato.text import known_syntaxes
-from legato.text.known_syntaxes import (
+from legato.language.message import known_syntaxes
+from legato.language.message.known_syntaxes import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
     DSML,
@@ -25,15 +24,16 @@ from legato.text.known_syntaxes import (
     MISTRAL_NAMED,
     QWEN_CODER,
 )
-from legato.text.message_syntax import (
+from legato.language.message.message import Message, MessageReader, read_message
+from legato.language.message.message_syntax import (
     ArgumentType,
     MessageSyntax,
     ToolCallSyntax,
     ToolParameters,
 )
+from tests.api.chat_templates import FAMILIES
+from tests.api.written_calls import Call, tools_of, written
 from tests.profiles import examples
-from tests.server.chat_templates import FAMILIES
-from tests.server.written_calls import Call, tools_of, written
 
 _STRING, _ANY = ArgumentType(is_text=True), ArgumentType.any()
 

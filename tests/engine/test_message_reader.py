@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason
-from legato.engine.frontend.message import Message, MessageReader, read_message
-from legato.text.known_syntaxes import (
+from legato.language.message.known_syntaxes import (
     GEMMA,
     GLM,
     HARMONY,
@@ -21,9 +20,15 @@ from legato.text.known_syntaxes import (
     MISTRAL_NAMED,
     QWEN_CODER,
 )
-from legato.text.message_syntax import Marks, MessageSyntax, ToolCallSyntax, ToolParameters
+from legato.language.message.message import Message, MessageReader, read_message
+from legato.language.message.message_syntax import (
+    Marks,
+    MessageSyntax,
+    ToolCallSyntax,
+    ToolParameters,
+)
+from tests.api.written_calls import written
 from tests.profiles import examples
-from tests.server.written_calls import written
 
 _THINK = Marks("<think>", "</think>")
 _SYNTAXES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]

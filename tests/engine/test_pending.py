@@ -18,8 +18,8 @@ from legato.core.slo import ServiceParams
 from legato.core.token_ids import token_array
 from legato.engine.process.channel import Channel
 from legato.engine.process.child_process import ChildProcess
+from legato.engine.process.engine_messages import Taken
 from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import Taken
 from legato.engine.process.pending import MAX_SENT, MAX_SENT_TOKENS, PendingRequests
 
 

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from legato.core.config import EngineConfig
-from legato.engine.assembly import builder
-from legato.engine.assembly.main import FromFrontEnd, _serve
+from legato.engine.build import builder
+from legato.engine.main import FromFrontEnd, _serve
 from legato.engine.process.channel import Channel, pack_frame
-from legato.engine.process.messages import (
+from legato.engine.process.engine_messages import (
     EngineFailed,
     EngineReady,
     FromEngine,

@@ -34,7 +34,7 @@ def processes(program: str) -> list[psutil.Process]:
 
 
 def rank() -> psutil.Process:
-    [process] = processes("legato.engine.assembly.ranks.main")
+    [process] = processes("legato.engine.build.ranks.main")
     return process
 
 
@@ -45,10 +45,10 @@ async def tokens(llm: AsyncLLM) -> list[int]:
 
 async def test_ranks_die_with_one_another_and_come_back(settings: dict[str, Any]) -> None:
     config = AsyncEngineArgs(**settings)
-    others = processes("legato.engine.assembly.main")  # of servers that tests share
+    others = processes("legato.engine.main")  # of servers that tests share
     async with AsyncLLM.from_engine_args(config, skip_tokenizer_init=True) as llm:
         undisturbed = await tokens(llm)
-        [engine] = set(processes("legato.engine.assembly.main")).difference(others)
+        [engine] = set(processes("legato.engine.main")).difference(others)
         first = rank()
         for process in (engine, first):
             sockets = process.net_connections(kind="inet")
@@ -56,11 +56,11 @@ async def test_ranks_die_with_one_another_and_come_back(settings: dict[str, Any]
         first.kill()
         assert await tokens(llm) == undisturbed
         assert not engine.is_running()
-        [engine] = set(processes("legato.engine.assembly.main")).difference(others)
+        [engine] = set(processes("legato.engine.main")).difference(others)
         second = rank()
         engine.kill()
         await asyncio.to_thread(second.wait, _PATIENCE_S)
-    assert not processes("legato.engine.assembly.ranks.main")
+    assert not processes("legato.engine.build.ranks.main")
 
 
 async def test_a_rank_that_takes_no_part_is_replaced_with_the_engine(
@@ -74,4 +74,4 @@ async def test_a_rank_that_takes_no_part_is_replaced_with_the_engine(
         stopped.suspend()
         assert await tokens(llm) == undisturbed
         assert not stopped.is_running()
-    assert not processes("legato.engine.assembly.ranks.main")
+    assert not processes("legato.engine.build.ranks.main")

@@ -11,7 +11,7 @@ from legato.core.plan import StepPlan
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.assembly.builder import load_runtime
+from legato.engine.build.builder import load_runtime
 from legato.engine.calibration import recalibration
 from legato.engine.calibration.calibration import Calibration
 from legato.engine.calibration.recalibration import Recalibration

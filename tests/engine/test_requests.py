@@ -8,8 +8,8 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import CacheInfo
-from legato.engine.frontend.requests import build_requests, last_tokens, with_bad_words
-from legato.engine.process.messages import EngineInfo
+from legato.engine.client.requests import build_requests, last_tokens, with_bad_words
+from legato.engine.process.engine_messages import EngineInfo
 
 INFO = EngineInfo(
     model="m",

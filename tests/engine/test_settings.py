@@ -5,7 +5,7 @@ import pytest
 
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
-from legato.engine.frontend.settings import RunningSettings
+from legato.engine.client.settings import RunningSettings
 from tests.engine.fake_engine import INFO
 
 OFF, ON = SchedulerConfig(speculative="off"), SchedulerConfig(speculative="auto")

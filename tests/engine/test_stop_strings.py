@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.engine.frontend.output_text import StopStrings
+from legato.language.output_text import StopStrings
 
 TEXT = st.text(alphabet="abc", max_size=30)
 STOP = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3)

@@ -22,8 +22,8 @@ from legato.core.step_record import StepBegun
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.process import child_process, engine_process
+from legato.engine.process.engine_messages import EngineInfo, EngineStats, StepOutputs
 from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import EngineInfo, EngineStats, StepOutputs
 from legato.engine.process.supervisor import EngineSupervisor, Restarts
 from legato.executor.simulated import VirtualClock
 from tests.engine import fake_engine

@@ -18,10 +18,10 @@ from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason
 from legato.core.request import AbortRequest
 from legato.core.step_record import BlocksFetched
-from legato.engine.assembly import transfers
+from legato.engine.build import transfers
 from legato.transfer import fetch, transport
+from legato.transfer.block_memory import CacheMemory, Spans
 from legato.transfer.local_mover import LocalMover
-from legato.transfer.memory import CacheMemory, Spans
 from legato.transfer.mover import Mover, ReadState
 from legato.transfer.protocol import Challenge, Connection, FromExporter, Hello, Refusal, new_nonce
 from tests.checkpoint.test_dummy import described

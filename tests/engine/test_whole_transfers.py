@@ -17,7 +17,7 @@ from legato.core.request import AbortRequest
 from legato.engine.loop.whole_transfers import WholeTransfers
 from legato.executor.torch_executor import TorchExecutor
 from legato.transfer import fetch, transport
-from legato.transfer.memory import CacheMemory
+from legato.transfer.block_memory import CacheMemory
 from legato.transfer.protocol import RegionAt, Welcome
 from tests.engine.peers import (
     PROMPT,

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from legato.core.config import EngineConfig, Kernels
 from legato.core.errors import ConfigError
-from legato.engine.assembly.builder import build_engine
+from legato.engine.build.builder import build_engine
 from legato.executor import kernel_check
 from legato.model.native_kernels import native_instructions
 from legato.model.native_operators import NativeLinear

@@ -20,9 +20,9 @@ from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAtten
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
-from legato.model.base import Model
+from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from legato.model.model import Model
 from legato.model.native_model import NativeModel
-from legato.text.tokenizer import Tokenizer, load_tokenizer
 
 _BLOCK_SIZE = BLOCK_MULTIPLE
 _CPU = torch.device("cpu")

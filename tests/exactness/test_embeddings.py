@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from legato import LLM, SamplingParams
 from legato.core.errors import InvalidRequestError
 from legato.core.pooling import Pooling
-from legato.engine.prompts import TokensPrompt
+from legato.llm.prompts import TokensPrompt
 from tests.families.tiny import MODELS, VOCAB_SIZE, random_model
 
 POOLINGS: tuple[Pooling, ...] = ("last", "mean")

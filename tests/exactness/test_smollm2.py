@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from legato import LLM, SamplingParams
-from legato.engine.prompts import TokensPrompt
+from legato.llm.prompts import TokensPrompt
 from legato.model.decoder import Decoder
 from tests.exactness.logits import (
     chunked_logits,

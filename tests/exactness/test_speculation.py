@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from legato import LLM, SamplingParams, StructuredOutputs
 from legato.core.outputs import FinishReason, TokenLogprobs
 from legato.core.step_record import StepRecord
-from legato.engine.frontend.completion import Completion
+from legato.language.completion import Completion
 from tests.profiles import examples
 
 NEAR_TIE = 1e-3

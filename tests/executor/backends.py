@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
-from legato.model.base import Model
+from legato.model.model import Model
 from legato.model.native_kernels import NativeKernels
 from legato.model.spec import DecoderSpec
 from tests.executor.instructions import RUNNABLE, module_of

@@ -13,15 +13,15 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkKind
 from legato.core.token_ids import token_array
-from legato.executor.base import Executor
+from legato.core.vocabulary import Vocabulary
+from legato.executor.executor import Executor
 from legato.executor.host_cache import HostCache
 from legato.executor.torch_executor import TorchExecutor
-from legato.grammar.compiled import Grammar, compile_grammar
-from legato.grammar.source import grammar_source
+from legato.grammar.matcher import Grammar, compile_grammar
 from legato.grammar.tokens import grammar_tokenizer
-from legato.model.base import LayerWatch, Model, StepAttention
+from legato.language.forms.source import grammar_source
+from legato.model.model import LayerWatch, Model, StepAttention
 from legato.model.states import StepStates
-from legato.text.vocabulary import Vocabulary
 from tests.executor.backends import BLOCK_SIZE, Backend
 from tests.model.random_models import VOCAB_SIZE, decoder_spec
 

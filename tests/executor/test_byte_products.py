@@ -6,7 +6,7 @@ import torch
 from legato.checkpoint.loader import fill_model, load_model, open_checkpoint
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError
-from legato.model.base import Model
+from legato.model.model import Model
 from legato.model.native_kernels import NativeKernels, native_instructions
 from legato.model.native_operators import NativeLinear
 from legato.model.quantization import BLOCK, QuantizedWeight, quantize_rotated

@@ -15,8 +15,8 @@ from legato.executor import sequences
 from legato.executor.constraint import Constraint, Masks
 from legato.executor.mask_maker import MaskMaker, _Place
 from legato.executor.torch_executor import TorchExecutor
-from legato.grammar import compiled
-from legato.grammar.compiled import Grammar
+from legato.grammar import matcher
+from legato.grammar.matcher import Grammar
 from tests.executor.backends import EXACT
 from tests.executor.by_hand import EOS, VOCABULARY, ByHand, Stream, prompt, run_by_hand, text_of
 
@@ -343,7 +343,7 @@ def test_a_grammar_that_takes_too_much_ends_its_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        compiled, "_LIMITS", LLParserLimits(max_lexer_states=30, verbose_errors=False)
+        matcher, "_LIMITS", LLParserLimits(max_lexer_states=30, verbose_errors=False)
     )
     hand, _ = run_by_hand(EXACT)
     hard = add(hand, "hard", "[a-z]{60}")

@@ -15,13 +15,13 @@ from legato.core.request import AddRequest
 from legato.core.rows import CPU_ROWS, UNPADDED, RowCounts
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.deadline import LAYERS_A_LOOK, DeadlineWatch
 from legato.executor.sequence import SequenceState
 from legato.executor.torch_executor import TorchExecutor
-from legato.model.base import CacheSpec, LayerCache, Model
+from legato.model.model import CacheSpec, LayerCache, Model
 from legato.model.spec import LayerInputsSpec
 from tests.executor.backends import BLOCK_SIZE, EXACT, NATIVE, Backend, params
 from tests.executor.by_hand import NUM_BLOCKS, ByHand, Stream, prompt

@@ -16,7 +16,7 @@ from legato.core.slo import SloClass
 from legato.core.token_ids import token_array
 from legato.executor.draft_model import DraftModel
 from legato.executor.simulated import VirtualClock
-from legato.model.base import LayerWatch, Model, StepAttention
+from legato.model.model import LayerWatch, Model, StepAttention
 from legato.model.states import StepStates
 from legato.speculation.drafter import Draft
 from tests.executor.backends import BLOCK_SIZE, EXACT, NATIVE, Backend, params

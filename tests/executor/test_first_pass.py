@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from legato.core.errors import UnsupportedModelError
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.first_pass import check_forward
-from legato.model.base import Model
+from legato.model.model import Model
 from legato.model.native_kernels import NativeKernels, native_instructions
 from legato.model.native_model import NativeModel
 from legato.model.spec import DecoderSpec

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from legato.executor.memory import num_swap_blocks, raising_memory_error
+from legato.executor.cache_memory import num_swap_blocks, raising_memory_error
 
 
 def test_no_memory_on_the_cpu() -> None:

@@ -12,14 +12,14 @@ from legato.core.plan import ScheduledChunk
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.executor.state_cache import StateCache
-from legato.model.base import Model
 from legato.model.communicator import ALONE, Communicator
+from legato.model.model import Model
 from legato.model.native_kernels import NativeKernels, native_instructions
 from legato.model.native_support import why_not_native
 from legato.model.spec import DecoderSpec

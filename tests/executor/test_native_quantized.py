@@ -10,7 +10,7 @@ from legato import LLM, SamplingParams
 from legato.core.config import Quantization
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.torch_executor import TorchExecutor
-from legato.model.base import NamedWeights
+from legato.model.model import NamedWeights
 from legato.model.native_kernels import NativeKernels, native_instructions
 from legato.model.native_model import NativeModel
 from legato.model.native_operators import NativeLinear

@@ -17,8 +17,8 @@ from legato.core.errors import UnsupportedModelError
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.batch import PackedBatch
 from legato.executor.first_pass import check_forward
-from legato.model.base import CacheSpec, LayerCache
 from legato.model.mixer_spec import RecurrenceSpec, ShortConvSpec
+from legato.model.model import CacheSpec, LayerCache
 from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_model import NativeModel

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import PackedBatch
-from legato.model.base import CacheSpec, LayerCache
+from legato.model.model import CacheSpec, LayerCache
 from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_kernels import NativeKernels
 from tests.executor.instructions import TESTED

@@ -14,7 +14,7 @@ from legato.executor.attention.partial import attend_part, merge_parts
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
-from legato.model.base import CacheSpec, LayerCache
+from legato.model.model import CacheSpec, LayerCache
 from tests.profiles import examples
 
 BLOCK_SIZE, NUM_BLOCKS, HEADS, KV_HEADS, HEAD_DIM = 4, 200, 6, 2, 16

@@ -10,14 +10,14 @@ from legato.core.plan import FIRST_STATE, ZERO_STATE, ScheduledChunk, StateChang
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.attention.native_backend import NativeAttentionBackend, NativeGroupsBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.attention.torch_groups import TorchGroupsBackend
 from legato.executor.sequence import SequenceState
 from legato.executor.state_cache import StateCache
-from legato.model.base import CacheGroup, Model
 from legato.model.decoder import Decoder
+from legato.model.model import CacheGroup, Model
 from legato.model.native_attention import ReadsNativeCache
 from tests.executor.test_native import BLOCK_SIZE, CPU, Runner
 

@@ -13,7 +13,7 @@ from legato.core.errors import ConfigError
 from legato.core.outputs import RequestOutput
 from legato.core.request import AddRequest
 from legato.core.token_ids import token_array
-from legato.engine.assembly.builder import build_engine
+from legato.engine.build.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.torch_executor import TorchExecutor
 from tests.families.conftest import Saved

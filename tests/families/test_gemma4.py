@@ -13,12 +13,12 @@ from legato import LLM, SamplingParams
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
-from legato.engine.assembly.builder import build_engine, load_runtime
+from legato.engine.build.builder import build_engine, load_runtime
+from legato.engine.build.model_report import report_model
 from legato.engine.errors import RequestFailedError
-from legato.engine.model_report import report_model
 from legato.model.architectures import described
-from legato.model.base import CacheSpec, LayerCache
 from legato.model.decoder import Embedding
+from legato.model.model import CacheSpec, LayerCache
 from legato.model.native_model import NativeModel
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.engine.test_tensor_parallel import poisoned_on

@@ -16,9 +16,9 @@ from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError
-from legato.engine.assembly.builder import build_engine
+from legato.engine.build.builder import build_engine
+from legato.engine.build.model_report import report_model
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.model_report import report_model
 from legato.gpu.support import why_not_computed
 from legato.model.architectures import described
 from legato.model.latent_architectures import LATENT_ARCHITECTURES

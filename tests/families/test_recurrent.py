@@ -16,8 +16,8 @@ from legato.core.plan import FIRST_STATE, ChunkResult, ScheduledChunk
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.step_record import StepRecord
 from legato.core.token_ids import token_array
-from legato.engine.assembly import builder
-from legato.engine.assembly.builder import build_engine
+from legato.engine.build import builder
+from legato.engine.build.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import StepOutcome
 from legato.executor.torch_executor import TorchExecutor

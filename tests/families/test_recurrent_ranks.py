@@ -17,7 +17,7 @@ from legato.core.outputs import FinishReason
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.assembly.builder import build_engine
+from legato.engine.build.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.state_cache import StateCache
 from legato.model.decoder import Embedding

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
-from legato.engine.assembly.builder import load_runtime
+from legato.engine.build.builder import load_runtime
 from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_kernels import NativeKernels
 from legato.model.transformers_families import FAMILIES

@@ -17,8 +17,8 @@ from legato.engine.errors import RequestFailedError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.sequences import BegunStep
 from legato.executor.torch_executor import TorchExecutor
-from legato.gpu.executor import GpuExecutor
-from legato.model.base import CacheSpec
+from legato.gpu.gpu_executor import GpuExecutor
+from legato.model.model import CacheSpec
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.families.schedules import assert_best
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, Tiny, random_model

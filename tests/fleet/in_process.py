@@ -13,16 +13,16 @@ from legato.checkpoint.defaults import ModelDefaults
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.vocabulary import Vocabulary
+from legato.engine.client.submission import Prompts, Submission
 from legato.engine.errors import EngineDeadError
-from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.engine.frontend.submission import Prompts, Submission
 from legato.fleet.config import replica_config
 from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
+from legato.language.completion import Completion, CompletionDelta
 from legato.routing.request import Role
 from legato.simulation.engine_process import program
-from legato.text.vocabulary import Vocabulary
 
 STEP_S = 0.004
 

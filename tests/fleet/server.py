@@ -6,16 +6,16 @@ import sys
 from collections.abc import Awaitable
 from pathlib import Path
 
+from legato.api.run import serve
 from legato.checkpoint.defaults import ModelDefaults
 from legato.cli.flags import add_engine_flags, add_server_flags, engine_config, server_config
 from legato.cli.serve import announce
 from legato.core.config import EngineConfig
-from legato.engine.frontend.engine import Engine
+from legato.core.vocabulary import Vocabulary
+from legato.engine.client.engine import Engine
 from legato.fleet.engine import FleetEngine
-from legato.server.run import serve
-from legato.text.vocabulary import Vocabulary
+from tests.api.launch import ServerProcess
 from tests.fleet.in_process import InProcessReplicas, joined
-from tests.server.launch import ServerProcess
 
 REPLICAS = ("left", "right")
 

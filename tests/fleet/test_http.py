@@ -12,10 +12,10 @@ from legato.core.step_record import StepRecord
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import read_story
 from legato.observe.traces.trace_file import read_trace
+from tests.api.launch import ServerProcess
+from tests.api.watch import watching
 from tests.fleet.in_process import write_profile
 from tests.fleet.server import REPLICAS, launched
-from tests.server.launch import ServerProcess
-from tests.server.watch import watching
 
 
 @pytest.fixture(scope="module")

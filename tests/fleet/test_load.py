@@ -10,9 +10,9 @@ from legato.core.outputs import RefusalReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.errors import OverloadedError
-from legato.engine.frontend.completion import Completion
 from legato.fleet.autoscaling import strain, wanted_replicas
 from legato.fleet.engine import FleetEngine
+from legato.language.completion import Completion
 from tests.fleet.in_process import (
     CONFIG,
     EVERYONES,

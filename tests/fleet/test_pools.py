@@ -21,15 +21,15 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.core.token_ids import token_array
+from legato.engine.client.kv_tickets import KVTransferParams, signature
+from legato.engine.client.submission import Prompts
 from legato.engine.errors import EngineDeadError, OverloadedError
-from legato.engine.frontend.completion import CompletionDelta
-from legato.engine.frontend.kv_tickets import KVTransferParams, signature
-from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.engine import FleetEngine
 from legato.fleet.records import _TIMES
 from legato.fleet.replica import Replica
 from legato.fleet.replica_messages import Brought, FromReplica, Joined, Sent, Ticketed
+from legato.language.completion import CompletionDelta
 from legato.observe.traces.request_story import read_stories
 from legato.observe.traces.tracer import Tracer
 from tests.fleet.in_process import (

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.api.launch import ServerProcess, wait_until
 from tests.fleet.in_process import write_profile
-from tests.server.launch import ServerProcess, wait_until
 
 pytestmark = [
     pytest.mark.fleet,

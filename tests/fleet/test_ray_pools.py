@@ -10,8 +10,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.api.launch import ServerProcess, wait_until
 from tests.fleet.in_process import write_profile
-from tests.server.launch import ServerProcess, wait_until
 
 pytestmark = [
     pytest.mark.fleet,

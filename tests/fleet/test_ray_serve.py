@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from legato.core.errors import ConfigError
+from tests.api.launch import free_port, wait_until
 from tests.fleet.in_process import write_profile
-from tests.server.launch import free_port, wait_until
 
 pytestmark = [
     pytest.mark.fleet,

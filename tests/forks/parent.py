@@ -22,11 +22,11 @@ from tests.forks.process import run_program
 _MODULES = (
     "legato.cli.main",
     "legato.cli.serve",
-    "legato.engine.assembly.builder",
+    "legato.engine.build.builder",
     "legato.lab.commands.bench",
-    "legato.server.http_server",
-    "legato.server.run",
-    "legato.server.text.zygote",
+    "legato.api.http_server",
+    "legato.api.run",
+    "legato.api.reading.zygote",
     "transformers",
 )
 MAX_BYTES = 2**16

@@ -23,6 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers.utils import logging
 
+from tests.api.launch import ServerProcess, running_server
 from tests.fuzz import answers, pipelines
 from tests.fuzz.checkpoints import Seeds, memory_limit, try_one
 from tests.fuzz.clients import FLAGS, attack
@@ -42,7 +43,6 @@ from tests.fuzz.settings import change_settings
 from tests.fuzz.starved import starve
 from tests.fuzz.stopped import stop_processes
 from tests.fuzz.watched import Attempt, attack_watched
-from tests.server.launch import ServerProcess, running_server
 
 _LARGE_FLAGS = ("--max-num-seqs", "8")
 """Few, so that the requests of hostile clients alone do not make each step slow."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from tests.api.launch import ServerProcess
+from tests.api.wire import connect, post
 from tests.fuzz.clients import UnexpectedAnswerError
 from tests.fuzz.memory import watching_growth
-from tests.server.launch import ServerProcess
-from tests.server.wire import connect, post
 
 FLAGS = ("--max-num-seqs", "16", "--max-waiting", "4096")
 """Steps that are short, however many completions one request asks for."""

@@ -26,10 +26,10 @@ from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.first_pass import check_forward
-from legato.text.tokenizer import load_tokenizer
+from legato.language.tokenizer.tokenizer import load_tokenizer
 from tests.checkpoint.test_gguf import write_gguf
 from tests.fuzz.bodies import mutated
-from tests.text.test_tokenizer import byte_level_metadata
+from tests.language.test_tokenizer import byte_level_metadata
 
 _CONFIG = LlamaConfig(
     vocab_size=264, hidden_size=32, intermediate_size=32, num_hidden_layers=1,

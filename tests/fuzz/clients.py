@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from tests.api.launch import ServerProcess, long_request
+from tests.api.wire import connect, post
 from tests.fuzz.bodies import mutated, random_request
-from tests.server.launch import ServerProcess, long_request
-from tests.server.wire import connect, post
 
 FLAGS = (
     "--max-model-len", "128", "--max-completions", "8", "--max-body-size", "256K",

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from tests.api.launch import ServerProcess
 from tests.fuzz.stopped import ask
-from tests.server.launch import ServerProcess
 
 _OFFSET = struct.Struct("q")
 _FILE_VARIABLE = "LEGATO_TEST_CLOCK"

@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.api.launch import ServerProcess, running_server
 from tests.fuzz.clients import FLAGS
-from tests.server.launch import ServerProcess, running_server
 
 
 @pytest.fixture(scope="package")

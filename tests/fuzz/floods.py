@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any
 
+from tests.api.launch import ServerProcess
+from tests.api.wire import connect, post, read_response
 from tests.fuzz.clients import UnexpectedAnswerError
-from tests.server.launch import ServerProcess
-from tests.server.wire import connect, post, read_response
 
 FLOOD_FLAGS = ("--max-num-seqs", "8", "--max-waiting", "24", "--ttft-slo", "2s", "--shed-load")
 """Few places, so that a flood fills them and the queue."""

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from http.client import HTTPException
 
+from tests.api.launch import ServerProcess
+from tests.api.wire import connect, post, read_response
 from tests.fuzz.bodies import mutated
 from tests.fuzz.clients import UnexpectedAnswerError, answer
 from tests.fuzz.large_bodies import LARGE, Body
-from tests.server.launch import ServerProcess
-from tests.server.wire import connect, post, read_response
 
 MAX_BODY_BYTES = 8 * 2**20
 """The default of `--max-body-size`."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from tests.server.launch import ServerProcess
+from tests.api.launch import ServerProcess
 
 _SAMPLE_S, _GROWTH_SAMPLE_S = 0.25, 0.05
 
@@ -107,4 +107,4 @@ def _processes(server: ServerProcess) -> list[psutil.Process]:
 
 def _part(process: psutil.Process) -> str:
     """Of the server: what reads grows and shrinks with what the HTTP process holds for it."""
-    return "engine" if "legato.engine.assembly.main" in process.cmdline() else "front end"
+    return "engine" if "legato.engine.main" in process.cmdline() else "front end"

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from tests.server.launch import ServerProcess
+from tests.api.launch import ServerProcess
 
 _INDEPENDENT = frozenset(
     ("stream", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http import HTTPStatus
 
+from tests.api.launch import ServerProcess
+from tests.api.wire import connect, post
 from tests.fuzz.bodies import mutated, random_request
 from tests.fuzz.clients import UnexpectedAnswerError
-from tests.server.launch import ServerProcess
-from tests.server.wire import connect, post
 
 FLAGS = ("--max-model-len", "128", "--max-completions", "8", "--max-num-seqs", "8")
 _MOST_BYTES = 256 * 2**10

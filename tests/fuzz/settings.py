@@ -6,9 +6,9 @@ from collections import Counter
 from http import HTTPStatus
 from typing import Any
 
+from tests.api.launch import ServerProcess, long_request
+from tests.api.wire import connect, post
 from tests.fuzz.clients import UnexpectedAnswerError, answer, check
-from tests.server.launch import ServerProcess, long_request
-from tests.server.wire import connect, post
 
 _NUM_TOKENS = 30
 _SECONDS: list[Any] = [

@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from tests.api.launch import ServerProcess, running_server, wait_until
 from tests.fuzz.stopped import ask, wait_for_health
-from tests.server.launch import ServerProcess, running_server, wait_until
 
 _FLAGS = ("--max-num-seqs", "16", "--log-level", "warning")
 _ROOTS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))

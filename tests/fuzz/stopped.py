@@ -13,10 +13,10 @@ import httpx
 import msgspec
 import psutil
 
+from tests.api.launch import ServerProcess, long_request, running_server
 from tests.fuzz.delays import Delays
 from tests.fuzz.watch import BROKEN, HEALTH, STREAM, Wait, read_waits, watching
 from tests.fuzz.watched import ITL_S, MAX_DELAY_S
-from tests.server.launch import ServerProcess, long_request, running_server
 
 _FLAGS = ("--max-num-seqs", "16", "--itl-slo", f"{ITL_S}s", "--log-level", "warning")
 _LONG_LIFE_S = 70.0

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
+from tests.api.launch import ServerProcess
 from tests.fuzz.answers import REQUESTS, ask
 from tests.fuzz.pipelines import KINDS, send_pipelines
 from tests.profiles import scaled
-from tests.server.launch import ServerProcess
 
 _NUM_ANSWERS, _NUM_PIPELINES = scaled(30), scaled(20)
 

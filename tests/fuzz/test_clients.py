@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from tests.api.launch import ServerProcess
 from tests.fuzz.clients import CLIENTS, attack
 from tests.profiles import scaled
-from tests.server.launch import ServerProcess
 
 _NUM_CLIENTS = scaled(250)
 

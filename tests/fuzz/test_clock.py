@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.launch import running_server
 from tests.fuzz.clock import has_compiler, shift_clock, shiftable_clock
 from tests.profiles import scaled
-from tests.server.launch import running_server
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler for the library")
 

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
+from tests.api.launch import ServerProcess
+from tests.api.servers import Servers
 from tests.fuzz.large import overwhelm
 from tests.fuzz.large_bodies import LARGE
 from tests.profiles import scaled
-from tests.server.launch import ServerProcess
-from tests.server.servers import Servers
 
 _MAX_BODY_BYTES = 256 * 2**10
 _NUM_BODIES = scaled(len(LARGE) + 8)

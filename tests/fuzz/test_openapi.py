@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.api.launch import ServerProcess
 from tests.fuzz.openapi import check_answers
 from tests.profiles import scaled
-from tests.server.launch import ServerProcess
 
 _NUM_EXAMPLES = scaled(6)
 _PATHS = (

@@ -18,14 +18,14 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats
 from legato.core.token_ids import token_array
+from legato.engine.client.submission import Prompts
 from legato.engine.errors import EngineDeadError
-from legato.engine.frontend.completion import CompletionDelta
-from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
 from legato.fleet.replica_messages import Brought, FromReplica, Sent
 from legato.fleet.replicas import Line
+from legato.language.completion import CompletionDelta
 from tests.fleet.in_process import CONFIG, InProcessReplicas, fleet, joined, no_text, write_profile
 from tests.fuzz.frames import broken
 from tests.profiles import scaled

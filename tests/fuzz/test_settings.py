@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
+from tests.api.launch import ServerProcess
 from tests.fuzz.settings import change_settings
 from tests.profiles import scaled
-from tests.server.launch import ServerProcess
 
 
 @pytest.mark.endurance

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from legato.core.kv_transfer import FetchBlocks
+from legato.transfer.block_memory import CacheMemory, Region
 from legato.transfer.exports import Exports
 from legato.transfer.fetch import Fetcher, Wanted
 from legato.transfer.local_mover import LocalMover
-from legato.transfer.memory import CacheMemory, Region
 from legato.transfer.mover import TransferError
 from legato.transfer.protocol import Ask, Challenge, Hello, new_nonce, proof
 from legato.transfer.service import ExportService

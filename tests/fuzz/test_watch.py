@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.api.launch import ServerProcess
 from tests.fuzz.delays import Delays
 from tests.fuzz.watch import HEALTH, MACHINE, STREAM, Wait, read_waits, watching
-from tests.server.launch import ServerProcess
 
 _STOPPED_S = 0.6
 _ITL_S = 0.1

@@ -23,8 +23,8 @@ import msgspec
 
 from legato.lab.load.token_stream import TokenStream
 from legato.simulation.record import RequestError
-from tests.server.launch import ServerProcess, long_request, wait_until
-from tests.server.wire import post
+from tests.api.launch import ServerProcess, long_request, wait_until
+from tests.api.wire import post
 
 HEALTH, STREAM, MACHINE, BROKEN = "health", "stream", "machine", "broken"
 """What was waited for: an answer of /health, the next token of the stream, a byte from an idle

@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from tests.api.launch import ServerProcess, running_server
 from tests.fuzz.clients import attack
 from tests.fuzz.delays import Delays
 from tests.fuzz.large import overwhelm
 from tests.fuzz.memory import held_bytes, watching_peak
 from tests.fuzz.watch import BROKEN, HEALTH, STREAM, read_waits, watching
-from tests.server.launch import ServerProcess, running_server
 
 MAX_DELAY_S = 0.05
 """That a case may cause, beyond what the machine itself did meanwhile."""

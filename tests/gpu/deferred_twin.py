@@ -24,7 +24,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from legato.core.plan import BlockMove, StepPlan
 from legato.gpu.device import Event
-from legato.gpu.executor import GpuExecutor
+from legato.gpu.gpu_executor import GpuExecutor
 from tests.gpu.host_twin import Call, HostTwin
 
 _launching = threading.local()

@@ -12,11 +12,11 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.executor.base import Executor
+from legato.executor.executor import Executor
 from legato.executor.state_cache import StateCache
 from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import CudaDevice, Device
-from legato.gpu.executor import GpuExecutor
+from legato.gpu.gpu_executor import GpuExecutor
 from legato.gpu.step_program import StepProgram
 from legato.kv.manager import KVCacheManager
 from legato.kv.state_slots import StateSlots

@@ -31,10 +31,10 @@ from legato.gpu.recurrence import mix
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, sample
 from legato.gpu.state_work import StateWorkShape
 from legato.gpu.work_items import Tiling, has_wide_tiles, section_size, work_lists
-from legato.model.base import SCALE_BYTES
 from legato.model.decoder_layer import make_recurrence
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from legato.model.mlp_spec import Activation, MoeSpec
+from legato.model.model import SCALE_BYTES
 from legato.model.states import make_states
 from tests.gpu.limits import Architecture
 from tests.model.random_models import with_recurrence

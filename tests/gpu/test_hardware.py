@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from legato import LLM, SamplingParams
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
-from legato.engine.prompts import TokensPrompt
+from legato.llm.prompts import TokensPrompt
 
 SHAPE = {
     "vocab_size": 4096,

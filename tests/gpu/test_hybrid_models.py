@@ -11,8 +11,8 @@ from legato.core.errors import ConfigError
 from legato.core.plan import SCRATCH_STATE
 from legato.core.request import AddRequest
 from legato.core.rows import RowCounts
-from legato.gpu.executor import GpuExecutor
 from legato.gpu.first_pass import check_first_pass
+from legato.gpu.gpu_executor import GpuExecutor
 from legato.gpu.runner import GraphRunner
 from legato.gpu.warm_up import warm_up
 from legato.kv.state_slots import StateSlots

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from legato.core.plan import BlockMove
-from legato.engine.assembly.ranks.rank_start import FromLead
+from legato.engine.build.ranks.rank_start import FromLead
 from legato.engine.errors import EngineFaultError
 from legato.engine.process.channel import pack, unpacker
 from legato.executor.ranks.rank_messages import RankReport, ToRank

@@ -6,8 +6,8 @@ import torch
 from legato.executor.attention.rounding import mix
 from legato.gpu.kernels.mixing import mix_heads
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
-from legato.model.base import SCALE_BYTES
 from legato.model.linear import RMSNorm
+from legato.model.model import SCALE_BYTES
 from legato.model.rope import RopeFrequencies, RotaryEmbedding, rotate
 from tests.gpu.numbers import assert_near, each_dtype
 from tests.gpu.paged import quantized_cache

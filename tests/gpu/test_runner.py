@@ -12,7 +12,7 @@ from legato.core.config import SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.rows import GPU_ROWS, RowCounts
 from legato.gpu import runner
-from legato.gpu.executor import GpuExecutor
+from legato.gpu.gpu_executor import GpuExecutor
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_inputs import StepSize
 from legato.gpu.step_program import StepProgram

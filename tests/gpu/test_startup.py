@@ -10,14 +10,14 @@ from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.rows import GPU_ROWS, ExpertCounts, RowCounts
 from legato.core.sampling_params import MAX_LOGPROBS
-from legato.engine.assembly import blueprint, builder, gpu
-from legato.engine.assembly.builder import build_engine
+from legato.engine.build import blueprint, builder, gpu
+from legato.engine.build.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.process.messages import EngineInfo
+from legato.engine.process.engine_messages import EngineInfo
 from legato.gpu import device, runner
 from legato.gpu.device import Memory
-from legato.gpu.executor import GpuExecutor
 from legato.gpu.first_pass import check_first_pass
+from legato.gpu.gpu_executor import GpuExecutor
 from legato.gpu.memory import free_for_cache
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_inputs import StepSize

@@ -13,7 +13,7 @@ from legato.core.outputs import FinishReason
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.step_record import StepRecord
 from legato.executor.draw import uniform_numbers
-from legato.gpu.executor import GpuExecutor
+from legato.gpu.gpu_executor import GpuExecutor
 from legato.gpu.slots import Slots
 from legato.speculation.drafter import Drafter
 from tests.gpu.executors import MAX_LEN, Engine, request

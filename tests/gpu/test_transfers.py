@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from legato.core.errors import ConfigError
-from legato.engine.assembly.transfers import cache_memory
+from legato.engine.build.transfers import cache_memory
 from legato.transfer import nixl_mover
+from legato.transfer.block_memory import CacheMemory, Region
 from legato.transfer.local_mover import LocalMover
-from legato.transfer.memory import CacheMemory, Region
 from legato.transfer.nixl_mover import NixlMover
 from tests.engine.peers import Engine, fetched, run, sent, transferred
 from tests.gpu.host_twin import on_the_twin

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from legato import LLM
-from legato.engine.assembly import gpu
+from legato.engine.build import gpu
 from tests.families.schedules import assert_best
 from tests.families.test_windows import FAMILIES, generate, poisoned, prompt, settings
 from tests.families.tiny import random_model

@@ -4,7 +4,7 @@ from llguidance import LLTokenizer
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.grammar.tokens import grammar_tokenizer
-from legato.text.tokenizer import Tokenizer, load_tokenizer
+from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from llguidance import LLTokenizer
 
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
-from legato.text.tokenizer import Tokenizer, load_tokenizer
+from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 
 @cache

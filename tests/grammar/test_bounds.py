@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
+from legato.api.bodies.chat_tools import FunctionDefinition
+from legato.api.bodies.output_form import enforced
+from legato.api.openai.chat_body import ChatRequest
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
-from legato.grammar.bounds import MAX_NESTING, MAX_SCHEMAS, excess
-from legato.grammar.check import GrammarChecker
-from legato.grammar.compiled import compile_grammar
-from legato.grammar.place import faulty_place
-from legato.grammar.source import MAX_GRAMMAR_CHARS
+from legato.core.vocabulary import Vocabulary
+from legato.grammar.matcher import compile_grammar
 from legato.grammar.tokens import grammar_tokenizer
-from legato.server.requests.argument_grammar import ArgumentGrammar
-from legato.server.requests.chat import ChatRequest
-from legato.server.requests.lark_text import LarkText
-from legato.server.requests.message_grammar import message_form
-from legato.server.requests.output_form import enforced
-from legato.server.requests.tools import FunctionDefinition
-from legato.text.argument_types import tool_parameters
-from legato.text.known_syntaxes import GEMMA, GLM, HERMES, LFM
-from legato.text.message_syntax import MessageSyntax, NamedCall, ToolCallSyntax
-from legato.text.vocabulary import Vocabulary
+from legato.language.forms.argument_grammar import ArgumentGrammar
+from legato.language.forms.bounds import MAX_NESTING, MAX_SCHEMAS, excess
+from legato.language.forms.check import GrammarChecker
+from legato.language.forms.lark_text import LarkText
+from legato.language.forms.message_grammar import message_form
+from legato.language.forms.place import faulty_place
+from legato.language.forms.source import MAX_GRAMMAR_CHARS
+from legato.language.message.argument_types import tool_parameters
+from legato.language.message.known_syntaxes import GEMMA, GLM, HERMES, LFM
+from legato.language.message.message_syntax import MessageSyntax, NamedCall, ToolCallSyntax
 from tests.profiles import examples
 
 _VOCABULARY = Vocabulary.of([bytes([byte]) for byte in range(256)], frozenset())

@@ -9,8 +9,8 @@ import pytest
 
 from legato import SamplingParams, StructuredOutputs
 from legato.core.errors import InvalidRequestError
-from legato.grammar.check import GrammarChecker
-from legato.text.tokenizer import Tokenizer
+from legato.language.forms.check import GrammarChecker
+from legato.language.tokenizer.tokenizer import Tokenizer
 
 AHEAD = {"type": "string", "pattern": "(?=a)b"}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, grammar_from
 
 from legato.core.errors import InvalidRequestError
-from legato.grammar.escaped_lark import escaped_lark
+from legato.language.forms.escaped_lark import escaped_lark
 from tests.grammar.default_tokens import default_llguidance, default_tokenizer
 
 PATCH = r"""

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from legato import StructuredOutputs
 from legato.core.errors import InvalidRequestError
-from legato.grammar.check import GrammarChecker
-from legato.grammar.recursion import endless_place
-from legato.text.tokenizer import Tokenizer
+from legato.language.forms.check import GrammarChecker
+from legato.language.forms.recursion import endless_place
+from legato.language.tokenizer.tokenizer import Tokenizer
 from tests.profiles import examples
 
 SELF = {"$ref": "#"}

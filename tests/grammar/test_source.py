@@ -8,11 +8,11 @@ from llguidance import LLTokenizer
 
 from legato import StructuredOutputs
 from legato.core.errors import InvalidRequestError
-from legato.grammar.check import GrammarChecker
-from legato.grammar.compiled import compile_grammar
-from legato.grammar.source import grammar_source
+from legato.grammar.matcher import compile_grammar
 from legato.grammar.tokens import special_token_texts
-from legato.text.tokenizer import Tokenizer
+from legato.language.forms.check import GrammarChecker
+from legato.language.forms.source import grammar_source
+from legato.language.tokenizer.tokenizer import Tokenizer
 
 PERSON = {
     "type": "object",

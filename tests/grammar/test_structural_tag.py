@@ -8,8 +8,8 @@ from llguidance import LLTokenizer
 
 from legato import StructuredOutputs
 from legato.core.errors import InvalidRequestError
-from legato.grammar.source import grammar_source
-from legato.text.tokenizer import Tokenizer
+from legato.language.forms.source import grammar_source
+from legato.language.tokenizer.tokenizer import Tokenizer
 from tests.grammar.test_source import takes
 
 TAGS = [

@@ -1,8 +1,8 @@
 """llguidance's tokens are the model's, by the bytes that outputs get."""
 
-from legato.grammar.compiled import compile_grammar
+from legato.grammar.matcher import compile_grammar
 from legato.grammar.tokens import grammar_tokenizer, small_tokenizer
-from legato.text.tokenizer import Tokenizer
+from legato.language.tokenizer.tokenizer import Tokenizer
 
 
 def test_each_token_has_its_bytes(tokenizer: Tokenizer) -> None:

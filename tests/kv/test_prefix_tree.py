@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from legato.core.block_ids import block_array
 from legato.core.token_ids import token_array
+from legato.kv.block_ids import block_array
 from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import Key, Node, SoughtTokens
 from legato.kv.prefix_tree import PrefixTree

@@ -2,10 +2,10 @@
 
 import pytest
 
-from legato.core.block_ids import BlockIds, block_array
 from legato.core.errors import ConfigError
 from legato.core.kv_events import HitEnds
 from legato.core.request import Request
+from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.manager import KVCacheManager
 from legato.kv.window_group import WindowGroup
 from legato.kv.window_groups import WindowGroups

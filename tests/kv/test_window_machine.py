@@ -7,8 +7,8 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from legato.core.block_ids import BlockIds
 from legato.core.request import Request
+from legato.kv.block_ids import BlockIds
 from legato.kv.handovers import Handover
 from legato.kv.window_group import WindowGroup
 from tests.kv.hit_ends import HitEndsMachine

@@ -1,8 +1,8 @@
 import pytest
 
 from legato.lab.load.client import Address
-from tests.server.launch import ServerProcess
-from tests.server.servers import Servers
+from tests.api.launch import ServerProcess
+from tests.api.servers import Servers
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from legato.lab.commands import capacity_settings
 from legato.lab.load.client import Address
 from legato.lab.report.report_file import CapacityReport, ProbeReport, RunReport, read_report
 from legato.lab.workload.mixes import MIXES
+from tests.api.launch import MODEL
 from tests.forks.start import run
 from tests.lab.test_traces import AZURE
-from tests.server.launch import MODEL
 
 
 def bench(*args: str) -> "subprocess.CompletedProcess[str]":

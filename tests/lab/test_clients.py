@@ -14,8 +14,8 @@ from benchmarks.clients.trial import Outcome, Target, outcomes
 from benchmarks.runner.machine import Machine
 from transformers import AutoTokenizer
 
-from tests.server.launch import MODEL, ServerProcess
-from tests.server.servers import TRUSTING, Servers
+from tests.api.launch import MODEL, ServerProcess
+from tests.api.servers import TRUSTING, Servers
 
 _PROTOCOL = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); from protocol import *"
 

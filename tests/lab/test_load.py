@@ -14,7 +14,7 @@ from legato.lab.load.client import Address, ServedModel, connect
 from legato.lab.load.open_loop import StopWhen, send_workload, warm_up
 from legato.simulation.record import OnProgress, RequestRecord, Status
 from legato.simulation.workload import RandomPrompts, Workload, WorkloadRequest
-from tests.server.launch import MODEL, ServerProcess, running_server
+from tests.api.launch import MODEL, ServerProcess, running_server
 
 
 def send(

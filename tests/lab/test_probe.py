@@ -9,8 +9,8 @@ import pytest
 from legato.lab.load.client import Address, connect
 from legato.lab.probe import Probe, ProbeResult
 from legato.simulation.record import RequestError
-from tests.server.launch import ServerProcess, running_server
-from tests.server.servers import DRAFTING, Servers
+from tests.api.launch import ServerProcess, running_server
+from tests.api.servers import DRAFTING, Servers
 
 RESULT = ProbeResult(
     token_times_s=[[-4.0, -2.0, -1.0, 0.5, 3.5, 4.0], [-2.5, 0.0, 2.0, 2.5, 9.0]],

@@ -5,8 +5,8 @@ from itertools import accumulate
 
 import torch
 
-from legato.model.base import Model
 from legato.model.decoder import Decoder
+from legato.model.model import Model
 from legato.model.states import Run, StateShape, StepStates, make_states
 
 

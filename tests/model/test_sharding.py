@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.loader import load_model
 from legato.core.errors import ConfigError
 from legato.model import sharding
-from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
+from legato.model.model import StepAttention
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_recurrence import NativeMixer
 from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from legato.api.answer_format import UsageCounter
 from legato.core.outputs import RequestOutput
 from legato.core.step_record import (
     AnswerRecord,
@@ -17,10 +18,9 @@ from legato.core.step_record import (
     RequestEnded,
     StepRecord,
 )
-from legato.engine.frontend.completion import CompletionDelta
+from legato.language.completion import CompletionDelta
 from legato.observe.traces.feed import RecordFeed
 from legato.observe.traces.spans import Progress, Progresses, SpanExport, span_attributes
-from legato.server.generation.answer_format import UsageCounter
 from tests.observe.recorded import answer_record, recorded_run
 
 

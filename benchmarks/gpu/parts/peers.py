@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from benchmarks.gpu.clock import captured, median_s
 from benchmarks.gpu.figures import PartFailedError, Report, Row
 from benchmarks.gpu.settings import Settings
-from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.loader import open_checkpoint
-from legato.model.base import StepAttention
 from legato.model.decoder import Decoder
+from legato.model.model import StepAttention
 from legato.model.spec import DecoderSpec
 
 TITLE = "Peers"

@@ -11,8 +11,8 @@ from benchmarks.gpu.settings import Settings
 from legato.core.config import Quantization
 from legato.core.plan import ScheduledChunk
 from legato.core.sampling_params import SamplingParams
-from legato.engine.assembly.builder import load_runtime
-from legato.engine.assembly.runtime import ModelRuntime
+from legato.engine.build.builder import load_runtime
+from legato.engine.build.runtime import ModelRuntime
 from legato.lab.made_up_steps import MadeUpSteps, TimedStep
 from legato.lab.work import operators_of
 from legato.model.spec import DecoderSpec

@@ -12,7 +12,7 @@ from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.settings import Settings
 from legato import AsyncLLM
 from legato.core.sampling_params import SamplingParams
-from legato.engine.prompts import TokensPrompt
+from legato.llm.prompts import TokensPrompt
 
 _STEADY_DELIVERIES = 16
 

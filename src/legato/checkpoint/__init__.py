@@ -1,1 +1,1 @@
-"""Floor 2: checkpoints on disk: files, formats, defaults, and loading them into models."""
+"""Floor 3: checkpoints on disk: files, formats, defaults, and loading them into models."""

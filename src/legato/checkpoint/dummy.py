@@ -10,14 +10,14 @@ from functools import partial
 
 import torch
 
-from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.described import read_spec, weight_shapes
 from legato.checkpoint.gguf import open_gguf_checkpoint
 from legato.checkpoint.hugging_face import read_config
 from legato.checkpoint.source import ModelSource
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
-from legato.model.base import NamedWeights
+from legato.model.model import NamedWeights
 from legato.model.spec import DecoderSpec
 from legato.model.transformers_spec import TransformersSpec
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.gguf_architectures import ARCHITECTURES, ROPE_FACTORS
 from legato.checkpoint.gguf_blocks import SPLIT_TYPES
 from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import described, transforms
-from legato.model.base import NamedWeights
+from legato.model.model import NamedWeights
 from legato.model.quantization import QuantizedWeight
 from legato.model.spec import DecoderSpec
 from legato.model.transforms import Transform, shapes_after, transformed

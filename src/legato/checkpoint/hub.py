@@ -3,7 +3,7 @@
 import torch
 from msgspec.structs import replace
 
-from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.described import read_spec, weight_shapes
 from legato.checkpoint.hugging_face import (
     num_labels,
@@ -17,7 +17,7 @@ from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.validation import refusing_what_fails
 from legato.model.architectures import text_config
-from legato.model.base import NamedWeights
+from legato.model.model import NamedWeights
 from legato.model.spec import DecoderSpec
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.json_file import read_json
 from legato.checkpoint.quantization_config import method_of, scheme_of
 from legato.checkpoint.scheme import Header

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.described import weight_shapes
 from legato.checkpoint.dummy import open_dummy_checkpoint
 from legato.checkpoint.finite import check_finite
@@ -19,9 +19,9 @@ from legato.checkpoint.hugging_face import open_hf_checkpoint, read_config
 from legato.checkpoint.source import configured_source
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
-from legato.model.base import Model, NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
+from legato.model.model import Model, NamedWeights
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_model import NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack

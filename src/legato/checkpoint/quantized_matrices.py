@@ -7,7 +7,7 @@ import torch
 
 from legato.checkpoint.scheme import Header, Scheme, check_parts
 from legato.core.errors import UnsupportedModelError
-from legato.model.base import NamedWeights
+from legato.model.model import NamedWeights
 
 
 class QuantizedMatrices:

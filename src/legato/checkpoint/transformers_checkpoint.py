@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.quantization_config import method_of, scheme_of
 from legato.checkpoint.transformers_tensors import TransformersTensors, in_order
 from legato.checkpoint.weight_files import WeightFiles, dtype_named

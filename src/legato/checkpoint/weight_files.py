@@ -12,7 +12,7 @@ from legato.checkpoint.json_file import read_json
 from legato.checkpoint.quantized_matrices import QuantizedMatrices
 from legato.checkpoint.scheme import Header, Scheme, num_bytes
 from legato.core.errors import UnsupportedModelError
-from legato.model.base import NamedWeights
+from legato.model.model import NamedWeights
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"

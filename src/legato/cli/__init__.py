@@ -1,1 +1,1 @@
-"""Floor 11: the `legato` command."""
+"""Floor 10: the `legato` command."""

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the costs and the error of the fit; returns the exit status."""
     from rich.console import Console
 
-    from legato.engine.assembly.builder import load_runtime
+    from legato.engine.build.builder import load_runtime
     from legato.scheduler.cost_fit import fit
 
     runtime = load_runtime(engine_config(args))

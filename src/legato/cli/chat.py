@@ -68,7 +68,7 @@ def _remote(args: argparse.Namespace) -> Answer:
 
 
 def _local(args: argparse.Namespace) -> Answer:
-    from legato.engine.llm import LLM
+    from legato.llm.llm import LLM
 
     llm = LLM.from_config(engine_config(args))
     defaults = msgspec.structs.replace(llm.get_default_sampling_params(), max_tokens=None)

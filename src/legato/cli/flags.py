@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from legato.api.config import ServerConfig
 from legato.cli.values import (
     SLO_CLASS,
     byte_size,
@@ -27,7 +28,6 @@ from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig, engine_parts
 from legato.core.config_fields import Config, Field, Kind, fields_of
 from legato.core.sampling_params import SamplingParams
-from legato.server.config import ServerConfig
 
 
 class AddItems(argparse.Action):

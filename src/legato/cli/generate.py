@@ -30,7 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print the completions, in the order of the prompts, with a blank line between them."""
-    from legato.engine.llm import LLM
+    from legato.llm.llm import LLM
 
     prompts = args.prompts or [sys.stdin.read()]
     llm = LLM.from_config(engine_config(args))

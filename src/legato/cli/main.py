@@ -7,7 +7,7 @@ from importlib import import_module
 
 from legato.cli.command_parser import CommandParser
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
-from legato.core.memory import check_address_space, describe_shortage, is_shortage
+from legato.core.memory_limits import check_address_space, describe_shortage, is_shortage
 from legato.core.version import __version__
 
 _SERVING, _LAB = "legato.cli", "legato.lab.commands"

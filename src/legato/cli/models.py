@@ -10,7 +10,7 @@ from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from legato.engine.model_report import ModelReport
+    from legato.engine.build.model_report import ModelReport
 
 _REFUSED = 1
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         _print_architectures(as_json=args.json)
         return 0
     # A local import: these modules load torch, which the help does not need.
-    from legato.engine.model_report import report_model
+    from legato.engine.build.model_report import report_model
 
     try:
         report = report_model(ModelConfig(model=args.model, revision=args.revision))

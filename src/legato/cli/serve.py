@@ -15,7 +15,7 @@ from legato.cli.flags import (
 from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from legato.engine.process.messages import EngineInfo
+    from legato.engine.process.engine_messages import EngineInfo
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -38,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped; returns the exit status."""
-    from legato.server.run import serve
+    from legato.api.run import serve
 
     logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     merge_model(args)

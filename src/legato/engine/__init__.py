@@ -1,1 +1,1 @@
-"""Floor 7: the loop, the process it lives in, and the front end that feeds it."""
+"""Floor 6: tokens to tokens: the loop, the process it lives in, and the client of both."""

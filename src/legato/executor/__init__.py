@@ -1,1 +1,1 @@
-"""Floor 5: runs step plans, on PyTorch or simulated on a virtual clock."""
+"""Floor 4: runs step plans, on PyTorch or simulated on a virtual clock."""

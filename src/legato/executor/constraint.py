@@ -8,7 +8,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from legato.core.plan import Fault
-from legato.grammar.compiled import Grammar, raising_no_panic
+from legato.grammar.matcher import Grammar, raising_no_panic
 
 Masks = npt.NDArray[np.uint32]
 """[rows, words]: a bit for each token that may come next; token 0 is the lowest bit of word 0."""

@@ -12,9 +12,9 @@ import msgspec
 
 from legato.core.plan import ChunkResult, RowCut, StepPlan, StepResult
 from legato.core.rows import RowCounts
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.batch import PackedBatch
-from legato.model.base import FirstRows
+from legato.model.model import FirstRows
 
 LAYERS_A_LOOK = 5
 """Layers from one look at the clock to the next. A look costs a call of the native layers."""

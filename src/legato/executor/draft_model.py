@@ -19,13 +19,13 @@ from legato.core.request import AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import DrafterName
 from legato.core.token_ids import token_array
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.batch import pack
-from legato.executor.memory import raising_memory_error
+from legato.executor.cache_memory import raising_memory_error
 from legato.executor.sequence import SequenceState
 from legato.executor.torch_executor import torch_threads
 from legato.kv.block_pool import BlockPool
-from legato.model.base import Model
+from legato.model.model import Model
 from legato.speculation.drafter import Draft, Drafted
 from legato.speculation.pass_times import PassTimes
 from legato.speculation.survival import Luck, Rates

@@ -13,11 +13,11 @@ from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.executor.state_cache import StateCache
-from legato.model.base import Model
+from legato.model.model import Model
 
 _MAX_TOKENS = 8
 

@@ -15,12 +15,11 @@ from legato.core.plan import ScheduledChunk
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
-from legato.model.base import Model
 from legato.model.decoder import Decoder
 from legato.model.decoder_layer import make_recurrence
 from legato.model.mixer_spec import (
@@ -31,6 +30,7 @@ from legato.model.mixer_spec import (
     ShortConvSpec,
 )
 from legato.model.mlp_spec import MlpSpec
+from legato.model.model import Model
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_model import NativeModel
 from legato.model.native_operators import NativeLinear

@@ -13,7 +13,7 @@ from llguidance import LLExecutor, LLMatcher
 from legato.core.control_groups import usable_cores
 from legato.core.worker import Worker
 from legato.executor.constraint import Constraint, Masks
-from legato.grammar.compiled import STACK_BYTES, raising_no_panic
+from legato.grammar.matcher import STACK_BYTES, raising_no_panic
 
 logger = logging.getLogger(__name__)
 

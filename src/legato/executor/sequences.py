@@ -15,7 +15,7 @@ from legato.executor.mask_maker import MaskMaker
 from legato.executor.pooling import Float64s
 from legato.executor.sampler import NO_TOKEN
 from legato.executor.sequence import SamplingRow, SequenceState
-from legato.grammar.compiled import Grammar
+from legato.grammar.matcher import Grammar
 
 _Value = TypeVar("_Value")
 

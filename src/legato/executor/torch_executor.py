@@ -8,12 +8,12 @@ import torch
 
 from legato.core.outputs import TokenLogprobs, TokenScores
 from legato.core.plan import BlockMove, StepPlan, StepResult
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
+from legato.executor.cache_memory import raising_memory_error
 from legato.executor.deadline import MIN_LAYERS, DeadlineWatch, with_dropped
 from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import Scores, compute_logprobs, score
-from legato.executor.memory import raising_memory_error
 from legato.executor.pooling import Float64s
 from legato.executor.sampler import NO_TOKEN, sample
 from legato.executor.sequences import (
@@ -25,8 +25,8 @@ from legato.executor.sequences import (
     scored_prompt,
 )
 from legato.executor.state_cache import StateCache
-from legato.grammar.compiled import Grammar
-from legato.model.base import Model
+from legato.grammar.matcher import Grammar
+from legato.model.model import Model
 from legato.model.states import StepStates
 
 LOGITS_ROWS = 128

@@ -5,7 +5,7 @@ import mmap
 import sys
 from typing import TYPE_CHECKING
 
-from legato.core.memory import free_memory_bytes
+from legato.core.memory_limits import free_memory_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Floor 10: several engines served as one, on Ray Serve."""
+"""Floor 9: several engines served as one, on Ray Serve."""
 
 from typing import Any
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from legato.api.config import ServerConfig
 from legato.core.cache_config import TransferConfig
 from legato.core.config import EngineConfig, engine_parts
 from legato.core.config_fields import Config, Flag
@@ -12,7 +13,6 @@ from legato.core.errors import ConfigError
 from legato.core.ranges import Count, Seconds
 from legato.routing.request import Role
 from legato.routing.scaling import SLOWER_S, SOONER_S
-from legato.server.config import ServerConfig
 
 Routing = Literal["kept-promise", "prefix-affinity", "power-of-two", "round-robin"]
 

@@ -14,8 +14,8 @@ from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import SloClass
-from legato.engine.frontend.kv_tickets import KVTransferParams, signature
-from legato.engine.frontend.submissions import Unfinished
+from legato.engine.client.kv_tickets import KVTransferParams, signature
+from legato.engine.client.submissions import Unfinished
 from legato.fleet.link import Link
 from legato.fleet.placements import Half, Placed, Placements
 from legato.fleet.replica_messages import Ticketed

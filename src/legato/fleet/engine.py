@@ -18,14 +18,15 @@ from legato.core.errors import ConfigError
 from legato.core.request import AddRequest
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import EngineRecord, RequestArrived, RequestSent
+from legato.core.vocabulary import Vocabulary
+from legato.engine.client.activity import Activity, sent
+from legato.engine.client.deliveries import Deliveries
+from legato.engine.client.kv_tickets import Tickets
+from legato.engine.client.settings import RunningSettings
+from legato.engine.client.submission import Prompts, Submission, Take
+from legato.engine.client.submissions import Submissions
 from legato.engine.errors import EngineDeadError
-from legato.engine.frontend.activity import Activity, sent
-from legato.engine.frontend.deliveries import Deliveries
-from legato.engine.frontend.kv_tickets import Tickets
-from legato.engine.frontend.settings import RunningSettings
-from legato.engine.frontend.submission import Prompts, Submission, Take
-from legato.engine.frontend.submissions import Submissions
-from legato.engine.process.messages import (
+from legato.engine.process.engine_messages import (
     ForgetCache,
     KnowVocabulary,
     SetAnnouncing,
@@ -49,7 +50,6 @@ from legato.fleet.replicas import Replicas
 from legato.fleet.totals import Totals
 from legato.routing.replica_view import STATE_EVERY_S
 from legato.routing.router import Router
-from legato.text.vocabulary import Vocabulary
 from legato.transfer.keys import read_key
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,13 @@ from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from legato.api.app import create_app
+from legato.api.bodies.serving import Serving
+from legato.api.config import ServerConfig
+from legato.api.http.middleware import REQUEST_ID, Lifecycle
+from legato.api.http.outlet import AsgiOutlet
+from legato.api.http_server import begin_tracing, metrics_of
+from legato.api.readers.reader_pool import TextProcesses
 from legato.checkpoint.source import configured_source
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
@@ -19,14 +26,7 @@ from legato.fleet.config import check_fleet, fleet_settings
 from legato.fleet.deployment import RayReplicas, replicas_app
 from legato.fleet.engine import FleetEngine
 from legato.fleet.exposure import check_reach, open_on_this_node
-from legato.server.app import create_app
-from legato.server.config import ServerConfig
-from legato.server.http.middleware import REQUEST_ID, Lifecycle
-from legato.server.http.outlet import AsgiOutlet
-from legato.server.http_server import begin_tracing, metrics_of
-from legato.server.requests.serving import Serving
-from legato.server.text.text_processes import TextProcesses
-from legato.text.text_source import text_source
+from legato.language.tokenizer.text_source import text_source
 
 _MOST_ONGOING = 100_000
 _DRAIN_S = 3600.0

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.stats import EngineStats, ReplicaStats
 from legato.engine.process.channel import pack, unpacker
-from legato.engine.process.messages import EngineInfo
+from legato.engine.process.engine_messages import EngineInfo
 from legato.engine.process.pending import MAX_SENT_TOKENS, PendingRequests
 from legato.fleet.records import ForeignClock
 from legato.fleet.replica_messages import FromReplica, Joined, Sent, Ticketed, ToReplica

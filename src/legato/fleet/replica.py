@@ -18,13 +18,12 @@ from legato.core.request import AbortRequest, AddRequest
 from legato.core.slo import SloClass
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
+from legato.engine.client.kv_tickets import KVTransferParams, Tickets
+from legato.engine.client.requests import check_request
+from legato.engine.client.settings import RunningSettings
 from legato.engine.errors import EngineDeadError
-from legato.engine.frontend.kv_tickets import KVTransferParams, Tickets
-from legato.engine.frontend.requests import check_request
-from legato.engine.frontend.settings import RunningSettings
 from legato.engine.process.channel import pack, unpacker
-from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import (
+from legato.engine.process.engine_messages import (
     EngineInfo,
     ForgetCache,
     KnowVocabulary,
@@ -34,6 +33,7 @@ from legato.engine.process.messages import (
     StepOutputs,
     WatchCache,
 )
+from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.supervisor import EngineSupervisor
 from legato.fleet.records import of_replica
 from legato.fleet.replica_messages import (

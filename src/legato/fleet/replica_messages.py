@@ -13,8 +13,8 @@ from legato.core.replica_state import ReplicaState
 from legato.core.request import AddRequest, Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
-from legato.engine.frontend.kv_tickets import KVTransferParams
-from legato.engine.process.messages import (
+from legato.engine.client.kv_tickets import KVTransferParams
+from legato.engine.process.engine_messages import (
     EngineInfo,
     ForgetCache,
     KnowVocabulary,

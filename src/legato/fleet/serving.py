@@ -6,18 +6,18 @@ from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 
+from legato.api.config import ServerConfig
+from legato.api.run import Announce, serve
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.addresses import is_loopback
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.engine.frontend.engine import Engine
+from legato.core.vocabulary import Vocabulary
+from legato.engine.client.engine import Engine
 from legato.fleet.config import FleetConfig, check_fleet
 from legato.fleet.engine import FleetEngine
 from legato.fleet.exposure import check_reach, keep_to_this_machine
 from legato.fleet.replicas import Replicas
-from legato.server.config import ServerConfig
-from legato.server.run import Announce, serve
-from legato.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 

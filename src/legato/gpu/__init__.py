@@ -1,1 +1,1 @@
-"""Floor 6: kernels and graphs for GPUs, and the executor that runs on them."""
+"""Floor 5: kernels and graphs for GPUs, and the executor that runs on them."""

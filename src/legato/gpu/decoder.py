@@ -25,13 +25,13 @@ from legato.gpu.step_inputs import StepInputs
 from legato.gpu.support import ACTIVATIONS, check_supported
 from legato.gpu.weights import check_fp8, load_weights
 from legato.model.attention_layer import Attention
-from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder, Embedding, embedding_scale
 from legato.model.decoder_layer import DecoderLayer
 from legato.model.experts import MixtureBesideMlp, MixtureOfExperts, Router
 from legato.model.linear import LayerNorm, RMSNorm, scaled
 from legato.model.mlp import MLP, UngatedMLP
+from legato.model.model import NamedWeights
 from legato.model.recurrence import Convolution, RecurrentMixer
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec, LayerSpec

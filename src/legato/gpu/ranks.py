@@ -17,7 +17,7 @@ from legato.executor.ranks.rank_messages import DeviceStep, Followers, Moves, Ro
 from legato.executor.sequences import BegunStep
 from legato.gpu.block_table import Int32s, Int64s, change_table
 from legato.gpu.device import Device
-from legato.gpu.executor import GpuExecutor
+from legato.gpu.gpu_executor import GpuExecutor
 from legato.gpu.host_cache import GpuHostCache
 from legato.gpu.step_inputs import HostStep, StagedInputs, StepSize
 from legato.gpu.step_loader import StepLoader

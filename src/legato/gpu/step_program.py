@@ -16,7 +16,7 @@ from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.sampler import sample
 from legato.gpu.step_inputs import Layout, StepInputs, StepSize
 from legato.gpu.work_items import Tiling, has_wide_tiles
-from legato.model.base import CacheGroup
+from legato.model.model import CacheGroup
 
 
 class Runner(Protocol):

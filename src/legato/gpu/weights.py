@@ -14,10 +14,10 @@ from legato.core.errors import ConfigError
 from legato.gpu.experts import GpuExperts, codes_of
 from legato.gpu.kernels.experts import ExpertWeights
 from legato.gpu.linear import Fp8Linear, QuantizedLinear, rounded
-from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
 from legato.model.experts import EXPERT_PARTS, Experts
 from legato.model.linear import FusedLinear, Linear
+from legato.model.model import NamedWeights
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
 from legato.model.quantized_forms import can_concatenate, concatenate, in_blocks
 

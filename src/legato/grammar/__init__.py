@@ -1,1 +1,1 @@
-"""Floor 4: grammars of outputs: from a request's form to the tokens that may come next."""
+"""Floor 2: a compiled grammar, from the tokens so far to those that may come next."""

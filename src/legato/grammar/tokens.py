@@ -2,7 +2,7 @@
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from legato.text.vocabulary import Vocabulary
+from legato.core.vocabulary import Vocabulary
 
 _END = b"<end of output>"
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from legato.core.block_ids import BlockIds, block_array
+from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.block_pool import BlockPool
 from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.prefix_node import Node, SoughtTokens, Way

@@ -8,8 +8,8 @@ hit of later requests: first of the request that it was fetched for.
 from collections.abc import Iterator
 from itertools import takewhile
 
-from legato.core.block_ids import BlockIds, block_array
 from legato.core.request import Request
+from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.block_tables import BlockTable, BlockTables
 from legato.kv.checkpoints import Checkpoint
 from legato.kv.lookup import PrefixLookup

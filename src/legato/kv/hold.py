@@ -4,9 +4,9 @@ import hashlib
 
 import msgspec
 
-from legato.core.block_ids import BlockIds
 from legato.core.kv_transfer import FetchBlocks, KVTransfer
 from legato.core.request import AddRequest, Request
+from legato.kv.block_ids import BlockIds
 from legato.kv.prefix_node import Node
 
 

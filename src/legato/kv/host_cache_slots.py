@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 
-from legato.core.block_ids import BlockIds, block_array
 from legato.core.plan import BlockMove
+from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.cache_events import CacheEvents
 from legato.kv.dependents import Dependents
 from legato.kv.prefix_node import Node, host_key

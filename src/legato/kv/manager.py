@@ -4,12 +4,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from legato.core.block_ids import BlockIds, block_array
 from legato.core.kv_events import KVEvent
 from legato.core.kv_transfer import SendBlocks
 from legato.core.plan import BlockMove, ChunkResult, ScheduledChunk
 from legato.core.request import Request
 from legato.core.token_ids import num_common_tokens
+from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.block_pool import BlockPool
 from legato.kv.block_tables import BlockTable, BlockTables
 from legato.kv.cache_events import CacheEvents

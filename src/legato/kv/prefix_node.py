@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from legato.core.block_ids import BlockIds, block_array
 from legato.core.cache_salt import Salt
 from legato.core.token_ids import TokenIds
+from legato.kv.block_ids import BlockIds, block_array
 
 Key = bytes
 """Tokens of one block; a request's first block has the request's salt, if any, before them."""

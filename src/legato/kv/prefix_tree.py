@@ -9,8 +9,8 @@ hash of them: a hash collision is never a hit.
 
 from collections import OrderedDict
 
-from legato.core.block_ids import BlockIds, block_array
 from legato.core.token_ids import token_array
+from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.cache_events import CacheEvents
 from legato.kv.dependents import Dependents
 from legato.kv.host_cache_slots import HostCacheSlots

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from legato.core.block_ids import BlockIds, block_array
+from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.block_pool import BlockPool
 from legato.kv.block_tables import BlockTables, renamed
 from legato.kv.holds import Holds

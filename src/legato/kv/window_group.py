@@ -13,7 +13,7 @@ after all others.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from legato.core.block_ids import BlockIds, block_array
+from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.block_pool import BlockPool
 from legato.kv.cache_events import CacheEvents
 from legato.kv.spilled_copies import SpilledCopies

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from legato.core.block_ids import BlockIds, block_array
 from legato.core.plan import BlockMove
+from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.cache_events import CacheEvents
 from legato.kv.prefix_node import Way
 from legato.kv.window_group import WindowGroup

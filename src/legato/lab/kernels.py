@@ -9,8 +9,8 @@ import torch
 
 from legato.core.config import EngineConfig, Kernels
 from legato.core.plan import ScheduledChunk
-from legato.engine.assembly.builder import load_runtime
-from legato.engine.assembly.runtime import ModelRuntime
+from legato.engine.build.builder import load_runtime
+from legato.engine.build.runtime import ModelRuntime
 from legato.lab.made_up_steps import MadeUpSteps
 from legato.lab.work import MeasuredRates, Work, work_of
 from legato.model.spec import DecoderSpec

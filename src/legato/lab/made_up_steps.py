@@ -10,9 +10,9 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkKind
 from legato.core.token_ids import token_array
-from legato.engine.assembly.runtime import ModelRuntime
+from legato.engine.build.runtime import ModelRuntime
 from legato.engine.calibration.calibration import window_tables
-from legato.executor.base import Executor
+from legato.executor.executor import Executor
 
 _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=10_000)
 _FIRST_TOKEN, _NUM_TOKENS = 100, 10_000

@@ -1,4 +1,4 @@
-"""Grouped-query attention of one layer. Shapes use the legend of `legato.model.base`."""
+"""Grouped-query attention of one layer. Shapes use the legend of `legato.model.model`."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from legato.model.base import StepAttention
 from legato.model.linear import FusedLinear, Linear, MakeEmpty, RMSNorm
+from legato.model.model import StepAttention
 from legato.model.rope import Turns, rotate
 from legato.model.spec import DecoderSpec
 

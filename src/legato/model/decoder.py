@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.core.rows import CPU_ROWS
-from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator, part_size
 from legato.model.decoder_layer import DecoderLayer
 from legato.model.experts import Experts
 from legato.model.linear import FusedLinear, Linear, MakeEmpty, RMSNorm, make_norm
+from legato.model.model import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.quantization import copy_plain
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec, LayerInputsSpec

@@ -1,6 +1,6 @@
 """A decoder's layer: its mixer, its feed-forward network, and the norms of their order.
 
-Shapes use the legend of `legato.model.base`.
+Shapes use the legend of `legato.model.model`.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from legato.model.attention_layer import Attention
-from legato.model.base import StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.delta_net import DeltaNet
 from legato.model.experts import MixtureBesideMlp, MixtureOfExperts
@@ -19,6 +18,7 @@ from legato.model.mamba2 import Mamba2
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.mlp import make_activation, make_dense_mlp
 from legato.model.mlp_spec import Activation, MlpSpec, MoeSpec
+from legato.model.model import StepAttention
 from legato.model.recurrence import RecurrentMixer, ShortConv
 from legato.model.rope import Turns
 from legato.model.spec import DecoderSpec

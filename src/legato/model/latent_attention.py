@@ -1,7 +1,7 @@
 """Multi-head latent attention on packed rows (DeepSeek-AI, 2024, arXiv:2405.04434).
 
 Attribute names are those of transformers' checkpoints. `legato.model.latent` says how attention
-runs on latents. Shapes use the legend of `legato.model.base`, and R for the size of a latent.
+runs on latents. Shapes use the legend of `legato.model.model`, and R for the size of a latent.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from legato.model.base import StepAttention
 from legato.model.latent import LatentAttentionSpec
 from legato.model.linear import FusedLinear, Linear, MakeEmpty, RMSNorm
+from legato.model.model import StepAttention
 from legato.model.rope import Turns, rotate
 from legato.model.spec import DecoderSpec
 

@@ -1,6 +1,6 @@
 """Feed-forward networks without experts, and their activations.
 
-Shapes use the legend of `legato.model.base`, and I for the intermediate size.
+Shapes use the legend of `legato.model.model`, and I for the intermediate size.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from legato.model.base import CacheSpec
+from legato.model.model import CacheSpec
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_weights import DTYPE
 

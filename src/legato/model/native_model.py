@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.base import LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding, LayerInputs, finished_logits, scaled_embeddings
+from legato.model.model import LayerWatch, NamedWeights, StepAttention
 from legato.model.native_attention import NativeStep, ReadsNativeCache
 from legato.model.native_experts import expert_numbers
 from legato.model.native_kernels import NativeKernels

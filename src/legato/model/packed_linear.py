@@ -10,10 +10,10 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
 from legato.model.linear import Linear
 from legato.model.mlp import MLP
+from legato.model.model import NamedWeights
 
 _SUPPORT = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import nn
 
-from legato.model.base import NamedWeights
 from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.experts import MixtureOfExperts
 from legato.model.linear import FusedLinear, Linear
 from legato.model.mlp import MLP
 from legato.model.mlp_spec import MoeSpec
+from legato.model.model import NamedWeights
 from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_experts import num_expert_weights
 from legato.model.native_kernels import NativeKernels

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from legato.core.rows import CPU_ROWS
-from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
+from legato.model.model import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_operators import NativeProduct

@@ -4,7 +4,7 @@ import msgspec
 import torch
 
 from legato.core.errors import ConfigError
-from legato.model.base import CacheSpec, LayerCache
+from legato.model.model import CacheSpec, LayerCache
 from legato.model.ranges import Size
 from legato.model.states import StateShape
 

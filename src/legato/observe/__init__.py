@@ -1,1 +1,1 @@
-"""Floor 5: metrics; traces, spans and explanations made of records."""
+"""Floor 4: metrics; traces, spans and explanations made of records."""

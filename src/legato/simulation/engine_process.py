@@ -11,10 +11,10 @@ from functools import partial
 from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import EngineConfig
 from legato.core.stats import CacheInfo
-from legato.engine.assembly.main import main
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.loop.transfers import Transfers
-from legato.engine.process.messages import EngineInfo, TransferAddress
+from legato.engine.main import main
+from legato.engine.process.engine_messages import EngineInfo, TransferAddress
 from legato.executor.simulated import RealTimeClock
 from legato.kv.manager import KVCacheManager
 from legato.simulation.link import Link

@@ -11,8 +11,8 @@ from legato.core.errors import ConfigError
 from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
 from legato.simulation.link import Link, Traffic
+from legato.transfer.block_memory import CacheMemory, Region, Spans
 from legato.transfer.keys import read_key
-from legato.transfer.memory import CacheMemory, Region, Spans
 from legato.transfer.mover import ReadState
 from legato.transfer.transport import Transport
 

@@ -1,1 +1,1 @@
-"""Floor 5: moves blocks of the KV cache from one engine to another."""
+"""Floor 4: moves blocks of the KV cache from one engine to another."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from legato.core.kv_transfer import FetchBlocks
+from legato.transfer.block_memory import CacheMemory, Spans
 from legato.transfer.link_use import LinkUse
-from legato.transfer.memory import CacheMemory, Spans
 from legato.transfer.mover import Mover, Read, StuckReadError, TransferError
 from legato.transfer.protocol import (
     Ask,

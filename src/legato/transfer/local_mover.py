@@ -3,7 +3,7 @@
 import ctypes
 
 from legato.core.errors import ConfigError
-from legato.transfer.memory import CacheMemory, Spans
+from legato.transfer.block_memory import CacheMemory, Spans
 from legato.transfer.mover import ReadState, TransferError
 
 _known: dict[bytes, CacheMemory] = {}

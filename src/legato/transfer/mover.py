@@ -2,7 +2,7 @@
 
 from typing import Literal, Protocol
 
-from legato.transfer.memory import Spans
+from legato.transfer.block_memory import Spans
 
 ReadState = Literal["running", "done", "failed"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from legato.core.errors import ConfigError
-from legato.transfer.memory import CacheMemory, Spans
+from legato.transfer.block_memory import CacheMemory, Spans
 from legato.transfer.mover import ReadState, TransferError
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13")

@@ -3,8 +3,8 @@
 import asyncio
 import time
 
+from legato.transfer.block_memory import CacheMemory
 from legato.transfer.exports import Exports, Offer
-from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover, TransferError
 from legato.transfer.protocol import (
     Ask,

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from legato.core.errors import ConfigError
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks
+from legato.transfer.block_memory import CacheMemory
 from legato.transfer.exports import Exports
 from legato.transfer.fetch import Fetcher, Wanted, is_over
 from legato.transfer.link_use import LinkUse
-from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover, StuckReadError, TransferError
 from legato.transfer.protocol import Layout
 from legato.transfer.service import ExportService

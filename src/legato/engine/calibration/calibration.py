@@ -11,7 +11,7 @@ from legato.core.request import AddRequest
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.executor.base import Executor
+from legato.executor.executor import Executor
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_shape import StepShape
 

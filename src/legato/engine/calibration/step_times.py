@@ -22,7 +22,7 @@ from legato.engine.calibration.calibration_file import CalibrationFile, Measurem
 from legato.engine.calibration.core_wait import CoreWait
 from legato.engine.calibration.quality import Quality
 from legato.engine.calibration.recalibration import Recalibration
-from legato.executor.base import Executor
+from legato.executor.executor import Executor
 from legato.kv.manager import BorrowedBlocks, KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.margin import Tails

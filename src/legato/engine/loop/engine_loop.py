@@ -34,7 +34,7 @@ from legato.engine.loop.recovery import (
     run_in_parts,
 )
 from legato.engine.loop.transfers import Transfers
-from legato.executor.base import Executor
+from legato.executor.executor import Executor
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler

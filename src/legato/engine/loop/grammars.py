@@ -12,11 +12,11 @@ from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.structured_outputs import StructuredOutputs
+from legato.core.vocabulary import Vocabulary
 from legato.core.worker import Worker
-from legato.grammar.compiled import STACK_BYTES, Grammar, GrammarError, compile_grammar
-from legato.grammar.source import grammar_source
+from legato.grammar.matcher import STACK_BYTES, Grammar, GrammarError, compile_grammar
 from legato.grammar.tokens import grammar_tokenizer, special_token_texts
-from legato.text.vocabulary import Vocabulary
+from legato.language.forms.source import grammar_source
 
 _LOW_BY = 10
 """Niceness of the compiling thread: the threads of a step go first."""

@@ -14,7 +14,7 @@ from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.executor.base import Executor
+from legato.executor.executor import Executor
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.core.memory import address_space_bytes, advice
+from legato.core.memory_limits import address_space_bytes, advice
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import FrameDecoder, Pong, pack_frame
 from legato.engine.process.child_process import ChildProcess
-from legato.engine.process.messages import (
+from legato.engine.process.engine_messages import (
     Control,
     EngineFailed,
     EngineInfo,
@@ -35,7 +35,7 @@ from legato.engine.process.pulse import TICK_S, Pulse
 
 logger = logging.getLogger(__name__)
 
-_PROGRAM = (sys.executable, "-m", "legato.engine.assembly.main")
+_PROGRAM = (sys.executable, "-m", "legato.engine.main")
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 5.0

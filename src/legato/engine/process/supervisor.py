@@ -17,8 +17,7 @@ from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, RequestEnded, StepBegun
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import Ping
-from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import (
+from legato.engine.process.engine_messages import (
     Control,
     EngineInfo,
     LongStepBegins,
@@ -29,6 +28,7 @@ from legato.engine.process.messages import (
     StepOutputs,
     TellState,
 )
+from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.pulse import TICK_S, Pulse
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from legato.executor.attention.context import (
     Runs,
 )
 from legato.executor.attention.rounding import dequantize, mix, quantize
-from legato.model.base import CacheSpec
+from legato.model.model import CacheSpec
 
 
 class KeyValueCache(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from legato.executor.batch import PackedBatch
-from legato.model.base import CacheGroup, CacheSpec
+from legato.model.model import CacheGroup, CacheSpec
 from legato.model.native_attention import NativeStep, ReadsNativeCache
 from legato.model.native_kernels import NativeKernels
 

@@ -11,7 +11,7 @@ from legato.executor.attention.cache import KeyValueCache, make_cache
 from legato.executor.attention.context import Context, KeysValues, Runs, slot_runs
 from legato.executor.attention.partial import attend_explicitly, attend_part, merge_parts
 from legato.executor.batch import PackedBatch, PackedChunk
-from legato.model.base import CacheSpec
+from legato.model.model import CacheSpec
 
 _SHORT_CHUNK = 32
 """Up to this many tokens, one masked call beats two merged calls.

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.batch import PackedBatch
-from legato.model.base import CacheGroup, StepAttention
+from legato.model.model import CacheGroup, StepAttention
 
 
 class TorchGroupsBackend:

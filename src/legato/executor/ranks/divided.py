@@ -5,11 +5,11 @@ from typing import Protocol
 
 import torch
 
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.batch import PackedBatch
 from legato.executor.ranks.agreement import Agreement, Exchange
-from legato.model.base import Model
 from legato.model.mixer_spec import Mamba2Spec
+from legato.model.model import Model
 from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 

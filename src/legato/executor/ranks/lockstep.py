@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from legato.core.plan import BlockMove
-from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.attention_backend import AttentionBackend
 from legato.executor.batch import PackedBatch
+from legato.executor.cache_memory import raising_memory_error
 from legato.executor.host_cache import HostCache
-from legato.executor.memory import raising_memory_error
 from legato.executor.ranks.agreement import FailedElsewhereError
 from legato.executor.ranks.divided import DividedModel
 from legato.executor.ranks.rank_messages import (
@@ -24,8 +24,8 @@ from legato.executor.ranks.rank_messages import (
 )
 from legato.executor.state_cache import StateCache
 from legato.executor.torch_executor import TorchExecutor
-from legato.model.base import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.communicator import RankLostError
+from legato.model.model import CacheSpec, LayerWatch, NamedWeights, StepAttention
 from legato.model.states import StepStates
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import torch
 
-from legato.model.base import SCALE_BYTES
+from legato.model.model import SCALE_BYTES
 
 
 def head_dim_of(cache: torch.Tensor) -> int:

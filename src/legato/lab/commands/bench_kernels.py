@@ -70,7 +70,7 @@ def _agree(asked: Kernels) -> bool:
 def _measure(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from legato.engine.assembly.blueprint import resolve_device
+    from legato.engine.build.blueprint import resolve_device
     from legato.lab.kernels import measure_kernels, measure_roofline
 
     console, config, measured = Console(highlight=False, soft_wrap=True), engine_config(args), {}

@@ -13,7 +13,7 @@ from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord, StepRecord
 from legato.core.token_ids import token_array
-from legato.engine.assembly.builder import load_runtime
+from legato.engine.build.builder import load_runtime
 from legato.engine.errors import RequestFailedError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.kv.manager import KVCacheManager

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 import msgspec
 
 from legato.core.config import EngineConfig
-from legato.engine.assembly.builder import load_runtime
+from legato.engine.build.builder import load_runtime
 from legato.engine.calibration.calibration import Calibration
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.simulation.clients import Delays

@@ -10,7 +10,7 @@ import msgspec
 from legato.core.config import EngineConfig
 from legato.core.serve_flags import serve_flags
 from legato.core.slo import INTERACTIVE
-from legato.engine.assembly.blueprint import model_context
+from legato.engine.build.blueprint import model_context
 from legato.lab.report.console import step_bar
 from legato.lab.tune.candidate import Candidate, Space, check_goal
 from legato.lab.tune.front import pareto_front

@@ -101,7 +101,7 @@ def _rows(path: Path, text: str, reading: Reading) -> Rows:
 def _counter(model: str) -> CountTokens:
     # A slow import, needed only for this format.
     from legato.checkpoint.source import resolve_source
-    from legato.text.tokenizer import load_tokenizer
+    from legato.language.tokenizer.tokenizer import load_tokenizer
 
     backend = load_tokenizer(resolve_source(model)).backend
 

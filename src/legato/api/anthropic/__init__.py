@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: the body of a request beside its answer."""

@@ -1,0 +1,167 @@
+"""POST /v1/messages: its answers. Its requests are in `requests/anthropic.py`."""
+
+from http import HTTPStatus
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from msgspec import UNSET, UnsetType
+
+from legato.api.answer import respond
+from legato.api.answer_format import UsageCounter
+from legato.api.anthropic.message_body import CountTokensRequest, MessagesRequest, TokenCount
+from legato.api.anthropic.message_events import (
+    ContextEdits,
+    MessageAnswer,
+    MessageChange,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    Ping,
+    StopReason,
+)
+from legato.api.anthropic.output_blocks import Blocks
+from legato.api.context import ArrivalDep, ContextDep
+from legato.api.http.anthropic_errors import AnthropicErrorBody, anthropic_error
+from legato.api.http.bodies import JsonBytes, TypedEvent, pieces_response
+from legato.api.http.errors import ApiError
+from legato.api.http.json_pieces import encode_json
+from legato.api.job import Job
+from legato.api.openapi import responses, takes
+from legato.api.outcome import Generation, MessageTerms
+from legato.api.typed_events import TypedEventWriter
+from legato.core.outputs import FinishReason
+from legato.language.completion import CompletionDelta
+from legato.language.message.message import MessageReader
+
+router = APIRouter(tags=["Anthropic"])
+
+
+class MessagesFormat:
+    """Formats the answer to one request.
+
+    Args:
+        max_model_len: of the model's context, in tokens.
+    """
+
+    def __init__(
+        self, asked: Generation, terms: MessageTerms, job: Job, *, model: str, max_model_len: int
+    ) -> None:
+        self._max_model_len = max_model_len
+        edits = terms.edits
+        self._edits: ContextEdits | UnsetType = UNSET if edits is None else ContextEdits(edits)
+        self._job = job
+        self._model = model
+        self._usage = UsageCounter(job.prompts)
+        self._reader = MessageReader(asked.message_syntax)
+        self._blocks = Blocks(omits_thinking=terms.omits_thinking)
+        self._stop_reason: StopReason | None = None
+        self._stop_sequence: str | None = None
+
+    def whole(self) -> "MessagesFormat":
+        return self
+
+    def events(self) -> TypedEventWriter:
+        return TypedEventWriter(self)
+
+    def begun(self, first: CompletionDelta | None) -> list[TypedEvent]:
+        if first is not None:
+            self._usage.add_cached(0, first)
+        return [MessageStart(self._answer()), Ping()]
+
+    def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
+        self._usage.add(choice, delta)
+        message = self._reader.feed(delta.text, delta.finish_reason, delta.stop_reason)
+        if delta.finish_reason is not None:
+            self._note_end(delta, message.finish_reason == "tool_calls")
+        return self._blocks.take(message)
+
+    def ended(self) -> list[TypedEvent]:
+        change = MessageChange(self._stop_reason, self._stop_sequence)
+        delta = MessageDelta(change, self._message_usage, self._edits, self._job.notes)
+        return [*self._blocks.close(), delta, MessageStop()]
+
+    def failed(self, error: ApiError) -> list[TypedEvent]:
+        return [anthropic_error(error, self._job.arrival.request_id)]
+
+    def pieces(self) -> list[bytes]:
+        self._blocks.close()
+        return [encode_json(self._answer())]
+
+    def _answer(self) -> MessageAnswer:
+        """The message so far, with its complete blocks."""
+        return MessageAnswer(
+            id=f"msg_{self._job.arrival.answer_id}",
+            model=self._model,
+            content=list(self._blocks.done),
+            stop_reason=self._stop_reason,
+            stop_sequence=self._stop_sequence,
+            usage=self._message_usage,
+            context_management=self._edits,
+            legato=self._job.notes,
+        )
+
+    @property
+    def _message_usage(self) -> MessageUsage:
+        usage = self._usage.so_far
+        num_cached = usage.prompt_tokens_details.cached_tokens
+        return MessageUsage(
+            input_tokens=usage.prompt_tokens - num_cached,
+            cache_read_input_tokens=num_cached,
+            output_tokens=usage.completion_tokens,
+        )
+
+    def _note_end(self, delta: CompletionDelta, calls_tools: bool) -> None:
+        if delta.finish_reason is FinishReason.LENGTH:
+            usage = self._usage.so_far
+            is_full = usage.total_tokens >= self._max_model_len
+            self._stop_reason = "model_context_window_exceeded" if is_full else "max_tokens"
+        elif calls_tools:
+            self._stop_reason = "tool_use"
+        elif isinstance(delta.stop_reason, str):
+            self._stop_reason, self._stop_sequence = "stop_sequence", delta.stop_reason
+        else:
+            self._stop_reason = "end_turn"
+
+
+@router.post(
+    "/v1/messages",
+    openapi_extra=takes(MessagesRequest),
+    responses=responses(
+        MessageAnswer,
+        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
+        streams=True,
+        error_body=AnthropicErrorBody,
+    ),
+)
+async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Answer the next turn of a conversation."""
+    outcome = await context.text.outcome("messages", body, arrival)
+    asked = outcome.end
+    assert isinstance(asked, Generation)
+    [terms] = [part for part in outcome.parts if isinstance(part, MessageTerms)]
+    job = Job.of(
+        asked,
+        outcome.prompts,
+        arrival=arrival,
+        operation="messages",
+        field_names={"prompt": "messages", "stop": "stop_sequences"},
+    )
+    answer_format = MessagesFormat(
+        asked,
+        terms,
+        job,
+        model=context.model_name,
+        max_model_len=context.engine.info.max_model_len,
+    )
+    return await respond(context, job, answer_format)
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    openapi_extra=takes(CountTokensRequest),
+    responses=responses(TokenCount, errors=(HTTPStatus.NOT_FOUND,), error_body=AnthropicErrorBody),
+)
+async def count_tokens(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Count the tokens of a conversation's prompt."""
+    return pieces_response(await context.text.answer("count_tokens", body, arrival))

@@ -1,0 +1,203 @@
+"""Messages of a conversation, and how they become a prompt."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from legato.api.bodies.body_model import (
+    AtMost,
+    LenientModel,
+    Name,
+    PartError,
+    RequestModel,
+    only,
+)
+from legato.api.bodies.chat_tools import Tools
+from legato.api.limits import (
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    MAX_ROLE_CHARS,
+    MAX_TEMPLATE_CHARS,
+    MAX_TEMPLATE_VARIABLES,
+    MAX_TOOL_CALLS,
+)
+from legato.core.errors import InvalidRequestError
+from legato.language.conversation.rewrite import arguments_object
+
+# Arguments of the renderer itself, which requests must not set.
+_RESERVED = frozenset(
+    {
+        *("self", "messages", "tools", "chat_template"),
+        *("add_generation_prompt", "continue_final_message"),
+    }
+)
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = {"type": "array", "items": _TEXT_PART, "maxItems": MAX_CONTENT_PARTS}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Key the type of a content part, value the field that has its text."""
+_MEDIA = ("audio", "images", "videos")
+
+
+def _joined_text(value: Any) -> Any:
+    """Join the texts of a message's parts, each on a line of its own."""
+    if not isinstance(value, list):
+        return value
+    if len(value) > MAX_CONTENT_PARTS:
+        raise ValueError(f"has {len(value)} parts, over {MAX_CONTENT_PARTS}")
+    return "\n".join(_part_text(i, part) for i, part in enumerate(value))
+
+
+def _part_text(index: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(TEXT_PARTS.get(kind)) if isinstance(kind, str) else None
+    if not isinstance(text, str):
+        raise PartError(
+            f"a content part of type {kind!r} is not supported; parts are "
+            '{"type": "text", "text": "..."}',
+            index,
+        )
+    return text
+
+
+MessageText = Annotated[
+    str,
+    BeforeValidator(_joined_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _CONTENT]}),
+]
+
+
+def json_text(value: Any) -> str:
+    """Return a text as it is, and other JSON as text."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise InvalidRequestError("arguments are nested too deeply", param="messages") from error
+
+
+CallArguments = Annotated[
+    str,
+    BeforeValidator(json_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+]
+"""The arguments of a past call, as the model wrote them: a JSON text, valid or not, or JSON."""
+
+
+class CalledFunction(LenientModel):
+    name: Name
+    arguments: CallArguments = "{}"
+
+    def for_template(self) -> dict[str, Any]:
+        return {"name": self.name, "arguments": arguments_object(self.arguments)}
+
+
+class MessageToolCall(LenientModel):
+    id: Name = ""
+    type: Annotated[str, only("function")] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(LenientModel):
+    """One message. Clients' histories have keys of their own, which are ignored.
+
+    Attributes:
+        role: OpenAI's, or any that the chat template takes.
+    """
+
+    role: Annotated[str, Field(min_length=1), AtMost(MAX_ROLE_CHARS)]
+    content: MessageText = ""
+    name: Name | None = None
+    tool_call_id: Name | None = None
+    tool_calls: (
+        Annotated[list[MessageToolCall], Field(fail_fast=True), AtMost(MAX_TOOL_CALLS)] | None
+    ) = None
+    function_call: CalledFunction | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_media(cls, data: Any) -> Any:
+        for name in _MEDIA:
+            if isinstance(data, dict) and data.get(name):
+                raise PartError("only text is supported", name)
+        return data
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "ChatMessage":
+        if self.role != "assistant" and "content" not in self.model_fields_set:
+            raise PartError("content is missing", "content")
+        return self
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of the texts that a template writes."""
+        return len(self.text) + len(self.thought or "")
+
+    @property
+    def text(self) -> str:
+        return self.content or self.refusal or ""
+
+    @property
+    def thought(self) -> str | None:
+        return self.reasoning_content or self.reasoning
+
+    def for_template(self) -> dict[str, Any]:
+        """Convert to the format of transformers' chat templates."""
+        is_function = self.role == "function"  # OpenAI's older name of the role "tool"
+        message: dict[str, Any] = {"role": "tool" if is_function else self.role}
+        message["content"] = self.text
+        if self.thought and self.role == "assistant":
+            message["reasoning_content"] = self.thought
+        calls = [
+            {"id": call.id, "type": call.type, "function": call.function.for_template()}
+            for call in self.tool_calls or ()
+        ]
+        if self.function_call is not None:
+            calls.append({"type": "function", "function": self.function_call.for_template()})
+        if calls and self.role == "assistant":
+            message["tool_calls"] = calls
+        for name in ("name", "tool_call_id"):
+            if getattr(self, name) is not None:
+                message[name] = getattr(self, name)
+        return message
+
+
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True), AtMost(MAX_MESSAGES)]
+
+
+class TemplateOptions(RequestModel):
+    """Options for rendering messages to a prompt.
+
+    Attributes:
+        thinking_token_budget: 0 switches thinking off; `max_tokens` bounds it anyway.
+    """
+
+    tools: Tools | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: Annotated[str, AtMost(MAX_TEMPLATE_CHARS)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_template_options(self) -> "TemplateOptions":
+        for name in _RESERVED.intersection(self.chat_template_kwargs or {}):
+            raise InvalidRequestError(
+                f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
+            )
+        return self
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the template that the client has set."""
+        switch = False if self.thinking_token_budget == 0 else self.enable_thinking
+        variables = {} if switch is None else {"enable_thinking": switch}
+        return {**variables, **(self.chat_template_kwargs or {})}

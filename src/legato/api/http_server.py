@@ -1,0 +1,238 @@
+"""Runs the HTTP server, from the first answer to the last stream.
+
+It is apart from `run.py` so that its imports are made while other processes load.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from legato.api.app import create_app
+from legato.api.config import ServerConfig
+from legato.api.context import KVEventSource
+from legato.api.http.connection import LimitedHttpProtocol
+from legato.api.http.middleware import Lifecycle
+from legato.api.http.turns import Turns
+from legato.api.readers.reader_pool import TextProcesses
+from legato.core import signals
+from legato.core.config_fields import written
+from legato.core.errors import ConfigError
+from legato.engine.client.client import EngineClient
+from legato.engine.client.engine import Engine
+from legato.engine.process.engine_messages import EngineInfo
+from legato.observe.metrics.server_metrics import ServerMetrics
+from legato.observe.traces.spans import SpanExport
+from legato.observe.traces.tracer import Tracer
+
+logger = logging.getLogger(__name__)
+
+# Time to send the last bytes, once all answers are computed.
+_CLOSE_TIMEOUT_S = 2
+
+Announce = Callable[[EngineInfo, str], None]
+
+
+async def serve_until_stopped(
+    engine: Engine,
+    text: TextProcesses,
+    config: ServerConfig,
+    listener: socket.socket,
+    on_ready: Announce,
+) -> int:
+    metrics = metrics_of(engine, text, config)
+    # As in the engine process: keep the garbage collector away from what was loaded.
+    gc.freeze()
+    lifecycle = Lifecycle()
+    async with contextlib.AsyncExitStack() as closing:
+        source = _tell_of_cache(engine, config, closing)
+        app = create_app(engine, text, config, lifecycle, metrics, source)
+        server = _Server(
+            _uvicorn_config(app, config, metrics),
+            engine,
+            lifecycle,
+            timeout_drain_s=config.timeout_drain_s,
+            on_started=lambda: on_ready(engine.info, _url(listener)),
+        )
+        signals.call_when_ending(server.handle_signal)
+        for part in begin_tracing(engine, config):
+            closing.push_async_callback(part.stop)
+        await server.serve(sockets=[listener])
+    return _status(engine, lifecycle)
+
+
+def metrics_of(engine: Engine, text: TextProcesses, config: ServerConfig) -> ServerMetrics:
+    """Make the metrics of this engine's server, and observe its steps from now on."""
+    info = engine.info
+    metrics = ServerMetrics(
+        info.served_model_name,
+        stats=lambda: engine.stats,
+        num_restarts=lambda: engine.num_restarts,
+        num_stuck=lambda: {"engine": engine.num_stuck, **text.num_stuck},
+        cache=info.cache,
+        classes=info.slo_classes,
+        kept=engine.kept,
+        replicas=lambda: engine.replicas,
+        pids=partial(_pids, engine),
+        prefix=config.metrics_prefix,
+    )
+    engine.activity.on_step = metrics.steps.observe
+    engine.settings.watch(lambda now: metrics.slos.promise(now.asked.classes))
+    return metrics
+
+
+def _tell_of_cache(
+    engine: Engine, config: ServerConfig, closing: contextlib.AsyncExitStack
+) -> KVEventSource | None:
+    """Publish cache events until the server ends, if configured; return where.
+
+    Raises:
+        ConfigError: an endpoint cannot be used.
+    """
+    if config.kv_events_endpoint is None:
+        return None
+    assert isinstance(engine, EngineClient), "of several engines, none is told of"
+    # Local import: ZeroMQ may not be installed.
+    from legato.observe.cache_publisher import CachePublisher
+
+    topic = config.kv_events_topic
+    publisher = CachePublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint, topic)
+    closing.callback(publisher.close)
+    engine.watch_cache(publisher.publish)
+    return KVEventSource(
+        endpoint=publisher.endpoint, replay_endpoint=publisher.replay_endpoint, topic=topic
+    )
+
+
+def begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExport]:
+    """Start the trace and the span export that the configuration asks for.
+
+    Raises:
+        ConfigError: the trace's file cannot be written.
+    """
+    tracing: list[Tracer | SpanExport] = []
+    if config.trace is not None:
+        try:
+            path, settings = Path(config.trace), engine.info.settings
+            tracing.append(Tracer(engine.activity.records, path, settings, config.max_trace_bytes))
+        except OSError as error:
+            raise ConfigError(f"cannot write the trace: {error}") from error
+    if config.otlp_traces_endpoint is not None:
+        name = engine.info.served_model_name
+        tracing.append(SpanExport(engine.activity.records, name, config.otlp_traces_endpoint))
+    return tracing
+
+
+def _pids(engine: Engine) -> dict[str, int]:
+    """Return process ids by process name; the engine has none while it restarts."""
+    return {"server": os.getpid(), **engine.pids}
+
+
+def _status(engine: Engine, lifecycle: Lifecycle) -> int:
+    if engine.is_alive:
+        return 0
+    if not lifecycle.is_draining:
+        logger.error("the server ends: %s", engine.death)
+    return 1
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Keeps listening while it drains, to refuse new clients; uvicorn would close the socket."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: Engine,
+        lifecycle: Lifecycle,
+        *,
+        timeout_drain_s: float | None,
+        on_started: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._lifecycle = lifecycle
+        self._timeout_drain_s = timeout_drain_s
+        self._on_started = on_started
+        self._closing: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop; called ten times a second."""
+        await super().on_tick(counter)
+        return self._lifecycle.is_drained or not self._engine.is_alive
+
+    def handle_signal(self, number: int) -> None:
+        """Drain at the first signal; at the second, end the engine and every stream.
+
+        SIGHUP only drains: one closed terminal may cause two, from the kernel and the shell.
+        """
+        if not self._lifecycle.is_draining:
+            self._drain()
+        elif number != signal.SIGHUP:
+            self._stop()
+
+    def _drain(self) -> None:
+        self._lifecycle.drain()
+        bound = ""
+        if self._timeout_drain_s is not None:
+            asyncio.get_running_loop().call_later(self._timeout_drain_s, self._stop)
+            bound = f", for {written('duration', self._timeout_drain_s)} at most"
+        logger.info(
+            "draining: %d requests still run%s; another Ctrl-C, or SIGTERM, ends them at once",
+            self._lifecycle.num_in_flight,
+            bound,
+        )
+
+    def _stop(self) -> None:
+        if self._closing is None:
+            logger.warning("stopping: %d requests end here", self._lifecycle.num_in_flight)
+            self._closing = asyncio.create_task(self._engine.close(at_once=True))
+
+
+def _without_query(record: logging.LogRecord) -> bool:
+    """Remove the query of a logged path: clients may put keys there."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            part.partition("?")[0] if isinstance(part, str) else part for part in record.args
+        )
+    return True
+
+
+def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:
+    # uvicorn wants a class, but only calls it.
+    protocol = partial(LimitedHttpProtocol, config, Turns(), metrics.count_error)
+    access_logger = logging.getLogger("uvicorn.access")
+    access_logger.addFilter(_without_query)
+    return uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", protocol),
+        log_config=None,
+        access_log=access_logger.isEnabledFor(logging.INFO),
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=math.ceil(config.timeout_keep_alive_s),
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+    )

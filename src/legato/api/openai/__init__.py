@@ -1,0 +1,1 @@
+"""OpenAI's API but for its responses: for each endpoint, the body beside the answer."""

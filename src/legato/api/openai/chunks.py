@@ -1,0 +1,117 @@
+"""Answers of the chat and completions endpoints: choices, and chunks of the same shape."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from legato.api.answer_format import NotedAnswer, Usage, UsageCounter
+from legato.api.http.bodies import DONE, event
+from legato.api.http.errors import ApiError
+from legato.api.http.json_pieces import encode_json, json_pieces
+from legato.api.job import Job
+from legato.api.outcome import Generation
+from legato.core.outputs import FinishReason
+from legato.language.completion import Completion, CompletionDelta
+
+UsageField = Usage | None | msgspec.UnsetType
+
+
+class ChunkFormat(Protocol):
+    """How one endpoint formats its answers and chunks."""
+
+    def answer(self, completions: list[Completion], usage: Usage) -> NotedAnswer:
+        """Return the answer for `json_pieces`. Completions are in order of their choice index."""
+
+    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> NotedAnswer:
+        """Return the chunk of one delta."""
+
+    def usage_chunk(self, usage: Usage) -> NotedAnswer:
+        """Return the stream's last chunk, if the request asked for usage."""
+
+
+class InChunks:
+    """The `AnswerFormat` of a `ChunkFormat` and a job."""
+
+    def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
+        self._words = words
+        self._job = job
+        self._asked = asked
+
+    def whole(self) -> "_Choices":
+        return _Choices(self._words, self._job, self._asked)
+
+    def events(self) -> "_ChunkWriter":
+        return _ChunkWriter(self._words, self._job, self._asked)
+
+
+class _Choices:
+    """Collects the completions of a whole answer."""
+
+    def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
+        self._words = words
+        self._job = job
+        self._asked = asked
+        self._completions = [Completion(choice) for choice in range(job.num_choices)]
+        self._usage = UsageCounter(job.prompts)
+
+    def take(self, choice: int, delta: CompletionDelta) -> None:
+        delta = _shown(delta, self._asked)
+        self._usage.add(choice, delta)
+        self._completions[choice].add(delta)
+
+    def pieces(self) -> Iterator[bytes]:
+        answer = self._words.answer(self._completions, self._usage.so_far)
+        return json_pieces(_noted(answer, self._job))
+
+
+class _ChunkWriter:
+    """Writes one chunk per delta, then [DONE]."""
+
+    def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
+        self._words = words
+        self._job = job
+        self._asked = asked
+        self._usage = UsageCounter(job.prompts)
+
+    def delta(self, choice: int, delta: CompletionDelta) -> bytes:
+        delta = _shown(delta, self._asked)
+        self._usage.add(choice, delta)
+        chunk = self._words.chunk(choice, delta, self._usage_field)
+        if delta.finish_reason is not None and not self._asked.include_usage:
+            chunk = _noted(chunk, self._job)  # it may be the stream's last
+        return event(encode_json(chunk))
+
+    def end(self) -> list[bytes]:
+        if not self._asked.include_usage:
+            return [DONE]
+        chunk = self._words.usage_chunk(self._usage.so_far)
+        return [event(encode_json(_noted(chunk, self._job))), DONE]
+
+    def failed(self, error: ApiError) -> list[bytes]:
+        return [event(error.body), DONE]
+
+    @property
+    def _usage_field(self) -> UsageField:
+        if not self._asked.include_usage:
+            return UNSET
+        return self._usage.so_far if self._asked.continuous_usage_stats else None
+
+
+def _noted(answer: NotedAnswer, job: Job) -> NotedAnswer:
+    return msgspec.structs.replace(answer, legato=job.notes)
+
+
+def _shown(delta: CompletionDelta, asked: Generation) -> CompletionDelta:
+    """Hide the output of a delta if the request asked only for its prompt."""
+    if not asked.is_echo_only:
+        return delta
+    return msgspec.structs.replace(
+        delta,
+        text="",
+        token_ids=(),
+        logprobs=None if delta.logprobs is None else (),
+        finish_reason=delta.finish_reason and FinishReason.LENGTH,
+        stop_reason=None,
+    )

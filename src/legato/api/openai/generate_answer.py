@@ -1,0 +1,279 @@
+"""POST /inference/v1/generate: its answers. Its requests are in `requests/generate.py`."""
+
+import time
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+from msgspec import UNSET, UnsetType
+
+from legato.api.answer import respond
+from legato.api.answer_format import NotedAnswer, Usage
+from legato.api.context import ArrivalDep, ContextDep
+from legato.api.http.bodies import JsonBytes
+from legato.api.http.json_pieces import array, listed, numbers
+from legato.api.job import Job
+from legato.api.openai.chat_answer import ChatAnswerMessage, answer_message
+from legato.api.openai.chunks import InChunks, UsageField
+from legato.api.openai.generate_body import GenerateRequest
+from legato.api.openai.logprobs import ChatLogprobs, LogprobsWriter, PromptLogprobs, number
+from legato.api.openapi import responses, takes
+from legato.api.outcome import GenerateTerms, Generation, OutputMode
+from legato.core.outputs import TokenLogprobs
+from legato.core.vocabulary import Vocabulary
+from legato.engine.client.kv_tickets import KVTransferParams
+from legato.language.completion import Completion, CompletionDelta
+from legato.language.message.message import read_message
+
+router = APIRouter(tags=["tokenization"])
+
+_FIELD_NAMES = {
+    "prompt": "token_ids",
+    **{
+        name: f"sampling_params.{name}"
+        for name in ("max_tokens", "min_tokens", "logit_bias", "stop_token_ids", "bad_words")
+    },
+}
+
+
+class IdLogprob(msgspec.Struct, frozen=True):
+    """Attributes: `rank`: 1 for the most likely token; of `logprob_token_ids`, none is known."""
+
+    token_id: int
+    logprob: float
+    rank: int | None
+
+
+class SampledIdLogprob(IdLogprob, frozen=True):
+    """Attributes: `top_logprobs`: the sampled token and then the most likely ones, each once."""
+
+    top_logprobs: list[IdLogprob]
+
+
+class IdLogprobs(msgspec.Struct, frozen=True):
+    content: list[SampledIdLogprob]
+
+
+class TokensChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: `stop_reason`: the stop string or token id that ended the output."""
+
+    index: int
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int]
+    logprobs: IdLogprobs | None
+
+
+class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """As `TokensChoice`, with the text."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int]
+    logprobs: ChatLogprobs | None
+
+
+class DerenderedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """As `TokensChoice`, with the message that the text is."""
+
+    index: int
+    message: ChatAnswerMessage
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int]
+    logprobs: ChatLogprobs | None
+
+
+class _Answer(NotedAnswer, frozen=True, kw_only=True):
+    request_id: str
+    model: str | UnsetType = UNSET
+    created: int | UnsetType = UNSET
+    usage: UsageField = None
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    kv_transfer_params: KVTransferParams | UnsetType | None = UNSET
+
+
+class TokensAnswer(_Answer, frozen=True, kw_only=True):
+    """An answer, or a chunk of one.
+
+    Attributes:
+        output_mode: of the request; the reference shows this answer for all of them.
+        prompt_token_ids: with `return_token_ids`; of a stream, in the first chunk.
+        model, created, prompt_logprobs, kv_transfer_params: of whole answers.
+    """
+
+    output_mode: OutputMode = "tokens"
+    choices: list[TokensChoice]
+
+
+class TextAnswer(_Answer, frozen=True, kw_only=True):
+    """As `TokensAnswer`."""
+
+    output_mode: Literal["text"] = "text"
+    choices: list[TextChoice]
+
+
+class DerenderedAnswer(_Answer, frozen=True, kw_only=True):
+    """As `TokensAnswer`."""
+
+    output_mode: Literal["derender"] = "derender"
+    choices: list[DerenderedChoice]
+
+
+_ANSWERS: dict[OutputMode, Any] = {
+    "tokens": TokensAnswer,
+    "text": TextAnswer,
+    "derender": DerenderedAnswer,
+}
+
+
+class GenerateFormat:
+    """Formats the answers to one request.
+
+    Args:
+        prompt: its token ids, for `return_token_ids`.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        asked: Generation,
+        prompt: Sequence[int],
+        *,
+        mode: OutputMode,
+        request_id: str,
+        model: str,
+        ticket: KVTransferParams | None = None,
+    ) -> None:
+        self._logprobs = LogprobsWriter(vocabulary)
+        self._asked = asked
+        self._prompt = prompt
+        self._mode: OutputMode = mode
+        self._request_id = request_id
+        self._model = model
+        self._created = int(time.time())
+        self._ticket = ticket
+        self._has_begun = False
+
+    def answer(self, completions: list[Completion], usage: Usage) -> NotedAnswer:
+        scored = completions[0].prompt_scores
+        return self._answer(
+            listed(map(self._choice, completions)),
+            model=self._model,
+            created=self._created,
+            usage=usage,
+            prompt_logprobs=None if scored is None else array(self._logprobs.prompt(scored)),
+            prompt_token_ids=self._shown_prompt() or None,
+            kv_transfer_params=self._ticket,
+        )
+
+    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> NotedAnswer:
+        prompt = UNSET if self._has_begun else self._shown_prompt()
+        self._has_begun = True
+        piece = self._choice_of(choice, delta, delta.text)
+        return self._answer([piece], usage=usage or None, prompt_token_ids=prompt)
+
+    def usage_chunk(self, usage: Usage) -> NotedAnswer:
+        return self._answer([], usage=usage)
+
+    def _answer(self, choices: list[Any], **fields: Any) -> NotedAnswer:
+        answer: NotedAnswer = _ANSWERS[self._mode](
+            request_id=self._request_id, choices=choices, **fields
+        )
+        return answer
+
+    def _choice(self, completion: Completion) -> msgspec.Struct:
+        return self._choice_of(completion.index, completion, completion.text)
+
+    def _choice_of(
+        self, index: int, output: Completion | CompletionDelta, text: str
+    ) -> msgspec.Struct:
+        common: dict[str, Any] = {
+            "index": index,
+            "stop_reason": output.stop_reason,
+            "token_ids": array(numbers(output.token_ids)),
+        }
+        reason = output.finish_reason
+        if self._mode == "tokens":
+            logprobs = None
+            if output.logprobs is not None:
+                is_ranked = self._asked.params.logprob_token_ids is None
+                logprobs = _id_logprobs(output.logprobs, is_ranked=is_ranked)
+            return TokensChoice(finish_reason=reason, logprobs=logprobs, **common)
+        common["logprobs"] = self._logprobs.chat(output.logprobs)
+        if self._mode == "text":
+            return TextChoice(text=text, finish_reason=reason, **common)
+        message = read_message(text, reason, self._asked.message_syntax, output.stop_reason)
+        return DerenderedChoice(
+            message=answer_message(message), finish_reason=message.finish_reason, **common
+        )
+
+    def _shown_prompt(self) -> list[int] | UnsetType:
+        return array(numbers(self._prompt)) if self._asked.returns_token_ids else UNSET
+
+
+def _id_logprobs(entries: Iterable[TokenLogprobs], *, is_ranked: bool) -> IdLogprobs:
+    """Args: is_ranked: whether `top` has the most likely tokens, not those of the request."""
+    return IdLogprobs(array(_id_entry(entry, is_ranked=is_ranked) for entry in entries))
+
+
+def _id_entry(entry: TokenLogprobs, *, is_ranked: bool) -> bytes:
+    sampled = {entry.token_id: (entry.logprob, entry.rank)}
+    others = {
+        token_id: (logprob, rank if is_ranked else None)
+        for rank, (token_id, logprob) in enumerate(entry.top, 1)
+    }
+    shown = sampled | others | sampled  # first, and with its own rank
+    top = b",".join(_id_logprob(token_id, *one) for token_id, one in shown.items())
+    return b'%b,"top_logprobs":[%b]}' % (
+        _id_logprob(entry.token_id, entry.logprob, entry.rank)[:-1],
+        top,
+    )
+
+
+def _id_logprob(token_id: int, logprob: float, rank: int | None) -> bytes:
+    shown_rank = b"null" if rank is None else b"%d" % rank
+    return b'{"token_id":%d,"logprob":%b,"rank":%b}' % (token_id, number(logprob), shown_rank)
+
+
+@router.post(
+    "/inference/v1/generate",
+    openapi_extra=takes(GenerateRequest),
+    responses=responses(
+        TokensAnswer,
+        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
+        streams=True,
+    ),
+)
+async def generate(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Complete a prompt given in tokens, as `/render` answers with it; `output_mode` adds text."""
+    outcome = await context.text.outcome("generate", body, arrival)
+    asked = outcome.end
+    assert isinstance(asked, Generation)
+    [terms] = [part for part in outcome.parts if isinstance(part, GenerateTerms)]
+    tickets = context.engine.tickets
+    transfer = tickets.transfer(asked.kv_transfer_params)
+    answer_format = GenerateFormat(
+        context.engine.vocabulary,
+        asked,
+        outcome.prompts[0],
+        mode=terms.output_mode,
+        request_id=f"generate-tokens-{arrival.named(terms.request_id)}",
+        model=context.model_name,
+        ticket=tickets.told(transfer),
+    )
+    job = Job.of(
+        asked,
+        outcome.prompts,
+        arrival=arrival,
+        operation="generate",
+        kv_transfer=transfer,
+        field_names=_FIELD_NAMES,
+    )
+    return await respond(context, job, InChunks(answer_format, job, asked))

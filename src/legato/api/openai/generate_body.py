@@ -1,0 +1,174 @@
+"""The body of POST /inference/v1/generate, as in vLLM, and the terms of prompts rendered for it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import Field, model_validator
+
+from legato.api.bodies.body_model import AtMost, ModelRequest, Name, RequestModel, only
+from legato.api.bodies.chat_tools import ToolChoice, Tools
+from legato.api.bodies.generation_options import (
+    KVTransferRequest,
+    NumLogprobs,
+    SamplingOptions,
+    ServiceOptions,
+    StreamOptions,
+    Strings,
+)
+from legato.api.bodies.output_form import Form
+from legato.api.limits import MAX_METADATA, MAX_TEMPLATE_VARIABLES
+from legato.api.openai.chat_body import ChatRequest
+from legato.api.openai.completion_body import CompletionRequest
+from legato.api.outcome import OutputMode, RenderTerms
+from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import MAX_N, SamplingParams
+
+
+class SentSamplingParams(SamplingOptions):
+    """The sampling parameters of tokens.
+
+    Attributes:
+        detokenize: goes with true if there are stop strings, or for other modes than "tokens".
+    """
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Strings | None = None
+    logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    structured_outputs: Form | None = None
+    detokenize: bool = True
+    spaces_between_special_tokens: bool | None = None
+    skip_clone: bool | None = None
+    flat_logprobs: Annotated[bool, only(False)] | None = None
+    extra_args: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None
+    output_kind: int | None = None
+
+    def params(self, defaults: Mapping[str, Any], **decided: Any) -> SamplingParams:
+        """Return the parameters over the model's defaults; `max_tokens` has none.
+
+        Args:
+            defaults: key a field name of `SamplingParams`.
+            decided: fields that override the request's.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        sent = self.sent_params()
+        if self.logprob_token_ids and self.logprobs is None:
+            sent["logprobs"] = 0
+        return SamplingParams(**{**defaults, "max_tokens": None, **sent, **decided})
+
+
+class ParseContext(RequestModel):
+    """How a rendered chat's answer is read as a message.
+
+    Attributes:
+        chat_template_kwargs, history_tool_call_cnt: change nothing.
+    """
+
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    include_reasoning: Annotated[bool, only(True)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+    history_tool_call_cnt: Annotated[int, Field(ge=0)] | None = None
+
+
+class GenerateRequest(ServiceOptions, ModelRequest):
+    """A prompt in tokens, as `/render` answers with it.
+
+    Attributes:
+        token_offsets, reasoning_ended, reasoning_parser_kwargs: change nothing: a rendered form of
+            the output has the reasoning before it.
+        parse_context: for `output_mode: "derender"`; without one, the message calls no tools.
+    """
+
+    request_id: Name | None = None
+    token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+    token_offsets: list[Any] | None = None
+    features: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None
+    content_parts: Annotated[list[Any], only([]), AtMost(0)] | None = None
+    sampling_params: SentSamplingParams
+    output_mode: OutputMode = "tokens"
+    parse_context: ParseContext | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
+    return_token_ids: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    kv_transfer_params: KVTransferRequest | None = None
+    ec_transfer_params: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "GenerateRequest":
+        params = self.sampling_params
+        if not params.detokenize and (params.stop or self.output_mode != "tokens"):
+            what = "stop" if params.stop else f"output_mode {self.output_mode!r}"
+            raise InvalidRequestError(
+                f"{what} goes with detokenize: true only", param="sampling_params.detokenize"
+            )
+        if self.stream and self.output_mode == "derender":
+            raise InvalidRequestError(
+                "output_mode 'derender' is not available with stream: true", param="output_mode"
+            )
+        if self.stream_options not in (None, StreamOptions()) and not self.stream:
+            raise InvalidRequestError(
+                "stream_options goes with stream: true only", param="stream_options"
+            )
+        if self.stream and params.prompt_logprobs is not None:
+            raise InvalidRequestError(
+                "prompt_logprobs is not available with stream: true",
+                param="sampling_params.prompt_logprobs",
+            )
+        asked = self.kv_transfer_params
+        if self.stream and asked is not None and asked.do_remote_decode:
+            raise InvalidRequestError(
+                "do_remote_decode is not available with stream: true", param="kv_transfer_params"
+            )
+        return self
+
+
+@contextmanager
+def in_sampling_params() -> Iterator[None]:
+    """Name the field that an error blames as a field of `sampling_params`."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.param = error.param and f"sampling_params.{error.param}"
+        raise
+
+
+def render_terms(request: ChatRequest | CompletionRequest) -> RenderTerms:
+    """Return the terms of a request that is rendered."""
+    options = request.stream_options if request.stream else None
+    return RenderTerms(
+        request_id=request.request_id,
+        stream_options=None if options is None else msgspec.json.encode(options.model_dump()),
+        parse_context=parse_context(request) if isinstance(request, ChatRequest) else None,
+    )
+
+
+def parse_context(request: ChatRequest) -> bytes:
+    """Return the JSON of a `ParseContext`."""
+    use = request.tool_use
+    calls = [len(message.tool_calls or ()) for message in request.messages]
+    context: dict[str, Any] = {
+        "tools": [tool.model_dump(exclude_none=True) for tool in use.shown] or None,
+        "tool_choice": _choice(request) if use.shown else "none",
+        "parallel_tool_calls": use.is_parallel,
+        "include_reasoning": True,
+        "chat_template_kwargs": request.template_variables,
+        "history_tool_call_cnt": sum(calls),
+    }
+    return msgspec.json.encode(context)
+
+
+def _choice(request: ChatRequest) -> Any:
+    choice = request.tool_choice or request.function_call
+    if choice is None:
+        return "auto"
+    named = choice.model_dump(exclude_none=True)
+    return choice.type if named.keys() == {"type"} else named

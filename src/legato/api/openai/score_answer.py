@@ -1,0 +1,161 @@
+"""POST /score and POST /rerank: their answers. Their requests are in `requests/scores.py`."""
+
+import math
+import time
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+from msgspec import UNSET, UnsetType
+
+from legato.api.answer import respond_whole
+from legato.api.arrival import Arrival
+from legato.api.context import ArrivalDep, Context, ContextDep
+from legato.api.http.bodies import JsonBytes
+from legato.api.http.json_pieces import json_pieces
+from legato.api.job import Job
+from legato.api.openai.embedding_answer import EmbeddingUsage, PooledVectors
+from legato.api.openai.score_body import RerankRequest, ScoreRequest
+from legato.api.openapi import responses, takes
+from legato.api.outcome import ScoreTerms
+from legato.core.pooling import UNSAMPLED
+from legato.engine.client.requests import check_scores
+from legato.language.completion import CompletionDelta
+from legato.language.embedding import finished_embedding
+
+router = APIRouter(tags=["scores"])
+_ERRORS = (HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The scores of all pairs, in their order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class RankedText(msgspec.Struct, frozen=True):
+    text: str
+
+
+class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: index: of the document in the request."""
+
+    index: int
+    document: RankedText | UnsetType = UNSET
+    relevance_score: float
+
+
+class RerankAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents by their scores, the best first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
+class _ScoresWriter:
+    """A `WholeAnswer` of scores, or of documents by their scores."""
+
+    def __init__(self, terms: ScoreTerms, job: Job, arrival: Arrival, model: str) -> None:
+        self._terms = terms
+        self._vectors = PooledVectors(job)
+        self._arrival, self._model = arrival, model
+
+    def take(self, choice: int, delta: CompletionDelta) -> None:
+        self._vectors.take(choice, delta)
+
+    def pieces(self) -> Iterable[bytes]:
+        scores = [self._score(pooled) for pooled in self._vectors]
+        return json_pieces(
+            self._scored(scores) if self._terms.top_n is None else self._ranked(scores)
+        )
+
+    def _score(self, pooled: bytes) -> float:
+        (logit,) = finished_embedding(pooled, dimensions=None, normalize=False)
+        # A sigmoid that does not overflow.
+        return 0.5 + 0.5 * math.tanh(0.5 * logit) if self._terms.is_activated else logit
+
+    def _scored(self, scores: list[float]) -> ScoreAnswer:
+        return ScoreAnswer(
+            id=f"score-{self._arrival.answer_id}",
+            created=int(time.time()),
+            model=self._model,
+            data=[Score(index=index, score=score) for index, score in enumerate(scores)],
+            usage=self._vectors.usage,
+        )
+
+    def _ranked(self, scores: list[float]) -> RerankAnswer:
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        texts = self._terms.documents
+        return RerankAnswer(
+            id=f"rerank-{self._arrival.answer_id}",
+            model=self._model,
+            results=[
+                RankedDocument(
+                    index=index,
+                    document=UNSET if texts is None else RankedText(texts[index]),
+                    relevance_score=scores[index],
+                )
+                for index in order[: self._terms.top_n or None]
+            ],
+            usage=self._vectors.usage,
+        )
+
+
+async def _answered(
+    kind: Literal["score", "rerank"], body: JsonBytes, context: Context, arrival: Arrival
+) -> Response:
+    check_scores(context.engine.info)
+    outcome = await context.text.outcome(kind, body, arrival)
+    terms = outcome.end
+    assert isinstance(terms, ScoreTerms)
+    job = Job(
+        arrival=arrival,
+        operation=kind,
+        is_streamed=False,
+        prompts=outcome.prompts,
+        params=UNSAMPLED,
+        service=terms.service.of_key(arrival.tenant, arrival.cache_owner),
+        pooling="score",
+        field_names={"prompt": terms.field_name},
+    )
+    return await respond_whole(context, job, _ScoresWriter(terms, job, arrival, context.model_name))
+
+
+@router.post(
+    "/v1/score", openapi_extra=takes(ScoreRequest), responses=responses(ScoreAnswer, errors=_ERRORS)
+)
+@router.post(
+    "/score", openapi_extra=takes(ScoreRequest), responses=responses(ScoreAnswer, errors=_ERRORS)
+)
+async def score(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Return how well each text goes with a query, by a classification head."""
+    return await _answered("score", body, context, arrival)
+
+
+@router.post(
+    "/v1/rerank",
+    openapi_extra=takes(RerankRequest),
+    responses=responses(RerankAnswer, errors=_ERRORS),
+)
+@router.post(
+    "/rerank", openapi_extra=takes(RerankRequest), responses=responses(RerankAnswer, errors=_ERRORS)
+)
+async def rerank(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Return documents by how well they go with a query, the best first."""
+    return await _answered("rerank", body, context, arrival)

@@ -1,0 +1,45 @@
+"""Tokenization endpoints, as in vLLM; their answers are in `requests/tokenization.py`."""
+
+from http import HTTPStatus
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from legato.api.context import ArrivalDep, ContextDep
+from legato.api.http.bodies import JsonBytes, pieces_response
+from legato.api.openai.tokenization_body import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from legato.api.openapi import responses, takes
+
+router = APIRouter(tags=["tokenization"])
+info_router = APIRouter(tags=["tokenization"])
+
+
+@router.post(
+    "/tokenize",
+    openapi_extra=takes(TokenizeRequest),
+    responses=responses(TokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)),
+)
+async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Return the token ids of a prompt or a conversation."""
+    return pieces_response(await context.text.answer("tokenize", body, arrival))
+
+
+@router.post(
+    "/detokenize",
+    openapi_extra=takes(DetokenizeRequest),
+    responses=responses(DetokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)),
+)
+async def detokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Return the text of token ids, including special tokens."""
+    return pieces_response(await context.text.answer("detokenize", body, arrival))
+
+
+@info_router.get("/tokenizer_info", responses=responses())
+async def tokenizer_info(context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Return the tokenizer's configuration, as in its tokenizer_config.json."""
+    return pieces_response(await context.text.answer("tokenizer_info", bytearray(), arrival))

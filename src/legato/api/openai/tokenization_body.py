@@ -1,0 +1,51 @@
+"""The bodies and answers of POST /tokenize and /detokenize."""
+
+from typing import Annotated
+
+import msgspec
+from pydantic import Field, model_validator
+
+from legato.api.bodies.body_model import AtMost, ModelRequest
+from legato.api.bodies.chat_messages import Messages, TemplateOptions
+from legato.api.limits import MAX_DETOKENIZED
+from legato.core.errors import InvalidRequestError
+
+
+class TokenizeRequest(TemplateOptions, ModelRequest):
+    """Either a prompt or messages.
+
+    Attributes:
+        add_special_tokens: to a prompt; None adds them. For messages, the template adds them.
+    """
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequestError("give either prompt or messages", param="prompt")
+        if self.messages is not None and self.add_special_tokens:
+            raise InvalidRequestError(
+                "special tokens of messages come from the template", param="add_special_tokens"
+            )
+        return self
+
+
+class TokenizeAnswer(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(ModelRequest):
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), AtMost(MAX_DETOKENIZED)
+    ]
+
+
+class DetokenizeAnswer(msgspec.Struct, frozen=True):
+    prompt: str

@@ -1,0 +1,165 @@
+"""Describes requests and answers in /openapi.json; handlers parse and encode them past FastAPI."""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from legato.api.http.anthropic_errors import AnthropicErrorBody
+from legato.api.http.errors import ErrorBody
+from legato.api.http.middleware import OPEN_PATHS
+
+_BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+_REFERENCE = "#/components/schemas/{name}"
+_BEARER, _X_API_KEY = "bearer", "x-api-key"
+
+# Errors that any request may get.
+_COMMON_ERRORS = {
+    HTTPStatus.BAD_REQUEST: "Malformed, invalid, or not supported here.",
+    HTTPStatus.UNAUTHORIZED: "The API key is missing or wrong.",
+    HTTPStatus.FORBIDDEN: "The host, the web page's origin, or the client is not an allowed one.",
+    HTTPStatus.REQUEST_TIMEOUT: "The request did not arrive in time.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
+    HTTPStatus.TOO_MANY_REQUESTS: "Overloaded, or its TTFT SLO cannot be met; see Retry-After.",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "The headers are too large.",
+    HTTPStatus.NOT_IMPLEMENTED: "A transfer coding other than chunked.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Shutting down, over --max-connections, or the engine is gone.",
+}
+_ERRORS = {
+    **_COMMON_ERRORS,
+    HTTPStatus.CONFLICT: "A trace is running already, or none is.",
+    HTTPStatus.NOT_FOUND: "There is no such model or path.",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "The step that computed this request failed.",
+}
+
+# A stream's schema describes one event, as tools for OpenAPI expect.
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]."}},
+    "required": ["data"],
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+class DescribedApi(FastAPI):
+    """An application that describes its requests and answers.
+
+    Args:
+        asks_for_key: whether all but `OPEN_PATHS` need an API key.
+        answers: msgspec types that `responses` referred to.
+        requests: pydantic models that `takes` referred to.
+    """
+
+    def __init__(
+        self,
+        *,
+        asks_for_key: bool,
+        answers: Iterable[type],
+        requests: Iterable[type[BaseModel]],
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._asks_for_key = asks_for_key
+        self._answers = [ErrorBody, AnthropicErrorBody, *answers]
+        self._requests = list(requests)
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = self._describe()
+        return self.openapi_schema
+
+    def _describe(self) -> dict[str, Any]:
+        document = get_openapi(title=self.title, version=self.version, routes=self.routes)
+        schemas = document["components"]["schemas"]
+        _, answers = msgspec.json.schema_components(self._answers, ref_template=_REFERENCE)
+        schemas.update(answers)
+        schemas.update(_described(self._requests))
+        # FastAPI's schemas for status 422, which is 400 here.
+        for name in ("HTTPValidationError", "ValidationError"):
+            del schemas[name]
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+                if self._asks_for_key and path not in OPEN_PATHS:
+                    operation["security"] = [{_BEARER: []}, {_X_API_KEY: []}]
+        if self._asks_for_key:
+            document["components"]["securitySchemes"] = {
+                _BEARER: {"type": "http", "scheme": "bearer"},
+                _X_API_KEY: {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+        _make_bounds_whole(document)
+        return document
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """Describe the body of a route that FastAPI does not parse, for its `openapi_extra`."""
+    schema = {"$ref": _REFERENCE.format(name=model.__name__)}
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+def responses(
+    answer: type | None = None,
+    *,
+    is_list: bool = False,
+    errors: Iterable[HTTPStatus] = (),
+    streams: bool = False,
+    files: Iterable[str] = (),
+    error_body: type = ErrorBody,
+) -> Responses:
+    """Describe the answers of a route, for its `responses`.
+
+    Args:
+        answer: the msgspec type of its JSON.
+        is_list: whether it answers with a list of them.
+        errors: in addition to `_COMMON_ERRORS`.
+        streams: whether it may also answer with server-sent events.
+        files: media types of files that it may answer with.
+        error_body: the msgspec type of its errors.
+    """
+    content: dict[str, Any] = {media_type: {} for media_type in files}
+    if answer is not None:
+        schema: dict[str, Any] = _reference(answer)
+        content["application/json"] = {
+            "schema": {"type": "array", "items": schema} if is_list else schema
+        }
+    if streams:
+        content["text/event-stream"] = {"schema": _EVENT}
+    described: Responses = {200: {"description": "The answer.", "content": content}}
+    for status in sorted({*_COMMON_ERRORS, *errors}):
+        described[int(status)] = {
+            "description": _ERRORS[status],
+            "content": {"application/json": {"schema": _reference(error_body)}},
+        }
+    return described
+
+
+def _described(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """Return the schemas of the models and of models that they refer to; key the name."""
+    template = _REFERENCE.format(name="{model}")
+    _, document = models_json_schema(
+        [(model, "validation") for model in models], ref_template=template
+    )
+    schemas: dict[str, Any] = document["$defs"]
+    return schemas
+
+
+def _make_bounds_whole(node: Any) -> None:
+    """Make bounds integers again: as FastAPI's floats, a 64-bit seed's are off by hundreds."""
+    if isinstance(node, dict):
+        for name in _BOUNDS & node.keys():
+            if isinstance(node[name], float) and node[name].is_integer():
+                node[name] = int(node[name])
+    for child in node.values() if isinstance(node, dict) else node:
+        if isinstance(child, dict | list):
+            _make_bounds_whole(child)
+
+
+def _reference(answer: type) -> dict[str, str]:
+    """Refer to a type by its name; msgspec keeps it, since no two answer types share one."""
+    return {"$ref": _REFERENCE.format(name=answer.__name__)}

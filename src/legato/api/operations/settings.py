@@ -1,0 +1,120 @@
+"""GET and PATCH /settings: the scheduler's settings and promises, while requests run."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from legato.api.bodies.body_model import RequestModel
+from legato.api.context import ContextDep
+from legato.api.http.admins import ADMINS_ONLY
+from legato.api.http.bodies import JsonRoute, json_response
+from legato.api.openapi import responses
+from legato.core import ranges
+from legato.core.config import NumDrafts, Policy, PrefillOrder, Quantile, SchedulerConfig
+from legato.core.errors import ConfigError, InvalidRequestError
+from legato.engine.client.engine import Engine
+
+router = APIRouter(route_class=JsonRoute, tags=["settings"])
+
+
+def _within(type_: Any) -> Any:
+    """Return a pydantic field with the range of a setting's type."""
+    (meta,) = type_.__metadata__
+    return Field(ge=meta.ge, le=meta.le)
+
+
+Count = Annotated[int, _within(ranges.Count)]
+Seconds = Annotated[float, _within(ranges.Seconds)]
+Speculative = Annotated[int, _within(NumDrafts)] | Literal["auto", "off"]
+QuantileOfGaps = Annotated[float, _within(Quantile)]
+
+
+class SettingsPatch(BaseModel):
+    """Fields of `SchedulerConfig`; a JSON merge patch (RFC 7396): null restores the default."""
+
+    model_config = RequestModel.model_config
+
+    policy: Policy | None = None
+    max_num_batched_tokens: Count | None = None
+    enable_chunked_prefill: bool | None = None
+    prefill_order: PrefillOrder | None = None
+    itl_slo_s: Seconds | None = None
+    itl_slo_quantile: QuantileOfGaps | None = None
+    tpot_slo_s: Seconds | None = None
+    ttft_slo_s: Seconds | None = None
+    speculative: Speculative | None = None
+
+    def apply(self, config: SchedulerConfig) -> SchedulerConfig:
+        """Raises `ConfigError` if the settings contradict each other."""
+        defaults = SchedulerConfig()
+        changes: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set}
+        if "itl_slo_s" in changes and self.itl_slo_s is None:
+            changes.setdefault("itl_slo_quantile", None)  # meaningless without its SLO
+        return msgspec.structs.replace(
+            config,
+            **{
+                name: getattr(defaults, name) if value is None else value
+                for name, value in changes.items()
+            },
+        )
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields as in `SchedulerConfig`."""
+
+    policy: Policy
+    max_num_batched_tokens: int | None
+    enable_chunked_prefill: bool
+    prefill_order: PrefillOrder | None
+    itl_slo_s: float | None
+    itl_slo_quantile: float
+    tpot_slo_s: float | None
+    ttft_slo_s: float | None
+    speculative: int | str
+
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> "Settings":
+        return cls(**{name: getattr(config, name) for name in cls.__struct_fields__})
+
+
+class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings in effect.
+
+    Attributes:
+        asked: as set, at the start or since; null is "auto".
+        resolved: the same, with every "auto" replaced.
+        most_batched_tokens: the largest `max_num_batched_tokens` that may be set.
+    """
+
+    asked: Settings
+    resolved: Settings
+    most_batched_tokens: int
+
+
+def describe(engine: Engine) -> SettingsAnswer:
+    """Return the engine's current settings."""
+    settings = engine.settings
+    return SettingsAnswer(
+        asked=Settings.of(settings.asked),
+        resolved=Settings.of(settings.resolved),
+        most_batched_tokens=settings.most_batched_tokens,
+    )
+
+
+@router.get("/settings", responses=responses(SettingsAnswer))
+async def get_settings(context: ContextDep) -> Response:
+    """Return the scheduler's settings."""
+    return json_response(describe(context.engine))
+
+
+@router.patch("/settings", responses=responses(SettingsAnswer), dependencies=[ADMINS_ONLY])
+async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
+    """Change settings from the next step on; running requests continue. For admins only."""
+    try:
+        context.engine.reconfigure(body.apply(context.engine.settings.asked))
+    except ConfigError as error:
+        raise InvalidRequestError(str(error)) from error
+    return json_response(describe(context.engine))

@@ -1,0 +1,1 @@
+"""What runs inside a process that reads bodies. Never imports FastAPI."""

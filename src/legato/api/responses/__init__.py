@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: the body of a request beside its answer, kept or streamed."""

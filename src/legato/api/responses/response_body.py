@@ -1,0 +1,277 @@
+"""The body of POST /v1/responses, converted to a chat."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field, model_validator
+
+from legato.api.bodies.as_chat import ChatBody
+from legato.api.bodies.body_model import AtMost, Name, OrText, RequestModel, only
+from legato.api.bodies.generation_options import GenerationOptions, NumLogprobs
+from legato.api.bodies.neutral import CacheRetention, Metadata, ServiceTier, Verbosity
+from legato.api.limits import (
+    MAX_MESSAGES,
+    MAX_METADATA,
+    MAX_REPEATED_BYTES,
+    MAX_REPEATED_FIELD_BYTES,
+    MAX_TEMPLATE_VARIABLES,
+    MAX_TOOLS,
+)
+from legato.api.responses.input_items import AnyItem, Item, ItemReference, Placed, messages_of
+from legato.api.responses.response_tools import (
+    OfferedTools,
+    ResponseTool,
+    ResponseToolChoice,
+)
+from legato.core.errors import InvalidRequestError
+
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (
+    _LOGPROBS,
+    # These are shown anyway, or belong to tools that do not exist here.
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+)
+
+
+def _as_items(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+class TextFormat(RequestModel):
+    """Attributes: all but `type` are for "json_schema" only."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise InvalidRequestError(
+                "schema goes with type: json_schema, which needs it", param="text.format.schema"
+            )
+        return self
+
+    def chat(self) -> dict[str, Any]:
+        """Return the `response_format` of a chat."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        schema = {"name": self.name or "response", "schema": self.schema_, "strict": self.strict}
+        return {"type": self.type, "json_schema": schema}
+
+
+class TextOptions(RequestModel):
+    format: TextFormat | None = None
+    verbosity: Verbosity | None = None
+
+
+class ReasoningOptions(RequestModel):
+    """Attributes: reasoning is always shown whole, for any `summary`."""
+
+    effort: Name | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseStreamOptions(RequestModel):
+    include_obfuscation: Annotated[bool, only(False)] | None = None
+
+
+class InputTokenCount(msgspec.Struct, frozen=True):
+    """The length of a response's prompt."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class ResponsesRequest(GenerationOptions):
+    """A turn of a conversation; the server may have stored the earlier turns."""
+
+    input: Annotated[
+        list[AnyItem],
+        Field(min_length=1, fail_fast=True),
+        AtMost(MAX_MESSAGES),
+        OrText(_as_items),
+    ]
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    store: bool = True
+    background: bool = False
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True), AtMost(MAX_TOOLS)] = Field(
+        default_factory=list
+    )
+    tool_choice: ResponseToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    include: Annotated[list[Annotated[str, only(*_INCLUDED)]], AtMost(len(_INCLUDED))] = Field(
+        default_factory=list
+    )
+    top_logprobs: NumLogprobs | None = None
+    stream_options: ResponseStreamOptions | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+
+    # Hints, and values that change nothing.
+    client_metadata: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs
+    metadata: Metadata | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: CacheRetention | None = None
+    safety_identifier: Name | None = None
+    service_tier: ServiceTier | None = None
+    user: Name | None = None
+
+    @model_validator(mode="after")
+    def _check_background(self) -> "ResponsesRequest":
+        if self.background and not self.store:
+            raise InvalidRequestError(
+                "background can only be used when `store` is true", param="background"
+            )
+        return self
+
+    @property
+    def referred(self) -> list[str]:
+        """Ids of the stored items that the input refers to."""
+        return [item.id for item in self.input if isinstance(item, ItemReference)]
+
+    @property
+    def offered_tools(self) -> OfferedTools:
+        return OfferedTools.of(self.tools)
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return _LOGPROBS in self.include or bool(self.top_logprobs)
+
+    def items(self, history: Iterable[Item], found: Mapping[str, Item]) -> list[Placed]:
+        """Return the items of the whole conversation.
+
+        Args:
+            history: items of the earlier turns.
+            found: stored items; key the id.
+
+        Raises:
+            InvalidRequestError: as `own_items`.
+        """
+        own = [(f"input.{i}", item) for i, item in enumerate(self.own_items(found))]
+        return [*(("previous_response_id", item) for item in history), *own]
+
+    def chat(self, items: Iterable[Placed]) -> ChatBody:
+        """Convert the request to a chat. Args: items: of the whole conversation."""
+        offered = self.offered_tools
+        messages = list(messages_of(items))
+        if self.instructions is not None:
+            messages.insert(0, ("instructions", {"role": "system", "content": self.instructions}))
+        return ChatBody(
+            fields={
+                "messages": [message for _, message in messages],
+                "max_completion_tokens": self.max_output_tokens,
+                "logprobs": self.shows_logprobs,
+                "top_logprobs": (self.top_logprobs or 0) if self.shows_logprobs else None,
+                "chat_template_kwargs": self.chat_template_kwargs,
+                "response_format": self.text and self.text.format and self.text.format.chat(),
+                "reasoning_effort": self.reasoning and self.reasoning.effort,
+                "service_tier": self.service_tier,
+                "verbosity": self.text and self.text.verbosity,
+                **self._tool_fields(offered),
+            },
+            places=[place for place, _ in messages],
+            names={**_NAMES, **offered.names},
+            input_grammars=offered.input_grammars,
+        )
+
+    def own_items(self, found: Mapping[str, Item]) -> list[Item]:
+        """Return the input items, with references resolved.
+
+        Raises:
+            InvalidRequestError: a referred item is not stored, or referred to twice.
+        """
+        seen = set[str]()
+        for i, item in enumerate(self.input):
+            if not isinstance(item, ItemReference):
+                continue
+            if item.id not in found:
+                raise InvalidRequestError(
+                    f"the item {item.id!r} is not stored", param=f"input.{i}", code="item_not_found"
+                )
+            if item.id in seen:  # or a short body could fill the store
+                raise InvalidRequestError(f"{item.id!r} is referred to twice", param=f"input.{i}")
+            seen.add(item.id)
+        return [found[item.id] if isinstance(item, ItemReference) else item for item in self.input]
+
+    def shown(self) -> dict[str, bytes]:
+        """Return the fields that the answer repeats: key the field, value JSON.
+
+        Raises:
+            InvalidRequestError: one of them is too long, or all together.
+        """
+        text = self.text or TextOptions()
+        form = text.format or TextFormat(type="text")
+        told = {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": self.previous_response_id,
+            "prompt_cache_key": self.prompt_cache_key,
+            "prompt_cache_retention": self.prompt_cache_retention,
+            "reasoning": {
+                "effort": self.reasoning and self.reasoning.effort,
+                "summary": self.reasoning and self.reasoning.summary,
+            },
+            "safety_identifier": self.safety_identifier,
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_none=True),
+                "verbosity": text.verbosity,
+            },
+            "tool_choice": self.tool_choice,
+            "tools": [tool.shown() for tool in self.tools],
+            "top_logprobs": self.top_logprobs or 0,
+            "truncation": self.truncation,
+            "user": self.user,
+        }
+        shown = {name: msgspec.json.encode(value) for name, value in told.items()}
+        longest = max(shown, key=lambda name: len(shown[name]))
+        for what, num_bytes, limit in (
+            (longest, len(shown[longest]), MAX_REPEATED_FIELD_BYTES),
+            ("all fields", sum(map(len, shown.values())), MAX_REPEATED_BYTES),
+        ):
+            if num_bytes > limit:
+                raise InvalidRequestError(
+                    f"{what}: {num_bytes} bytes of JSON for the answer to repeat, over {limit}",
+                    param=longest,
+                )
+        return shown
+
+    def _tool_fields(self, offered: OfferedTools) -> dict[str, Any]:
+        """Return the chat's fields for tools."""
+        return {
+            "tools": offered.functions,
+            "tool_choice": offered.choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }
+
+
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+"""Key the path of a chat's field, value its path in this API; `*` stands for an index."""

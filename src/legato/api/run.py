@@ -1,0 +1,195 @@
+"""Starts the server's processes, and serves once they have loaded."""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+import uvloop
+
+from legato.api.bodies.serving import Serving
+from legato.api.config import ServerConfig
+from legato.api.readers.reader_pool import TextProcesses
+from legato.checkpoint.defaults import ModelDefaults
+from legato.checkpoint.source import configured_source
+from legato.core import signals
+from legato.core.cache_config import CacheConfig
+from legato.core.config import EngineConfig
+from legato.core.errors import ConfigError
+from legato.core.garbage import uncollected
+from legato.core.vocabulary import Vocabulary
+from legato.engine.client.client import EngineClient
+from legato.engine.client.engine import Engine
+from legato.engine.errors import EngineDeadError
+from legato.engine.process.engine_messages import EngineInfo
+from legato.language.tokenizer.text_source import TextSource, text_source
+from legato.observe.traces.spans import check_spans_can_be_made
+
+logger = logging.getLogger(__name__)
+
+# The kernel's buffer of a connection: enough for any line, and small enough that a client that does
+# not read is noticed.
+_SEND_BUFFER_BYTES = 128 * 2**10
+# Open files and sockets beside the connections, at most half of all: of processes, of files that
+# are read, and of clients that are being refused.
+_OTHER_FILES = 256
+Announce = Callable[[EngineInfo, str], None]
+StartEngine = Callable[[Awaitable[tuple[Vocabulary, ModelDefaults]]], Awaitable[Engine]]
+"""Starts an engine and waits until it serves; called with the text, as `EngineClient.start` is."""
+
+
+def serve(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    *,
+    on_ready: Announce,
+    start_engine: StartEngine | None = None,
+) -> int:
+    """Load the model and serve it until a signal comes.
+
+    The first SIGTERM, SIGINT or SIGHUP lets running requests finish and refuses new ones; a second
+    SIGTERM or SIGINT ends them with an error.
+
+    Args:
+        on_ready: called with the engine's information and the server's URL, once it accepts
+            requests.
+        start_engine: None starts a process beside the server.
+
+    Returns:
+        0 if every request was finished, 1 if the engine cannot be kept running or was stopped under
+        one.
+
+    Raises:
+        ConfigError: the settings, the checkpoint or the address cannot be used.
+    """
+    if config.otlp_traces_endpoint is not None:
+        check_spans_can_be_made()
+    if config.kv_events_endpoint is not None:
+        _check_cache_can_be_told(engine_config.cache)
+    with _bind(config.host, config.port) as listener:
+        config = _with_room(config)
+        # Before the event loop exists: a download is best interrupted without one.
+        source = configured_source(engine_config.model)
+        text = text_source(engine_config.model, source)
+        if source.passed_over:
+            names = ", ".join(source.passed_over)
+            logger.info("the safetensors files of %s are read, not %s", source.path, names)
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                start = start_engine or partial(_start_engine, engine_config, config)
+                return runner.run(_serve(text, start, config, listener, on_ready))
+        except asyncio.CancelledError:
+            logger.info("stopped while loading")
+            return 0
+        except EngineDeadError as error:
+            logger.error("%s", error)
+            return 1
+
+
+def _check_cache_can_be_told(cache: CacheConfig) -> None:
+    if find_spec("zmq") is None:
+        raise ConfigError("ZeroMQ missing: pip install 'legato[events]'")
+    if not cache.enable_prefix_caching:
+        raise ConfigError("kv_events_endpoint tells of the prefix cache, which is turned off")
+
+
+async def _serve(
+    source: TextSource,
+    start_engine: StartEngine,
+    config: ServerConfig,
+    listener: socket.socket,
+    on_ready: Announce,
+) -> int:
+    loading = asyncio.current_task()
+    assert loading is not None
+    signals.call_when_ending(lambda _number: loading.cancel())
+    async with contextlib.AsyncExitStack() as closing:
+        text = TextProcesses(source, config.timeout_prompt_s)
+        closing.push_async_callback(text.close)
+        loaded = asyncio.create_task(text.loaded())
+        serving = asyncio.create_task(_imported(behind=loaded))
+        engine = await start_engine(loaded)
+        closing.push_async_callback(engine.close)
+        await text.serve(
+            Serving(
+                info=engine.info,
+                max_completions=config.max_completions,
+                trust_request_chat_template=config.trust_request_chat_template,
+                message_special_tokens=config.message_special_tokens,
+                unknown_fields=config.unknown_fields,
+            )
+        )
+        return await (await serving)(engine, text, config, listener, on_ready)
+
+
+async def _start_engine(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    text: Awaitable[tuple[Vocabulary, ModelDefaults]],
+) -> Engine:
+    return await EngineClient.start(
+        engine_config,
+        text,
+        served_model_names=config.served_model_names,
+        timeout_s=config.timeout_engine_s,
+    )
+
+
+async def _imported(*, behind: asyncio.Task[Any]) -> Callable[..., Awaitable[int]]:
+    """Import the HTTP server, which takes a third of a second, while the engine loads.
+
+    Wait for the tokenizer first: of two cores, the engine needs one, and takes longest.
+    """
+    await asyncio.wait([behind])
+    return await asyncio.to_thread(_import)
+
+
+def _import() -> Callable[..., Awaitable[int]]:
+    with uncollected():
+        from legato.api.http_server import serve_until_stopped
+
+    return serve_until_stopped
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Bind the address before slow work; clients are refused until `listen`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _with_room(config: ServerConfig) -> ServerConfig:
+    """Raise this process's limit of open files to hold the connections, as far as allowed.
+
+    Returns:
+        the configuration, with as many connections as there is room for.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.max_connections + _OTHER_FILES
+    room = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < room:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))
+    if room == wanted:
+        return config
+    max_connections = max(1, room - min(_OTHER_FILES, room // 2))
+    logger.warning(
+        "%d connections at once rather than %d: this process may open %d files (ulimit -n)",
+        max_connections,
+        config.max_connections,
+        room,
+    )
+    return msgspec.structs.replace(config, max_connections=max_connections)

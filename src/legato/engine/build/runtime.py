@@ -1,0 +1,133 @@
+"""A model that can compute steps: loaded, with its cache and its executor."""
+
+import hashlib
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from legato.checkpoint.checkpoint import Checkpoint
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.control_groups import usable_cores
+from legato.core.rows import RowCounts
+from legato.core.version import __version__
+from legato.engine.build.blueprint import Blueprint
+from legato.engine.calibration.calibration import MOST_DRAFTS
+from legato.engine.calibration.step_times import StepTimes
+from legato.executor.draft_model import DraftModel
+from legato.executor.executor import Executor
+from legato.executor.untaken_pages import UntakenPages
+from legato.kv.manager import KVCacheManager
+from legato.model.model import CacheGroup, CacheSpec, Model
+from legato.model.native_kernels import kernels_digest
+from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRuntime:
+    """A loaded model with its cache and an executor, before anything is scheduled on it.
+
+    Attributes:
+        blueprint: what it was built from.
+        cache: what the cache keeps of each token.
+        groups: groups of its layers.
+        blocks: cache of each group, or rank 0's part of it, [layers, planes, num_blocks, numbers
+            of a block].
+        states: states of the recurrent layers, [num_slots, ...] each.
+        rows: the numbers of rows to which batches are padded.
+        kernels: the instruction set of the native kernels, "torch", or "triton" on a GPU.
+        untaken: the cache's pages to allocate while the engine is idle; None if there are none.
+        draft_model: guesses tokens; None if there is no draft model.
+    """
+
+    blueprint: Blueprint
+    model: Model
+    cache: CacheSpec
+    groups: Sequence[CacheGroup]
+    kv: KVCacheManager
+    executor: Executor
+    blocks: Sequence[torch.Tensor]
+    rows: RowCounts
+    kernels: str
+    states: Sequence[torch.Tensor] = ()
+    untaken: UntakenPages | None = None
+    draft_model: DraftModel | None = None
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration, with every "auto" replaced."""
+        return self.blueprint.config
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.blueprint.checkpoint
+
+    @property
+    def max_model_len(self) -> int:
+        return self.blueprint.max_model_len
+
+    @property
+    def spec(self) -> DecoderSpec | TransformersSpec:
+        return self.checkpoint.spec
+
+    @property
+    def step_times(self) -> StepTimes:
+        """Measures how long its steps take."""
+        return StepTimes(
+            self.executor,
+            self.kv,
+            config=self.config,
+            measured_on=_fingerprint(self),
+            device_type=self.model.device.type,
+            rows=self.rows,
+            max_model_len=self.max_model_len,
+            vocab_size=self.spec.vocab_size,
+        )
+
+
+def _fingerprint(runtime: ModelRuntime) -> dict[str, str]:
+    """Return all that step times depend on."""
+    config = runtime.config
+    return {
+        "model": config.model.model,
+        "spec": hashlib.sha256(msgspec.json.encode(runtime.spec)).hexdigest(),
+        "dtype": str(runtime.model.dtype),
+        "quantization": str(config.model.quantization),
+        "kernels": runtime.kernels,
+        "kv cache": str(runtime.cache.kept_dtype).removeprefix("torch."),
+        "device": _device_name(runtime.model.device),
+        "cores": str(usable_cores()),
+        "build": kernels_digest(runtime.kernels.partition(",")[0]),
+        "ranks": str(config.model.tensor_parallel_size),
+        "threads": str(torch.get_num_threads()),
+        "rows": msgspec.json.encode(runtime.rows).decode(),
+        "block size": str(runtime.kv.block_size),
+        "max running": str(config.scheduler.max_num_seqs),
+        "drafts": _measured_drafts(config.scheduler),
+        "versions": f"legato {__version__}, torch {torch.__version__}",
+    }
+
+
+def _measured_drafts(config: SchedulerConfig) -> str:
+    return "none" if config.speculative == "off" else f"up to {MOST_DRAFTS} a stream"
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_processor_name()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _processor_name() -> str:
+    """Return the processor's model. The host's name would be a container's id, a new one each."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()

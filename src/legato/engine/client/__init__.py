@@ -1,0 +1,1 @@
+"""The engine's side towards callers: takes requests, hands out tokens."""

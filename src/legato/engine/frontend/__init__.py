@@ -1,1 +1,0 @@
-"""The engine's side towards callers: takes requests, returns text."""

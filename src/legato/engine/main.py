@@ -1,0 +1,175 @@
+"""The engine process: `python -m legato.engine.main FD`, started by `EngineProcess`.
+
+It is separate from the HTTP server for two reasons: parsing and tokenizing requests never delays a
+step by the interpreter lock, and the engine can die and be started again.
+"""
+
+import gc
+import logging
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from legato.core.config import EngineConfig
+from legato.core.garbage import uncollected
+from legato.core.outputs import RequestOutput
+from legato.core.request import AbortRequest, AddRequest, Event
+from legato.core.signals import leave_to_parent
+from legato.core.step_record import StepBegun
+from legato.engine.build.start_timer import StartTimer
+from legato.engine.errors import EngineFaultError
+from legato.engine.loop.arrivals import Arrivals
+from legato.engine.process.channel import Channel, ChannelClosedError, Ping, Pong, pack_frame
+from legato.engine.process.engine_messages import (
+    Control,
+    Delivered,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    ForgetCache,
+    KnowVocabulary,
+    LongStepBegins,
+    Reconfigure,
+    SetAnnouncing,
+    SetRecording,
+    StateTold,
+    StepAnnounced,
+    StepOutputs,
+    Taken,
+    TellState,
+    WatchCache,
+)
+
+if TYPE_CHECKING:
+    from legato.engine.loop.engine_loop import EngineLoop
+
+_YOUNG_PER_FULL_COLLECTION = 10_000
+
+FromFrontEnd = EngineConfig | AddRequest | AbortRequest | Control
+
+
+Build = Callable[[EngineConfig], "tuple[EngineLoop, EngineInfo]"]
+
+
+def main(fd: int, build: Build | None = None) -> int:
+    """Run an engine until the socket closes. Args: build: makes the engine; None for a model's."""
+    leave_to_parent()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    channel = Channel(socket.socket(fileno=fd), FromFrontEnd)
+    try:
+        return _serve(channel, build)
+    except ChannelClosedError:
+        return 0
+
+
+def _serve(channel: Channel, build: Build | None = None) -> int:
+    config, *early = channel.receive(wait_s=None)
+    assert isinstance(config, EngineConfig)
+    assert not early, "requests come after the engine is ready"
+    try:
+        timer = StartTimer()
+        with uncollected():
+            make = build or _model_builder()
+            timer.end("imports")
+            engine, info = make(config)
+        info = msgspec.structs.replace(info, start_s=timer.seconds | info.start_s)
+    except Exception as error:
+        failure = EngineFailed.at_start(error)
+        channel.send(failure)
+        return 2 if failure.is_user_error else 1
+    # A full collection looks at every cached block for milliseconds, and finds nothing: the garbage
+    # of steps is young.
+    gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
+    channel.send(EngineReady(info))
+    try:
+        return _run(engine, channel)
+    finally:
+        engine.close()
+
+
+def _run(engine: "EngineLoop", channel: Channel) -> int:
+    arrivals = Arrivals(engine)
+    engine.note_long_step = lambda predicted_s: channel.send(LongStepBegins(predicted_s))
+    while True:
+        messages = channel.receive(wait_s=0.0 if arrivals else engine.idle_s)
+        if Ping() in messages:
+            channel.send(Pong())
+            messages = [message for message in messages if message != Ping()]
+        if TellState() in messages:
+            channel.send(StateTold(engine.state))
+            messages = [message for message in messages if message != TellState()]
+        if not (messages or arrivals or engine.has_work):
+            engine.use_idle_time()
+            continue
+        num_taken, outputs = arrivals.take(_events(messages, engine, channel))
+        if num_taken:
+            channel.send(Taken(num_taken))  # before the step: more requests come during it
+        try:
+            outputs += engine.step()
+        except EngineFaultError as error:
+            channel.send(EngineFailed(str(error), is_user_error=False))
+            return 1
+        _deliver(outputs, engine, channel)
+
+
+def _deliver(outputs: list[RequestOutput], engine: "EngineLoop", channel: Channel) -> None:
+    """Send the outputs of a step; end a request whose output cannot be packed."""
+    records, kv_events = engine.take_records(), engine.take_kv_events()
+    try:
+        frame = pack_frame(StepOutputs(outputs, engine.stats, records, kv_events))
+    except Exception:
+        outputs = [_packable(output, engine) for output in outputs]
+        frame = pack_frame(StepOutputs(outputs, engine.stats, kv_events=kv_events))
+    channel.send_frame(frame)
+
+
+def _packable(output: RequestOutput, engine: "EngineLoop") -> RequestOutput:
+    try:
+        pack_frame(output)
+    except Exception as error:
+        return engine.fail(output.request_id, error)
+    return output
+
+
+def _model_builder() -> Build:
+    from legato.engine.build.builder import build_engine
+
+    return build_engine
+
+
+def _events(
+    messages: Iterable[FromFrontEnd], engine: "EngineLoop", channel: Channel
+) -> list[Event]:
+    """Act on the control messages, and return the scheduler's events."""
+    events: list[Event] = []
+    for message in messages:
+        match message:
+            case SetRecording(is_on):
+                engine.set_recording(is_on=is_on)
+            case SetAnnouncing(is_on):
+                engine.announce_steps(_announcing(channel) if is_on else None)
+            case Reconfigure(scheduler):
+                engine.reconfigure(scheduler)
+            case ForgetCache():
+                engine.forget_cache()
+            case Delivered(later_s):
+                engine.note_way(later_s)
+            case WatchCache():
+                engine.watch_cache()
+            case KnowVocabulary(vocabulary):
+                engine.grammars.know(vocabulary)
+                engine.grammars.prepare()  # now, while there are no streams to delay
+            case AddRequest() | AbortRequest():
+                events.append(message)
+    return events
+
+
+def _announcing(channel: Channel) -> Callable[[StepBegun], None]:
+    return lambda step: channel.send(StepAnnounced(step))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

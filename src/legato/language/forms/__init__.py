@@ -1,0 +1,1 @@
+"""Forms that an answer can be held to, written as grammars."""

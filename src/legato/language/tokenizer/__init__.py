@@ -1,0 +1,1 @@
+"""Tokenizers of checkpoints, and where they come from."""

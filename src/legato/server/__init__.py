@@ -1,1 +1,0 @@
-"""Floor 9: the OpenAI-compatible HTTP API."""

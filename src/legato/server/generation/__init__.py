@@ -1,1 +1,0 @@
-"""Runs one HTTP request's generation, in the format of its endpoint."""

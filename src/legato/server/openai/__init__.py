@@ -1,1 +1,0 @@
-"""OpenAI's endpoints, with vLLM's extensions: requests and answers."""

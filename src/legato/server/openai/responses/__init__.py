@@ -1,1 +1,0 @@
-"""OpenAI's Responses API: answers in typed items and events, stored for later turns."""

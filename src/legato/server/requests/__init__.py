@@ -1,1 +1,0 @@
-"""Parses request bodies, strictly and within bounds, and makes prompts of them."""

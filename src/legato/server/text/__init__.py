@@ -1,1 +1,0 @@
-"""Processes that parse bodies, so that no client's text blocks another's stream."""

@@ -1,0 +1,113 @@
+"""Runs of responses in the background, in this process, with an engine that says nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from legato.api.arrival import Arrival
+from legato.api.context import Context
+from legato.api.http.middleware import Lifecycle
+from legato.api.job import Job
+from legato.api.outcome import Generation, ResponseTerms
+from legato.api.responses.background import BackgroundRun
+from legato.api.responses.response_answer import ResponsesFormat
+from legato.api.responses.response_body import ResponsesRequest
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams, SloClass
+from legato.core.stats import CacheInfo, EngineStats
+from legato.core.token_ids import token_array
+from legato.core.vocabulary import Vocabulary
+from legato.engine.client.submission import Prompts, Submission, Take
+from legato.language.completion import CompletionDelta
+from legato.observe.metrics.server_metrics import ServerMetrics
+
+VOCABULARY = Vocabulary.of([b"x"], frozenset())
+
+
+class SilentEngine:
+    """Takes prompts; a test sends the deltas.
+
+    Attributes:
+        submissions: in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.vocabulary = VOCABULARY
+        self.activity: Any = SimpleNamespace(records=SimpleNamespace(is_wanted=False))
+        self.submissions: list[Submission] = []
+
+    @asynccontextmanager
+    async def submitted(self, _prompts: Prompts, take: Take) -> AsyncIterator[Submission]:
+        self.submissions.append(Submission(1, take))
+        yield self.submissions[-1]
+
+
+def context() -> Any:
+    """A server's context without a server."""
+    cache = CacheInfo(num_blocks=1, block_size=1, dtype="", enable_prefix_caching=False)
+    classes = {ServiceParams().slo_class: SloClass()}
+    metrics = ServerMetrics("m", EngineStats, int, cache=cache, classes=classes, kept=dict)
+    return Context(
+        engine=SilentEngine(),  # type: ignore[arg-type]
+        text=SimpleNamespace(),  # type: ignore[arg-type]
+        metrics=metrics,
+        lifecycle=Lifecycle(),
+        max_unread_tokens=1,
+    )
+
+
+def job() -> tuple[Job, Generation]:
+    asked = Generation(
+        params=SamplingParams(max_tokens=100),
+        service=ServiceParams(),
+        is_streamed=True,
+        include_usage=False,
+        continuous_usage_stats=False,
+        message_syntax=None,
+    )
+    arrival = Arrival("r", "a", 0.0, {})
+    return Job.of(asked, [token_array([1, 2])], arrival=arrival, operation="responses"), asked
+
+
+def response_format(keep: Callable[[Any], bool], **fields: Any) -> ResponsesFormat:
+    """Args: fields: of the request."""
+    request = ResponsesRequest.model_validate({"input": "Hi", **fields})
+    terms = ResponseTerms(
+        shown=request.shown(),
+        previous_response_id=None,
+        is_stored=True,
+        is_background=True,
+        shows_logprobs=False,
+    )
+    a_job, asked = job()
+    return ResponsesFormat(VOCABULARY, asked, a_job, terms, model="m", keep=keep)
+
+
+def background_run(a_context: Any, finish: Callable[[Any], bool], **fields: Any) -> BackgroundRun:
+    """Start a run; `a_context` is as made by `context`."""
+    a_job, _ = job()
+    return BackgroundRun(
+        a_context, a_job, response_format(finish, **fields), grown=lambda: None, finish=finish
+    )
+
+
+def delta(text: str, finish_reason: FinishReason | None = None) -> CompletionDelta:
+    return CompletionDelta(
+        output=RequestOutput(request_id="q", new_token_ids=(0,), scheduled_s=0.0),
+        index=0,
+        text=text,
+        token_ids=(0,),
+        logprobs=None,
+        finish_reason=finish_reason,
+        stop_reason=None,
+        received_s=0.0,
+    )
+
+
+async def iterations(number: int) -> None:
+    """Let the event loop run so often."""
+    for _ in range(number):
+        await asyncio.sleep(0)

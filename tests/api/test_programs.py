@@ -1,0 +1,143 @@
+"""Requests of programs that need a browser or a desktop, each as that program builds it.
+
+Open WebUI 0.12 (`routers/openai.py` of its package) and Zed (`crates/open_ai`); the programs that
+need neither are run by `python -m benchmarks clients`.
+"""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.launch import MODEL
+
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
+_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+}
+_WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "A city"}},
+    "required": ["city"],
+}
+_FUNCTION = {"name": "get_weather", "description": "Weather now", "parameters": _WEATHER}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
+
+OPEN_WEBUI: dict[str, dict[str, Any]] = {
+    "chat": {
+        "messages": [_SYSTEM, _QUESTION],
+        "stream_options": {"include_usage": True},
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "seed": 3,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.1,
+        "stop": ["END"],
+        "logit_bias": {"5": -50},
+        "reasoning_effort": "low",
+    },
+    "tool": {
+        "messages": [
+            _QUESTION,
+            {"role": "assistant", "content": "", "tool_calls": [_CALL], "reasoning_content": "Hm."},
+            {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."},
+        ],
+        "tools": _TOOLS,
+    },
+}
+ZED: dict[str, dict[str, Any]] = {
+    "chat": {
+        "messages": [
+            _SYSTEM,
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}] * 2},
+        ],
+        "stream_options": {"include_usage": True},
+        "temperature": 1.0,
+        "prompt_cache_key": "a thread",
+        "reasoning_effort": "medium",
+        "stop": ["END"],
+    },
+    "tool": {
+        "messages": [
+            _QUESTION,
+            {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+            {"role": "tool", "content": [], "tool_call_id": "call_1"},
+            {"role": "assistant", "content": "Again.", "tool_calls": [{**_CALL, "id": "call_2"}]},
+            {"role": "tool", "content": "Sunny.", "tool_call_id": "call_2"},
+        ],
+        "stream_options": {"include_usage": True},
+        "tools": _TOOLS,
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+    },
+}
+_CASES = [
+    *(
+        pytest.param("max_tokens", body, id=f"Open WebUI, {name}")
+        for name, body in OPEN_WEBUI.items()
+    ),
+    *(pytest.param("max_completion_tokens", body, id=f"Zed, {name}") for name, body in ZED.items()),
+]
+
+
+def chunks(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The chunks of a stream that ends as it should."""
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "stream": True, **body})
+    assert answer.status_code == 200, answer.text
+    *lines, end = [line for line in answer.text.splitlines() if line]
+    assert end == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize(("limit", "body"), _CASES)
+def test_a_turn_is_streamed(http: httpx.Client, limit: str, body: dict[str, Any]) -> None:
+    told = chunks(http, {**body, limit: 8})
+    if "stream_options" in body:
+        usage = told.pop()
+        assert usage["choices"] == []
+        assert set(usage["usage"]) >= {"prompt_tokens", "completion_tokens", "total_tokens"}
+    for chunk in told:
+        [choice] = chunk["choices"]
+        assert choice["index"] == 0
+        assert {"delta", "finish_reason"} <= choice.keys()
+    assert told[-1]["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
+
+
+def test_open_webui_asks_for_a_title(http: httpx.Client) -> None:
+    body = {"model": MODEL, "messages": [_QUESTION], "stream": False, "max_tokens": 8}
+    headers = {"HTTP-Referer": "https://openwebui.com/", "X-Title": "Open WebUI"}
+    answer = http.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.json()["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_zed_streams_a_response(http: httpx.Client) -> None:
+    body = {
+        "model": MODEL,
+        "stream": True,
+        "store": False,
+        "max_output_tokens": 16,
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "a thread",
+        "input": [
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "What is the weather in Paris?"}],
+            },
+            {"type": "function_call", "call_id": "call_1", **_CALL["function"]},
+            {"type": "function_call_output", "call_id": "call_1", "output": "Sunny."},
+        ],
+        "tools": [{"type": "function", **_FUNCTION}],
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+    }
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "event: response.completed" in answer.text or "event: response.incomplete" in answer.text
