@@ -30,9 +30,9 @@ from starlette.types import ASGIApp, Message
 import legato
 from legato.api.app import create_app
 from legato.api.arrival import Arrival
-from legato.api.bodies.serving import Kind, Serving
+from legato.api.bodies.body_model import Kind, Serving
 from legato.api.config import ServerConfig
-from legato.api.http import paced
+from legato.api.http import outlet
 from legato.api.http.middleware import Lifecycle
 from legato.api.http.outlet import AsgiOutlet
 from legato.api.http_server import metrics_of
@@ -58,8 +58,7 @@ from legato.engine.process.engine_messages import EngineInfo
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.grammar.matcher import compile_grammar
 from legato.kv.manager import KVCacheManager
-from legato.language.tokenizer.loading import load_text
-from legato.language.tokenizer.text_source import text_source
+from legato.language.tokenizer.loading import load_text, text_source
 from legato.language.tokenizer.tokenizer import Tokenizer
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
@@ -133,7 +132,7 @@ def crossings() -> dict[str, Crossing]:
 async def _crossings() -> dict[str, Crossing]:
     watch = _Watch()
     # Profiled code is slow: without this, some answers would be cut into slices of a millisecond.
-    with patch.object(paced, "_SLICE_S", math.inf), watch.calls():
+    with patch.object(outlet, "_SLICE_S", math.inf), watch.calls():
         app = _application()
         found: dict[str, Crossing] = {}
         for name, (path, body) in REQUESTS.items():

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from legato.api.app import create_app
 from legato.api.arrival import Arrival
-from legato.api.bodies.serving import Kind, Serving
+from legato.api.bodies.body_model import Kind, Serving
 from legato.api.config import ServerConfig
 from legato.api.reading.request_reader import RequestReader
 from legato.checkpoint.defaults import ModelDefaults

@@ -5,7 +5,7 @@ Two tables, both by the schema's name in the OpenAPI document.
 
 from typing import Any, NamedTuple
 
-from legato.api.bodies.serving import Kind
+from legato.api.bodies.body_model import Kind
 
 _SAID = [
     {"role": "user", "content": "Hi"},

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.api.config import ServerConfig
-from legato.api.http.admins import Admins
+from legato.api.http.access import Admins, HostNames
 from legato.api.http.errors import ApiError
-from legato.api.http.origins import HostNames
 from tests.api.launch import ServerProcess, running_server
 from tests.profiles import examples
 

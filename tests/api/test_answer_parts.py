@@ -13,7 +13,7 @@ from legato.api.anthropic.output_blocks import Blocks
 from legato.api.openai.chat_answer import ChatFormat
 from legato.api.outcome import Generation
 from legato.api.responses.output_items import OutputItems
-from legato.api.responses.output_tokens import OutputTokens
+from legato.api.responses.response_events import OutputTokens
 from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams

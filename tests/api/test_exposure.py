@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from legato.api.config import ServerConfig
-from legato.api.http.origins import HostNames
+from legato.api.http.access import HostNames
 from tests.api.launch import ServerProcess
 
 READING_AND_CHANGING = [

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 from scripts.api_reference.http_api import documented_fields
 from tokenizers.processors import TemplateProcessing
 
-from legato.api.bodies.body_model import RequestModel
-from legato.api.bodies.serving import Kind, Serving
+from legato.api.bodies.body_model import Kind, RequestModel, Serving
 from legato.api.http.errors import ApiError
 from legato.api.outcome import ResponseTerms, Warned
 from legato.api.reading.request_reader import RequestReader

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.api.http import json_body
-from legato.api.http.json_body import parse_json
+from legato.api.http import json_text
+from legato.api.http.json_text import parse_json
 from legato.core.errors import InvalidRequestError
 
 TEXTS = st.text(st.sampled_from('ab,[{":\\\n\u00e9'), max_size=8)
@@ -36,9 +36,9 @@ def test_what_is_written_is_read(value: Any, ensure_ascii: bool) -> None:
 def test_values_are_counted_whatever_texts_hold(value: Any) -> None:
     num_values = 1 + num_inner(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_body, "MAX_JSON_VALUES", num_values)
+        patch.setattr(json_text, "MAX_JSON_VALUES", num_values)
         parse_json(json.dumps(value).encode())
-        patch.setattr(json_body, "MAX_JSON_VALUES", num_values - 1)
+        patch.setattr(json_text, "MAX_JSON_VALUES", num_values - 1)
         with pytest.raises(InvalidRequestError, match="values"):
             parse_json(json.dumps(value).encode())
 

@@ -18,10 +18,9 @@ from starlette.types import Message, Scope
 
 from legato.api.answer import most_unread
 from legato.api.bodies.answer_size import AnswerForm
-from legato.api.http import paced
-from legato.api.http.json_pieces import Kept, array, encode_json, in_pieces, json_pieces, listed
-from legato.api.http.paced import PacedResponse
-from legato.api.http.turns import Turns
+from legato.api.http import outlet
+from legato.api.http.json_text import Kept, array, encode_json, in_pieces, json_pieces, listed
+from legato.api.http.outlet import PacedResponse, Turns
 from legato.api.limits import MAX_UNREAD_BYTES, MAX_WHOLE_ANSWER_BYTES
 from legato.api.openai.logprobs import (
     Columns,
@@ -246,7 +245,7 @@ def test_what_is_not_read_is_not_made() -> None:
 
 
 def test_an_answer_of_one_piece_tells_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paced, "_SLICE_S", math.inf)  # a busy machine may cut it in two
+    monkeypatch.setattr(outlet, "_SLICE_S", math.inf)  # a busy machine may cut it in two
 
     async def run() -> None:
         sent: list[Message] = []

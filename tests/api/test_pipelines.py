@@ -12,7 +12,7 @@ from uvicorn.server import ServerState
 
 from legato.api.config import ServerConfig
 from legato.api.http.connection import LimitedHttpProtocol
-from legato.api.http.turns import Turns
+from legato.api.http.outlet import Turns
 from legato.api.limits import MAX_PIPELINED_BYTES
 
 NEAR, FAR = socket.socketpair()

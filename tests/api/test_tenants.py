@@ -12,7 +12,7 @@ from openai.types import Completion
 from legato.api.app import tenants_share_cache
 from legato.api.bodies.generation_options import ServiceOptions
 from legato.api.config import ServerConfig
-from legato.api.http.api_keys import ApiKeys
+from legato.api.http.access import ApiKeys
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array

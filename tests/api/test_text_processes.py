@@ -28,7 +28,7 @@ from legato.api.reading.reader import serve, time_bound
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import ConfigError
-from legato.language.tokenizer.text_source import TextSource
+from legato.language.tokenizer.loading import TextSource
 from legato.language.tokenizer.tokenizer import load_tokenizer
 from tests.api.launch import ServerProcess, running_server, wait_until
 from tests.forks.start import start

@@ -13,8 +13,7 @@ from legato.checkpoint.loader import load_model, open_checkpoint, resolve_dtype
 from legato.checkpoint.source import configured_source
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
-from legato.language.tokenizer.loading import load_text
-from legato.language.tokenizer.text_source import text_source
+from legato.language.tokenizer.loading import load_text, text_source
 from legato.model.decoder import Decoder
 from tests.model.conftest import TINY, SaveTiny
 

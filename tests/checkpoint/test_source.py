@@ -7,8 +7,7 @@ import pytest
 from legato.checkpoint.source import resolve_source, resolve_tokenizer
 from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.core.errors import ConfigError
-from legato.language.tokenizer.loading import load_text
-from legato.language.tokenizer.text_source import text_source
+from legato.language.tokenizer.loading import load_text, text_source
 
 
 def folder_of(path: Path, *names: str) -> Path:

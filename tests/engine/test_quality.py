@@ -14,10 +14,9 @@ from psutil import cpu_count
 from legato.cli.main import main
 from legato.core.plan import StepPlan
 from legato.core.rows import CPU_ROWS
-from legato.engine.calibration import calibration, quality
+from legato.engine.calibration import calibration, disturbance
 from legato.engine.calibration.calibration import Calibration
-from legato.engine.calibration.core_wait import CoreWait
-from legato.engine.calibration.quality import MOST_ERROR, Quality
+from legato.engine.calibration.disturbance import MOST_ERROR, CoreWait, Quality
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
@@ -103,8 +102,8 @@ def test_where_waiting_is_not_counted_others_and_idle_cores_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = iter([(100.0, 50.0), (100.0, 53.0), (110.0, 53.5)])
-    monkeypatch.setattr("legato.engine.calibration.core_wait._waits_s", dict)
-    monkeypatch.setattr("legato.engine.calibration.core_wait._machine_s", lambda: next(machine))
+    monkeypatch.setattr("legato.engine.calibration.disturbance._waits_s", dict)
+    monkeypatch.setattr("legato.engine.calibration.disturbance._machine_s", lambda: next(machine))
     wait = CoreWait()
     assert wait.share > 0.0  # others had three seconds, and nothing was idle
     assert wait.share == 0.0
@@ -135,7 +134,7 @@ def test_what_calibrate_measures_undisturbed_is_kept_and_a_profile(
     tmp_path: Path, calibrate: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("MOST_ERROR", "MOST_DISTURBED", "MOST_WAITED"):  # the tests' machine is busy
-        monkeypatch.setattr(quality, limit, math.inf)
+        monkeypatch.setattr(disturbance, limit, math.inf)
     assert calibrate() == 0
     [kept] = (tmp_path / "kept").iterdir()
     assert kept.read_bytes() == (tmp_path / "profile.json").read_bytes()

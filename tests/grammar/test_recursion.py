@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from legato import StructuredOutputs
 from legato.core.errors import InvalidRequestError
 from legato.language.forms.check import GrammarChecker
-from legato.language.forms.recursion import endless_place
+from legato.language.forms.schema_walk import endless_place
 from legato.language.tokenizer.tokenizer import Tokenizer
 from tests.profiles import examples
 

@@ -13,6 +13,7 @@ from legato.language.message.known_syntaxes import (
     LLAMA,
     MISTRAL,
     QWEN_CODER,
+    declared_syntax,
     reads_argument_text,
     reads_thinking,
     reads_tool_calls,
@@ -20,7 +21,6 @@ from legato.language.message.known_syntaxes import (
     syntax_of,
 )
 from legato.language.message.message_syntax import JsonCall, Marks, MessageSyntax, ToolCallSyntax
-from legato.language.message.response_template import declared_syntax
 from tests.api import chat_templates
 
 

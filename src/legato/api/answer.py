@@ -12,8 +12,7 @@ from legato.api.answer_recorder import AnswerRecorder
 from legato.api.context import Context
 from legato.api.http.bodies import EventResponse
 from legato.api.http.errors import ApiError, as_api_error, naming_fields
-from legato.api.http.outlet import Outlet
-from legato.api.http.paced import PacedResponse, send_paced
+from legato.api.http.outlet import Outlet, PacedResponse, send_paced
 from legato.api.job import Job
 from legato.api.limits import MAX_UNREAD_BYTES
 from legato.api.submit import running

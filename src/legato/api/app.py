@@ -12,11 +12,10 @@ from starlette.types import ASGIApp
 from legato.api import rendering
 from legato.api.anthropic import message_answer
 from legato.api.anthropic.message_body import CountTokensRequest, MessagesRequest, TokenCount
-from legato.api.anthropic.message_events import MessageAnswer
+from legato.api.anthropic.output_blocks import MessageAnswer
 from legato.api.config import ServerConfig
 from legato.api.context import Context, KVEventSource
-from legato.api.http.admins import Admins
-from legato.api.http.api_keys import ApiKeys
+from legato.api.http.access import Admins, ApiKeys, CheckHost, CheckOrigin, HostNames
 from legato.api.http.error_responses import error_response
 from legato.api.http.errors import ApiError
 from legato.api.http.middleware import (
@@ -33,7 +32,6 @@ from legato.api.http.middleware import (
     allowed_methods,
     no_such_endpoint,
 )
-from legato.api.http.origins import CheckHost, CheckOrigin, HostNames
 from legato.api.openai import (
     chat_answer,
     completion_answer,
@@ -71,9 +69,9 @@ from legato.api.operations.trace import LiveTrace, TraceStarted
 from legato.api.readers.reader_pool import TextProcesses
 from legato.api.rendering import RenderedPrompt
 from legato.api.responses import response_endpoints
-from legato.api.responses.output import ResponseAnswer
 from legato.api.responses.response_body import InputTokenCount, ResponsesRequest
 from legato.api.responses.response_endpoints import DeletedResponse, InputItemList
+from legato.api.responses.response_events import ResponseAnswer
 from legato.api.responses.store import ResponseStore
 from legato.core.errors import InvalidRequestError
 from legato.core.version import __version__

@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from legato.api.arrival import Arrival
 from legato.api.http.errors import unknown_model
 from legato.api.http.middleware import Lifecycle
-from legato.api.http.turns import Turns
+from legato.api.http.outlet import Turns
 from legato.api.readers.reader_pool import TextProcesses
 from legato.engine.client.engine import Engine
 from legato.observe.metrics.server_metrics import ServerMetrics

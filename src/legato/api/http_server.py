@@ -24,7 +24,7 @@ from legato.api.config import ServerConfig
 from legato.api.context import KVEventSource
 from legato.api.http.connection import LimitedHttpProtocol
 from legato.api.http.middleware import Lifecycle
-from legato.api.http.turns import Turns
+from legato.api.http.outlet import Turns
 from legato.api.readers.reader_pool import TextProcesses
 from legato.core import signals
 from legato.core.config_fields import written

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from legato.api.http.anthropic_errors import AnthropicErrorBody
+from legato.api.http.error_responses import AnthropicErrorBody
 from legato.api.http.errors import ErrorBody
 from legato.api.http.middleware import OPEN_PATHS
 

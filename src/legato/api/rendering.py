@@ -10,12 +10,12 @@ from fastapi.responses import Response
 
 from legato.api.anthropic.message_body import MessagesRequest
 from legato.api.arrival import Arrival
-from legato.api.bodies.serving import Kind
+from legato.api.bodies.body_model import Kind
 from legato.api.context import ArrivalDep, Context, ContextDep
-from legato.api.http.anthropic_errors import AnthropicErrorBody
 from legato.api.http.bodies import JsonBytes
-from legato.api.http.json_pieces import array, encode_json, json_pieces, listed, numbers
-from legato.api.http.paced import PacedResponse
+from legato.api.http.error_responses import AnthropicErrorBody
+from legato.api.http.json_text import array, encode_json, json_pieces, listed, numbers
+from legato.api.http.outlet import PacedResponse
 from legato.api.openai.chat_body import ChatRequest
 from legato.api.openai.completion_body import CompletionRequest
 from legato.api.openapi import responses, takes

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from legato.api.bodies.serving import Serving
+from legato.api.bodies.body_model import Serving
 from legato.api.config import ServerConfig
 from legato.api.readers.reader_pool import TextProcesses
 from legato.checkpoint.defaults import ModelDefaults
@@ -28,7 +28,7 @@ from legato.engine.client.client import EngineClient
 from legato.engine.client.engine import Engine
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_messages import EngineInfo
-from legato.language.tokenizer.text_source import TextSource, text_source
+from legato.language.tokenizer.loading import TextSource, text_source
 from legato.observe.traces.spans import check_spans_can_be_made
 
 logger = logging.getLogger(__name__)

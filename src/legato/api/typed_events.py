@@ -6,7 +6,7 @@ from typing import Protocol
 
 from legato.api.http.bodies import TypedEvent, typed_event_pieces
 from legato.api.http.errors import ApiError
-from legato.api.http.json_pieces import json_pieces
+from legato.api.http.json_text import json_pieces
 from legato.language.completion import CompletionDelta
 
 

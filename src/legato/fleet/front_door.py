@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.api.app import create_app
-from legato.api.bodies.serving import Serving
+from legato.api.bodies.body_model import Serving
 from legato.api.config import ServerConfig
 from legato.api.http.middleware import REQUEST_ID, Lifecycle
 from legato.api.http.outlet import AsgiOutlet
@@ -26,7 +26,7 @@ from legato.fleet.config import check_fleet, fleet_settings
 from legato.fleet.deployment import RayReplicas, replicas_app
 from legato.fleet.engine import FleetEngine
 from legato.fleet.exposure import check_reach, open_on_this_node
-from legato.language.tokenizer.text_source import text_source
+from legato.language.tokenizer.loading import text_source
 
 _MOST_ONGOING = 100_000
 _DRAIN_S = 3600.0

@@ -100,8 +100,7 @@ def text_of(config: ModelConfig, source: ModelSource, *, skip_tokenizer_init: bo
     has_own = source.has_tokenizer or config.load_format != "dummy"
     if skip_tokenizer_init or not (has_own or config.tokenizer):
         return Text(None, _NO_VOCABULARY, load_defaults(source, None))
-    from legato.language.tokenizer.loading import load_text
-    from legato.language.tokenizer.text_source import text_source
+    from legato.language.tokenizer.loading import load_text, text_source
 
     tokenizer, defaults = load_text(text_source(config, source))
     return Text(tokenizer, tokenizer.vocabulary, defaults)

@@ -9,23 +9,23 @@ from msgspec import UNSET, UnsetType
 from legato.api.answer import respond
 from legato.api.answer_format import UsageCounter
 from legato.api.anthropic.message_body import CountTokensRequest, MessagesRequest, TokenCount
-from legato.api.anthropic.message_events import (
+from legato.api.anthropic.output_blocks import (
+    Blocks,
     ContextEdits,
     MessageAnswer,
     MessageChange,
-    MessageDelta,
+    MessageDeltaEvent,
     MessageStart,
     MessageStop,
     MessageUsage,
-    Ping,
+    PingEvent,
     StopReason,
 )
-from legato.api.anthropic.output_blocks import Blocks
 from legato.api.context import ArrivalDep, ContextDep
-from legato.api.http.anthropic_errors import AnthropicErrorBody, anthropic_error
 from legato.api.http.bodies import JsonBytes, TypedEvent, pieces_response
+from legato.api.http.error_responses import AnthropicErrorBody, anthropic_error
 from legato.api.http.errors import ApiError
-from legato.api.http.json_pieces import encode_json
+from legato.api.http.json_text import encode_json
 from legato.api.job import Job
 from legato.api.openapi import responses, takes
 from legato.api.outcome import Generation, MessageTerms
@@ -67,7 +67,7 @@ class MessagesFormat:
     def begun(self, first: CompletionDelta | None) -> list[TypedEvent]:
         if first is not None:
             self._usage.add_cached(0, first)
-        return [MessageStart(self._answer()), Ping()]
+        return [MessageStart(self._answer()), PingEvent()]
 
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
@@ -78,7 +78,7 @@ class MessagesFormat:
 
     def ended(self) -> list[TypedEvent]:
         change = MessageChange(self._stop_reason, self._stop_sequence)
-        delta = MessageDelta(change, self._message_usage, self._edits, self._job.notes)
+        delta = MessageDeltaEvent(change, self._message_usage, self._edits, self._job.notes)
         return [*self._blocks.close(), delta, MessageStop()]
 
     def failed(self, error: ApiError) -> list[TypedEvent]:

@@ -14,8 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from legato.api.http.errors import body_too_large, no_json_object
-from legato.api.http.json_body import parse_json
-from legato.api.http.json_pieces import cut, encode_json, json_pieces
+from legato.api.http.json_text import cut, encode_json, json_pieces, parse_json
 from legato.api.limits import MAX_PLAIN_BODY_BYTES
 from legato.core.errors import InvalidRequestError
 

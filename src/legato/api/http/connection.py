@@ -30,9 +30,8 @@ from legato.api.http.errors import (
     too_slow,
 )
 from legato.api.http.half_closed import HalfClosedWatch
-from legato.api.http.outlet import ConnectionOutlet, NotifyingFlow
+from legato.api.http.outlet import ConnectionOutlet, NotifyingFlow, Turns
 from legato.api.http.parser import RequestParser, head_refusal
-from legato.api.http.turns import Turns
 from legato.api.limits import MAX_PIPELINED_BYTES
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from legato.api.http.anthropic_errors import is_anthropic
-from legato.api.http.api_keys import ApiKeys, sent_key
-from legato.api.http.error_responses import error_response
+from legato.api.http.access import ApiKeys, sent_key
+from legato.api.http.error_responses import error_response, is_anthropic
 from legato.api.http.errors import (
     ApiError,
     body_too_large,

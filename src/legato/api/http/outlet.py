@@ -1,17 +1,23 @@
-"""Writes tokens to the connection directly, past ASGI's `send`.
+"""Writes answers: tokens at once, and large answers in small slices, in turns.
 
-`send` passes through all middleware, in a task of the stream's own: each token would wake a task
-and walk that chain. An answer still begins and ends with `send`.
+Tokens go to the connection directly, past ASGI's `send`, which passes through all middleware in a
+task of the stream's own: each token would wake a task and walk that chain. An answer still begins
+and ends with `send`.
 """
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from starlette.types import Message, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from legato.api.http.bodies import JSON, StreamedResponse
+from legato.api.http.json_text import cut
 
 _EXTENSION = "legato.outlet"
 _MOST_WAITING_BYTES = 64 * 2**10
@@ -170,3 +176,90 @@ class AsgiOutlet(Outlet):
 
 def _nothing() -> None:
     pass
+
+
+class Turns:
+    """Calls waiting callbacks in order, one per iteration of the event loop.
+
+    However many wait, they block the event loop for no longer than one of them takes.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], object]] = deque()
+
+    def wait(self, go_on: Callable[[], object]) -> None:
+        """Call this once, in its turn."""
+        self._waiting.append(go_on)
+        if len(self._waiting) == 1:
+            self._schedule()
+
+    async def turn(self) -> None:
+        """Wait for a turn."""
+        begun = asyncio.Event()
+        self.wait(begun.set)
+        await begun.wait()
+
+    def _schedule(self) -> None:
+        asyncio.get_running_loop().call_soon(self._call_next)
+
+    def _call_next(self) -> None:
+        go_on = self._waiting.popleft()
+        if self._waiting:
+            self._schedule()
+        go_on()
+
+
+_SLICE_S = 0.001
+_SLICE_BYTES = 2**16
+
+
+class PacedResponse(StreamedResponse):
+    """A body made while it is sent, no faster than its client reads.
+
+    Args:
+        turns: shared by all answers in progress.
+    """
+
+    def __init__(self, pieces: Iterable[bytes], turns: Turns, media_type: str = JSON) -> None:
+        super().__init__({}, media_type)
+        self._pieces = cut(pieces)
+        self._turns = turns
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        first, is_all = next_slice(self._pieces)
+        if is_all:
+            self.headers["Content-Length"] = str(sum(map(len, first)))
+        await self.begin(send)
+        await _send(send, first, is_all=is_all)
+        if not is_all:
+            await self._turns.turn()
+            await send_paced(send, self._pieces, self._turns)
+
+
+async def send_paced(send: Send, pieces: Iterable[bytes], turns: Turns) -> None:
+    """Send the rest of a body while it is made. Args: as of `PacedResponse`."""
+    unread = cut(pieces)
+    while True:
+        made, is_all = next_slice(unread)
+        await _send(send, made, is_all=is_all)
+        if is_all:
+            return
+        await turns.turn()
+
+
+def next_slice(pieces: Iterator[bytes]) -> tuple[list[bytes], bool]:
+    """Return the pieces made in one turn, and whether they are the last."""
+    ends_s = time.monotonic() + _SLICE_S
+    made: list[bytes] = []
+    num_bytes = 0
+    for piece in pieces:
+        made.append(piece)
+        num_bytes += len(piece)
+        if num_bytes >= _SLICE_BYTES or time.monotonic() > ends_s:
+            return made, False
+    return made, True
+
+
+async def _send(send: Send, made: Iterable[bytes], *, is_all: bool) -> None:
+    body = b"".join(made)
+    await send({"type": "http.response.body", "body": body, "more_body": not is_all})

@@ -15,8 +15,7 @@ from legato.api.bodies.chat_tools import (
     ToolUse,
     tool_use,
 )
-from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs
-from legato.api.bodies.neutral import UnaskedOfChat
+from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs, UnaskedOfChat
 from legato.api.outcome import Warned
 from legato.core.errors import InvalidRequestError
 

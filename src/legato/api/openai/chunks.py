@@ -9,7 +9,7 @@ from msgspec import UNSET
 from legato.api.answer_format import NotedAnswer, Usage, UsageCounter
 from legato.api.http.bodies import DONE, event
 from legato.api.http.errors import ApiError
-from legato.api.http.json_pieces import encode_json, json_pieces
+from legato.api.http.json_text import encode_json, json_pieces
 from legato.api.job import Job
 from legato.api.outcome import Generation
 from legato.core.outputs import FinishReason

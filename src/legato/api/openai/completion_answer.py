@@ -14,7 +14,7 @@ from legato.api.answer import respond
 from legato.api.answer_format import FINGERPRINT, NotedAnswer, Usage
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
-from legato.api.http.json_pieces import Kept, array, encode_json, listed, numbers
+from legato.api.http.json_text import Kept, array, encode_json, listed, numbers
 from legato.api.job import Job
 from legato.api.openai.chunks import InChunks, UsageField
 from legato.api.openai.completion_body import CompletionRequest

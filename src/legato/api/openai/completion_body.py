@@ -4,12 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from legato.api.bodies.body_model import only
+from legato.api.bodies.body_model import Prompt, only
 from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_N
-
-Prompt = str | list[int]
 
 
 def as_prompts(value: Any) -> list[Prompt]:

@@ -14,7 +14,7 @@ from legato.api.answer import respond_whole
 from legato.api.answer_format import PromptTokensDetails
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
-from legato.api.http.json_pieces import json_pieces, listed
+from legato.api.http.json_text import json_pieces, listed
 from legato.api.job import Job
 from legato.api.openai.embedding_body import EmbeddingRequest
 from legato.api.openapi import responses, takes

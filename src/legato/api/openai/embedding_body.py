@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from legato.api.bodies.body_model import ModelRequest, Name
+from legato.api.bodies.body_model import ModelRequest, Name, Prompt
 from legato.api.bodies.generation_options import ServiceOptions
-from legato.api.openai.completion_body import PROMPT_SCHEMA, Prompt, as_prompts
+from legato.api.openai.completion_body import PROMPT_SCHEMA, as_prompts
 
 EncodingFormat = Literal["float", "base64"]
 

@@ -14,7 +14,7 @@ from legato.api.answer import respond
 from legato.api.answer_format import NotedAnswer, Usage
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
-from legato.api.http.json_pieces import array, listed, numbers
+from legato.api.http.json_text import array, listed, numbers
 from legato.api.job import Job
 from legato.api.openai.chat_answer import ChatAnswerMessage, answer_message
 from legato.api.openai.chunks import InChunks, UsageField

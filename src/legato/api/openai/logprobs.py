@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from legato.api.http.json_pieces import array, encode_json
+from legato.api.http.json_text import array, encode_json
 from legato.core.outputs import TokenLogprobs, TokenScores, entries_of
 from legato.core.vocabulary import Vocabulary
 from legato.language.output_text import Detokenizer

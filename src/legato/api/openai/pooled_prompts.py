@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from legato.api.bodies.body_parser import BodyParser
+from legato.api.bodies.body_model import BodyParser, Prompt
 from legato.api.http.errors import naming_fields
-from legato.api.openai.completion_body import Prompt
 from legato.api.openai.embedding_body import EmbeddingRequest, PooledOptions
 from legato.api.openai.score_body import RerankRequest, ScoreRequest
 from legato.api.outcome import EmbeddingTerms, End, Part, PromptTokens, ScoreTerms

@@ -15,7 +15,7 @@ from legato.api.answer import respond_whole
 from legato.api.arrival import Arrival
 from legato.api.context import ArrivalDep, Context, ContextDep
 from legato.api.http.bodies import JsonBytes
-from legato.api.http.json_pieces import json_pieces
+from legato.api.http.json_text import json_pieces
 from legato.api.job import Job
 from legato.api.openai.embedding_answer import EmbeddingUsage, PooledVectors
 from legato.api.openai.score_body import RerankRequest, ScoreRequest

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from legato.api.context import ContextDep
-from legato.api.http.admins import ADMINS_ONLY
+from legato.api.http.access import ADMINS_ONLY
 from legato.api.http.bodies import json_response
 from legato.api.openapi import responses
 from legato.core.errors import InvalidRequestError

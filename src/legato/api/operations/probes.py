@@ -7,7 +7,7 @@ from fastapi.responses import PlainTextResponse, Response
 from legato.api.context import ContextDep
 from legato.api.http.bodies import json_response
 from legato.api.http.errors import shutting_down
-from legato.api.http.paced import PacedResponse
+from legato.api.http.outlet import PacedResponse
 from legato.api.openapi import responses
 from legato.core.stats import KeptPromise
 from legato.core.version import __version__

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from legato.api.context import ContextDep
 from legato.api.http.bodies import json_response
-from legato.api.http.json_pieces import encode_json
+from legato.api.http.json_text import encode_json
 from legato.api.openapi import responses
 from legato.core.version import __version__
 

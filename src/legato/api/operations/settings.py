@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from legato.api.bodies.body_model import RequestModel
 from legato.api.context import ContextDep
-from legato.api.http.admins import ADMINS_ONLY
+from legato.api.http.access import ADMINS_ONLY
 from legato.api.http.bodies import JsonRoute, json_response
 from legato.api.openapi import responses
 from legato.core import ranges

@@ -11,7 +11,7 @@ from fastapi.responses import FileResponse, Response
 from starlette.background import BackgroundTask
 
 from legato.api.bodies.body_model import RequestModel
-from legato.api.http.admins import ADMINS_ONLY
+from legato.api.http.access import ADMINS_ONLY
 from legato.api.http.bodies import JsonRoute, json_response
 from legato.api.http.errors import trace_conflict
 from legato.api.openapi import responses

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from legato.api.bodies.serving import Kind, Serving
+from legato.api.bodies.body_model import Kind, Serving
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.vocabulary import Vocabulary
 from legato.engine.process.channel import Ping, Pong
-from legato.language.tokenizer.text_source import TextSource
+from legato.language.tokenizer.loading import TextSource
 
 QUICK_NICENESS, SLOW_NICENESS = 5, 10
 """Added niceness of readers, of small bodies and of large or slow ones: the engine's threads go

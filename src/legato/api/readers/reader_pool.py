@@ -8,7 +8,7 @@ from collections import Counter
 from functools import partial
 
 from legato.api.arrival import Arrival
-from legato.api.bodies.serving import Kind, Serving
+from legato.api.bodies.body_model import Kind, Serving
 from legato.api.http.errors import ApiError, out_of_memory, readers_dead
 from legato.api.limits import LARGE_BODY_BYTES, MAX_READERS
 from legato.api.outcome import Generation, Piece, Refused, Warned
@@ -25,7 +25,7 @@ from legato.core.vocabulary import Vocabulary
 from legato.engine.errors import RequestFailedError
 from legato.engine.process.child_process import status_words
 from legato.engine.process.pulse import TICK_S
-from legato.language.tokenizer.text_source import TextSource
+from legato.language.tokenizer.loading import TextSource
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections import deque
 
 import msgspec
 
-from legato.api.bodies.serving import Kind
+from legato.api.bodies.body_model import Kind
 from legato.api.outcome import End, Part, PromptTokens
 from legato.api.readers.reader_messages import (
     SLOW_NICENESS,

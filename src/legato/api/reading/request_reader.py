@@ -16,18 +16,17 @@ from legato.api.anthropic.message_body import (
 )
 from legato.api.bodies.answer_size import AnswerForm, check_answer_size
 from legato.api.bodies.as_chat import ChatBody
-from legato.api.bodies.body_parser import BodyParser, validated
+from legato.api.bodies.body_model import BodyParser, Kind, Prompt, Serving, validated
 from legato.api.bodies.generation_options import (
     GenerationOptions,
     GenerationRequest,
     StreamOptions,
     kv_transfer_of,
 )
-from legato.api.bodies.serving import Kind, Serving
 from legato.api.http.errors import naming_fields
 from legato.api.limits import MAX_ANSWER_BYTES
 from legato.api.openai.chat_body import ChatRequest
-from legato.api.openai.completion_body import CompletionRequest, Prompt
+from legato.api.openai.completion_body import CompletionRequest
 from legato.api.openai.generate_body import GenerateRequest, in_sampling_params, render_terms
 from legato.api.openai.pooled_prompts import PooledPrompts
 from legato.api.openai.tokenization_body import (

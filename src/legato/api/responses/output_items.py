@@ -11,16 +11,6 @@ from legato.api.bodies.chat_tools import CUSTOM_INPUT
 from legato.api.http.bodies import TypedEvent
 from legato.api.openai.logprobs import TokenLogprob
 from legato.api.outcome import CalledTool
-from legato.api.responses.output import (
-    OutputCustomToolCall,
-    OutputFunctionCall,
-    OutputItem,
-    OutputMessage,
-    OutputReasoning,
-    OutputText,
-    ReasoningText,
-    Status,
-)
 from legato.api.responses.response_events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -28,10 +18,18 @@ from legato.api.responses.response_events import (
     InputDone,
     ItemAdded,
     ItemDone,
+    OutputCustomToolCall,
+    OutputFunctionCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
     PartAdded,
     PartDone,
     ReasoningDelta,
     ReasoningDone,
+    ReasoningText,
+    Status,
     TextDelta,
     TextDone,
 )

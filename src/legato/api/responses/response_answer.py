@@ -9,27 +9,25 @@ import msgspec
 from legato.api.answer_format import UsageCounter
 from legato.api.http.bodies import TypedEvent, in_one_line
 from legato.api.http.errors import ApiError
-from legato.api.http.json_pieces import in_pieces, joined, json_pieces
+from legato.api.http.json_text import in_pieces, joined, json_pieces
 from legato.api.job import Job
 from legato.api.openai.logprobs import LogprobsWriter, TokenLogprob
 from legato.api.outcome import Generation, ResponseTerms
-from legato.api.responses.output import (
-    IncompleteDetails,
-    ResponseAnswer,
-    ResponseError,
-    ResponseUsage,
-    Status,
-)
 from legato.api.responses.output_items import OutputItems
-from legato.api.responses.output_tokens import OutputTokens
 from legato.api.responses.response_events import (
     EventNumbers,
+    IncompleteDetails,
+    OutputTokens,
+    ResponseAnswer,
     ResponseCompleted,
     ResponseCreated,
+    ResponseError,
     ResponseFailed,
     ResponseIncomplete,
     ResponseInProgress,
     ResponseQueued,
+    ResponseUsage,
+    Status,
 )
 from legato.api.typed_events import TypedEventWriter
 from legato.core.outputs import FinishReason

@@ -8,8 +8,14 @@ from pydantic import Field, model_validator
 
 from legato.api.bodies.as_chat import ChatBody
 from legato.api.bodies.body_model import AtMost, Name, OrText, RequestModel, only
-from legato.api.bodies.generation_options import GenerationOptions, NumLogprobs
-from legato.api.bodies.neutral import CacheRetention, Metadata, ServiceTier, Verbosity
+from legato.api.bodies.generation_options import (
+    CacheRetention,
+    GenerationOptions,
+    Metadata,
+    NumLogprobs,
+    ServiceTier,
+    Verbosity,
+)
 from legato.api.limits import (
     MAX_MESSAGES,
     MAX_METADATA,

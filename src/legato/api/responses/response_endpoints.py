@@ -9,20 +9,20 @@ from fastapi.responses import Response
 
 from legato.api.answer import respond
 from legato.api.arrival import Arrival
-from legato.api.bodies.serving import Kind
+from legato.api.bodies.body_model import Kind
 from legato.api.context import ArrivalDep, Context, ContextDep
 from legato.api.http.bodies import EventStream, JsonBytes, json_response, pieces_response
 from legato.api.http.errors import invalid_request, not_found
-from legato.api.http.json_pieces import in_pieces, json_pieces
-from legato.api.http.paced import PacedResponse
+from legato.api.http.json_text import in_pieces, json_pieces
+from legato.api.http.outlet import PacedResponse
 from legato.api.job import Job
 from legato.api.openapi import responses, takes
 from legato.api.outcome import Generation, InputItem, NeedsStored, Piece, ResponseTerms
 from legato.api.readers.reader_process import Outcome
 from legato.api.responses.background import BackgroundRun
-from legato.api.responses.output import ResponseAnswer
 from legato.api.responses.response_answer import ResponsesFormat
 from legato.api.responses.response_body import InputTokenCount, ResponsesRequest
+from legato.api.responses.response_events import ResponseAnswer
 from legato.api.responses.store import ResponseStore, StoredResponse
 
 router = APIRouter(tags=["OpenAI"])

@@ -1,18 +1,155 @@
-"""The events of a streamed response."""
+"""A response as it is answered, and the events of a streamed one."""
 
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from legato.api.answer_format import NotedAnswer, Usage
 from legato.api.http.bodies import TypedEvent
-from legato.api.http.json_pieces import json_pieces
+from legato.api.http.json_text import json_pieces
 from legato.api.openai.logprobs import TokenLogprob
-from legato.api.responses.output import (
-    OutputItem,
-    OutputText,
-    ReasoningText,
-    ResponseAnswer,
-)
+from legato.core.outputs import TokenLogprobs
+from legato.core.sampling_params import SamplingParams
+from legato.core.vocabulary import Vocabulary
+from legato.language.completion import CompletionDelta
+from legato.language.message.message import TextSpan
+from legato.language.output_text import Detokenizer
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: list[dict[str, Any]] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    id: str
+    status: Status
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+
+
+class OutputReasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+    """Attributes: `summary` is empty: `content` has the whole reasoning."""
+
+    id: str
+    status: Status
+    content: list[ReasoningText]
+    summary: list[dict[str, Any]] = []
+
+
+class OutputFunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    """Attributes: `arguments` is a JSON text; `namespace` is of the tool, if it has one."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | UnsetType = UNSET
+
+
+class OutputCustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool. Attributes: as of `OutputFunctionCall`, but `input` is any text."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomToolCall
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage, num_reasoning_tokens: int) -> "ResponseUsage":
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
+            total_tokens=usage.total_tokens,
+        )
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(NotedAnswer, frozen=True, kw_only=True):
+    """A response, in progress or finished.
+
+    Fields that repeat the request hold its JSON rather than values of these types.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None
+    status: Status
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None = None
+    store: bool
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    background: bool
+    service_tier: str = "default"
+
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    prompt_cache_retention: str | None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    truncation: str
+    user: str | None
 
 
 class ResponseCreated(TypedEvent, frozen=True, tag="response.created"):
@@ -123,3 +260,56 @@ class EventNumbers:
         pieces = json_pieces(event)
         yield next(pieces)[1:]
         yield from pieces
+
+
+class OutputTokens:
+    """The tokens of one completion.
+
+    A part of the message may come later than its tokens: space and possible marks wait for the text
+    after them.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, params: SamplingParams) -> None:
+        self._detokenizer = Detokenizer(
+            vocabulary,
+            skip_special_tokens=params.skip_special_tokens,
+            kept=params.kept_special_tokens,
+        )
+        self._num_chars = 0
+        self._ends = array("L")  # of all tokens, in characters
+        self._scored: deque[tuple[int, int, TokenLogprobs]] = deque()  # start, end, entry
+
+    def add(self, delta: CompletionDelta) -> None:
+        """Add a delta's tokens."""
+        entries = delta.logprobs or ()
+        for i, token_id in enumerate(delta.token_ids):
+            start = self._num_chars
+            self._num_chars += len(self._detokenizer.push(token_id))
+            self._ends.append(self._num_chars)
+            if i < len(entries):
+                self._scored.append((start, self._num_chars, entries[i]))
+
+    def scored_in(self, span: TextSpan) -> list[TokenLogprobs]:
+        """Return the entries of a span's tokens, once; spans must come in order.
+
+        A token without text of its own, the first bytes of a character, goes with the next one.
+        """
+        found = []
+        while self._scored and self._scored[0][0] < span.end:
+            start, end, entry = self._scored.popleft()
+            if end > span.start or start == span.start:
+                found.append(entry)
+        return found
+
+    def num_in(self, places: Iterable[tuple[int, int | None]]) -> int:
+        """Return how many tokens stand in parts of the text, wholly or partly.
+
+        Args:
+            places: where each begins and ends; None for the end of one that is open.
+        """
+        return sum(self._num_between(start, end) for start, end in places)
+
+    def _num_between(self, start: int, end: int | None) -> int:
+        first = bisect_right(self._ends, start) if start else 0
+        last = len(self._ends) if end is None else bisect_left(self._ends, end) + 1
+        return max(0, min(last, len(self._ends)) - first)

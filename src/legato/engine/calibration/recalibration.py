@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from legato.engine.calibration.calibration import Calibration
-from legato.engine.calibration.core_wait import CoreWait
-from legato.engine.calibration.quality import MOST_WAITED, Quality
+from legato.engine.calibration.disturbance import MOST_WAITED, CoreWait, Quality
 from legato.kv.manager import BorrowedBlocks, KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
 

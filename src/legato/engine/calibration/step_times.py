@@ -19,8 +19,7 @@ from legato.engine.calibration.calibration import (
     Extent,
 )
 from legato.engine.calibration.calibration_file import CalibrationFile, Measurements, shape_counts
-from legato.engine.calibration.core_wait import CoreWait
-from legato.engine.calibration.quality import Quality
+from legato.engine.calibration.disturbance import CoreWait, Quality
 from legato.engine.calibration.recalibration import Recalibration
 from legato.executor.executor import Executor
 from legato.kv.manager import BorrowedBlocks, KVCacheManager

@@ -28,6 +28,7 @@ from legato.language.conversation.rewrite import (
 from legato.language.message.argument_types import tool_parameters
 from legato.language.message.known_syntaxes import (
     HERMES,
+    declared_syntax,
     reads_argument_text,
     reads_thinking,
     reads_tool_calls,
@@ -35,7 +36,6 @@ from legato.language.message.known_syntaxes import (
     syntax_of,
 )
 from legato.language.message.message_syntax import MessageSyntax, NamedCall
-from legato.language.message.response_template import declared_syntax
 
 if TYPE_CHECKING:  # the import takes two thirds of a second
     from legato.language.tokenizer.tokenizer import Tokenizer

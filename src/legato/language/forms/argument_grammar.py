@@ -2,15 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from legato.api.bodies.chat_tools import CUSTOM_INPUT, FunctionDefinition
 from legato.core.errors import InvalidRequestError
 from legato.language.forms.escaped_lark import escaped_lark
 from legato.language.forms.json_schema import guided
-from legato.language.forms.lark_text import ANY_TEXT, LarkText
-from legato.language.forms.place import used_definitions
+from legato.language.forms.schema_walk import used_definitions
 from legato.language.forms.source import MAX_GRAMMAR_CHARS
 from legato.language.message.argument_types import (
     ANNOTATIONS,
@@ -19,6 +18,64 @@ from legato.language.message.argument_types import (
     object_parts,
 )
 from legato.language.message.message_syntax import GEMMA_QUOTE, ArgumentTags, NamedCall
+
+ANY_TEXT = "/(?s:.*)/"
+
+
+class LarkText:
+    """Writes texts as parts of rules.
+
+    Args:
+        special: key a special token's text, value its id. Text cannot match a special token.
+    """
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special = special
+        names = sorted(special, key=len, reverse=True)
+        self._names = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+
+    def literal(self, text: str) -> str:
+        """Return a text as literals and the special tokens in it."""
+        return " ".join(map(self._piece, self._pieces(text))) or '""'
+
+    def until(self, rule: str, mark: str, text: str = ANY_TEXT, *, without: str = "") -> list[str]:
+        """Return the rules for a text, up to a mark and with it.
+
+        Args:
+            rule: the first one's name.
+            text: a pattern of the text.
+            without: what the text must not contain, if the mark alone does not see to that.
+        """
+        first, *others = self._pieces(mark)
+        is_special = first in self._special
+        if without == mark and not is_special:  # a text that is lazy ends at the first
+            without = ""
+        terminal = text if is_special else f"{text} {self._piece(first)}"
+        made = []
+        if without:
+            # The mark may end with this text, which no more of the terminal may follow.
+            more = "" if is_special else "(?s:.+)"
+            terminal = f"({terminal}) & ~/(?s:.*){_regex(without)}{more}(?s:.*)/"
+        if without or (others and not is_special):
+            made, terminal = [f"{rule.upper()}: {terminal}"], rule.upper()
+        if is_special:
+            return [f"{rule}: {terminal} {self.literal(mark)}", *made]
+        # A special token in the mark ends the terminal, which then needs not be lazy.
+        rest = " ".join(map(self._piece, others))
+        return [f"{rule}{'' if others else '[lazy]'}: {terminal} {rest}".rstrip(), *made]
+
+    def _pieces(self, text: str) -> list[str]:
+        return list(filter(None, self._names.split(text) if self._names else [text]))
+
+    def _piece(self, piece: str) -> str:
+        if piece in self._special:
+            return f"<[{self._special[piece]}]>"
+        return json.dumps(piece, ensure_ascii=False)
+
+
+def _regex(text: str) -> str:
+    return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda found: f"\\{found[0]}", text)
+
 
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from legato.language.forms.place import placed_schemas
+from legato.language.forms.schema_walk import placed_schemas
 
 MAX_SCHEMAS = 5_000
 MAX_NESTING = 120

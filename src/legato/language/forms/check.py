@@ -15,7 +15,7 @@ from legato.core.vocabulary import Vocabulary
 from legato.core.worker import Worker
 from legato.grammar.matcher import CHECK_STACK_BYTES, GrammarError, compile_grammar
 from legato.grammar.tokens import small_tokenizer, special_token_texts
-from legato.language.forms.place import faulty_place, schemas_within
+from legato.language.forms.schema_walk import faulty_place, schemas_within
 from legato.language.forms.source import grammar_source, parse_json
 
 _LINE = re.compile(r"at (\d+)\((\d+)\): ")

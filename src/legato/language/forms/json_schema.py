@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from legato.language.forms.subschemas import mapped
+from legato.language.forms.schema_walk import mapped
 
 _TOLD = frozenset({"additionalProperties", "patternProperties"})
 _COMBINING = frozenset(

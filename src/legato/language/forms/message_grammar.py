@@ -12,9 +12,8 @@ from legato.api.http.errors import naming_fields
 from legato.api.openai.chat_body import ChatRequest
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
-from legato.language.forms.argument_grammar import ArgumentGrammar
+from legato.language.forms.argument_grammar import ANY_TEXT, ArgumentGrammar, LarkText
 from legato.language.forms.check import GrammarChecker
-from legato.language.forms.lark_text import ANY_TEXT, LarkText
 from legato.language.forms.source import check_schema, rule_of
 from legato.language.message.message_syntax import (
     Channels,

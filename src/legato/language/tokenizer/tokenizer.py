@@ -13,8 +13,7 @@ from legato.checkpoint.source import ModelSource
 from legato.core.errors import InvalidRequestError, UnsupportedModelError
 from legato.core.validation import check_token_ids, refusing_what_fails
 from legato.core.vocabulary import Vocabulary
-from legato.language.conversation.guard import MessageGuard, StandIns
-from legato.language.conversation.special_strings import SpecialStrings
+from legato.language.conversation.guard import MessageGuard, SpecialStrings, StandIns
 from legato.language.message.message_syntax import MessageSyntax
 from legato.language.tokenizer.gguf_tokenizer import build_gguf_tokenizer
 from legato.language.tokenizer.stand_ins import StandInEncoder

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from legato.api.context import Context, ContextDep
-from legato.api.http.admins import ADMINS_ONLY
+from legato.api.http.access import ADMINS_ONLY
 from legato.api.http.bodies import EventStream, event
 from legato.api.http.middleware import WATCH_PATH
 from legato.api.operations.settings import SettingsAnswer, describe

@@ -1,20 +1,80 @@
-"""Checks which web pages may use the server: its own, and those of allowed origins.
+"""Who may ask: the API keys of clients and admins, the hosts they name, and origins of web pages.
 
 A browser sends requests for any page. It names the page in headers that no page can forge, and
 those are checked here. A client that is no browser sends none of them, and passes.
 """
 
+import hashlib
+import hmac
 import ipaddress
 import re
 import socket
+from collections.abc import Iterable
 
+from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from legato.api.config import ServerConfig
 from legato.api.http.error_responses import error_response
-from legato.api.http.errors import host_not_allowed, origin_not_allowed
+from legato.api.http.errors import (
+    admin_key_required,
+    from_this_machine_only,
+    host_not_allowed,
+    origin_not_allowed,
+)
 from legato.core.addresses import is_loopback
+from legato.core.tenant import TENANT_PATTERN
+
+# A base64 key ends with up to two "=", so a name needs something else after its "=".
+_NAMED = re.compile(rf"({TENANT_PATTERN.strip('^$')})=(?!=*$)(.+)", re.DOTALL)
+
+
+class ApiKeys:
+    """API keys as configured: KEY, or TENANT=KEY. A tenant may have several.
+
+    It stores only their digests.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._tenants = [(_digest(_bytes(key)), tenant) for tenant, key in map(_split, keys)]
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    @property
+    def num_tenants(self) -> int:
+        """Number of tenants; all keys that name none are of one."""
+        return len({tenant for _, tenant in self._tenants})
+
+    def find(self, given: bytes) -> tuple[bool, str | None]:
+        """Return whether a key is valid, and its tenant, if it names one."""
+        digest = _digest(given)
+        # Compare all, so that the time taken reveals nothing about near misses.
+        found = [tenant for key, tenant in self._tenants if hmac.compare_digest(digest, key)]
+        return bool(found and given), found[0] if found else None
+
+
+def sent_key(headers: Headers) -> bytes:
+    """Return the key that a client sent in OpenAI's or Anthropic's header; empty if none."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return key.encode("latin-1")  # the bytes as sent
+
+
+def _split(text: str) -> tuple[str | None, str]:
+    named = _NAMED.fullmatch(text)
+    return (named[1], named[2]) if named else (None, text)
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode(errors="surrogateescape")
+
+
+def _digest(key: bytes) -> bytes:
+    """Hash a key. All digests have one length, so comparing them does not reveal the key's."""
+    return hashlib.sha256(key).digest()
+
 
 _ANY = "*"
 _LOOPBACK = "localhost"
@@ -131,3 +191,65 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+_PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip"})
+_PROXY_PREFIX = "x-forwarded-"
+
+
+class Admins:
+    """Recognizes admins by their key or, if there are no admin keys, by a local connection.
+
+    A request that a proxy forwards does not count as local, even if the proxy is. Proxy headers can
+    only take the right away, so a client gains nothing by forging them.
+    """
+
+    def __init__(self, config: ServerConfig, names: HostNames) -> None:
+        self._keys = ApiKeys(config.admin_api_keys)
+        self._asks_for_key = bool(config.api_keys)
+        self._names = names
+
+    def check(self, scope: Scope) -> None:
+        """Raises `ApiError` if a request is not an admin's."""
+        headers = Headers(scope=scope)
+        if self._keys:
+            sent = sent_key(headers)
+            if not self._keys.find(sent)[0]:
+                raise admin_key_required(is_other_sent=bool(sent))
+        elif not (self._is_near(scope) and not _is_passed_on(headers) and self._is_safe(headers)):
+            raise from_this_machine_only()
+
+    def _is_near(self, scope: Scope) -> bool:
+        """Whether the connection comes from this machine."""
+        peer = scope.get("client")
+        return peer is not None and is_loopback(_unmapped(peer[0]))
+
+    def _is_safe(self, headers: Headers) -> bool:
+        """Whether no foreign web page can have sent the request by DNS rebinding.
+
+        If clients need a key, a page does not have it.
+        """
+        return self._asks_for_key or all(map(self._names.is_own, headers.getlist("Host")))
+
+
+def _is_passed_on(headers: Headers) -> bool:
+    return any(name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX) for name in headers)
+
+
+def _unmapped(host: str) -> str:
+    """Return the IPv4 address of an IPv4-mapped IPv6 address; any other host as it is."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+async def _check(request: Request) -> None:
+    admins: Admins = request.app.state.admins
+    admins.check(request.scope)
+
+
+ADMINS_ONLY = Depends(_check)
+"""Add it to the `dependencies` of a route."""
