@@ -4,14 +4,17 @@ from pathlib import Path
 
 from scripts.pictures.disaggregation import disaggregation
 from scripts.pictures.fleet import fleet
+from scripts.pictures.rooms import rooms
 from scripts.pictures.speculation import speculation
 
-GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDES = DOCS / "guides"
 
 
 def pictures() -> dict[Path, str]:
     """Key the file, value what is in it."""
     return {
+        DOCS / "contributing" / "rooms.svg": rooms(),
         GUIDES / "fleet.svg": fleet(),
         GUIDES / "disaggregation.svg": disaggregation(),
         GUIDES / "speculation.svg": speculation(),

@@ -99,16 +99,20 @@ def test_the_page_numbers_what_does_not_work() -> None:
     benchmark = Row(CLIENTS["aiperf"], "3", [Outcome("lengths", "client", "miscounts")])
     agent = Row(CLIENTS["codex"], "4", [Outcome("second turn", "ok", "0.1 s")])
     text = page([library, benchmark, agent], date(2026, 1, 2), Machine.here())
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    first, second = [row for row in rows if "✓" in row or "✗" in row]
-    [third] = [row for row in rows if "Codex" in row]
-    assert third.count("–") == len(AGENT) - 1
-    assert "| 0.1 s |" in third
-    assert first.count("–") == len(LIBRARY) - 2
-    assert "| openai (Python) | 1.2 | ✓ |" in first
-    assert "| ✗[^1] |" in first
-    assert second.count("–") == len(BENCHMARK) - 1
-    assert "| (✗)[^2] |" in second
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    cells = {row[0].removeprefix("| "): row[2:] for row in rows}
+    failed, lacking = cells["openai (Python)"]
+    assert failed == "✗ tool[^1]"
+    assert lacking.removesuffix(" |").split(", ") == [
+        name for name in LIBRARY if name not in ("chat", "tool")
+    ]
+    failed, lacking = cells["aiperf"]
+    assert failed == "(✗) lengths[^2]"
+    assert lacking.count(",") == len(BENCHMARK) - 2
+    failed, lacking, second_turn = cells["Codex"]
+    assert not failed
+    assert lacking.count(",") == len(AGENT) - 2
+    assert second_turn == "0.1 s |"
     assert "[^1]: openai (Python), tool: no tools" in text
     assert "[^2]: aiperf, lengths: miscounts" in text
 
