@@ -84,6 +84,13 @@ def _print_report(report: "ModelReport") -> None:
     }
     if report.state_bytes:
         lines["states of a request"] = _size(report.state_bytes)
+    keys = report.keys
+    lines |= {
+        "keys used": ", ".join(keys.used),
+        "keys defaulted": ", ".join(keys.defaulted),
+        "keys without effect": ", ".join(keys.without_effect),
+        "keys that nothing reads": ", ".join(keys.unread) or "none",
+    }
     width = max(map(len, lines))
     print(report.model)
     for name, value in lines.items():
