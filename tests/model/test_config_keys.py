@@ -76,7 +76,7 @@ def test_every_key_is_accounted_for(name: str) -> None:
     assert not {*use.defaulted} & {*use.used}
 
 
-UNKNOWN = st.from_regex(r"[a-z]{1,9}_[a-z]{1,9}_of_nobody", fullmatch=True)
+UNKNOWN = st.from_regex(r"[a-z]{1,9}_[a-z]{1,9}_of_no_family", fullmatch=True)
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just({"a": 1})
 
 

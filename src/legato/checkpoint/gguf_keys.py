@@ -1,4 +1,4 @@
-"""Tells which metadata keys of a GGUF file are read, which are without effect, and the others."""
+"""Accounts for every metadata key of a GGUF file, as `config_keys` does for a config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     "it is about how the model was trained": "rope.scaling.finetuned",
     "a token of text has one position": "rope.dimension_sections",
 }
-"""Key the reason, value the keys of the model as words, whatever their values."""
+"""Key the reason, value the keys of the model as words; any value is without effect."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "expert_count": (0,),

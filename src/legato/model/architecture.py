@@ -14,8 +14,8 @@ class Architecture(NamedTuple):
         model_type: the value of `model_type` in its config.json.
         spec: describes a decoder of the family. The type of its argument names the family's keys.
         defaults: of keys missing in config.json, if they differ from those of that type.
-        implied: keys that its models have and its function does not read, with the values that it
-            takes for granted; none if it does without the key, whatever its value.
+        implied: keys that its models have and its function does not read. Value the values that the
+            function takes for granted; empty if the key has no effect with any value.
         names: key parts of a tensor's name, value what `Decoder` calls them.
         names_of: further names that depend on the decoder, applied after `names`.
         fused: projections that are stored as one, as `Decoder` would call them.

@@ -1,9 +1,9 @@
-"""Tells which keys of a config.json are read, which are without effect and why, and the others.
+"""Accounts for every key of a config.json: used, without effect for a reason, or unread.
 
-A key is read by the family, which names it beside its function, or elsewhere (`_ELSEWHERE`). It is
-without effect if it is on a list here, or on the family's (`Architecture.implied`): some with any
-value, others with the values that change nothing. What is left is read by nobody: the model may
-not run as its authors meant.
+A key is used if the family names it beside its function, or if it is in `_OUTER` or `_ELSEWHERE`.
+It is without effect if a list here, or the family's `Architecture.implied`, has it: some keys with
+any value, others with the values that change nothing. All other keys are unread: with one of them
+the model may not run as its authors meant.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,13 +18,13 @@ from legato.model.rope import PARAMETERS
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of the keys of a checkpoint's description; of a part, they begin with its key.
+    """The keys of a checkpoint's description, by use. Keys of a part begin with the part's key.
 
     Attributes:
-        used: in the file, and read.
-        defaulted: not in the file, and read: the family's defaults hold.
-        without_effect: in the file, and read by nobody; value why that changes nothing.
-        unread: in the file, and read by nobody, though they may matter.
+        used: keys of the file that Legato reads.
+        defaulted: keys that Legato reads and the file lacks, so that a default holds.
+        without_effect: keys of the file that Legato does not need; value the reason.
+        unread: keys of the file that Legato does not read, though they may matter.
     """
 
     used: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ _TEXT = "text_config"
 _OUTER = {"architectures", "model_type", "quantization_config", "compression_config"}
 _OUTER |= {"eos_token_id", "num_nextn_predict_layers"}
 _ELSEWHERE = {"is_causal", "model_type", "rope_interleave"}
-"""Keys that others than the families read, of the whole file and of its text model."""
+"""Keys that other code than the families reads: of the whole file, and of its text model."""
 _SHARED = {"dtype", "torch_dtype", "tie_word_embeddings"}
 """Keys of the text model that may be outside its part."""
 
@@ -84,7 +84,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
         "initial_context_length mlp_expansion_factor num_heads qk_head_dim"
     ),
 }
-"""Key the reason, value the keys as words, whatever their values."""
+"""Key the reason, value the keys as words; any value is without effect."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "alibi": (False,),

@@ -1,8 +1,8 @@
-"""Keys of a checkpoint's config.json: a family names those that it reads. Torch-free.
+"""The keys of config.json, as each family names the ones that it reads. Torch-free.
 
 A family's keys are the annotated attributes of a class beside its function, with their types and
-with defaults for missing ones. What the class does not name cannot be read: mypy and `__getattr__`
-refuse it. `config_keys.py` tells which keys of a file are read by nobody.
+with defaults for missing ones. Any other key cannot be read: mypy and `__getattr__` refuse it.
+`config_keys.py` reports the keys of a file that no code reads.
 
 transformers' own configurations are not used: to import one takes longer than to load the default
 model.
