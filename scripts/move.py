@@ -132,7 +132,7 @@ def _below(name: str, root: str, names: dict[str, str]) -> str:
 
 
 def _with_imports_moved(text: str, names: dict[str, str]) -> str:
-    """Rewrite `from package import module`, whose module's dotted name stands in no one place."""
+    """Rewrite `from package import module`: the module's dotted name stands nowhere whole."""
     lines = text.splitlines(keepends=True)
     edits: list[tuple[int, int, str]] = []
     renamed: dict[str, str] = {}

@@ -34,7 +34,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     num_threads = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))
 
-_LONGEST = ("exactness", "engine", "server", "cli", "soak", "lab", "browser", "fuzz")
+_LONGEST = ("exactness", "engine", "api", "cli", "soak", "lab", "browser", "fuzz")
 """Folders to begin with, so that at the end no worker waits for another's last long file."""
 
 

@@ -23,6 +23,7 @@ from legato.checkpoint.gguf_file import GGUFFile
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
+from tests.checkpoint.gguf_keys import check_keys
 from tests.model.conftest import TINY, SaveTiny, assert_same_logits, load, reference_logits
 from tests.model.dense import packed_logits
 
@@ -130,6 +131,7 @@ def test_gguf_equals_its_transformers_twin(
     _, model = save_tiny(config)
     path = tmp_path / "model.gguf"
     write_gguf(path, architecture, model)
+    check_keys(path)
     checkpoint = open_checkpoint(ModelConfig(model=str(path)))
     assert checkpoint.dtype == torch.bfloat16
     assert checkpoint.spec.tie_word_embeddings == config.tie_word_embeddings
@@ -152,6 +154,34 @@ def test_window_of_a_mistral_file(save_tiny: SaveTiny, tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", "llama", model, **{"attention.sliding_window": 7})
     (logits,) = packed_logits(load(tmp_path / "model.gguf", "float32"), [PROMPT])
     assert_same_logits(logits, reference_logits(model, PROMPT))
+
+
+@pytest.mark.parametrize(
+    "key", ["attention.kept_tokens", "rope.scaling.yarn_beta_fast", "expert_gating_func"]
+)
+def test_metadata_that_nothing_reads_is_named(
+    key: str, save_tiny: SaveTiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, model = save_tiny(LlamaConfig(**TINY))
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "llama", model, **{key: 2})
+    load(path)
+    (warned,) = (r.message for r in caplog.records if "nothing reads" in r.message)
+    assert warned.endswith(f": llama.{key}")
+
+
+def test_settings_of_sampling_in_metadata_are_named(save_tiny: SaveTiny, tmp_path: Path) -> None:
+    _, model = save_tiny(LlamaConfig(**TINY))
+    path = tmp_path / "model.gguf"
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_float32("general.sampling.temp", 0.5)
+        writer.add_name("tiny")
+
+    write_gguf(path, "llama", model, add_tokenizer=add)
+    keys = open_checkpoint(ModelConfig(model=str(path))).keys
+    assert keys.unread == ("general.sampling.temp",)
+    assert "general.name" in keys.without_effect
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])

@@ -17,6 +17,7 @@ from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
 from legato.engine.build.model_report import report_model
 from legato.model.native_kernels import native_instructions
+from tests.checkpoint.gguf_keys import check_keys
 from tests.exactness.logits import chunked_logits
 from tests.families.tiny import VOCAB_SIZE, WINDOW, Tiny, _yarn, random_model
 from tests.model.conftest import assert_same_logits, load, load_native, reference_logits
@@ -202,6 +203,10 @@ def test_experts_stay_quantized_in_native_layers(twin: Twin) -> None:
     # Rounding sends a few rows to other experts.
     errors = (logits - expected).norm(dim=1) / expected.norm(dim=1)
     assert float(errors.median()) < 0.05
+
+
+def test_every_key_is_accounted_for(twin: Twin) -> None:
+    check_keys(twin.path)
 
 
 def test_described_by_headers(twin: Twin) -> None:

@@ -21,6 +21,7 @@ from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
 from legato.language.tokenizer.gguf_tokenizer import build_gguf_tokenizer
+from tests.checkpoint.gguf_keys import check_keys
 from tests.families.tiny import MODELS, VOCAB_SIZE, Tiny, random_model
 from tests.model.conftest import assert_same_logits, load, reference_logits
 from tests.model.dense import packed_logits
@@ -374,6 +375,7 @@ def whole_steps(values: torch.Tensor) -> torch.Tensor:
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     model, path = random_model(FILES[name].tiny), tmp_path / "model.gguf"
     write(path, name, model)
+    check_keys(path)
     (logits,) = packed_logits(load(path, "float32"), [PROMPT])
     assert_same_logits(logits, reference_logits(model, PROMPT))
 

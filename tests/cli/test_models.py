@@ -68,6 +68,22 @@ def test_describes_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert report["weight_bytes"] == sum(p.nbytes for p in model.parameters())
 
 
+def test_lists_what_becomes_of_the_keys(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    contents = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(contents | {"alibi": True}))
+    keys = _json(capsys, str(tmp_path))["keys"]
+    assert keys["unread"] == ["alibi"]
+    assert "hidden_size" in keys["used"]
+    assert "rope_scaling" not in keys["defaulted"]  # the file has its other spelling
+    assert keys["without_effect"]["use_cache"].startswith("it is about")
+    assert main(["models", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "keys that nothing reads   alibi\n" in shown
+
+
 def test_layers_with_a_window_keep_what_it_reaches(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,7 +81,7 @@ def flags() -> set[str]:
         for name in (
             "conftest.py",
             "fuzz/__main__.py",
-            "server/test_disaggregation.py",
+            "api/test_disaggregation.py",
             "server/test_existing_routers.py",
         )
     ]

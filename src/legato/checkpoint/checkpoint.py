@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from legato.core.errors import ConfigError
+from legato.model.config_keys import KeyUse
 from legato.model.model import NamedWeights
 from legato.model.spec import DecoderSpec
 from legato.model.transformers_spec import TransformersSpec
@@ -32,6 +33,7 @@ class Checkpoint:
         kept_bytes: size of each tensor as layers keep it that compute with codes; key the tensor's
             name in the file, for a GGUF file transformers' name.
         unused: parts of the files that `tensors` leaves out, such as a vision model.
+        keys: what becomes of the keys of its description; all empty where transformers reads them.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Checkpoint:
     read_head: Callable[[], torch.Tensor] | None = None
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    keys: KeyUse = field(default_factory=KeyUse)
 
     @property
     def decoder_spec(self) -> DecoderSpec:

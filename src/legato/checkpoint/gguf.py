@@ -14,6 +14,7 @@ from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.gguf_architectures import ARCHITECTURES, ROPE_FACTORS
 from legato.checkpoint.gguf_blocks import SPLIT_TYPES
 from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
+from legato.checkpoint.gguf_keys import key_use
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import described, transforms
@@ -92,12 +93,13 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         architecture=contents["architectures"][0],
         quantization=_quantization(file),
         kept_bytes={name: _kept_bytes(file.tensors[stored]) for stored, name in names.items()},
+        keys=key_use(file, own.implied),
     )
 
 
 def _size(file: GGUFFile, name: str) -> object:
     """Return a size; the largest one of sizes by layer."""
-    size = file.get(name)
+    size = file.metadata.get(f"{file.architecture}.{name}")
     return max(size, default=0) if isinstance(size, list) else size
 
 

@@ -15,6 +15,7 @@ from legato.model.transforms import Named, Transform, Weight, drop, split_expert
 
 ROPE_FACTORS = "rope_freqs.weight"
 _LINEAR = "linear_attention"
+_SIGMOID = 2  # an `expert_gating_func`
 
 
 class GGUFArchitecture(NamedTuple):
@@ -22,11 +23,13 @@ class GGUFArchitecture(NamedTuple):
     config: turns a file's metadata into fields of config.json.
     names: further names of a layer's tensors; key the name in the file, value in the layer.
     changes: returns transforms of the tensors, before those of transformers' checkpoints.
+    implied: metadata keys that are not read, with the values that the architecture always has.
     """
 
     config: Callable[[GGUFFile], dict[str, Any]]
     names: Mapping[str, str] = {}
     changes: Callable[[GGUFFile, DecoderSpec], list[Transform]] = lambda *_: []
+    implied: Mapping[str, tuple[Any, ...]] = {}
 
 
 def _llama_config(file: GGUFFile) -> dict[str, Any]:
@@ -88,7 +91,7 @@ def _gpt_oss_config(file: GGUFFile) -> dict[str, Any]:
         **_experts(file),
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": True,
-        "sliding_window": _needed(file, "attention.sliding_window"),
+        "sliding_window": file.needed("attention.sliding_window"),
         "rope_parameters": {**common["rope_parameters"], "truncate": False},
     }
 
@@ -102,24 +105,24 @@ def _granite_hybrid_config(file: GGUFFile) -> dict[str, Any]:
     if file.get("rope.scaling.finetuned"):
         raise UnsupportedModelError(f"{file.path}: rope beside recurrent layers is not supported")
     common = _common_config(file)
-    size, num_heads = _needed(file, "ssm.inner_size"), _needed(file, "ssm.time_step_rank")
+    size, num_heads = file.needed("ssm.inner_size"), file.needed("ssm.time_step_rank")
     return {
         **common,
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "layer_types": _kinds(file, "ssm_a", _LINEAR, common["num_hidden_layers"]),
         "num_local_experts": file.get("expert_count", 0),
         "num_experts_per_tok": file.get("expert_used_count", 0),
-        "shared_intermediate_size": _needed(file, "expert_shared_feed_forward_length"),
-        "attention_multiplier": _needed(file, "attention.scale"),
+        "shared_intermediate_size": file.needed("expert_shared_feed_forward_length"),
+        "attention_multiplier": file.needed("attention.scale"),
         "embedding_multiplier": file.get("embedding_scale", 1.0),
         "residual_multiplier": file.get("residual_scale", 1.0),
         "logits_scaling": file.get("logit_scale", 1.0),
         "mamba_expand": size // common["hidden_size"],
         "mamba_n_heads": num_heads,
         "mamba_d_head": size // num_heads,
-        "mamba_n_groups": _needed(file, "ssm.group_count"),
-        "mamba_d_state": _needed(file, "ssm.state_size"),
-        "mamba_d_conv": _needed(file, "ssm.conv_kernel"),
+        "mamba_n_groups": file.needed("ssm.group_count"),
+        "mamba_d_state": file.needed("ssm.state_size"),
+        "mamba_d_conv": file.needed("ssm.conv_kernel"),
         "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
     }
 
@@ -127,12 +130,14 @@ def _granite_hybrid_config(file: GGUFFile) -> dict[str, Any]:
 def _lfm2_config(file: GGUFFile) -> dict[str, Any]:
     """Describe LFM2; a layer without attention has a convolution, and no key/value heads."""
     _refuse_window(file)
+    common = _common_config(file)
+    norm_eps = common.pop("rms_norm_eps")
     return {
-        **_common_config(file),
+        **common,
         "architectures": ["Lfm2ForCausalLM"],
-        "norm_eps": _needed(file, "attention.layer_norm_rms_epsilon"),
+        "norm_eps": norm_eps,
         "layer_types": _kinds(file, "shortconv.conv.weight", "conv", file.get("block_count")),
-        "conv_L_cache": _needed(file, "shortconv.l_cache"),
+        "conv_L_cache": file.needed("shortconv.l_cache"),
         "conv_bias": any(name.endswith("shortconv.conv.bias") for name in file.tensors),
         "block_auto_adjust_ff_dim": False,
     }
@@ -152,10 +157,10 @@ def _lfm2_moe_config(file: GGUFFile) -> dict[str, Any]:
 def _qwen3_5_config(file: GGUFFile) -> dict[str, Any]:
     """Describe Qwen3.5; predictors of further tokens count as layers in such files."""
     num_further = file.get("nextn_predict_layers", 0)
-    num_layers = _needed(file, "block_count") - num_further
+    num_layers = file.needed("block_count") - num_further
     if num_further < 0 or num_layers < 1:
         raise UnsupportedModelError(f"{file.path}: nextn_predict_layers is {num_further}")
-    num_heads = _needed(file, "ssm.time_step_rank")
+    num_heads = file.needed("ssm.time_step_rank")
     return {
         **_common_config(file),
         "architectures": ["Qwen3_5ForCausalLM"],
@@ -163,10 +168,10 @@ def _qwen3_5_config(file: GGUFFile) -> dict[str, Any]:
         "num_nextn_predict_layers": num_further,
         "layer_types": _kinds(file, "ssm_a", _LINEAR, num_layers),
         "linear_num_value_heads": num_heads,
-        "linear_num_key_heads": _needed(file, "ssm.group_count"),
-        "linear_key_head_dim": _needed(file, "ssm.state_size"),
-        "linear_value_head_dim": _needed(file, "ssm.inner_size") // num_heads,
-        "linear_conv_kernel_dim": _needed(file, "ssm.conv_kernel"),
+        "linear_num_key_heads": file.needed("ssm.group_count"),
+        "linear_key_head_dim": file.needed("ssm.state_size"),
+        "linear_value_head_dim": file.needed("ssm.inner_size") // num_heads,
+        "linear_conv_kernel_dim": file.needed("ssm.conv_kernel"),
     }
 
 
@@ -192,8 +197,8 @@ def _qwen3_next_config(file: GGUFFile) -> dict[str, Any]:
 
 def _experts(file: GGUFFile) -> dict[str, Any]:
     return {
-        "num_experts": _needed(file, "expert_count"),
-        "num_experts_per_tok": _needed(file, "expert_used_count"),
+        "num_experts": file.needed("expert_count"),
+        "num_experts_per_tok": file.needed("expert_used_count"),
         "moe_intermediate_size": file.get("expert_feed_forward_length"),
     }
 
@@ -205,19 +210,14 @@ def _shared_size(file: GGUFFile) -> int:
     return next(sizes, 0)
 
 
-def _needed(file: GGUFFile, key: str) -> Any:
-    return file.metadata[f"{file.architecture}.{key}"]
-
-
 def _kinds(file: GGUFFile, tensor: str, kind: str, num_layers: int) -> list[str]:
     """Return the kind of each layer: `kind` if it has the tensor, else full attention."""
     return [kind if f"blk.{i}.{tensor}" in file.tensors else FULL for i in range(num_layers)]
 
 
 def _common_config(file: GGUFFile) -> dict[str, Any]:
-    metadata, prefix = file.metadata, file.architecture
-    hidden_size = metadata[f"{prefix}.embedding_length"]
-    num_heads = metadata[f"{prefix}.attention.head_count"]
+    hidden_size = file.needed("embedding_length")
+    num_heads = file.needed("attention.head_count")
     kv_heads = file.get("attention.head_count_kv", num_heads)  # a list if layers differ
     head_dim = file.get("attention.key_length", hidden_size // num_heads)
     if file.get("attention.value_length", head_dim) != head_dim:
@@ -230,12 +230,12 @@ def _common_config(file: GGUFFile) -> dict[str, Any]:
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": _mlp_size(file),
-        "num_hidden_layers": metadata[f"{prefix}.block_count"],
+        "num_hidden_layers": file.needed("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": max(kv_heads) if isinstance(kv_heads, list) else kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": metadata[f"{prefix}.attention.layer_norm_rms_epsilon"],
-        "max_position_embeddings": metadata[f"{prefix}.context_length"],
+        "rms_norm_eps": file.needed("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": file.needed("context_length"),
         "rope_parameters": _rope_parameters(file) | _rotated_part(file, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
@@ -244,7 +244,7 @@ def _common_config(file: GGUFFile) -> dict[str, Any]:
 def _mlp_size(file: GGUFFile) -> int:
     """Return the width of the MLPs; that of an expert in files where all layers have experts."""
     size = file.get("feed_forward_length") or file.get("expert_feed_forward_length")
-    return int(size or _needed(file, "feed_forward_length"))
+    return int(size or file.needed("feed_forward_length"))
 
 
 def _rotated_part(file: GGUFFile, head_dim: int) -> dict[str, Any]:
@@ -432,7 +432,12 @@ ARCHITECTURES = {
         lambda *_: [_LOG_RATES, _VECTORS, _CONVOLUTIONS],
     ),
     "lfm2": GGUFArchitecture(_lfm2_config, _LFM2, lambda *_: [_CONVOLUTIONS]),
-    "lfm2moe": GGUFArchitecture(_lfm2_moe_config, _LFM2 | _EXPERTS, lambda *_: [_CONVOLUTIONS]),
+    "lfm2moe": GGUFArchitecture(
+        _lfm2_moe_config,
+        _LFM2 | _EXPERTS,
+        lambda *_: [_CONVOLUTIONS],
+        implied={"expert_gating_func": (_SIGMOID,)},
+    ),
     "qwen35": GGUFArchitecture(_qwen3_5_config, _DELTA_NET, _qwen3_5_changes),
     "qwen35moe": GGUFArchitecture(_qwen3_5_moe_config, _DELTA_NET | _EXPERTS, _qwen3_5_changes),
     "qwen3next": GGUFArchitecture(_qwen3_next_config, _DELTA_NET | _EXPERTS, _delta_net_changes),

@@ -67,6 +67,7 @@ class GGUFFile:
     Attributes:
         metadata: key the metadata key, value a number, string, bool or list of these.
         tensors: key the tensor's name in the file, value its place.
+        read_keys: metadata keys that `get` and `needed` were asked for.
 
     Raises:
         UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, a tensor that
@@ -82,6 +83,7 @@ class GGUFFile:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except ValueError as error:
                 raise UnsupportedModelError(f"{path} is empty") from error
+        self.read_keys: set[str] = set()
         header = _Header(self._data)
         try:
             self.metadata, self.tensors = header.read()
@@ -101,7 +103,16 @@ class GGUFFile:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the metadata value `<architecture>.<key>`."""
-        return self.metadata.get(f"{self.architecture}.{key}", default)
+        return self.metadata.get(self._asked(key), default)
+
+    def needed(self, key: str) -> Any:
+        """Return the metadata value `<architecture>.<key>`; raises `KeyError` if there is none."""
+        return self.metadata[self._asked(key)]
+
+    def _asked(self, key: str) -> str:
+        name = f"{self.architecture}.{key}"
+        self.read_keys.add(name)
+        return name
 
     def read(self, name: str) -> np.ndarray:
         """Dequantize a tensor to float32 (F16 tensors stay float16).

@@ -17,6 +17,7 @@ from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.validation import refusing_what_fails
 from legato.model.architectures import text_config
+from legato.model.config_keys import KeyUse, key_use
 from legato.model.model import NamedWeights
 from legato.model.spec import DecoderSpec
 
@@ -55,6 +56,7 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
         generates=has_output,
         num_labels=num_labels(headers),
         kept_bytes={name: num_bytes(header) for name, header in headers.items()},
+        keys=key_use(contents) if isinstance(spec, DecoderSpec) else KeyUse(),
     )
 
 

@@ -21,6 +21,7 @@ from legato.model.architectures import (
     text_config,
     transforms,
 )
+from legato.model.config_keys import key_use
 from legato.model.description import Description
 from legato.model.spec import DecoderSpec
 from legato.model.transforms import Transform, drop, prefix, shapes_after, transformed
@@ -78,6 +79,7 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
         read_head=(lambda: files.read(_HEAD)) if labels else None,
         kept_bytes=files.kept_bytes,
         unused=_unused(files.others, changes),
+        keys=key_use(contents),
     )
 
 
@@ -146,7 +148,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def said_dtype(description: Description) -> torch.dtype | None:
     """Return the dtype that the configuration names; None if Legato does not compute in it."""
-    return dtype_named(description.torch_dtype if description.dtype is None else description.dtype)
+    return dtype_named(description.spelled("compute_dtype"))
 
 
 def _unused(headers: Mapping[str, Header], changes: Sequence[Transform]) -> tuple[str, ...]:

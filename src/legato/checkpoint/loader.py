@@ -146,6 +146,11 @@ def fill_model(
     check_shapes(checkpoint)
     if checkpoint.unused and communicator.rank == 0:
         logger.info("%s: not used are %s", checkpoint.name, ", ".join(checkpoint.unused))
+    if checkpoint.keys.unread and communicator.rank == 0:
+        names = ", ".join(checkpoint.keys.unread)
+        logger.warning(
+            "%s: its description has keys that nothing reads: %s", checkpoint.name, names
+        )
     model = make()
     model.load_weights(_read_weights(checkpoint, dtype, device, quantization, communicator))
     return model

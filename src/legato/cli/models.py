@@ -11,6 +11,7 @@ from legato.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from legato.engine.build.model_report import ModelReport
+    from legato.model.config_keys import KeyUse
 
 _REFUSED = 1
 
@@ -84,10 +85,21 @@ def _print_report(report: "ModelReport") -> None:
     }
     if report.state_bytes:
         lines["states of a request"] = _size(report.state_bytes)
+    if report.keys.used:
+        lines |= _keys(report.keys)
     width = max(map(len, lines))
     print(report.model)
     for name, value in lines.items():
         print(f"  {name:{width}}  {value}")
+
+
+def _keys(keys: "KeyUse") -> dict[str, str]:
+    return {
+        "keys used": ", ".join(keys.used),
+        "keys defaulted": ", ".join(keys.defaulted),
+        "keys without effect": ", ".join(keys.without_effect),
+        "keys that nothing reads": ", ".join(keys.unread) or "none",
+    }
 
 
 def _parameters(report: "ModelReport") -> str:

@@ -1,1 +1,1 @@
-"""Floor 2: a compiled grammar, from the tokens so far to those that may come next."""
+"""Floor 2: a compiled grammar, which names the tokens that may come next."""

@@ -1,7 +1,7 @@
 """How one family's checkpoints and config.json differ from Llama's."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from legato.model.description import Description
 from legato.model.spec import DecoderSpec
@@ -12,8 +12,10 @@ class Architecture(NamedTuple):
 
     Attributes:
         model_type: the value of `model_type` in its config.json.
-        spec: describes a decoder of the family.
-        defaults: of fields missing in config.json, if they differ from `Description`'s.
+        spec: describes a decoder of the family. The type of its argument names the family's keys.
+        defaults: of keys missing in config.json, if they differ from those of that type.
+        implied: keys that its models have and its function does not read. Value the values that the
+            function takes for granted; empty if the key has no effect with any value.
         names: key parts of a tensor's name, value what `Decoder` calls them.
         names_of: further names that depend on the decoder, applied after `names`.
         fused: projections that are stored as one, as `Decoder` would call them.
@@ -29,8 +31,9 @@ class Architecture(NamedTuple):
     """
 
     model_type: str
-    spec: Callable[[Description], DecoderSpec]
+    spec: Callable[[Any], DecoderSpec]
     defaults: Mapping[str, Any]
+    implied: Mapping[str, tuple[Any, ...]] = {}
     names: Mapping[str, str] = {}
     names_of: Callable[[DecoderSpec], Mapping[str, str]] = lambda _: {}
     fused: tuple[str, ...] = ()
@@ -43,3 +46,9 @@ class Architecture(NamedTuple):
     unused: tuple[str, ...] = ()
     unused_prefixes: tuple[str, ...] = ()
     other_types: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> type[Description]:
+        """The keys of config.json that the family reads."""
+        kind: type[Description] = next(iter(get_type_hints(self.spec).values()))
+        return kind

@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
 from legato.model.architecture import Architecture
 from legato.model.description import Description
-from legato.model.expert_architectures import EXPERT_ARCHITECTURES
+from legato.model.expert_architectures import EXPERT_ARCHITECTURES, HUNYUAN_IMPLIED
 from legato.model.gemma4 import GEMMA4_ARCHITECTURES
 from legato.model.latent_architectures import LATENT_ARCHITECTURES
 from legato.model.mixer_spec import DeltaNetSpec
@@ -90,6 +88,7 @@ ARCHITECTURES = {
         },
         fused=("qkv_proj", "gate_up_proj"),
         has_partial_rope=True,
+        implied={"full_attn_mod": (1,), "interpolate_factor": (1,)},
     ),
     "GraniteForCausalLM": Architecture("granite", families.granite, _GRANITE),
     "SmolLM3ForCausalLM": Architecture(
@@ -102,6 +101,7 @@ ARCHITECTURES = {
             "sliding_window": None,
             "tie_word_embeddings": True,
         },
+        implied={"max_window_layers": ()},
     ),
     "Olmo2ForCausalLM": Architecture("olmo2", families.olmo2, _OLMO, names=_POST_NAMES),
     "Olmo3ForCausalLM": Architecture(
@@ -154,12 +154,14 @@ ARCHITECTURES = {
             "tie_word_embeddings": True,
         },
         is_interleaved=True,
+        implied={"weight_share_add_bias": (True,)},
     ),
     "HunYuanDenseV1ForCausalLM": Architecture(
         "hunyuan_v1_dense",
         families.hunyuan,
         {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
         names={"query_layernorm": "q_norm", "key_layernorm": "k_norm"},
+        implied=HUNYUAN_IMPLIED,
     ),
     "Gemma2ForCausalLM": Architecture(
         "gemma2",
@@ -191,6 +193,17 @@ ARCHITECTURES = {
         families.cohere2,
         {"max_position_embeddings": 8192, "tie_word_embeddings": True},
         is_interleaved=True,
+        implied={
+            "layer_switch": (4,),
+            "order_of_interleaved_layers": ("local_attn_first",),
+            "position_embedding_type": ("rope_gptj",),
+            "rotary_pct": (1,),
+            "use_embedding_sharing": (True,),
+            "use_gated_activation": (True,),
+            "use_parallel_block": (True,),
+            "use_parallel_embedding": (False,),
+            "use_qk_norm": (False,),
+        },
     ),
     "Starcoder2ForCausalLM": Architecture(
         "starcoder2",
@@ -204,6 +217,12 @@ ARCHITECTURES = {
             "tie_word_embeddings": True,
         },
         names={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"},
+        implied={
+            "activation_function": ("gelu_pytorch_tanh",),
+            "mlp_type": ("default",),
+            "norm_type": ("layer_norm",),
+            "scale_attn_weights": (True,),
+        },
     ),
     "GPTNeoXForCausalLM": Architecture(
         "gpt_neox",
@@ -245,6 +264,7 @@ ARCHITECTURES = {
             "attention_layernorm": "input_layernorm",
             "feedforward_layernorm": "post_attention_layernorm",
         },
+        implied={"post_norm": (False,), "qk_norm": (True,)},
     ),
     "ArceeForCausalLM": Architecture(
         "arcee",
@@ -348,8 +368,7 @@ def described(
         msgspec.ValidationError: a field is missing, or of another type.
     """
     architecture = ARCHITECTURES[contents["architectures"][0]]
-    fields = {**architecture.defaults, **contents, "served_len": served_len}
-    description = msgspec.convert(fields, Description)
+    description = architecture.keys({**architecture.defaults, **contents}, served_len)
     spec = architecture.spec(description)
     spec.check()
     is_partial = any(0 < rope.inverse.count(0.0) < len(rope.inverse) for rope in spec.ropes)

@@ -1,11 +1,16 @@
-"""A checkpoint's description of its decoder, as in transformers' config.json. Torch-free.
+"""The keys of config.json, as each family names the ones that it reads. Torch-free.
+
+A family's keys are the annotated attributes of a class beside its function, with their types and
+with defaults for missing ones. Any other key cannot be read: mypy and `__getattr__` refuse it.
+`config_keys.py` reports the keys of a file that no code reads.
 
 transformers' own configurations are not used: to import one takes longer than to load the default
 model.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from copy import copy
+from typing import TYPE_CHECKING, Any, Self, get_type_hints
 
 import msgspec
 
@@ -16,28 +21,31 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 _STRETCHED_TYPES = ("llama3", "yarn", "longrope")
 """Rope types that depend on the model's context length before it was stretched."""
 
+SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "activation": ("mlp_hidden_act", "hidden_activation", "hidden_act"),
+    "active_experts": (
+        *("moe_topk", "moe_k", "experts_per_token", "top_k_experts", "num_experts_per_tok"),
+    ),
+    "compute_dtype": ("dtype", "torch_dtype"),
+    "experts": ("num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts"),
+    "mlp_size": ("shared_intermediate_size", "block_ff_dim", "intermediate_size"),
+    "norm_eps": (
+        *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+    ),
+    "own_rope": ("rope_scaling", "rope_parameters"),
+    "is_tied": ("tie_embedding", "tie_word_embeddings"),
+}
+"""The keys that mean one thing, key the noun; where a file has several, the first one wins.
 
-class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of config.json that Legato reads, with defaults for missing ones.
+A family reads those spellings that its class names.
+"""
+
+
+class Description:
+    """The keys that all families read.
 
     Attributes:
-        rope_scaling: the name of `rope_parameters` in older checkpoints.
-        rope_theta, partial_rotary_factor, original_max_position_embeddings: used if the rope
-            parameters lack them.
-        num_local_experts, num_experts, n_routed_experts, moe_num_experts: names of one number.
-        num_experts_per_tok, moe_k, moe_topk: likewise; moe_topk may be a list, one for each layer.
-        n_shared_experts, moe_num_shared_experts: likewise.
-        q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim: sizes of latent
-            attention; without q_lora_rank, queries have no latent.
-        per_layer_config: fields of some layers, key a layer's index; without it, Gemma 4 has
-            `global_head_dim` and `num_global_key_value_heads` in layers with full attention.
-        block_ff_dim, tie_embedding: LFM2's names of `intermediate_size`, `tie_word_embeddings`.
-        layers_block_type, hybrid_override_pattern: kinds of layers, as a list or a letter each.
-        n_groups, ssm_state_size, conv_kernel, use_conv_bias, mamba_num_heads, mamba_head_dim,
-            mlp_hidden_act, layer_norm_epsilon: Nemotron-H's names of others.
-        time_step_limit: shortest and longest; infinity is {"__float__": "Infinity"}.
-        dtype, torch_dtype: the new name and the old one.
-        served_len: positions that are served, None for all; not a field of config.json.
+        served_len: positions that are served, None for all; not a key of config.json.
     """
 
     vocab_size: int
@@ -48,188 +56,83 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     max_position_embeddings: int
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    hidden_act: str = "silu"
-    hidden_activation: str | None = None
-    mlp_hidden_act: str = "relu2"
-    rms_norm_eps: float = 1e-6
-    layer_norm_eps: float = 1e-5
-    norm_epsilon: float = 1e-5
-    norm_eps: float = 1e-5
-    layer_norm_epsilon: float = 1e-5
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    attention_out_bias: bool = False
-    mlp_bias: bool = False
-    use_bias: bool = False
-    use_sliding_window: bool = False
-    sliding_window: int | None = 4096
-    max_window_layers: int = 28
-    sliding_window_pattern: int | str | None = None
-    layer_types: list[str] | None = None
-    layers_block_type: list[str] | None = None
-    hybrid_override_pattern: str = ""
-    no_rope_layers: list[int] | None = None
-    no_rope_layer_interval: int = 4
-    use_parallel_residual: bool = True
-    query_pre_attn_scalar: float = 256
-    attention_multiplier: float = 1.0
-    embedding_multiplier: float = 1.0
-    residual_multiplier: float = 1.0
-    logits_scaling: float = 1.0
-    logit_scale: float = 0.0625
-    lm_head_multiplier: float = 1.0
-    key_multiplier: float = 1.0
-    attention_in_multiplier: float = 1.0
-    attention_out_multiplier: float = 1.0
-    mlp_multipliers: tuple[float, float] | None = None
-    ssm_multipliers: tuple[float, float, float, float, float] | None = None
-    ssm_in_multiplier: float = 1.0
-    ssm_out_multiplier: float = 1.0
-    attn_logit_softcapping: float | None = None
-    final_logit_softcapping: float | None = None
-    use_bidirectional_attention: bool | str | None = None
-    global_head_dim: int = 512
-    num_global_key_value_heads: int | None = None
-    per_layer_config: dict[str, dict[str, Any]] | None = None
-    attention_k_eq_v: bool = False
-    num_kv_shared_layers: int = 0
-    use_double_wide_mlp: bool = False
-    hidden_size_per_layer_input: int | None = None
-    vocab_size_per_layer_input: int = 2**18
-    enable_moe_block: bool = False
-    top_k_experts: int | None = None
-    num_local_experts: int = 0
-    num_experts: int | None = None
-    n_routed_experts: int | None = None
-    moe_num_experts: int | None = None
-    num_experts_per_tok: int = 0
-    moe_k: int | None = None
-    moe_topk: int | list[int] | None = None
-    moe_intermediate_size: int | list[int] | None = None
-    n_shared_experts: int = 0
-    moe_num_shared_experts: int = 0
-    shared_expert_intermediate_size: int = 0
-    norm_topk_prob: bool = False
-    routed_scaling_factor: float = 1.0
-    n_group: int | None = 1
-    topk_group: int | None = 1
-    topk_method: str | None = None
-    scoring_func: str | None = None
-    mlp_layer_types: list[str] | None = None
-    q_lora_rank: int | None = None
-    kv_lora_rank: int = 512
-    qk_nope_head_dim: int = 128
-    qk_rope_head_dim: int = 64
-    v_head_dim: int | None = None
-    scale_emb: float = 1.0
-    scale_depth: float | None = None
-    dim_model_base: int | None = None
-    decoder_sparse_step: int = 1
-    mlp_only_layers: list[int] | None = None
-    first_k_dense_replace: int = 0
-    num_dense_layers: int = 0
-    use_expert_bias: bool = True
-    moe_shared_expert_intermediate_size: int = 0
-    moe_latent_size: int | None = None
-    moe_layer_start_index: int = 0
-    moe_layer_end_index: int = -1
-    moe_layer_interval: int = 1
-    swiglu_alpha: float = 1.702
-    swiglu_limit: float = 7.0
-    clip_qkv: float | None = None
-    use_qk_norm: bool = False
-    qkv_bias: bool = True
-    rotary_dim: int | None = None
-    shared_intermediate_size: int | None = None
-    position_embedding_type: str | None = None
-    rope_parameters: dict[str, Any] | None = None
-    rope_scaling: dict[str, Any] | None = None
-    rope_theta: float = 10000.0
-    rope_local_base_freq: float = 10000.0
-    rotary_emb_base: float = 10000.0
-    rotary_pct: float = 0.25
-    partial_rotary_factor: float | None = None
-    original_max_position_embeddings: float | None = None
-    conv_bias: bool = False
-    conv_kernel_size: int = msgspec.field(default=3, name="conv_L_cache")
-    linear_conv_kernel_dim: int = 4
-    linear_key_head_dim: int = 128
-    linear_value_head_dim: int = 128
-    linear_num_key_heads: int = 16
-    linear_num_value_heads: int = 32
-    full_attention_interval: int = 4
-    mamba_n_heads: int = 128
-    mamba_n_groups: int = 1
-    mamba_d_state: int = 256
-    mamba_d_head: int | str | None = "auto"
-    mamba_d_conv: int = 4
-    mamba_expand: int = 2
-    mamba_conv_bias: bool = True
-    mamba_proj_bias: bool = False
-    mamba_d_ssm: int | None = None
-    mamba_rms_norm: bool = False
-    mamba_norm_before_gate: bool = True
-    mamba_hidden_act: str = "silu"
-    mamba_num_heads: int = 128
-    mamba_head_dim: int = 64
-    ssm_state_size: int = 128
-    n_groups: int = 8
-    conv_kernel: int = 4
-    use_conv_bias: bool = True
-    projectors_bias: bool = False
-    time_step_limit: list[float | dict[str, str]] | None = None
-    block_ff_dim: int | None = None
-    block_auto_adjust_ff_dim: bool = True
-    block_ffn_dim_multiplier: float | None = 1.0
-    block_multiple_of: int = 256
-    full_attn_idxs: list[int] | None = None
-    tie_embedding: bool | None = None
     dtype: Any = None
     torch_dtype: Any = None
-    served_len: int | None = None
+
+    def __init__(self, contents: Mapping[str, Any], served_len: int | None = None) -> None:
+        """Read the keys of this family; others are left alone.
+
+        Raises:
+            msgspec.ValidationError: a key is missing, or its value is of another type.
+        """
+        self.served_len = served_len
+        for name, kind in keys_of(type(self)).items():
+            if name in contents:
+                setattr(self, name, _converted(name, contents[name], kind))
+            elif not hasattr(type(self), name):
+                raise msgspec.ValidationError(f"Object missing required field `{name}`")
+
+    if not TYPE_CHECKING:  # mypy would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"{type(self).__name__} does not name {name!r}, which is read")
+
+    def replace(self, **values: Any) -> Self:
+        """Return the description with other values of some keys."""
+        if unnamed := set(values) - set(keys_of(type(self))):
+            raise AttributeError(f"{type(self).__name__} does not name {', '.join(unnamed)}")
+        changed = copy(self)
+        vars(changed).update(values)
+        return changed
+
+    def spelled(self, noun: str) -> Any:
+        """Return the value of a noun of `SPELLINGS`; None if the file and the family have none.
+
+        Raises:
+            AttributeError: the family names none of its keys.
+        """
+        named = [name for name in SPELLINGS[noun] if hasattr(self, name)]
+        if not named:
+            raise AttributeError(f"{type(self).__name__} names none of {SPELLINGS[noun]}")
+        return next((value for name in named if (value := getattr(self, name)) is not None), None)
 
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
-    @property
-    def expert_count(self) -> int:
-        """Experts of a layer with experts; 0 if there are none."""
-        names = (self.num_experts, self.n_routed_experts, self.moe_num_experts)
-        return next((count for count in names if count is not None), self.num_local_experts)
+
+def keys_of(kind: type[Description]) -> Mapping[str, Any]:
+    """Return the keys that a family names; value the type."""
+    return get_type_hints(kind)
+
+
+def _converted(name: str, value: object, kind: Any) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        raise msgspec.ValidationError(f"{message} - at `$.{name}{path or '`'}") from error
+
+
+class RopeKeys(Description):
+    """The keys of rotary positions that may differ by kind of layer.
+
+    Attributes:
+        rope_scaling: the name of `rope_parameters` in older checkpoints.
+        partial_rotary_factor, original_max_position_embeddings: used if the rope parameters lack
+            them.
+    """
+
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    partial_rotary_factor: float | None = None
+    original_max_position_embeddings: float | None = None
 
     @property
-    def active_expert_count(self) -> int:
-        """Experts that compute a token.
-
-        Raises:
-            UnsupportedModelError: layers differ.
-        """
-        count = self.num_experts_per_tok if self.moe_k is None else self.moe_k
-        return count if self.moe_topk is None else _same(self.moe_topk, "moe_topk")
-
-    @property
-    def expert_size(self) -> int:
-        """Width of an expert.
-
-        Raises:
-            UnsupportedModelError: layers differ.
-        """
-        if self.moe_intermediate_size is None:
-            return self.intermediate_size
-        return _same(self.moe_intermediate_size, "moe_intermediate_size")
-
-    @property
-    def rope(self) -> dict[str, Any]:
-        """All rope parameters of the layers, including the type.
-
-        Raises:
-            UnsupportedModelError: layers have parameters of their own.
-        """
-        own = self.rope_scaling or self.rope_parameters or {}
-        if _is_nested(own):
-            raise UnsupportedModelError("rope parameters of each kind of layer are not supported")
-        return self._complete(own, self.rope_theta)
+    def own_rope(self) -> dict[str, Any]:
+        """The rope parameters as the file has them."""
+        return self.spelled("own_rope") or {}
 
     def rope_of(self, kind: str, *, theta: float) -> dict[str, Any]:
         """Return all rope parameters of one kind of layers, of a family where kinds differ.
@@ -240,7 +143,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             kind: as in `layer_types`.
             theta: used if the parameters lack it.
         """
-        own = self.rope_scaling or self.rope_parameters or {}
+        own = self.own_rope
         if _is_nested(own):
             own = own.get(kind) or {}
         elif kind != FULL:
@@ -256,6 +159,44 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             if self.original_max_position_embeddings is not None:
                 rope["original_max_position_embeddings"] = self.original_max_position_embeddings
         return rope
+
+
+class Rotary(RopeKeys):
+    """The keys of rotary positions; rope_theta is used if the rope parameters lack it."""
+
+    rope_theta: float = 10000.0
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """All rope parameters of the layers, including the type.
+
+        Raises:
+            UnsupportedModelError: layers have parameters of their own.
+        """
+        own = self.own_rope
+        if _is_nested(own):
+            raise UnsupportedModelError("rope parameters of each kind of layer are not supported")
+        return self._complete(own, self.rope_theta)
+
+
+class Plain(Rotary):
+    """The keys of the plain decoder: RMS norms, and an MLP with SiLU unless a file says more."""
+
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+
+
+class Biased(Plain):
+    """The keys of a plain decoder that may have biases in its attention."""
+
+    attention_bias: bool = False
+
+
+class Windowed(Description):
+    """The keys of sliding windows by layer."""
+
+    sliding_window: int | None = 4096
+    layer_types: list[str] | None = None
 
     def kinds(self, interval: int) -> tuple[str, ...]:
         """Return the kind of attention of each layer: `layer_types`, or a pattern if it is missing.
@@ -299,6 +240,40 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         if self.layer_types is None:
             return tuple(window if i >= num_full else None for i in range(self.num_hidden_layers))
         return tuple(window if kind == SLIDING else None for kind in self.kinds(0))
+
+
+class ExpertKeys(Description):
+    """The keys of mixtures of experts; a file may have the number of experts in any of two."""
+
+    num_experts: int | None = None
+    num_local_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int | list[int] | None = None
+
+    @property
+    def expert_count(self) -> int:
+        """ExpertKeys of a layer with experts; 0 if there are none."""
+        return int(self.spelled("experts"))
+
+    @property
+    def active_expert_count(self) -> int:
+        """ExpertKeys that compute a token.
+
+        Raises:
+            UnsupportedModelError: layers differ.
+        """
+        return _same(self.spelled("active_experts"), "moe_topk")
+
+    @property
+    def expert_size(self) -> int:
+        """Width of an expert.
+
+        Raises:
+            UnsupportedModelError: layers differ.
+        """
+        if self.moe_intermediate_size is None:
+            return self.intermediate_size
+        return _same(self.moe_intermediate_size, "moe_intermediate_size")
 
 
 def _same(values: int | list[int], name: str) -> int:

@@ -8,6 +8,15 @@ DEEPSEEK_NAMES = {
     "shared_experts": "shared_expert",
     "e_score_correction_bias": "selection_bias",
 }
+HUNYUAN_IMPLIED = {
+    "add_classification_head": (False,),
+    "cla_share_factor": (),
+    "norm_type": ("rms",),
+    "use_cla": (False,),
+    "use_mla": (False,),
+    "use_qk_norm": (True,),
+    "use_rotary_pos_emb": (True,),
+}
 
 EXPERT_ARCHITECTURES = {
     "MixtralForCausalLM": Architecture(
@@ -127,6 +136,14 @@ EXPERT_ARCHITECTURES = {
             "block_sparse_moe.e_score_correction_bias": "mlp.gate.selection_bias",
         },
         has_partial_rope=True,
+        implied={
+            "attn_type_list": (1,),
+            "qk_norm_type": ("per_layer",),
+            "scoring_func": ("sigmoid",),
+            "shared_intermediate_size": (0, None),
+            "use_qk_norm": (True,),
+            "use_routing_bias": (True,),
+        },
     ),
     "Ernie4_5_MoeForCausalLM": Architecture(
         "ernie4_5_moe",
@@ -149,6 +166,12 @@ EXPERT_ARCHITECTURES = {
         },
         is_interleaved=True,
         unused_prefixes=("model.mtp_",),
+        implied={
+            "moe_gate": ("topk",),
+            "moe_norm_min": (1e-12,),
+            "moe_use_aux_free": (True,),
+            "weight_share_add_bias": (True,),
+        },
     ),
     "HunYuanMoEV1ForCausalLM": Architecture(
         "hunyuan_v1_moe",
@@ -164,6 +187,14 @@ EXPERT_ARCHITECTURES = {
             "key_layernorm": "k_norm",
             "gate.wg": "gate",
             "shared_mlp": "shared_expert",
+        },
+        implied={
+            **HUNYUAN_IMPLIED,
+            "group_limited_greedy": (False,),
+            "moe_layer_num_skipped": (0,),
+            "norm_topk_prob": (True,),
+            "num_shared_expert": (1,),
+            "use_mixed_mlp_moe": (True,),
         },
     ),
 }

@@ -7,12 +7,34 @@ import msgspec
 
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
-from legato.model.description import FULL, SLIDING, Description
+from legato.model.description import FULL, SLIDING, Biased, ExpertKeys, Windowed
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.spec import DecoderSpec, LayerSpec
 
 
-def mixtral(d: Description) -> DecoderSpec:
+class SparseSteps(ExpertKeys):
+    """The keys of Qwen's mixtures that say which layers have experts."""
+
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+
+
+class DeepseekExperts(ExpertKeys):
+    """The keys of DeepSeek's mixtures, which other families have, too."""
+
+    n_routed_experts: int | None = None
+    n_shared_experts: int = 0
+    norm_topk_prob: bool = False
+    routed_scaling_factor: float = 1.0
+    first_k_dense_replace: int = 0
+    n_group: int | None = 1
+    topk_group: int | None = 1
+
+
+class Mixtral(families.Mistral, ExpertKeys): ...
+
+
+def mixtral(d: Mixtral) -> DecoderSpec:
     """Describe Mixtral: Mistral with experts.
 
     Jiang et al., 2024, arXiv:2401.04088.
@@ -21,7 +43,13 @@ def mixtral(d: Description) -> DecoderSpec:
     return with_experts(d, _changed(families.mistral(d), windows))
 
 
-def qwen2_moe(d: Description) -> DecoderSpec:
+class Qwen2Moe(families.Qwen2, SparseSteps):
+    norm_topk_prob: bool = False
+    qkv_bias: bool = True
+    shared_expert_intermediate_size: int = 0
+
+
+def qwen2_moe(d: Qwen2Moe) -> DecoderSpec:
     """Describe Qwen1.5-MoE: Qwen2 with experts, and an expert with a gate for all tokens.
 
     Yang et al., 2024, arXiv:2407.10671.
@@ -30,7 +58,7 @@ def qwen2_moe(d: Description) -> DecoderSpec:
         SLIDING if d.use_sliding_window and i % 2 == 0 and i < d.max_window_layers else FULL
         for i in range(d.num_hidden_layers)
     ]
-    spec = families.qwen2(msgspec.structs.replace(d, layer_types=kinds))
+    spec = families.qwen2(d.replace(layer_types=kinds))
     return with_experts(
         d,
         _changed(spec, qkv_bias=d.qkv_bias),
@@ -41,7 +69,11 @@ def qwen2_moe(d: Description) -> DecoderSpec:
     )
 
 
-def qwen3_moe(d: Description) -> DecoderSpec:
+class Qwen3Moe(families.Qwen3, SparseSteps):
+    norm_topk_prob: bool = False
+
+
+def qwen3_moe(d: Qwen3Moe) -> DecoderSpec:
     """Describe Qwen3's mixtures: Qwen3 with experts.
 
     Yang et al., 2025, arXiv:2505.09388.
@@ -55,7 +87,12 @@ def qwen3_moe(d: Description) -> DecoderSpec:
     )
 
 
-def olmoe(d: Description) -> DecoderSpec:
+class Olmoe(families.Llama, ExpertKeys):
+    norm_topk_prob: bool = False
+    clip_qkv: float | None = None
+
+
+def olmoe(d: Olmoe) -> DecoderSpec:
     """Describe OLMoE: Llama with experts, and norms over all heads of queries and keys.
 
     Muennighoff et al., 2024, arXiv:2409.02060.
@@ -66,18 +103,27 @@ def olmoe(d: Description) -> DecoderSpec:
     return with_experts(d, spec, is_normalized=d.norm_topk_prob)
 
 
-def granite_moe(d: Description) -> DecoderSpec:
+class GraniteMoe(families.Granite, ExpertKeys): ...
+
+
+def granite_moe(d: GraniteMoe) -> DecoderSpec:
     """Describe Granite 3's mixtures: Granite 3 with experts."""
     return with_experts(d, families.granite(d), score="softmax_of_active")
 
 
-def gpt_oss(d: Description) -> DecoderSpec:
+class GptOss(families.Llama, Windowed, ExpertKeys):
+    experts_per_token: int | None = None
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
+
+
+def gpt_oss(d: GptOss) -> DecoderSpec:
     """Describe gpt-oss: biases everywhere, sinks, windows in every other layer, limited gates.
 
     OpenAI, 2025, arXiv:2508.10925.
     """
     types = d.layer_types or [FULL if i % 2 else SLIDING for i in range(d.num_hidden_layers)]
-    kinds = msgspec.structs.replace(d, layer_types=types).kinds(0)
+    kinds = d.replace(layer_types=types).kinds(0)
     return with_experts(
         d,
         _changed(families.llama(d), d.windows_of(kinds), has_sinks=True),
@@ -89,7 +135,11 @@ def gpt_oss(d: Description) -> DecoderSpec:
     )
 
 
-def glm4_moe(d: Description) -> DecoderSpec:
+class Glm4Moe(families.Llama, DeepseekExperts):
+    use_qk_norm: bool = False
+
+
+def glm4_moe(d: Glm4Moe) -> DecoderSpec:
     """Describe GLM-4.5 and later: experts after the first layers, and rope on half of each head.
 
     GLM-4.5 team, 2025, arXiv:2508.06471. The router is that of DeepSeek-V3 (arXiv:2412.19437).
@@ -98,18 +148,31 @@ def glm4_moe(d: Description) -> DecoderSpec:
     return with_deepseek_experts(d, spec, **deepseek_v3_router(d))
 
 
-def minimax_m2(d: Description) -> DecoderSpec:
+class MiniMaxM2(families.Llama, ExpertKeys):
+    rotary_dim: int | None = None
+
+
+def minimax_m2(d: MiniMaxM2) -> DecoderSpec:
     """Describe MiniMax-M2: norms over all heads of queries and keys, rope on a part of each head.
 
     The router is that of DeepSeek-V3 (arXiv:2412.19437) without groups.
     """
     if d.rotary_dim is not None:
-        d = msgspec.structs.replace(d, partial_rotary_factor=d.rotary_dim / d.head_size)
+        d = d.replace(partial_rotary_factor=d.rotary_dim / d.head_size)
     spec = _changed(families.llama(d), qk_norm="whole")
     return with_experts(d, spec, score="sigmoid", has_selection_bias=True)
 
 
-def ernie4_5_moe(d: Description) -> DecoderSpec:
+class ErnieMoe(families.Ernie, ExpertKeys):
+    moe_num_experts: int | None = None
+    moe_k: int | None = None
+    moe_num_shared_experts: int = 0
+    moe_layer_start_index: int = 0
+    moe_layer_end_index: int = -1
+    moe_layer_interval: int = 1
+
+
+def ernie4_5_moe(d: ErnieMoe) -> DecoderSpec:
     """Describe Ernie 4.5's mixtures: Ernie 4.5 with experts in most layers."""
     last = d.moe_layer_end_index if d.moe_layer_end_index >= 0 else d.num_hidden_layers
     interval = d.moe_layer_interval
@@ -125,7 +188,11 @@ def ernie4_5_moe(d: Description) -> DecoderSpec:
     )
 
 
-def hunyuan_moe(d: Description) -> DecoderSpec:
+class HunyuanMoe(Biased, ExpertKeys):
+    moe_topk: int | list[int] | None = None
+
+
+def hunyuan_moe(d: HunyuanMoe) -> DecoderSpec:
     """Describe Hunyuan's mixtures: Hunyuan with experts, and an MLP that computes all tokens.
 
     Tencent, 2024, arXiv:2411.02265.
@@ -134,7 +201,7 @@ def hunyuan_moe(d: Description) -> DecoderSpec:
 
 
 def with_deepseek_experts(
-    d: Description, spec: DecoderSpec, *, sparse: Sequence[bool] | None = None, **router: Any
+    d: DeepseekExperts, spec: DecoderSpec, *, sparse: Sequence[bool] | None = None, **router: Any
 ) -> DecoderSpec:
     """Put experts, picked or shared, into all layers but the first, as DeepSeek-V2 and V3 do.
 
@@ -153,18 +220,18 @@ def with_deepseek_experts(
     return with_experts(d, spec, sparse=layers, **fields)
 
 
-def deepseek_v3_router(d: Description) -> dict[str, Any]:
+def deepseek_v3_router(d: DeepseekExperts) -> dict[str, Any]:
     """Return the fields of `MoeSpec` about the router of DeepSeek-V3 (arXiv:2412.19437)."""
     return {"score": "sigmoid", "has_selection_bias": True, **router_groups(d)}
 
 
-def router_groups(d: Description) -> dict[str, Any]:
+def router_groups(d: DeepseekExperts) -> dict[str, Any]:
     """Return the fields of `MoeSpec` about groups of experts."""
     return {"num_groups": d.n_group or 1, "num_active_groups": d.topk_group or 1}
 
 
 def with_experts(
-    d: Description, spec: DecoderSpec, *, sparse: Sequence[bool] | None = None, **experts: Any
+    d: ExpertKeys, spec: DecoderSpec, *, sparse: Sequence[bool] | None = None, **experts: Any
 ) -> DecoderSpec:
     """Put experts into layers in place of their MLPs.
 
@@ -204,7 +271,7 @@ def _changed(
     return replace(spec, layers=tuple(layers))
 
 
-def sparse_steps(d: Description) -> list[bool]:
+def sparse_steps(d: SparseSteps) -> list[bool]:
     """Return which layers of a Qwen model have experts."""
     step, dense = d.decoder_sparse_step, d.mlp_only_layers or ()
     return [i not in dense and (i + 1) % step == 0 for i in range(d.num_hidden_layers)]

@@ -1,28 +1,20 @@
-"""How the decoders of each family differ from Llama: a function from config.json to a spec each."""
+"""The dense families: for each, the keys of config.json that it reads and how it makes a spec."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.description import FULL, SLIDING, Description
-from legato.model.mixer_spec import AttentionSpec, RecurrenceSpec
-from legato.model.mlp_spec import Activation, MlpSpec
-from legato.model.rope import RopeFrequencies, no_rope, rope_frequencies
-from legato.model.spec import DecoderSpec, LayerSpec
-
-_ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "relu2": "relu2",
-    "xielu": "xielu",
-}
-"""Key a name in transformers, value ours."""
+from legato.model.description import FULL, SLIDING, Biased, Plain, Rotary, Windowed
+from legato.model.rope import RopeFrequencies, no_rope
+from legato.model.spec import DecoderSpec
+from legato.model.spec_builder import biases, rope, spec
 
 
-def llama(d: Description) -> DecoderSpec:
+class Llama(Biased):
+    mlp_bias: bool = False
+
+
+def llama(d: Llama) -> DecoderSpec:
     """Describe Llama: the plain decoder, with biases if its configuration has them.
 
     Touvron et al., 2023, arXiv:2302.13971; Llama 3, 2024, arXiv:2407.21783.
@@ -32,7 +24,10 @@ def llama(d: Description) -> DecoderSpec:
     )
 
 
-def mistral(d: Description) -> DecoderSpec:
+class Mistral(Plain, Windowed): ...
+
+
+def mistral(d: Mistral) -> DecoderSpec:
     """Describe Mistral: Llama without biases, in some versions with windows in some or all layers.
 
     Jiang et al., 2023, arXiv:2310.06825.
@@ -40,7 +35,12 @@ def mistral(d: Description) -> DecoderSpec:
     return spec(d, windows=d.windows(d.sliding_window, num_full=0))
 
 
-def qwen2(d: Description) -> DecoderSpec:
+class Qwen2(Mistral):
+    use_sliding_window: bool = False
+    max_window_layers: int = 28
+
+
+def qwen2(d: Qwen2) -> DecoderSpec:
     """Describe Qwen2: Llama with biases on queries, keys and values, and windows in some layers.
 
     Qwen2 and Qwen2.5: Yang et al., 2024, arXiv:2407.10671.
@@ -48,7 +48,10 @@ def qwen2(d: Description) -> DecoderSpec:
     return spec(d, windows=_late_windows(d), attention={"qkv_bias": True})
 
 
-def qwen3(d: Description) -> DecoderSpec:
+class Qwen3(Qwen2, Biased): ...
+
+
+def qwen3(d: Qwen3) -> DecoderSpec:
     """Describe Qwen3: Llama with queries and keys normalized a head, and windows in some layers.
 
     Yang et al., 2025, arXiv:2505.09388; the dense models.
@@ -57,13 +60,21 @@ def qwen3(d: Description) -> DecoderSpec:
     return spec(d, windows=_late_windows(d), attention=attention)
 
 
-def ministral3(d: Description) -> DecoderSpec:
+class Ministral3(Plain):
+    sliding_window: int | None = None
+
+
+def ministral3(d: Ministral3) -> DecoderSpec:
     """Describe Ministral 3: Mistral with YaRN, whose queries grow with their position."""
     windows = (d.sliding_window,) * d.num_hidden_layers
     return spec(d, windows=windows)
 
 
-def phi3(d: Description) -> DecoderSpec:
+class Phi3(Plain):
+    sliding_window: int | None = None
+
+
+def phi3(d: Phi3) -> DecoderSpec:
     """Describe Phi-3 and Phi-4: Llama with fused projections, and rope on a part of each head.
 
     Abdin et al., 2024, arXiv:2404.14219. The type of its longrope has had several names.
@@ -73,10 +84,17 @@ def phi3(d: Description) -> DecoderSpec:
         length = d.original_max_position_embeddings
         parameters |= {"rope_type": "longrope", "original_max_position_embeddings": length}
     windows = (d.sliding_window,) * d.num_hidden_layers
-    return spec(d, windows=windows, ropes=(_rope(d, parameters),))
+    return spec(d, windows=windows, ropes=(rope(d, parameters),))
 
 
-def granite(d: Description, **layers: Any) -> DecoderSpec:
+class Granite(Llama):
+    attention_multiplier: float = 1.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+
+def granite(d: Granite, **layers: Any) -> DecoderSpec:
     """Describe Granite 3: Llama with factors on embeddings, attention, residuals and logits.
 
     Args:
@@ -93,7 +111,13 @@ def granite(d: Description, **layers: Any) -> DecoderSpec:
     )
 
 
-def smollm3(d: Description) -> DecoderSpec:
+class SmolLM3(Llama, Windowed):
+    use_sliding_window: bool = False
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: int = 4
+
+
+def smollm3(d: SmolLM3) -> DecoderSpec:
     """Describe SmolLM3: Llama without positions in every fourth layer."""
     interval = d.no_rope_layer_interval
     turned = d.no_rope_layers or [int((i + 1) % interval != 0) for i in range(d.num_hidden_layers)]
@@ -109,14 +133,14 @@ def smollm3(d: Description) -> DecoderSpec:
     return spec(
         d,
         windows=windows,
-        ropes=(_rope(d, d.rope), no_rope(d.head_size)),
+        ropes=(rope(d, d.rope), no_rope(d.head_size)),
         rope_of_layer=[0 if has_rope else 1 for has_rope in turned],
         attention=biases(d.attention_bias, d.attention_bias),
         mlp={"has_bias": d.mlp_bias},
     )
 
 
-def olmo2(d: Description) -> DecoderSpec:
+def olmo2(d: Biased) -> DecoderSpec:
     """Describe OLMo 2: norms after attention and MLP, and over all heads of queries and keys.
 
     OLMo team, 2025, arXiv:2501.00656.
@@ -125,10 +149,13 @@ def olmo2(d: Description) -> DecoderSpec:
     return spec(d, attention=attention, layer={"order": "post"})
 
 
-def olmo3(d: Description) -> DecoderSpec:
+class Olmo3(Biased, Windowed): ...
+
+
+def olmo3(d: Olmo3) -> DecoderSpec:
     """Describe OLMo 3: OLMo 2 with windows in three of four layers, whose rope is not stretched."""
     kinds = d.kinds(4)
-    ropes = tuple(_rope(d, d.rope_of(kind, theta=d.rope_theta)) for kind in (FULL, SLIDING))
+    ropes = tuple(rope(d, d.rope_of(kind, theta=d.rope_theta)) for kind in (FULL, SLIDING))
     attention = {**biases(d.attention_bias, d.attention_bias), "qk_norm": "whole"}
     return spec(
         d,
@@ -140,7 +167,11 @@ def olmo3(d: Description) -> DecoderSpec:
     )
 
 
-def exaone4(d: Description) -> DecoderSpec:
+class Exaone4(Plain, Windowed):
+    sliding_window_pattern: int | str | None = None
+
+
+def exaone4(d: Exaone4) -> DecoderSpec:
     """Describe EXAONE 4: norms after attention and MLP; layers without windows have no positions.
 
     LG AI Research, 2025, arXiv:2507.11407. The small models have no windows, and positions in all
@@ -151,19 +182,23 @@ def exaone4(d: Description) -> DecoderSpec:
     return spec(
         d,
         windows=d.windows_of(kinds),
-        ropes=(_rope(d, d.rope), no_rope(d.head_size)),
+        ropes=(rope(d, d.rope), no_rope(d.head_size)),
         rope_of_layer=[int(bool(d.sliding_window) and kind == FULL) for kind in kinds],
         attention={"qk_norm": "head"},
         layer={"order": "post"},
     )
 
 
-def glm4(d: Description) -> DecoderSpec:
+def glm4(d: Biased) -> DecoderSpec:
     """Describe GLM-4-0414: norms before and after, and rope on neighbours in half of each head."""
     return spec(d, attention={"qkv_bias": d.attention_bias}, layer={"order": "sandwich"})
 
 
-def seed_oss(d: Description) -> DecoderSpec:
+class SeedOss(Llama):
+    attention_out_bias: bool = False
+
+
+def seed_oss(d: SeedOss) -> DecoderSpec:
     """Describe Seed-OSS: Llama with biases on queries, keys and values."""
     return spec(
         d,
@@ -172,26 +207,43 @@ def seed_oss(d: Description) -> DecoderSpec:
     )
 
 
-def ernie4_5(d: Description) -> DecoderSpec:
+class Ernie(Plain):
+    use_bias: bool = False
+
+
+def ernie4_5(d: Ernie) -> DecoderSpec:
     """Describe Ernie 4.5: Llama with rope on neighbours; the dense models."""
     return spec(d, attention=biases(d.use_bias, d.use_bias), mlp={"has_bias": d.use_bias})
 
 
-def hunyuan(d: Description) -> DecoderSpec:
+def hunyuan(d: Biased) -> DecoderSpec:
     """Describe Hunyuan: Llama with queries and keys normalized after rope; the dense models."""
     own = biases(d.attention_bias, d.attention_bias)
     return spec(d, attention={**own, "qk_norm": "head", "norm_after_rope": True})
 
 
-def gemma2(d: Description) -> DecoderSpec:
+class Gemma2(Biased, Windowed):
+    hidden_activation: str | None = None
+    query_pre_attn_scalar: float = 256
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    use_bidirectional_attention: bool | str | None = None
+
+
+def gemma2(d: Gemma2) -> DecoderSpec:
     """Describe Gemma 2: norms before and after, GELU, soft caps, and windows in every other layer.
 
     Gemma team, 2024, arXiv:2408.00118.
     """
-    return _gemma(d, kinds=d.kinds(2), ropes=(_rope(d, d.rope),))
+    return _gemma(d, kinds=d.kinds(2), ropes=(rope(d, d.rope),))
 
 
-def gemma3(d: Description) -> DecoderSpec:
+class Gemma3(Gemma2):
+    sliding_window_pattern: int | str | None = None
+    rope_local_base_freq: float = 10000.0
+
+
+def gemma3(d: Gemma3) -> DecoderSpec:
     """Describe Gemma 3: Gemma 2 with normalized queries and keys, and rope by kind of layer.
 
     Gemma team, 2025, arXiv:2503.19786.
@@ -200,11 +252,19 @@ def gemma3(d: Description) -> DecoderSpec:
     full = d.rope_of(FULL, theta=d.rope_theta)
     sliding = d.rope_of(SLIDING, theta=d.rope_local_base_freq)
     return _gemma(
-        d, kinds=d.kinds(interval), ropes=(_rope(d, full), _rope(d, sliding)), qk_norm="head"
+        d, kinds=d.kinds(interval), ropes=(rope(d, full), rope(d, sliding)), qk_norm="head"
     )
 
 
-def cohere2(d: Description) -> DecoderSpec:
+class Cohere2(Rotary, Windowed):
+    hidden_act: str = "silu"
+    layer_norm_eps: float = 1e-5
+    attention_bias: bool = False
+    sliding_window_pattern: int | str | None = None
+    logit_scale: float = 0.0625
+
+
+def cohere2(d: Cohere2) -> DecoderSpec:
     """Describe Command R7B and Command A: parallel layers; those without windows lack positions.
 
     Cohere, 2025, arXiv:2504.00698.
@@ -215,17 +275,23 @@ def cohere2(d: Description) -> DecoderSpec:
     return spec(
         d,
         windows=d.windows_of(kinds),
-        ropes=(_rope(d, d.rope), no_rope(d.head_size)),
+        ropes=(rope(d, d.rope), no_rope(d.head_size)),
         rope_of_layer=[0 if turns else 1 for turns in has_rope],
         attention=biases(d.attention_bias, d.attention_bias),
         layer={"order": "parallel"},
         norm="layer",
-        norm_eps=d.layer_norm_eps,
         logit_scale=d.logit_scale,
     )
 
 
-def starcoder2(d: Description) -> DecoderSpec:
+class Starcoder2(Rotary):
+    hidden_act: str = "silu"
+    norm_epsilon: float = 1e-5
+    use_bias: bool = False
+    sliding_window: int | None = None
+
+
+def starcoder2(d: Starcoder2) -> DecoderSpec:
     """Describe StarCoder 2: layer norms with biases, and an MLP without gates.
 
     Lozhkov et al., 2024, arXiv:2402.19173.
@@ -237,18 +303,26 @@ def starcoder2(d: Description) -> DecoderSpec:
         mlp={"has_bias": d.use_bias, "is_gated": False},
         norm="layer",
         norm_bias=True,
-        norm_eps=d.norm_epsilon,
     )
 
 
-def gpt_neox(d: Description) -> DecoderSpec:
+class GPTNeoX(Rotary):
+    hidden_act: str = "silu"
+    layer_norm_eps: float = 1e-5
+    attention_bias: bool = False
+    use_parallel_residual: bool = True
+    rotary_emb_base: float = 10000.0
+    rotary_pct: float = 0.25
+
+
+def gpt_neox(d: GPTNeoX) -> DecoderSpec:
     """Describe GPT-NeoX and Pythia: parallel layers with two norms, and rope on a part of a head.
 
     Black et al., 2022, arXiv:2204.06745; Biderman et al., 2023, arXiv:2304.01373.
     """
     return spec(
         d,
-        ropes=(_rope(d, _neox_rope(d)),),
+        ropes=(rope(d, _neox_rope(d)),),
         attention={
             **biases(d.attention_bias, d.attention_bias),
             "num_kv_heads": d.num_attention_heads,
@@ -257,11 +331,10 @@ def gpt_neox(d: Description) -> DecoderSpec:
         layer={"order": "parallel_two" if d.use_parallel_residual else "pre"},
         norm="layer",
         norm_bias=True,
-        norm_eps=d.layer_norm_eps,
     )
 
 
-def apertus(d: Description) -> DecoderSpec:
+def apertus(d: Biased) -> DecoderSpec:
     """Describe Apertus: Llama with normalized queries and keys, and xIELU without gates.
 
     Swiss AI, 2025, arXiv:2509.14233.
@@ -270,7 +343,7 @@ def apertus(d: Description) -> DecoderSpec:
     return spec(d, attention=attention, mlp={"is_gated": False})
 
 
-def arcee(d: Description) -> DecoderSpec:
+def arcee(d: Llama) -> DecoderSpec:
     """Describe AFM: Llama with a squared ReLU without gates."""
     return spec(
         d,
@@ -280,7 +353,7 @@ def arcee(d: Description) -> DecoderSpec:
 
 
 def _gemma(
-    d: Description,
+    d: Gemma2,
     *,
     kinds: Sequence[str],
     ropes: tuple[RopeFrequencies, ...],
@@ -305,112 +378,11 @@ def _gemma(
     )
 
 
-def spec(
-    d: Description,
-    *,
-    windows: Sequence[int | None] | None = None,
-    ropes: tuple[RopeFrequencies, ...] | None = None,
-    rope_of_layer: Sequence[int] | None = None,
-    recurrence: RecurrenceSpec | None = None,
-    has_attention: Sequence[bool] | None = None,
-    attention: Mapping[str, Any] | None = None,
-    mlp: Mapping[str, Any] | None = None,
-    layer: Mapping[str, Any] | None = None,
-    **whole: Any,
-) -> DecoderSpec:
-    """Build a spec from the fields that all families share; the arguments say what differs.
-
-    Args:
-        windows: of each layer; None if no layer has one.
-        ropes: None for the rope that the description has.
-        rope_of_layer: index of each layer's rope; None for the first.
-        recurrence: the mixer of layers without attention.
-        has_attention: of each layer; None if all have.
-        attention, mlp, layer, whole: fields of these records that differ from the defaults.
-
-    Raises:
-        UnsupportedModelError: an activation or rope type that Legato does not know.
-    """
-    name = d.hidden_activation or d.hidden_act
-    if name not in _ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"unsupported activation {name!r}; Legato supports {', '.join(_ACTIVATIONS)}"
-        )
-    size = d.head_size
-    own_mlp = {
-        "size": d.shared_intermediate_size or d.intermediate_size,
-        "activation": _ACTIVATIONS[name],
-        **(mlp or {}),
-    }
-    heads = {
-        "num_heads": d.num_attention_heads,
-        "num_kv_heads": d.num_key_value_heads or d.num_attention_heads,
-        "head_dim": size,
-        "scale": size**-0.5,
-        **(attention or {}),
-    }
-    num_layers = d.num_hidden_layers
-    known_ropes = ropes or (_rope(d, d.rope),)
-    rope_indices = rope_of_layer or (0,) * num_layers
-    used = sorted(set(rope_indices))
-    layers = (
-        LayerSpec(
-            attention=(
-                AttentionSpec(window=window, rope=used.index(rope), **heads) if attends else None
-            ),
-            recurrence=None if attends else recurrence,
-            mlp=MlpSpec(**own_mlp),
-            **(layer or {}),
-        )
-        for window, rope, attends in zip(
-            windows or (None,) * num_layers,
-            rope_indices,
-            has_attention or (True,) * num_layers,
-            strict=True,
-        )
-    )
-    fields = {
-        "norm_eps": d.rms_norm_eps,
-        "tie_word_embeddings": d.tie_word_embeddings,
-        **whole,
-    }
-    return DecoderSpec(
-        vocab_size=d.vocab_size,
-        hidden_size=d.hidden_size,
-        max_model_len=d.max_position_embeddings,
-        ropes=tuple(known_ropes[index] for index in used),
-        layers=tuple(layers),
-        **fields,
-    )
-
-
-def _rope(d: Description, parameters: dict[str, Any]) -> RopeFrequencies:
-    return rope_frequencies(parameters, d.head_size, d.max_position_embeddings, d.served_len)
-
-
-def check_kinds(d: Description, kinds: Sequence[str], known: Set[str]) -> None:
-    """Raises `UnsupportedModelError` for layers of an unknown type, or for another number of them.
-
-    Args:
-        kinds: of the layers, as in `layer_types`.
-    """
-    if unknown := set(kinds) - known:
-        raise UnsupportedModelError(f"unsupported layer types {', '.join(sorted(unknown))}")
-    if len(kinds) != d.num_hidden_layers:
-        raise UnsupportedModelError(
-            f"layer_types has {len(kinds)} entries for {d.num_hidden_layers} layers"
-        )
-
-
-def biases(qkv: bool, output: bool) -> dict[str, bool]:
-    return {"qkv_bias": qkv, "output_bias": output}
-
-
-def _late_windows(d: Description) -> tuple[int | None, ...]:
+def _late_windows(d: Qwen2) -> tuple[int | None, ...]:
     window = d.sliding_window if d.use_sliding_window else None
     return d.windows(window, num_full=d.max_window_layers)
 
 
-def _neox_rope(d: Description) -> dict[str, Any]:
+def _neox_rope(d: GPTNeoX) -> dict[str, Any]:
     older = {"rope_theta": d.rotary_emb_base, "partial_rotary_factor": d.rotary_pct}
-    return {**d.rope, **older, **(d.rope_scaling or d.rope_parameters or {})}
+    return {**d.rope, **older, **d.own_rope}

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
-from legato.model import families
 from legato.model.architecture import Architecture
-from legato.model.description import FULL, SLIDING, Description
+from legato.model.description import FULL, SLIDING, ExpertKeys, RopeKeys, Windowed
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.rope import RopeFrequencies, rope_frequencies
 from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
+from legato.model.spec_builder import biases, spec
 
 _INTERVAL = 6
 _THETA = {FULL: 1e6, SLIDING: 1e4}
@@ -19,7 +19,30 @@ _OF_LAYER = {"head_dim", "num_key_value_heads"}
 """Fields in which layers may differ."""
 
 
-def gemma4(d: Description) -> DecoderSpec:
+class Gemma4(RopeKeys, Windowed, ExpertKeys):
+    """Fields of some layers are in `per_layer_config`, key a layer's index. Without it, layers with
+    full attention have `global_head_dim` and `num_global_key_value_heads`.
+    """
+
+    hidden_activation: str | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    final_logit_softcapping: float | None = None
+    use_bidirectional_attention: bool | str | None = None
+    per_layer_config: dict[str, dict[str, Any]] | None = None
+    global_head_dim: int = 512
+    num_global_key_value_heads: int | None = None
+    attention_k_eq_v: bool = False
+    num_kv_shared_layers: int = 0
+    use_double_wide_mlp: bool = False
+    hidden_size_per_layer_input: int | None = None
+    vocab_size_per_layer_input: int = 2**18
+    enable_moe_block: bool = False
+    top_k_experts: int | None = None
+
+
+def gemma4(d: Gemma4) -> DecoderSpec:
     """Describe Gemma 4: Gemma 3 with geometry by kind of layer, and unscaled scores.
 
     Google DeepMind, 2026; its source is transformers' `modeling_gemma4.py`.
@@ -32,13 +55,13 @@ def gemma4(d: Description) -> DecoderSpec:
         raise UnsupportedModelError("attention to later tokens is not supported")
     kinds = (*d.kinds(_INTERVAL)[:-1], FULL)
     heads = _heads(d, kinds)
-    base = families.spec(
+    base = spec(
         d,
         windows=d.windows_of(kinds),
         ropes=tuple(_rope(d, kind, kinds, heads) for kind in (FULL, SLIDING)),
         rope_of_layer=[int(kind == SLIDING) for kind in kinds],
         attention={
-            **families.biases(d.attention_bias, d.attention_bias),
+            **biases(d.attention_bias, d.attention_bias),
             "scale": 1.0,
             "qk_norm": "head",
             "has_value_norm": True,
@@ -57,9 +80,7 @@ def gemma4(d: Description) -> DecoderSpec:
     return msgspec.structs.replace(base, layers=tuple(layers))
 
 
-def _layer(
-    d: Description, layer: LayerSpec, source: int | None, attention: dict[str, Any]
-) -> LayerSpec:
+def _layer(d: Gemma4, layer: LayerSpec, source: int | None, attention: dict[str, Any]) -> LayerSpec:
     """Return a layer of its own geometry.
 
     Args:
@@ -73,7 +94,7 @@ def _layer(
     if d.enable_moe_block:
         mixture = MoeSpec(
             num_experts=d.expert_count,
-            num_active=d.top_k_experts or 0,
+            num_active=d.active_expert_count,
             size=d.expert_size,
             activation=layer.mlp.activation,
             has_expert_scale=True,
@@ -87,7 +108,7 @@ def _layer(
     )
 
 
-def _heads(d: Description, kinds: Sequence[str]) -> list[dict[str, int]]:
+def _heads(d: Gemma4, kinds: Sequence[str]) -> list[dict[str, int]]:
     """Return each layer's head size and number of key/value heads, as `AttentionSpec` has them."""
     if d.per_layer_config is None:
         full = {"head_dim": d.global_head_dim}
@@ -112,7 +133,7 @@ def _heads(d: Description, kinds: Sequence[str]) -> list[dict[str, int]]:
 
 
 def _rope(
-    d: Description, kind: str, kinds: Sequence[str], heads: Sequence[dict[str, int]]
+    d: Gemma4, kind: str, kinds: Sequence[str], heads: Sequence[dict[str, int]]
 ) -> RopeFrequencies:
     """Return the frequencies of the layers of a kind, whose heads have one size."""
     sizes = {own["head_dim"] for own, other in zip(heads, kinds, strict=True) if other == kind}
@@ -123,7 +144,7 @@ def _rope(
     return rope_frequencies(parameters, size, d.max_position_embeddings, d.served_len)
 
 
-def _sources(d: Description, kinds: Sequence[str]) -> list[int | None]:
+def _sources(d: Gemma4, kinds: Sequence[str]) -> list[int | None]:
     """Return the layer whose keys and values each layer reads; None for its own.
 
     The last layers read those of the last layer of their kind before them.
@@ -142,7 +163,7 @@ def _sources(d: Description, kinds: Sequence[str]) -> list[int | None]:
     return sources + [last[kind] for kind in kinds[num_own:]]
 
 
-def _layer_inputs(d: Description) -> LayerInputsSpec | None:
+def _layer_inputs(d: Gemma4) -> LayerInputsSpec | None:
     if not d.hidden_size_per_layer_input:
         return None
     if d.vocab_size_per_layer_input < d.vocab_size:

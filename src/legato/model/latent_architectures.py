@@ -4,6 +4,8 @@ from legato.model import latent_families as families
 from legato.model.architecture import Architecture
 from legato.model.expert_architectures import DEEPSEEK_NAMES
 
+_V3_IMPLIED = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
+
 LATENT_ARCHITECTURES = {
     "DeepseekV2ForCausalLM": Architecture(
         "deepseek_v2",
@@ -40,6 +42,7 @@ LATENT_ARCHITECTURES = {
         names=DEEPSEEK_NAMES,
         is_interleaved=True,
         other_types=("kimi_k2",),
+        implied=_V3_IMPLIED,
     ),
     "Glm4MoeLiteForCausalLM": Architecture(
         "glm4_moe_lite",
@@ -60,6 +63,7 @@ LATENT_ARCHITECTURES = {
         },
         names=DEEPSEEK_NAMES,
         is_interleaved=True,
+        implied=_V3_IMPLIED,
     ),
     "Mistral4ForCausalLM": Architecture(
         "mistral4",

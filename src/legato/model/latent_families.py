@@ -3,9 +3,9 @@
 from typing import Any
 
 from legato.core.errors import UnsupportedModelError
-from legato.model import families
-from legato.model.description import Description
+from legato.model.description import Biased
 from legato.model.expert_families import (
+    DeepseekExperts,
     deepseek_v3_router,
     router_groups,
     with_deepseek_experts,
@@ -13,9 +13,28 @@ from legato.model.expert_families import (
 from legato.model.latent import LatentAttentionSpec
 from legato.model.rope import rope_frequencies, temperature
 from legato.model.spec import DecoderSpec
+from legato.model.spec_builder import check_kinds, spec
 
 
-def deepseek_v2(d: Description) -> DecoderSpec:
+class Latent(Biased):
+    """The keys of latent attention. Without q_lora_rank, queries have no latent."""
+
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 512
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+    v_head_dim: int | None = None
+
+
+class DeepseekV3(Latent, DeepseekExperts): ...
+
+
+class DeepseekV2(DeepseekV3):
+    topk_method: str | None = None
+    scoring_func: str | None = None
+
+
+def deepseek_v2(d: DeepseekV2) -> DecoderSpec:
     """Describe DeepSeek-V2 and Lite: experts by softmax, perhaps of the groups with the best one.
 
     DeepSeek-AI, 2024, arXiv:2405.04434.
@@ -32,7 +51,7 @@ def deepseek_v2(d: Description) -> DecoderSpec:
     return with_deepseek_experts(d, _latent(d), is_normalized=False, **groups)
 
 
-def deepseek_v3(d: Description) -> DecoderSpec:
+def deepseek_v3(d: DeepseekV3) -> DecoderSpec:
     """Describe DeepSeek-V3, R1 and Kimi K2: experts by sigmoid, a bias and the best groups.
 
     DeepSeek-AI, 2024, arXiv:2412.19437; Kimi team, 2025, arXiv:2507.20534.
@@ -40,11 +59,15 @@ def deepseek_v3(d: Description) -> DecoderSpec:
     return with_deepseek_experts(d, _latent(d), **deepseek_v3_router(d))
 
 
-def glm4_moe_lite(d: Description) -> DecoderSpec:
+class Glm4MoeLite(DeepseekV3):
+    mlp_layer_types: list[str] | None = None
+
+
+def glm4_moe_lite(d: Glm4MoeLite) -> DecoderSpec:
     """Describe GLM-4.7-Flash: DeepSeek-V3 with a list of the layers that have experts."""
     kinds = d.mlp_layer_types
     if kinds is not None:
-        families.check_kinds(d, kinds, {"dense", "sparse"})
+        check_kinds(d, kinds, {"dense", "sparse"})
     return with_deepseek_experts(
         d,
         _latent(d),
@@ -53,19 +76,26 @@ def glm4_moe_lite(d: Description) -> DecoderSpec:
     )
 
 
-def mistral4(d: Description) -> DecoderSpec:
+def mistral4(d: DeepseekV3) -> DecoderSpec:
     """Describe Mistral Small 4: experts by softmax, and queries that grow with their position."""
     # Its partial_rotary_factor is the share of the rotated part, which always rotates as a whole.
     rope = {name: value for name, value in d.rope.items() if name != "partial_rotary_factor"}
     return with_deepseek_experts(d, _latent(d, rope), **router_groups(d))
 
 
-def youtu(d: Description) -> DecoderSpec:
+def youtu(d: Latent) -> DecoderSpec:
     """Describe Youtu-LLM: DeepSeek-V3 without experts."""
     return _latent(d)
 
 
-def minicpm3(d: Description) -> DecoderSpec:
+class MiniCPM3(Latent):
+    mlp_bias: bool = False
+    scale_emb: float = 1.0
+    scale_depth: float | None = None
+    dim_model_base: int | None = None
+
+
+def minicpm3(d: MiniCPM3) -> DecoderSpec:
     """Describe MiniCPM3: latent attention, and factors on embeddings, residuals and logits."""
     num_layers = d.num_hidden_layers
     depth = num_layers**0.5 if d.scale_depth is None else d.scale_depth
@@ -79,12 +109,12 @@ def minicpm3(d: Description) -> DecoderSpec:
     )
 
 
-def _latent(d: Description, rope: dict[str, Any] | None = None, **fields: Any) -> DecoderSpec:
+def _latent(d: Latent, rope: dict[str, Any] | None = None, **fields: Any) -> DecoderSpec:
     """Describe a decoder with latent attention and MLPs.
 
     Args:
         rope: its parameters; None for the description's.
-        fields: further arguments of `families.spec`.
+        fields: further arguments of `spec`.
     """
     parameters = d.rope if rope is None else rope
     latent = LatentAttentionSpec(
@@ -105,7 +135,7 @@ def _latent(d: Description, rope: dict[str, Any] | None = None, **fields: Any) -
         "output_bias": d.attention_bias,
         "latent": latent,
     }
-    return families.spec(d, ropes=(frequencies,), attention=attention, **fields)
+    return spec(d, ropes=(frequencies,), attention=attention, **fields)
 
 
 def _growth(parameters: dict[str, Any]) -> float:

@@ -19,6 +19,7 @@ _LFM2 = {
     "rope_theta": 1e6,
     "tie_word_embeddings": True,
 }
+_LFM2_IMPLIED = {"block_use_swiglu": (True,), "theta": (), "use_pos_enc": (True,)}
 _LFM2_NAMES = {
     "operator_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -80,6 +81,7 @@ RECURRENT_ARCHITECTURES = {
         },
         names_of=_granite_names,
         fused=("gate_up_proj",),
+        implied={"normalization_function": ("rmsnorm",)},
     ),
     "Qwen3_5ForCausalLM": Architecture(
         "qwen3_5_text",
@@ -90,6 +92,7 @@ RECURRENT_ARCHITECTURES = {
         has_partial_rope=True,
         adds_one=True,
         unused_prefixes=_FURTHER_TOKENS,
+        implied={"attn_output_gate": (True,)},
     ),
     "Qwen3_5MoeForCausalLM": Architecture(
         "qwen3_5_moe_text",
@@ -107,6 +110,7 @@ RECURRENT_ARCHITECTURES = {
         has_partial_rope=True,
         adds_one=True,
         unused_prefixes=_FURTHER_TOKENS,
+        implied={"attn_output_gate": (True,)},
     ),
     "Qwen3NextForCausalLM": Architecture(
         "qwen3_next",
@@ -126,7 +130,11 @@ RECURRENT_ARCHITECTURES = {
         unused_prefixes=_FURTHER_TOKENS,
     ),
     "Lfm2ForCausalLM": Architecture(
-        "lfm2", families.lfm2, {**_LFM2, "intermediate_size": 12288}, names=_LFM2_NAMES
+        "lfm2",
+        families.lfm2,
+        {**_LFM2, "intermediate_size": 12288},
+        names=_LFM2_NAMES,
+        implied=_LFM2_IMPLIED,
     ),
     "Lfm2MoeForCausalLM": Architecture(
         "lfm2_moe",
@@ -142,6 +150,7 @@ RECURRENT_ARCHITECTURES = {
             "norm_topk_prob": True,
         },
         names=_LFM2_NAMES,
+        implied=_LFM2_IMPLIED,
     ),
     "FalconH1ForCausalLM": Architecture(
         "falcon_h1",
@@ -159,6 +168,7 @@ RECURRENT_ARCHITECTURES = {
             "mamba": "recurrence",
             "mamba.conv1d": "recurrence.conv",
         },
+        implied={"mamba_use_mlp": (True,)},
     ),
     "NemotronHForCausalLM": Architecture(
         "nemotron_h",
@@ -186,6 +196,7 @@ RECURRENT_ARCHITECTURES = {
         },
         names_of=_nemotron_names,
         unused_prefixes=_FURTHER_TOKENS,
+        implied={"rms_norm_eps": (), "rope_theta": ()},
     ),
 }
 """Key a name in a configuration's `architectures`."""

@@ -9,8 +9,10 @@ import msgspec
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import MAX_LAYERS
 from legato.model import families
-from legato.model.description import FULL, Description
+from legato.model.description import FULL, Biased, Description, ExpertKeys, Rotary
 from legato.model.expert_families import (
+    DeepseekExperts,
+    SparseSteps,
     deepseek_v3_router,
     sparse_steps,
     with_deepseek_experts,
@@ -19,6 +21,7 @@ from legato.model.expert_families import (
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.rope import no_rope
 from legato.model.spec import DecoderSpec
+from legato.model.spec_builder import biases, check_kinds, spec
 
 _LINEAR = "linear_attention"
 _NEMOTRON_KINDS = {
@@ -32,25 +35,71 @@ _NEMOTRON_KINDS = {
 """Key a letter of a pattern, or an older name, value the kind of layer."""
 
 
-def granite_hybrid(d: Description) -> DecoderSpec:
+class MambaSteps(Description):
+    """The limits of Mamba-2's steps: shortest and longest.
+
+    Infinity is {"__float__": "Infinity"}.
+    """
+
+    time_step_limit: list[float | dict[str, str]] | None = None
+
+
+class Mamba(MambaSteps):
+    """The keys of Mamba-2 in Granite and Falcon."""
+
+    mamba_n_heads: int = 128
+    mamba_n_groups: int = 1
+    mamba_d_state: int = 256
+    mamba_d_head: int | str | None = "auto"
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+
+
+class GraniteHybrid(families.Granite, Mamba, ExpertKeys):
+    layer_types: list[str] | None = None
+    position_embedding_type: str | None = None
+    shared_intermediate_size: int | None = None
+
+
+def granite_hybrid(d: GraniteHybrid) -> DecoderSpec:
     """Describe Granite 4: Granite 3 with Mamba-2 in most layers, or in none, and perhaps experts.
 
     An MLP computes all tokens, beside the experts if there are any.
     """
     kinds = d.layer_types or [_LINEAR] * d.num_hidden_layers
     recurrent = {"mamba", _LINEAR}
-    families.check_kinds(d, kinds, {"attention", FULL, *recurrent})
+    check_kinds(d, kinds, {"attention", FULL, *recurrent})
     has_rope = d.position_embedding_type == "rope"
-    spec = families.granite(
+    decoder = families.granite(
         d,
         ropes=None if has_rope else (no_rope(d.head_size),),
         recurrence=_mamba2(d, d.mamba_expand * d.hidden_size) if recurrent & set(kinds) else None,
         has_attention=[kind not in recurrent for kind in kinds],
     )
-    return with_experts(d, spec, score="softmax_of_active", shared_size=d.shared_intermediate_size)
+    return with_experts(
+        d, decoder, score="softmax_of_active", shared_size=d.shared_intermediate_size
+    )
 
 
-def falcon_h1(d: Description) -> DecoderSpec:
+class FalconH1(families.Llama, Mamba):
+    mamba_d_ssm: int | None = None
+    mamba_rms_norm: bool = False
+    mamba_norm_before_gate: bool = True
+    projectors_bias: bool = False
+    embedding_multiplier: float = 1.0
+    lm_head_multiplier: float = 1.0
+    key_multiplier: float = 1.0
+    attention_in_multiplier: float = 1.0
+    attention_out_multiplier: float = 1.0
+    mlp_multipliers: tuple[float, float] | None = None
+    ssm_multipliers: tuple[float, float, float, float, float] | None = None
+    ssm_in_multiplier: float = 1.0
+    ssm_out_multiplier: float = 1.0
+
+
+def falcon_h1(d: FalconH1) -> DecoderSpec:
     """Describe Falcon-H1: attention and Mamba-2 side by side in every layer, with many factors.
 
     Falcon-LLM team, 2025, arXiv:2507.22448. Without biases, a factor on the inputs of a projection
@@ -70,10 +119,10 @@ def falcon_h1(d: Description) -> DecoderSpec:
         norm=norm if d.mamba_rms_norm else None,
         scales=tuple(d.ssm_in_multiplier * scale for scale in d.ssm_multipliers or (1.0,) * 5),
     )
-    spec = families.spec(
+    decoder = spec(
         d,
         attention={
-            **families.biases(d.attention_bias, d.attention_bias),
+            **biases(d.attention_bias, d.attention_bias),
             "scale": d.head_size**-0.5 * inputs * inputs * d.key_multiplier,
         },
         mlp={"has_bias": d.mlp_bias, "gate_scale": gate},
@@ -81,10 +130,32 @@ def falcon_h1(d: Description) -> DecoderSpec:
         embedding_scale=d.embedding_multiplier,
         logit_scale=d.lm_head_multiplier,
     )
-    return _changed(spec, [{"recurrence": mamba}] * spec.num_layers)
+    return _changed(decoder, [{"recurrence": mamba}] * decoder.num_layers)
 
 
-def nemotron_h(d: Description) -> DecoderSpec:
+class NemotronH(MambaSteps, DeepseekExperts):
+    """Kinds of layers are a list, or a letter each."""
+
+    layers_block_type: list[str] | None = None
+    layer_types: list[str] | None = None
+    hybrid_override_pattern: str = ""
+    mlp_hidden_act: str = "relu2"
+    layer_norm_epsilon: float = 1e-5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    use_bias: bool = False
+    mamba_num_heads: int = 128
+    mamba_head_dim: int = 64
+    mamba_hidden_act: str = "silu"
+    ssm_state_size: int = 128
+    n_groups: int = 8
+    conv_kernel: int = 4
+    use_conv_bias: bool = True
+    moe_shared_expert_intermediate_size: int = 0
+    moe_latent_size: int | None = None
+
+
+def nemotron_h(d: NemotronH) -> DecoderSpec:
     """Describe Nemotron-H and Nemotron 3: a layer is Mamba-2, attention, an MLP or experts alone.
 
     NVIDIA, 2025, arXiv:2504.03624 and arXiv:2512.20848. There are no positions. The experts have
@@ -96,8 +167,8 @@ def nemotron_h(d: Description) -> DecoderSpec:
     if len(kinds) > MAX_LAYERS:
         raise UnsupportedModelError(f"{len(kinds)} layers are not supported")
     kinds = [_NEMOTRON_KINDS.get(kind, kind) for kind in kinds]
-    d = msgspec.structs.replace(d, num_hidden_layers=len(kinds), hidden_act=d.mlp_hidden_act)
-    families.check_kinds(d, kinds, {_LINEAR, FULL, "mlp", "moe"})
+    d = d.replace(num_hidden_layers=len(kinds))
+    check_kinds(d, kinds, {_LINEAR, FULL, "mlp", "moe"})
     if d.mamba_hidden_act != "silu":
         raise UnsupportedModelError(f"mamba_hidden_act is {d.mamba_hidden_act!r}, not 'silu'")
     if d.mlp_bias and "moe" in kinds:
@@ -112,16 +183,15 @@ def nemotron_h(d: Description) -> DecoderSpec:
         has_bias=d.use_bias,
         **_step_limits(d),
     )
-    spec = families.spec(
+    decoder = spec(
         d,
         ropes=(no_rope(d.head_size),),
-        attention=families.biases(d.attention_bias, d.attention_bias),
+        attention=biases(d.attention_bias, d.attention_bias),
         mlp={"has_bias": d.mlp_bias, "is_gated": False},
-        norm_eps=d.layer_norm_epsilon,
     )
-    spec = with_deepseek_experts(
+    decoder = with_deepseek_experts(
         d,
-        spec,
+        decoder,
         sparse=[kind == "moe" for kind in kinds],
         is_gated=False,
         shared_size=d.moe_shared_expert_intermediate_size,
@@ -134,10 +204,24 @@ def nemotron_h(d: Description) -> DecoderSpec:
         "mlp": {"attention": None},
         "moe": {"attention": None},
     }
-    return _changed(spec, [networks[kind] for kind in kinds])
+    return _changed(decoder, [networks[kind] for kind in kinds])
 
 
-def lfm2(d: Description) -> DecoderSpec:
+class Lfm2(Rotary):
+    hidden_act: str = "silu"
+    norm_eps: float = 1e-5
+    layer_types: list[str] | None = None
+    full_attn_idxs: list[int] | None = None
+    conv_L_cache: int = 3  # noqa: N815 (the file's spelling)
+    conv_bias: bool = False
+    block_ff_dim: int | None = None
+    block_auto_adjust_ff_dim: bool = True
+    block_ffn_dim_multiplier: float | None = 1.0
+    block_multiple_of: int = 256
+    tie_embedding: bool | None = None
+
+
+def lfm2(d: Lfm2) -> DecoderSpec:
     """Describe LFM2: gated short convolutions, with attention in some layers.
 
     Liquid AI, 2025, arXiv:2511.23404.
@@ -146,27 +230,32 @@ def lfm2(d: Description) -> DecoderSpec:
     if kinds is None:
         full = range(d.num_hidden_layers) if d.full_attn_idxs is None else d.full_attn_idxs
         kinds = [FULL if i in full else "conv" for i in range(d.num_hidden_layers)]
-    families.check_kinds(d, kinds, {FULL, "conv"})
-    size = d.block_ff_dim or d.intermediate_size
+    check_kinds(d, kinds, {FULL, "conv"})
+    size = d.spelled("mlp_size")
     if d.block_auto_adjust_ff_dim:
         size = int(2 * size / 3)
         if d.block_ffn_dim_multiplier is not None:
             size = int(d.block_ffn_dim_multiplier * size)
         size = -(-size // d.block_multiple_of) * d.block_multiple_of
-    return families.spec(
+    return spec(
         d,
         recurrence=ShortConvSpec(
-            num_channels=d.hidden_size, kernel_size=d.conv_kernel_size, has_bias=d.conv_bias
+            num_channels=d.hidden_size, kernel_size=d.conv_L_cache, has_bias=d.conv_bias
         ),
         has_attention=[kind == FULL for kind in kinds],
         attention={"qk_norm": "head"},
         mlp={"size": size},
-        norm_eps=d.norm_eps,
-        tie_word_embeddings=d.tie_word_embeddings if d.tie_embedding is None else d.tie_embedding,
     )
 
 
-def lfm2_moe(d: Description) -> DecoderSpec:
+class Lfm2Moe(Lfm2, ExpertKeys):
+    num_dense_layers: int = 0
+    use_expert_bias: bool = True
+    norm_topk_prob: bool = False
+    routed_scaling_factor: float = 1.0
+
+
+def lfm2_moe(d: Lfm2Moe) -> DecoderSpec:
     """Describe LFM2's mixtures: LFM2 with experts after the first layers.
 
     transformers adds 1e-6 to the sum by which it divides a token's weights, which is about 1.
@@ -182,7 +271,17 @@ def lfm2_moe(d: Description) -> DecoderSpec:
     )
 
 
-def qwen3_5(d: Description) -> DecoderSpec:
+class Qwen35(Biased):
+    layer_types: list[str] | None = None
+    full_attention_interval: int = 4
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+
+
+def qwen3_5(d: Qwen35) -> DecoderSpec:
     """Describe Qwen3.5: gated delta nets, and gated attention in every fourth layer.
 
     Without the vision model, and the predictors of further tokens.
@@ -191,8 +290,8 @@ def qwen3_5(d: Description) -> DecoderSpec:
         FULL if (i + 1) % d.full_attention_interval == 0 else _LINEAR
         for i in range(d.num_hidden_layers)
     ]
-    families.check_kinds(d, kinds, {FULL, _LINEAR})
-    return families.spec(
+    check_kinds(d, kinds, {FULL, _LINEAR})
+    return spec(
         d,
         recurrence=DeltaNetSpec(
             num_heads=d.linear_num_value_heads,
@@ -203,21 +302,29 @@ def qwen3_5(d: Description) -> DecoderSpec:
         ),
         has_attention=[kind == FULL for kind in kinds],
         attention={
-            **families.biases(d.attention_bias, d.attention_bias),
+            **biases(d.attention_bias, d.attention_bias),
             "qk_norm": "head",
             "has_gate": True,
         },
     )
 
 
-def qwen3_5_moe(d: Description) -> DecoderSpec:
+class Qwen35Moe(Qwen35, ExpertKeys):
+    shared_expert_intermediate_size: int = 0
+
+
+def qwen3_5_moe(d: Qwen35Moe) -> DecoderSpec:
     """Describe Qwen3.5's and 3.6's mixtures: Qwen3.5 with experts in all layers."""
     return with_experts(
         d, qwen3_5(d), shared_size=d.shared_expert_intermediate_size, has_shared_gate=True
     )
 
 
-def qwen3_next(d: Description) -> DecoderSpec:
+class Qwen3Next(Qwen35Moe, SparseSteps):
+    norm_topk_prob: bool = False
+
+
+def qwen3_next(d: Qwen3Next) -> DecoderSpec:
     """Describe Qwen3-Next: Qwen3.5 with experts in most layers, and other projections."""
     return with_experts(
         d,
@@ -229,7 +336,7 @@ def qwen3_next(d: Description) -> DecoderSpec:
     )
 
 
-def _mamba2(d: Description, size: int, **own: Any) -> Mamba2Spec:
+def _mamba2(d: Mamba, size: int, **own: Any) -> Mamba2Spec:
     """Return Mamba-2 of Granite and Falcon.
 
     Args:
@@ -254,7 +361,7 @@ def _mamba2(d: Description, size: int, **own: Any) -> Mamba2Spec:
     )
 
 
-def _step_limits(d: Description) -> dict[str, Any]:
+def _step_limits(d: MambaSteps) -> dict[str, Any]:
     """Return the limits of Mamba-2's steps."""
     shortest, longest = (
         float(limit["__float__"] if isinstance(limit, dict) else limit)

@@ -65,6 +65,10 @@ class _Parameters(msgspec.Struct, frozen=True):
         return max_model_len / self.needed("original_max_position_embeddings")
 
 
+PARAMETERS = frozenset(_Parameters.__struct_fields__)
+"""The names of all rope parameters but the type."""
+
+
 class QueryGrowth(NamedTuple):
     """Queries grow with their position p, by 1 + rate * ln(1 + floor(p / length)).
 

@@ -8,8 +8,7 @@ arXiv:2307.08691, and 35 % on an H100, where FlashAttention-3 reaches 75 %, arXi
 of the links. docs/reference/profiles.md compares them with measurements by others.
 """
 
-from legato.model.description import Description
-from legato.simulation.roofline import Gpu, Roofline
+from legato.simulation.roofline import Gpu, ModelSizes, Roofline
 
 GPUS = {
     "a100": Gpu(
@@ -23,9 +22,9 @@ GPUS = {
 
 def _model(
     num_layers: int, d_model: int, d_ff: int, heads: tuple[int, int], vocab_size: int, max_len: int
-) -> Description:
+) -> ModelSizes:
     """Args: heads: of queries, and of keys and values."""
-    return Description(
+    return ModelSizes(
         num_hidden_layers=num_layers,
         hidden_size=d_model,
         intermediate_size=d_ff,

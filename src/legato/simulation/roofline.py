@@ -7,7 +7,6 @@ number of tokens they are free, and beyond it each costs its arithmetic.
 import msgspec
 
 from legato.core.errors import ConfigError
-from legato.model.description import Description
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 
 _FLOPS_PER_WEIGHT = 2
@@ -27,11 +26,29 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     link_bytes_per_s: float = 0.0
 
 
+class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of a config.json that a roofline depends on."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    max_position_embeddings: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    tie_word_embeddings: bool = False
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model on one or several GPUs, with the share of the datasheet's figures that kernels reach.
 
     Attributes:
-        model: the fields of its config.json. A sliding window is ignored.
+        model: a sliding window and experts are ignored.
         tensor_parallel_size: GPUs that share each layer; two all-reduces a layer pass between them.
         weight_bytes: of a weight: 2 in bfloat16, 1 in an 8-bit format.
         kv_bytes: of a number in the cache; activations have 2.
@@ -41,7 +58,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     gpu: Gpu
-    model: Description
+    model: ModelSizes
     tensor_parallel_size: int = 1
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0

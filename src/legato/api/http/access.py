@@ -1,4 +1,4 @@
-"""Who may ask: the API keys of clients and admins, the hosts they name, and origins of web pages.
+"""Access: API keys of clients and admins, the names of hosts, and origins of web pages.
 
 A browser sends requests for any page. It names the page in headers that no page can forge, and
 those are checked here. A client that is no browser sends none of them, and passes.

@@ -13,6 +13,7 @@ from legato.core.config import ModelConfig
 from legato.gpu import support as gpu
 from legato.kv.state_slots import StateSlots
 from legato.model import native_support as native
+from legato.model.config_keys import KeyUse
 from legato.model.packed_linear import can_pack
 from legato.model.spec import DecoderSpec
 
@@ -44,6 +45,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
         cache_bytes: the same for one request as long as the context; of layers with a window, of
             as many tokens as it reaches.
         state_bytes: memory of the recurrent layers' states of a running request.
+        keys: what becomes of the keys of its description; all empty if transformers' layers run it.
     """
 
     model: str
@@ -63,6 +65,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     cache_token_bytes: int
     cache_bytes: int
     state_bytes: int
+    keys: KeyUse
 
 
 def report_model(config: ModelConfig) -> ModelReport:
@@ -109,6 +112,7 @@ def report_model(config: ModelConfig) -> ModelReport:
         ),
         state_bytes=StateSlots(1, _STEPS_IN_FLIGHT).slots_per_request
         * sum(shape.num_bytes(dtype) for shape in spec.states),
+        keys=checkpoint.keys,
     )
 
 
