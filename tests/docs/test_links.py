@@ -82,7 +82,7 @@ def flags() -> set[str]:
             "conftest.py",
             "fuzz/__main__.py",
             "api/test_disaggregation.py",
-            "server/test_existing_routers.py",
+            "api/test_existing_routers.py",
         )
     ]
     others = [*tests, ROOT / "Makefile"]
