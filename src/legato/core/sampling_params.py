@@ -1,7 +1,8 @@
 """How to choose a request's tokens and when to stop. Names and meanings are vLLM's."""
 
 import math
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,6 +34,51 @@ SEED_LIMIT = 2**63
 """Exclusive upper bound of `seed`; its negative is the lower bound."""
 TOP_K_LIMIT = 2**31
 """Exclusive upper bound of `top_k`."""
+
+
+class Filters(NamedTuple):
+    """Which tokens may be drawn; each reader unpacks all, as of `Draw`."""
+
+    top_p: float
+    top_k: int
+    min_p: float
+
+
+class Draw(NamedTuple):
+    """How a token is drawn from adjusted logits: fields of `SamplingParams`.
+
+    Each sampler unpacks all of them, so that a new one fails at the first token of a sampler that
+    does not read it yet.
+    """
+
+    temperature: float
+    filters: Filters
+    seed: int | None
+
+
+STAGES: Mapping[str, tuple[str, ...]] = {
+    # The front end resolves them; the engine gets a request without.
+    "prompt": ("n", "truncate_prompt_tokens", "bad_words"),
+    # `legato.executor.adjustments`, for logits on every device.
+    "logits": (
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("logit_bias", "allowed_token_ids", "bad_words_token_ids", "min_tokens"),
+        "structured_outputs",
+    ),
+    # `SamplingParams.draw`, which the samplers of CPUs and GPUs unpack.
+    "draw": ("temperature", *Filters._fields, "seed"),
+    # The executors, for tokens that are known already.
+    "scores": ("logprobs", "logprob_token_ids", "prompt_logprobs"),
+    # The scheduler; min_tokens, too.
+    "end": ("max_tokens", "stop_token_ids", "ignore_eos"),
+    # The front end's text of the output.
+    "text": (
+        *("stop", "include_stop_str_in_output"),
+        *("skip_special_tokens", "kept_special_tokens"),
+    ),
+}
+"""Key a stage that may change an answer; value the fields of `SamplingParams` that it reads. A
+field stands at its first stage after the prompt."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,18 +172,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.temperature == 0.0
 
     @property
+    def draw(self) -> Draw:
+        return Draw(self.temperature, Filters(self.top_p, self.top_k, self.min_p), self.seed)
+
+    @property
     def may_adjust_logits(self) -> bool:
         """Whether logits may be changed before temperature and filters apply."""
-        return (
-            bool(self.logit_bias)
-            or self.min_tokens > 0
-            or self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.allowed_token_ids is not None
-            or bool(self.bad_words_token_ids)
-            or self.structured_outputs is not None
-        )
+        return any(getattr(self, name) not in (default, {}) for name, default in _ADJUSTING)
 
     @property
     def needs_values(self) -> bool:
@@ -255,6 +296,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"must be between 0 and {MAX_LOGPROBS}",
                 value,
             )
+
+
+def check_stages(names: Iterable[str]) -> None:
+    """Raise `TypeError` unless each field of `SamplingParams` stands in one stage."""
+    placed = sorted(name for stage in STAGES.values() for name in stage)
+    if wrong := set(placed).symmetric_difference(names):
+        raise TypeError(f"STAGES does not say what reads {', '.join(sorted(wrong))}")
+    assert len(placed) == len(set(placed)), "a field stands in two stages"
+
+
+check_stages(SamplingParams.__struct_fields__)
+_ADJUSTING = [
+    (field.name, field.default)
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.name in STAGES["logits"]
+]
+"""Fields that change logits, with their defaults."""
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

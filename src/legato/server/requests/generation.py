@@ -55,6 +55,8 @@ def _one_or_several(item: JsonSchemaValue) -> WithJsonSchema:
 
 
 _NONCE_BYTES = 16
+_SENT_SERVICE = set(ServiceParams.__struct_fields__) - {"cache_owner", "cache_nonce"}
+"""Fields of `ServiceParams` that a client sends; the other two are the server's."""
 _NAMED_KEYS = 8
 """An error names so many wrong keys at most."""
 _TOKEN_ID_KEY = re.compile("0|[1-9][0-9]{0,18}")
@@ -189,14 +191,9 @@ class ServiceOptions(RequestModel):
 
     def service_params(self) -> ServiceParams:
         """Return how to serve the request; the engine checks that its class exists."""
-        return ServiceParams(
-            slo_class=self.slo_class,
-            tenant=self.tenant,
-            priority=self.priority,
-            allow_best_effort=self.allow_best_effort,
-            cache_salt=self.cache_salt,
-            cache_nonce=None if self.cache_prompt else secrets.token_hex(_NONCE_BYTES),
-        )
+        nonce = None if self.cache_prompt else secrets.token_hex(_NONCE_BYTES)
+        sent = {name: getattr(self, name) for name in _SENT_SERVICE}
+        return ServiceParams(cache_nonce=nonce, **sent)
 
 
 class GenerationOptions(SamplingOptions, ServiceOptions, PeersHints, ModelRequest):
