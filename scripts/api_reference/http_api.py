@@ -11,14 +11,15 @@ import msgspec
 from openai.types import completion_create_params as openai_completion
 from openai.types.chat import chat_completion_stream_options_param as openai_stream
 from openai.types.chat import completion_create_params as openai_chat
+from pydantic import BaseModel
 
 from legato.core.sampling_params import SamplingParams
 from legato.server.requests.generation import GenerationOptions
 from scripts.api_reference.app_without_engine import ask
-from scripts.api_reference.docstrings import parse
+from scripts.api_reference.docstrings import field_words, parse
 from scripts.api_reference.json_types import Schema, skeleton, type_words
-from scripts.api_reference.markdown import clause, code, table
-from scripts.api_reference.words import CODES, DEFINED_BY, FIELDS, ORIGINS, REFUSED, RIGHT
+from scripts.api_reference.markdown import capitalized, clause, code, table
+from scripts.api_reference.words import CODES, DEFINED_BY, ORIGINS, REFUSED, RIGHT
 
 _GENERATION = ("ChatRequest", "CompletionRequest")
 _OBJECTS = (
@@ -132,7 +133,7 @@ def _shared_fields() -> str:
             type_words(schema),
             _default(schema, _SAMPLING.get(name)),
             _origin(name),
-            _words("", name),
+            _words(_GENERATION[0], name),
         )
         for name, schema in shared.items()
     ]
@@ -185,11 +186,26 @@ def _origin(name: str) -> str:
 
 
 def _words(title: str, name: str) -> str:
-    """Raises `KeyError` for a field that nothing is said of."""
-    for key in (f"{title}.{name}", name):
-        if key in FIELDS:
-            return FIELDS[key]
-    return _RANGE.sub("", clause(_SAMPLING_WORDS[name]))
+    """Raises `KeyError` for a field without a docstring, here or in `SamplingParams`."""
+    words = _model_words(title)
+    if name in words:
+        return clause(words[name])
+    return capitalized(_RANGE.sub("", clause(_SAMPLING_WORDS[name])))
+
+
+@cache
+def _model_words(title: str) -> dict[str, str]:
+    """Return the docstrings of a schema's fields; key the name in JSON."""
+    own = {model for model in _below(BaseModel) if model.__module__.startswith("legato.")}
+    (model,) = (model for model in own if model.__name__ == title)
+    aliases = {name: field.alias or name for name, field in model.model_fields.items()}
+    return {aliases[name]: words for name, words in field_words(model).items() if name in aliases}
+
+
+def _below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for subclass in model.__subclasses__():
+        yield from _below(subclass)
 
 
 def _answers() -> list[str]:

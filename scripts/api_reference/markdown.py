@@ -19,6 +19,10 @@ def clause(words: str) -> str:
     return words.removesuffix(".")
 
 
+def capitalized(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
 def _row(cells: Sequence[str]) -> str:
     inner = " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
     return f"| {inner} |"

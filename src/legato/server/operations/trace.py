@@ -31,6 +31,7 @@ class TraceRequest(RequestModel):
     """Attributes: `format`: JSON lines, or the Perfetto UI's format."""
 
     format: TraceFormat = "jsonl"
+    """JSON lines, or the Perfetto UI's format."""
 
 
 class TraceStarted(msgspec.Struct, frozen=True):

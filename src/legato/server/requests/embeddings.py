@@ -22,10 +22,15 @@ class PooledOptions(ServiceOptions, ModelRequest):
     """
 
     user: Name | None = None
+    """Changes nothing: the client's note."""
     request_id: Name | None = None
+    """Changes nothing: use the header `X-Request-Id`."""
     add_special_tokens: bool = True
+    """Add the tokenizer's special tokens to texts."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """Keep at most this many tokens; -1 keeps what the context holds."""
     truncation_side: Literal["left", "right"] = "right"
+    """The end that loses tokens."""
 
 
 class EmbeddingRequest(PooledOptions):
@@ -41,6 +46,10 @@ class EmbeddingRequest(PooledOptions):
         BeforeValidator(as_prompts),
         WithJsonSchema(PROMPT_SCHEMA),
     ]
+    """Text, token ids, or a list of either."""
     encoding_format: EncodingFormat = "float"
+    """Numbers, or base64 of little-endian float32."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    """Return this many first numbers of each vector."""
     normalize: bool = True
+    """Divide each vector by its L2 norm, after `dimensions`."""

@@ -121,22 +121,34 @@ class StreamOptions(RequestModel):
     """Attributes: `continuous_usage_stats` puts the usage so far on every chunk."""
 
     include_usage: bool = False
+    """End with a chunk that counts tokens."""
     continuous_usage_stats: bool = False
+    """Count tokens in every chunk."""
     include_obfuscation: Annotated[bool, only(False)] = False
+    """Padding is not supported."""
 
 
 class KVTransferRequest(RequestModel):
     """vLLM's parameters, as its routers send them; engines fill in null fields."""
 
     do_remote_prefill: bool = False
+    """Fetch the prompt's blocks from another server."""
     do_remote_decode: bool = False
+    """Keep them for another server, as the answer says."""
     remote_host: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """That server's `--kv-transfer-host`."""
     remote_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """That server's `--kv-transfer-port`."""
     transfer_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Name of the transfer; made up if absent."""
     signature: Annotated[str, Field(max_length=64)] | None = None
+    """Made with the fleet's key."""
     is_early: bool = False
+    """The other server may not know the prompt yet."""
     remote_engine_id: Annotated[str | None, only(None)] = None
+    """Address and name suffice."""
     remote_block_ids: Annotated[list[int] | None, only(None)] = None
+    """Servers exchange them."""
 
 
 def kv_transfer_of(asked: KVTransferRequest | None) -> KVTransferParams | None:
@@ -157,13 +169,19 @@ class SamplingOptions(RequestModel):
     repetition_penalty: (
         Annotated[float, Field(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
     ) = None
+    """Makes tokens of prompt and output less likely, above 1."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: LogitBias | None = None
+    """Added to the logits of these token ids."""
     allowed_token_ids: AllowedTokenIds | None = None
+    """No other tokens are sampled."""
     bad_words: BadWords | None = None
+    """Words that are not generated, by their usual tokens."""
     logprob_token_ids: LogprobTokenIds | None = None
+    """Log probabilities of these tokens, not of the most likely ones."""
     seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
+    """Makes the tokens reproducible."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
@@ -183,11 +201,17 @@ class ServiceOptions(RequestModel):
     """
 
     slo_class: Name = INTERACTIVE
+    """`interactive`, `batch`, or a class of `--slo-class`."""
     tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = DEFAULT_TENANT
+    """The tenant, unless the API key names one."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """Lower goes earlier, within a tenant."""
     allow_best_effort: bool = False
+    """If the TTFT SLO cannot be met, serve without a promise."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+    """Share cached blocks only with the same salt."""
     cache_prompt: bool = True
+    """`false` shares no cached blocks."""
 
     def service_params(self) -> ServiceParams:
         """Return how to serve the request; the engine checks that its class exists."""
@@ -200,7 +224,9 @@ class GenerationOptions(SamplingOptions, ServiceOptions, PeersHints, ModelReques
     """Options of a generation request in any API."""
 
     stream: bool = False
+    """Answer with server-sent events."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """Keep this many last tokens of the prompt; -1 keeps what fits."""
 
     def shared_options(self) -> dict[str, Any]:
         """Return the options that the client sent, as JSON values."""
@@ -212,14 +238,23 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
     """A request to OpenAI's completion endpoints."""
 
     stream_options: StreamOptions | None = None
+    """With `stream` only."""
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    """Completions of each prompt."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens to generate, 16 by default; 0 with `echo` scores the prompt."""
     stop: Strings | None = None
+    """Strings that end the output."""
     prompt_logprobs: NumLogprobs | None = None
+    """Log probabilities of this many tokens at each prompt token."""
     return_token_ids: bool = False
+    """Return the tokens of prompts and completions."""
     return_tokens_as_token_ids: bool = False
+    """Log probabilities name tokens `token_id:5`."""
     return_token_offsets: bool = False
+    """`/render` returns the tokens' places in the text."""
     kv_transfer_params: KVTransferRequest | None = None
+    """Transfer of cached blocks [between servers](../guides/disaggregate.md)."""
 
     @property
     def kv_transfer(self) -> KVTransferParams | None:

@@ -90,7 +90,9 @@ CallArguments = Annotated[
 
 class CalledFunction(LenientModel):
     name: Name
+    """The function's name."""
     arguments: CallArguments = "{}"
+    """JSON text, or an object."""
 
     def for_template(self) -> dict[str, Any]:
         return {"name": self.name, "arguments": arguments_object(self.arguments)}
@@ -98,8 +100,11 @@ class CalledFunction(LenientModel):
 
 class MessageToolCall(LenientModel):
     id: Name = ""
+    """The call's id."""
     type: Annotated[str, only("function")] = "function"
+    """Only functions are supported."""
     function: CalledFunction
+    """The call."""
 
 
 class ChatMessage(LenientModel):
@@ -110,16 +115,25 @@ class ChatMessage(LenientModel):
     """
 
     role: Annotated[str, Field(min_length=1), AtMost(MAX_ROLE_CHARS)]
+    """The speaker: OpenAI's roles, and those of the chat template."""
     content: MessageText = ""
+    """Text, or parts `{"type": "text", "text": "..."}`."""
     name: Name | None = None
+    """For the chat template."""
     tool_call_id: Name | None = None
+    """The call that a `tool` message answers."""
     tool_calls: (
         Annotated[list[MessageToolCall], Field(fail_fast=True), AtMost(MAX_TOOL_CALLS)] | None
     ) = None
+    """Calls of an earlier answer."""
     function_call: CalledFunction | None = None
+    """Old form of a call."""
     reasoning_content: str | None = None
+    """Reasoning of an earlier answer."""
     reasoning: str | None = None
+    """vLLM's name of `reasoning_content`."""
     refusal: str | None = None
+    """Replaces an empty `content`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -180,12 +194,19 @@ class TemplateOptions(RequestModel):
     """
 
     tools: Tools | None = None
+    """[Functions](../guides/tools.md) that the model may call."""
     add_generation_prompt: bool = True
+    """End the prompt with the beginning of an answer."""
     continue_final_message: bool = False
+    """Continue the last message instead of answering it."""
     chat_template: Annotated[str, AtMost(MAX_TEMPLATE_CHARS)] | None = None
+    """Jinja template; needs `--trust-request-chat-template`."""
     chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+    """Variables of the chat template."""
     enable_thinking: bool | None = None
+    """Shorthand for this variable of the template."""
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
+    """0 switches thinking off; another budget is not enforced."""
 
     @model_validator(mode="after")
     def _check_template_options(self) -> "TemplateOptions":

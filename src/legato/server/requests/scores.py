@@ -19,8 +19,11 @@ class ScoreRequest(PooledOptions):
     """
 
     text_1: Texts
+    """A query for all of `text_2`, or one for each."""
     text_2: Texts
+    """Texts to score."""
     use_activation: bool = True
+    """Return the sigmoid of the head's output."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "ScoreRequest":
@@ -61,6 +64,7 @@ class RerankRequest(PooledOptions):
     """
 
     query: str
+    """Compared with the documents."""
     documents: Annotated[
         list[str],
         Field(fail_fast=True, min_length=1),
@@ -82,9 +86,13 @@ class RerankRequest(PooledOptions):
             }
         ),
     ]
+    """Texts, or objects with a `text`."""
     top_n: Annotated[int, Field(ge=0)] = 0
+    """Return this many best documents; 0 returns all."""
     return_documents: bool = True
+    """Return the documents' texts, too."""
     use_activation: bool = True
+    """Return the sigmoid of the head's output."""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
