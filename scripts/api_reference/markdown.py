@@ -10,6 +10,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(told), *lines[1:]]) if lines else ""
 
 
+def items(rows: Iterable[tuple[str, str]]) -> str:
+    """Return a list of things, each with its words, if there are any."""
+    return "\n".join(f"- {thing}: {words}" if words else f"- {thing}" for thing, words in rows)
+
+
 def code(text: str) -> str:
     return f"`{text}`"
 

@@ -37,12 +37,7 @@ def test_every_error_code_is_explained() -> None:
 
 
 def test_every_word_is_used() -> None:
-    fields = {
-        (part.removeprefix("fields of "), field)
-        for part, write in http_api.parts().items()
-        if part.startswith("fields")
-        for field in re.findall(r"^\| `(\w+)`", write(), re.MULTILINE)
-    }
+    fields = {(title, name) for title, name, _ in http_api.listed()}
     known = {name for _, name in fields} | {f"{title}.{name}" for title, name in fields}
     assert words.FIELDS.keys() <= known
     assert known.issuperset(name for names in words.ORIGINS.values() for name in names)
