@@ -34,7 +34,7 @@ class SentSamplingParams(SamplingOptions):
     """
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    """Completions of the prompt."""
+    """Completions of each prompt."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Most tokens to generate; by default, as many as the context holds."""
     stop: Strings | None = None
@@ -42,9 +42,9 @@ class SentSamplingParams(SamplingOptions):
     logprobs: NumLogprobs | None = None
     """Log probabilities of the sampled and of this many likely tokens."""
     prompt_logprobs: NumLogprobs | None = None
-    """The same for prompt tokens; not with `stream`."""
+    """Log probabilities of this many tokens at each prompt token."""
     structured_outputs: Form | None = None
-    """[Form](python.md#structuredoutputs) of the output."""
+    """[Form](python.md#structuredoutputs) of the output, in vLLM's words."""
     detokenize: bool = True
     """Must be `true` with `stop` and for text."""
     spaces_between_special_tokens: bool | None = None

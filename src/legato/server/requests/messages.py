@@ -200,7 +200,7 @@ class TemplateOptions(RequestModel):
     continue_final_message: bool = False
     """Continue the last message instead of answering it."""
     chat_template: Annotated[str, AtMost(MAX_TEMPLATE_CHARS)] | None = None
-    """Jinja template; needs `--trust-request-chat-template`."""
+    """Template in Jinja; needs `--trust-request-chat-template`."""
     chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
     """Variables of the chat template."""
     enable_thinking: bool | None = None

@@ -36,11 +36,11 @@ class Hints(RequestModel):
     """A client's notes on a request, for services that use them."""
 
     user: Name | None = None
-    """Changes nothing: the client's note."""
+    """Changes nothing: the client's note; `/v1/responses` repeats it."""
     safety_identifier: Name | None = None
-    """Changes nothing: the client's note."""
+    """Changes nothing: the client's note; `/v1/responses` repeats it."""
     metadata: Metadata | None = None
-    """Changes nothing: the client's notes."""
+    """Changes nothing: the client's notes; `/v1/responses` repeats them."""
     service_tier: ServiceTier | None = None
     """Changes nothing: see `slo_class` and `priority`."""
     prompt_cache_key: Name | None = None

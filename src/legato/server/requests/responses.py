@@ -155,7 +155,7 @@ class ResponsesRequest(GenerationOptions):
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs
     """Changes nothing: the server runs no tools."""
     metadata: Metadata | None = None
-    """Changes nothing: the client's notes, which the answer repeats."""
+    """Changes nothing: the client's notes; `/v1/responses` repeats them."""
     prompt_cache_key: Name | None = None
     """Changes nothing: equal prompts share their cache."""
     prompt_cache_options: dict[str, Any] | None = None
@@ -163,11 +163,11 @@ class ResponsesRequest(GenerationOptions):
     prompt_cache_retention: CacheRetention | None = None
     """Changes nothing: blocks stay while memory allows."""
     safety_identifier: Name | None = None
-    """Changes nothing: the client's note, which the answer repeats."""
+    """Changes nothing: the client's note; `/v1/responses` repeats it."""
     service_tier: ServiceTier | None = None
     """Changes nothing: see `slo_class` and `priority`."""
     user: Name | None = None
-    """Changes nothing: the client's note, which the answer repeats."""
+    """Changes nothing: the client's note; `/v1/responses` repeats it."""
 
     @model_validator(mode="after")
     def _check_background(self) -> "ResponsesRequest":
