@@ -5,13 +5,16 @@ field of what it makes, which has a default and so could be forgotten, fails her
 """
 
 import ast
+import inspect
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 from pydantic import BaseModel
 
+from legato import LLM, AsyncLLM
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.server.openai.rendering import RenderedPrompt
@@ -20,7 +23,9 @@ from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
 from legato.server.requests.generate import GenerateRequest, SentSamplingParams
 from legato.server.requests.generation import ServiceOptions
+from legato.server.requests.messages import TemplateOptions
 from legato.server.requests.responses import ResponsesRequest
+from legato.text.chat import ConversationOptions
 
 _ROOT = Path(__file__).parents[1]
 SOURCES = (_ROOT / "src" / "legato", _ROOT / "packages" / "fleet")
@@ -168,3 +173,20 @@ def test_a_request_and_its_rendering_say_how_it_is_served() -> None:
     sent = {"tenant": "a", "priority": 3, "cache_salt": "s", "allow_best_effort": True}
     params = ServiceOptions(slo_class="batch", **sent).service_params()
     assert params == ServiceParams(slo_class="batch", **sent)
+
+
+def test_a_chat_has_the_options_of_a_conversation() -> None:
+    options = {field.name: field.default for field in fields(ConversationOptions)}
+    of_server = {"chat_template_content_format", "message_special_tokens"}
+    sent = TemplateOptions.model_fields
+    assert options.keys() - sent.keys() == of_server
+    assert all(sent[name].default == options[name] for name in options.keys() - of_server)
+    for chat in (LLM.chat, AsyncLLM.chat):
+        known = inspect.signature(chat).parameters
+        assert {name: known[name].default for name in options} == options
+        assert all(f"            {name}: " in (chat.__doc__ or "") for name in options)
+
+
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(TypeError, match="frobnicate"):
+        LLM.chat(LLM.__new__(LLM), [], frobnicate=True)
