@@ -28,7 +28,7 @@ _MEDIA_TYPES: dict[TraceFormat, str] = {
 
 
 class TraceRequest(RequestModel):
-    """Attributes: `format`: JSON lines, or the Perfetto UI's format."""
+    """The trace to record."""
 
     format: TraceFormat = "jsonl"
     """JSON lines, or the Perfetto UI's format."""

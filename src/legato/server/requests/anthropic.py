@@ -41,11 +41,7 @@ _TOOL_SEARCH = tuple(
 
 
 class AnthropicTool(RequestModel):
-    """A function that the model may call, or Anthropic's search for deferred ones.
-
-    Attributes:
-        defer_loading: the model knows it once a tool's result refers to it.
-    """
+    """A function that the model may call, or Anthropic's search for deferred ones."""
 
     type: Annotated[str, only("custom", *_TOOL_SEARCH)] | None = None
     """Tools of Anthropic's servers are left out."""
@@ -103,12 +99,7 @@ class AnthropicToolChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """How the model thinks.
-
-    Attributes:
-        budget_tokens: not enforced yet; `max_tokens` bounds thinking and answer together.
-        display: whether answers show the text of thinking; if not, it is in the signature.
-    """
+    """How the model thinks."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     """`adaptive` and `between_tools` leave it to the model."""

@@ -24,7 +24,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
-    """Attributes: `functions` and `function_call` are OpenAI's older names of tools."""
+    """A conversation to answer."""
 
     messages: Annotated[Messages, Field(min_length=1)]
     """The conversation."""

@@ -42,7 +42,7 @@ def _unless_false(value: Any) -> Any:
 
 
 class CompletionRequest(GenerationRequest):
-    """Attributes: `prompt` is a list of prompts, however it was sent."""
+    """Prompts to complete, however they were sent."""
 
     prompt: Annotated[
         list[Prompt],

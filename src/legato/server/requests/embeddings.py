@@ -12,14 +12,7 @@ EncodingFormat = Literal["float", "base64"]
 
 
 class PooledOptions(ServiceOptions, ModelRequest):
-    """Options of requests whose prompts become vectors or scores.
-
-    Attributes:
-        add_special_tokens: put the tokenizer's special tokens around each text.
-        truncate_prompt_tokens: keep this many tokens of each prompt, those special tokens included;
-            -1 keeps as many as the context has.
-        truncation_side: where tokens are dropped.
-    """
+    """Options of requests whose prompts become vectors or scores."""
 
     user: Name | None = None
     """Changes nothing: the client's note."""
@@ -34,11 +27,7 @@ class PooledOptions(ServiceOptions, ModelRequest):
 
 
 class EmbeddingRequest(PooledOptions):
-    """Attributes:
-    input: a list of texts and of lists of token ids, however it was sent.
-    dimensions: first so many numbers of each vector; None for all.
-    normalize: divide each vector by its L2 norm.
-    """
+    """Inputs that become vectors, however they were sent."""
 
     input: Annotated[
         list[Prompt],

@@ -27,11 +27,7 @@ from legato.server.requests.tools import ToolChoice, Tools
 
 
 class SentSamplingParams(SamplingOptions):
-    """The sampling parameters of tokens.
-
-    Attributes:
-        detokenize: goes with true if there are stop strings, or for other modes than "tokens".
-    """
+    """The sampling parameters of tokens."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     """Completions of each prompt."""
@@ -75,11 +71,7 @@ class SentSamplingParams(SamplingOptions):
 
 
 class ParseContext(RequestModel):
-    """How a rendered chat's answer is read as a message.
-
-    Attributes:
-        chat_template_kwargs, history_tool_call_cnt: change nothing.
-    """
+    """How a rendered chat's answer is read as a message."""
 
     tools: Tools | None = None
     """Functions that the prompt shows."""
@@ -96,13 +88,7 @@ class ParseContext(RequestModel):
 
 
 class GenerateRequest(ServiceOptions, ModelRequest):
-    """A prompt in tokens, as `/render` answers with it.
-
-    Attributes:
-        token_offsets, reasoning_ended, reasoning_parser_kwargs: change nothing: a rendered form of
-            the output has the reasoning before it.
-        parse_context: for `output_mode: "derender"`; without one, the message calls no tools.
-    """
+    """A prompt in tokens, as `/render` answers with it."""
 
     request_id: Name | None = None
     """Id of the request; the answer repeats it."""

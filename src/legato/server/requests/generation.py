@@ -118,7 +118,7 @@ NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class StreamOptions(RequestModel):
-    """Attributes: `continuous_usage_stats` puts the usage so far on every chunk."""
+    """What a stream has beside its deltas."""
 
     include_usage: bool = False
     """End with a chunk that counts tokens."""
@@ -195,10 +195,7 @@ class SamplingOptions(RequestModel):
 
 
 class ServiceOptions(RequestModel):
-    """Fields of `ServiceParams`, with the same meaning.
-
-    Attributes: `cache_prompt`: false shares no cached blocks with other requests.
-    """
+    """Fields of `ServiceParams`, with the same meaning."""
 
     slo_class: Name = INTERACTIVE
     """`interactive`, `batch`, or a class of `--slo-class`."""

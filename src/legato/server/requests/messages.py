@@ -108,11 +108,7 @@ class MessageToolCall(LenientModel):
 
 
 class ChatMessage(LenientModel):
-    """One message. Clients' histories have keys of their own, which are ignored.
-
-    Attributes:
-        role: OpenAI's, or any that the chat template takes.
-    """
+    """One message. Clients' histories have keys of their own, which are ignored."""
 
     role: Annotated[str, Field(min_length=1), AtMost(MAX_ROLE_CHARS)]
     """The speaker: OpenAI's roles, and those of the chat template."""
@@ -187,11 +183,7 @@ Messages = Annotated[list[ChatMessage], Field(fail_fast=True), AtMost(MAX_MESSAG
 
 
 class TemplateOptions(RequestModel):
-    """Options for rendering messages to a prompt.
-
-    Attributes:
-        thinking_token_budget: 0 switches thinking off; `max_tokens` bounds it anyway.
-    """
+    """Options for rendering messages to a prompt."""
 
     tools: Tools | None = None
     """[Functions](../guides/tools.md) that the model may call."""

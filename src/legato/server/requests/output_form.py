@@ -57,10 +57,7 @@ def enforced(schema: dict[str, Any], *, is_strict: bool) -> dict[str, Any]:
 
 
 class JsonSchemaFormat(RequestModel):
-    """Attributes:
-    schema_: any object without one.
-    strict: unless true, unsupported keywords are ignored.
-    """
+    """Form of an answer by a schema."""
 
     name: Name
     """Changes nothing: the model is not shown it."""
@@ -79,13 +76,7 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """The form of an answer.
-
-    Attributes:
-        schema_: llama.cpp's, for "json_object".
-        structures, triggers: vLLM's, for "structural_tag".
-        format: in their place, likewise.
-    """
+    """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     """`structural_tag` is vLLM's."""

@@ -65,7 +65,7 @@ class FunctionTool(RequestModel):
 
 
 class InputFormat(RequestModel):
-    """Attributes: `syntax` and `definition` are for "grammar" only."""
+    """Form of a tool's input; `syntax` and `definition` are for "grammar" only."""
 
     type: Literal["text", "grammar"]
     """Kind of text."""

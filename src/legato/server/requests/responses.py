@@ -45,7 +45,7 @@ def _as_items(text: str) -> list[Any]:
 
 
 class TextFormat(RequestModel):
-    """Attributes: all but `type` are for "json_schema" only."""
+    """Form of an answer; all but `type` are for "json_schema" only."""
 
     type: Literal["text", "json_object", "json_schema"]
     """Kind of output."""
@@ -82,7 +82,7 @@ class TextOptions(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    """Attributes: reasoning is always shown whole, for any `summary`."""
+    """How much the model thinks."""
 
     effort: Name | None = None
     """As `reasoning_effort` of a chat."""

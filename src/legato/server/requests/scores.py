@@ -12,11 +12,7 @@ Texts = Annotated[list[str], Field(fail_fast=True, min_length=1), OrText(lambda 
 
 
 class ScoreRequest(PooledOptions):
-    """Attributes:
-    text_1: a query for all of `text_2`, or one for each.
-    text_2: the texts that are scored.
-    use_activation: return the sigmoid of the head's output.
-    """
+    """Texts to score by queries."""
 
     text_1: Texts
     """A query for all of `text_2`, or one for each."""
@@ -56,12 +52,7 @@ def _as_texts(value: object) -> object:
 
 
 class RerankRequest(PooledOptions):
-    """Attributes:
-    documents: texts, or objects with a `text`.
-    top_n: most documents to return; 0 returns all.
-    return_documents: whether results have the documents' texts.
-    use_activation: return the sigmoid of the head's output.
-    """
+    """Documents to sort by a query."""
 
     query: str
     """Compared with the documents."""

@@ -12,11 +12,7 @@ from legato.server.requests.request_model import AtMost, ModelRequest
 
 
 class TokenizeRequest(TemplateOptions, ModelRequest):
-    """Either a prompt or messages.
-
-    Attributes:
-        add_special_tokens: to a prompt; None adds them. For messages, the template adds them.
-    """
+    """Either a prompt or messages."""
 
     prompt: str | None = None
     """Text; either this or `messages`."""

@@ -95,12 +95,7 @@ def _parts(path: _Path, schema: dict[str, Any]) -> Iterator[tuple[_Path, Any]]:
 
 
 class FunctionDefinition(RequestModel):
-    """A function that the model may call.
-
-    Attributes:
-        parameters: a JSON schema of its arguments; without one it takes none.
-        strict: refuse a schema that cannot be enforced, and enforce it in every call.
-    """
+    """A function that the model may call."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]+$"), AtMost(MAX_TOOL_NAME_CHARS)]
     """Letters, digits, `_`, `.` and `-`."""
