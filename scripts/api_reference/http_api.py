@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache, partial
 from http import HTTPStatus
 from itertools import chain
@@ -112,6 +112,11 @@ def documented_fields() -> dict[str, DocumentedField]:
         for schema, name, described in listed()
         if schema not in operations
     }
+
+
+def sampling_fields() -> Set[str]:
+    """Return the fields of `SamplingParams` that the lists of generations and completions have."""
+    return _SAMPLING.keys() & (_own(_EVERY).keys() | _own(_COMPLETIONS).keys())
 
 
 def listed() -> Iterator[tuple[str, str, Schema]]:
