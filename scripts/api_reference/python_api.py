@@ -70,7 +70,7 @@ def _as_flag(name: str) -> str:
 
 
 def _members(cls: type, told: Mapping[str, str]) -> str:
-    """Return a class's methods and properties; those that are told already by their names alone."""
+    """Return the methods and properties of a class; if they are told already, by name alone."""
     pieces, names = [], []
     for name, body in _bodies(cls).items():
         if told.get(name) == body:
@@ -164,7 +164,7 @@ def _attributes(cls: type) -> str:
 
 
 def _sampling() -> str:
-    """Return the fields; the HTTP API's list has the words of those that it shares."""
+    """Return the fields; the HTTP API's list has the words of the shared ones."""
     return _settings(legato.SamplingParams, http_api.sampling_fields())
 
 
