@@ -65,7 +65,7 @@ _OPENAI_TYPES = (
     openai_stream.ChatCompletionStreamOptionsParam,
 )
 _NO_EFFECT = "changes nothing: "
-_RANGE = re.compile(r", (in [(\[].*|at most \d+)$")
+_RANGE = re.compile(r", (in [(\[].*|at most \d+)$|, at most \d+(?=[,:;])")
 """What the type of a field tells already."""
 _SAMPLING = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 _SAMPLING_WORDS = parse(SamplingParams.__doc__).words("Attributes")
@@ -236,7 +236,7 @@ def _type(title: str, name: str, schema: Schema, is_required: bool) -> str:
     if is_required:
         return f"{kind}, required" if kind else "required"
     if not default:
-        return kind
+        return "" if kind == "string" else kind
     return f"default {default}" if kind == "boolean" else f"{kind}, default {default}"
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 import legato
 from legato.core import errors as input_errors
+from legato.core import stats
 from legato.core.config import engine_fields
 from legato.engine import errors as engine_errors
 from scripts.api_reference import http_api
@@ -154,6 +155,9 @@ def _description(cls: type) -> str:
 
 
 def _attributes(cls: type) -> str:
+    if cls.__module__ == stats.__name__:
+        names = ", ".join(code(f"{name}: {_text(hint)}") for name, hint in _hints(cls).items())
+        return f"{names}. The [metrics](metrics.md) explain them."
     words: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         words |= parse(vars(base).get("__doc__")).words("Attributes")
