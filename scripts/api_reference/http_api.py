@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache, partial
 from http import HTTPStatus
 from itertools import chain
@@ -66,7 +66,7 @@ _OPENAI_TYPES = (
     openai_stream.ChatCompletionStreamOptionsParam,
 )
 _NO_EFFECT = "changes nothing: "
-_RANGE = re.compile(r", (in [(\[].*|at most \d+)$")
+_RANGE = re.compile(r", (in [(\[].*|at most \d+)$|, at most \d+(?=[,:;])")
 """What the type of a field tells already."""
 _SAMPLING = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 _SAMPLING_WORDS = parse(SamplingParams.__doc__).words("Attributes")
@@ -113,6 +113,11 @@ def documented_fields() -> dict[str, DocumentedField]:
         for schema, name, described in listed()
         if schema not in operations
     }
+
+
+def sampling_fields() -> Set[str]:
+    """Return the fields of `SamplingParams` that the lists of generations and completions have."""
+    return _SAMPLING.keys() & (_own(_EVERY).keys() | _own(_COMPLETIONS).keys())
 
 
 def listed() -> Iterator[tuple[str, str, Schema]]:
@@ -232,7 +237,7 @@ def _type(title: str, name: str, schema: Schema, is_required: bool) -> str:
     if is_required:
         return f"{kind}, required" if kind else "required"
     if not default:
-        return kind
+        return "" if kind == "string" else kind
     return f"default {default}" if kind == "boolean" else f"{kind}, default {default}"
 
 

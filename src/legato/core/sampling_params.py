@@ -96,12 +96,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         frequency_penalty: subtracted per occurrence in the output, in [-2, 2].
         logit_bias: added to the logits; key token id, value bias in [-100, 100].
         allowed_token_ids: no other tokens are sampled, at most 16384; None allows all.
-        bad_words: forbidden words, at most 1024: the last token of a word is not sampled after the
-            word's other tokens, for the word tokenized with and without a space in front. Other
-            tokens that spell the same text may come.
+        bad_words: forbidden words, at most 1024: a word's last token is not sampled after its
+            other tokens, with and without a space in front; other tokens that spell it may come.
         bad_words_token_ids: the same, as tokens; the front end adds those of `bad_words`.
-        seed: of the random numbers that draw the tokens, which no batch changes. The tokens are the
-            same as long as the logits are, which other batches may round otherwise.
+        seed: of the random numbers, which no batch changes; other batches may round logits
+            otherwise.
         max_tokens: most tokens to generate; None means up to the model's context.
         min_tokens: end-of-sequence and stop tokens are not sampled before this many.
         stop: strings that end the output, at most 64.
@@ -109,11 +108,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         include_stop_str_in_output: keep the stop string that ended the output in the text.
         ignore_eos: go on past the end-of-sequence token.
         truncate_prompt_tokens: keep this many of the prompt's last tokens, at least 1; -1 keeps as
-            many as the context has room for beside `max_tokens`.
+            many as fit into the context beside `max_tokens`.
         logprobs: return the log probabilities of this many most likely tokens beside the sampled
             one, in [0, 20].
-        logprob_token_ids: return the log probabilities of these tokens, at most 128, in place of
-            the most likely ones, and of the sampled one; with `logprobs` only.
+        logprob_token_ids: return the log probabilities of these tokens, at most 128, and of the
+            sampled one, instead of the most likely ones; with `logprobs` only.
         prompt_logprobs: the same for each prompt token but the first, in [0, 20].
         skip_special_tokens: leave special tokens out of the text.
         kept_special_tokens: ids of special tokens that stay in the text even so.
