@@ -155,7 +155,7 @@ def ideal_hit_rate(answers: list[Answer], tokenizer: Tokenizer, block_size: int)
     seen: set[tuple[int, ...]] = set()
     num_hits = num_tokens = 0
     for answer in answers:
-        rendered = rendered_chat(tokenizer, answer.messages, options={})
+        rendered = rendered_chat(tokenizer, answer.messages)
         prompt = tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
         row = prompt + tokenizer.encode(answer.text)
         ends = range(block_size, len(row), block_size)

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/metrics.md, made from the declarations of the metrics."""
+"""The lists of docs/reference/metrics.md, made from the declarations of the metrics."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,7 @@ from legato.observe.metrics.server_metrics import ServerMetrics
 
 FILE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 
-_HEADER = "| metric | type | labels | |\n|---|---|---|---|\n"
-_TABLE = re.compile(rf"^## (.+)\n([^#]*?){re.escape(_HEADER)}(?:\|.*\n)*", re.MULTILINE)
+_LIST = re.compile(r"^## (.+)\n([^#]*?)((?:- `.*\n)+)", re.MULTILINE)
 
 
 def declared(prefix: MetricsPrefix = "legato") -> list[Declaration]:
@@ -23,22 +22,21 @@ def declared(prefix: MetricsPrefix = "legato") -> list[Declaration]:
 
 
 def text() -> str:
-    """The reference as it is, but for the first table of each section."""
+    """Return the reference as it is, but for the first list of each section."""
     sections: dict[str, list[str]] = {}  # key its heading, value its rows
     for metric in declared():
         sections.setdefault(metric.section, []).append(_row(metric))
 
     def renewed(found: re.Match[str]) -> str:
-        heading, before = found.groups()
-        return f"## {heading}\n{before}{_HEADER}{''.join(sections.pop(heading, []))}"
+        heading, before, _ = found.groups()
+        return f"## {heading}\n{before}{''.join(sections.pop(heading, [found[3]]))}"
 
-    written = _TABLE.sub(renewed, FILE.read_text(encoding="utf-8"))
-    assert not sections, f"{FILE.name} has no tables for {', '.join(sections)}"
+    written = _LIST.sub(renewed, FILE.read_text(encoding="utf-8"))
+    assert not sections, f"{FILE.name} has no lists for {', '.join(sections)}"
     return written
 
 
 def _row(metric: Declaration) -> str:
-    name = f"`{metric.name}`" + (" *" if metric.is_own else "")
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
-    cells = (name, metric.kind, labels, metric.text)
-    return "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|\n"
+    own = " *" if metric.is_own else ""
+    labels = "".join(f", `{label}`" for label in metric.labels)
+    return f"- `{metric.name}`{own} ({metric.kind}{labels}): {metric.text}\n"

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 
 from legato.cli.main import full_parser
-from scripts.api_reference.markdown import clause, code, table
+from scripts.api_reference import limits
+from scripts.api_reference.markdown import clause, code, items
 
 
 def parts() -> Mapping[str, Callable[[], str]]:
@@ -13,8 +14,9 @@ def parts() -> Mapping[str, Callable[[], str]]:
 
 
 def _flags_of_serve() -> str:
-    sections = [f"## {title}\n{table(('flag', ''), rows)}" for title, rows in _groups("serve")]
-    return "\n\n".join(sections)
+    return "\n\n".join(
+        f"## {title}\n{items(rows)}" for title, rows in _groups("serve") if title != limits.GROUP
+    )
 
 
 def _groups(command: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:

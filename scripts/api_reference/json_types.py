@@ -1,7 +1,11 @@
 """JSON schemas in words."""
 
 import json
+import re
+from collections.abc import Iterator, Set
 from typing import Any
+
+from legato.api.limits import MAX_NAME_CHARS
 
 Schema = dict[str, Any]
 
@@ -17,22 +21,32 @@ def resolved(schema: Schema, document: Schema) -> Schema:
 
 
 def type_words(schema: Schema) -> str:
-    """The type of a field and the range of its values; null, which is "not sent", is left out."""
+    """Return the type of a field and the range of its values, without null: it is "not sent"."""
     alternatives = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
-    words = [_one_type(one) for one in alternatives]
-    return (", or " if any(" or " in text for text in words) else " or ").join(words)
+    return " or ".join(dict.fromkeys(map(_one_type, alternatives)))
 
 
-def skeleton(schema: Schema, document: Schema) -> str:
-    """An object as it would look, with types in the place of values."""
-    text = _value(schema, document)
+def references(schema: Schema, document: Schema) -> Iterator[str]:
+    """Yield the names of all schemas that a schema refers to, and that those refer to."""
+    for name in re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(schema)):
+        yield name
+        yield from references(document["components"]["schemas"][name], document)
+
+
+def skeleton(schema: Schema, document: Schema, named: Set[str] = frozenset()) -> str:
+    """Return an object as it would look, with types in the place of values.
+
+    Args:
+        named: schemas that stand by their names.
+    """
+    text = _value(schema, document, named)
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def _one_type(schema: Schema) -> str:
     if "enum" in schema:
         only = "only " if len(schema["enum"]) == 1 else ""
-        return only + " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+        return only + ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
     if "const" in schema:
         return f"only `{json.dumps(schema['const'])}`"
     if "oneOf" in schema or not schema:
@@ -44,13 +58,17 @@ def _one_type(schema: Schema) -> str:
         case "integer" | "number":
             return f"{schema['type']}{_range(schema)}"
         case "array":
-            most = f"at most {schema['maxItems']} " if "maxItems" in schema else ""
-            return f"list of {most}{_plural(schema['items'])}"
-        case "string" if "maxLength" in schema:
-            return f"string of at most {schema['maxLength']} characters"
-        case "object" if "maxProperties" in schema:
-            return f"object of at most {schema['maxProperties']} entries"
+            return f"list{_most(schema, 'maxItems')} of {_plural(schema['items'])}"
+        case "string":
+            return "string" + _most(schema, "maxLength", usual=MAX_NAME_CHARS)
+        case "object":
+            return "object" + _most(schema, "maxProperties")
     return str(schema["type"])
+
+
+def _most(schema: Schema, key: str, usual: int | None = None) -> str:
+    most = schema.get(key)
+    return "" if most in (None, usual) else f" ≤ {most}"
 
 
 def _plural(schema: Schema) -> str:
@@ -59,7 +77,7 @@ def _plural(schema: Schema) -> str:
     if schema == _TOKEN_ID:
         return "token ids"
     kind, _, rest = _one_type(schema).partition(" ")
-    return f"{kind}s {rest}".rstrip() if "type" in schema else kind
+    return f"{kind}s {rest}".rstrip() if "type" in schema or "oneOf" in schema else kind
 
 
 def _range(schema: Schema) -> str:
@@ -68,7 +86,7 @@ def _range(schema: Schema) -> str:
     if low is None:
         return ""
     if high is None:
-        return f" of at least {_number(low)}" if "minimum" in schema else f" above {_number(low)}"
+        return f" ≥ {_number(low)}" if "minimum" in schema else f" > {_number(low)}"
     left = "[" if "minimum" in schema else "("
     right = "]" if "maximum" in schema else ")"
     return f" in {left}{_number(low)}, {_number(high)}{right}"
@@ -81,23 +99,26 @@ def _number(value: float) -> str:
     return f"{value:g}"
 
 
-def _value(schema: Schema, document: Schema) -> str:
+def _value(schema: Schema, document: Schema, named: Set[str]) -> str:
+    name: str = schema.get("$ref", "").rpartition("/")[2]
+    if name in named:
+        return name
     schema = resolved(schema, document)
     if not schema:
         return "any"
     if "anyOf" in schema:
-        return " or ".join(_value(one, document) for one in schema["anyOf"])
+        return "|".join(_value(one, document, named) for one in schema["anyOf"])
     if "enum" in schema:
-        return " or ".join(map(json.dumps, schema["enum"]))
+        return "|".join(map(json.dumps, schema["enum"]))
     if schema["type"] == "array":
-        return f"[{_value(schema['items'], document)}, ...]"
+        return f"[{_value(schema['items'], document, named)}, ...]"
     if "properties" in schema:
         members = {json.dumps(name): one for name, one in schema["properties"].items()}
     elif "additionalProperties" in schema:
         members = {"string": schema["additionalProperties"]}
     else:
         return str(schema["type"])
-    lines = [f"{name}: {_value(one, document)}" for name, one in members.items()]
+    lines = [f"{name}: {_value(one, document, named)}" for name, one in members.items()]
     inline = f"{{{', '.join(lines)}}}"
     if len(inline) <= _WIDTH and "\n" not in inline:
         return inline

@@ -11,10 +11,11 @@ from legato.api.config import ServerConfig
 from legato.core import sampling_params, slo
 from legato.core.config_fields import fields_of, written
 from scripts.api_reference import words
-from scripts.api_reference.markdown import clause, code, table
+from scripts.api_reference.markdown import clause, code, items
 
 _MODULES = (sampling_params, slo, limits)
-_GROUP = "limits on clients"
+GROUP = "limits on clients"
+"""Heading of the flags that this page describes."""
 _MOST_SPELLED = 2**31 - 1
 """Beyond it, a value is told as the code has it."""
 
@@ -34,18 +35,22 @@ def constants() -> dict[str, tuple[str, str]]:
 
 
 def _by_flags() -> str:
-    rows = [
-        (code(field.option), written(field.kind, field.default), field.flag.help, beyond)
-        for field in fields_of(ServerConfig)
-        if field.group == _GROUP
-        for beyond in [words.BEYOND[field.name]]
-    ]
-    return table(("flag", "default", "", "beyond"), rows)
+    """Return the flags with their defaults, meanings and what happens beyond."""
+    alike: dict[tuple[str, str], list[str]] = {}  # key meaning and consequence
+    for field in fields_of(ServerConfig):
+        if field.group == GROUP:
+            flag = f"{code(field.option)} ({written(field.kind, field.default)})"
+            alike.setdefault((field.flag.help, words.BEYOND[field.name]), []).append(flag)
+    return items(
+        (", ".join(flags), f"{meaning}; beyond it, {beyond}")
+        for (meaning, beyond), flags in alike.items()
+    )
 
 
 def _of_requests() -> str:
-    rows = [(code(name), number, clause(of)) for name, (number, of) in constants().items()]
-    return table(("limit", "", ""), rows)
+    return items(
+        (f"{code(name)} ({number})", clause(of)) for name, (number, of) in constants().items()
+    )
 
 
 def _constants(module: ModuleType) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -6,7 +6,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,12 @@ from transformers import PreTrainedTokenizerBase
 
 import legato
 from legato.core import errors as input_errors
+from legato.core import stats
+from legato.core.config import engine_fields
 from legato.engine import errors as engine_errors
+from scripts.api_reference import http_api
 from scripts.api_reference.docstrings import parse
-from scripts.api_reference.markdown import clause, code, table
+from scripts.api_reference.markdown import clause, code, items
 
 _CLASSES = (legato.LLM, legato.AsyncLLM)
 _HEAVY = {"PreTrainedTokenizerBase": PreTrainedTokenizerBase}
@@ -38,12 +41,9 @@ def parts() -> Mapping[str, Callable[[], str]]:
     """Key a part of the page; value writes it."""
     return {
         "LLM": _constructor,
-        **{
-            f"{cls.__name__}.{name}": partial(_member, cls, name)
-            for cls in _CLASSES
-            for name in _public(cls)
-        },
-        "SamplingParams": partial(_settings, legato.SamplingParams),
+        "methods of LLM": partial(_members, legato.LLM, {}),
+        "methods of AsyncLLM": partial(_members, legato.AsyncLLM, _bodies(legato.LLM)),
+        "SamplingParams": _sampling,
         "StructuredOutputs": partial(_settings, legato.StructuredOutputs),
         "types": _types,
         "errors": _errors,
@@ -51,40 +51,89 @@ def parts() -> Mapping[str, Callable[[], str]]:
 
 
 def _constructor() -> str:
+    """Return the parameters, each with its flag where that has another name."""
+    flags = {field.name: field for field in engine_fields()}
     docs = (parse(legato.LLM.__doc__), parse(legato.LLM.__init__.__doc__))
-    return _parameters(inspect.signature(legato.LLM), docs[0].words("Args") | docs[1].words("Args"))
+    words = docs[0].words("Args") | docs[1].words("Args")
+    lines = []
+    for parameter in inspect.signature(legato.LLM).parameters.values():
+        field = flags.get(parameter.name)
+        if field is None or field.flag.behind is not None:
+            says = _without_default(clause(words[parameter.name]), parameter.default)
+        else:
+            says = field.option if _as_flag(parameter.name) != field.option else ""
+        lines.append(f"    {_parameter(parameter)}{f'  # {says}' if says else ''}")
+    return "\n".join(lines)
+
+
+def _as_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _members(cls: type, told: Mapping[str, str]) -> str:
+    """Return the methods and properties of a class; if they are told already, by name alone."""
+    pieces, names = [], []
+    for name, body in _bodies(cls).items():
+        if told.get(name) == body:
+            names.append(code(_call(cls, name)))
+        else:
+            pieces.append(f"### {cls.__name__}.{name}\n{_member(cls, name)}")
+    if names:
+        pieces.append(f"As of `LLM`: {', '.join(names)}.")
+    return "\n\n".join(pieces)
+
+
+def _bodies(cls: type) -> dict[str, str]:
+    return {name: parse(_function(cls, name).__doc__).body for name in _public(cls)}
 
 
 def _member(cls: type, name: str) -> str:
     function = _function(cls, name)
     doc = parse(function.__doc__)
-    hints = typing.get_type_hints(function, localns=_HEAVY)
     if isinstance(vars(cls)[name], property):
-        return f"A property, {code(_text(hints['return']))}. {doc.body}"
-    signature = inspect.signature(getattr(cls, name))
-    told = [p for p in signature.parameters.values() if p.name != "self"]
-    plain = inspect.Signature([p.replace(annotation=p.empty) for p in told])
-    typed = inspect.Signature([p.replace(annotation=hints[p.name]) for p in told])
-    kind = "await " if inspect.iscoroutinefunction(function) else ""
+        return f"    {name}: {_text(_hints_of(function)['return'])}\n\n{doc.body}"
+    alike: dict[str, list[str]] = {}  # key the words
+    for parameter, words in doc.words("Args").items():
+        alike.setdefault(clause(words), []).append(code(parameter))
     pieces = [
-        f"    {kind}{name}{plain} -> {_text(hints['return'])}",
+        f"    {_call(cls, name)}",
         doc.body,
-        _parameters(typed, doc.words("Args")),
+        items((", ".join(names), words) for words, names in alike.items()),
     ]
     return "\n\n".join(filter(None, pieces))
 
 
-def _parameters(signature: inspect.Signature, words: Mapping[str, str]) -> str:
-    rows = [
-        (
-            code(p.name),
-            code(_text(p.annotation)),
-            "" if p.default is p.empty else code(repr(p.default)),
-            _without_default(clause(words.get(p.name, "")), p.default),
-        )
-        for p in signature.parameters.values()
+def _call(cls: type, name: str) -> str:
+    """Return a method's signature, or a property's name."""
+    function = _function(cls, name)
+    if isinstance(vars(cls)[name], property):
+        return name
+    hints = _hints_of(function)
+    parameters = inspect.signature(getattr(cls, name)).parameters.values()
+    told = [p.replace(annotation=hints[p.name]) for p in parameters if p.name != "self"]
+    marked = [
+        *(_parameter(p) for p in told if not _by_name(p)),
+        *(["*"] if any(map(_by_name, told)) else []),
+        *(_parameter(p) for p in told if _by_name(p)),
     ]
-    return table(("parameter", "type", "default", ""), rows)
+    kind = "await " if inspect.iscoroutinefunction(function) else ""
+    return f"{kind}{name}({', '.join(marked)}) -> {_text(hints['return'])}"
+
+
+def _by_name(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is parameter.KEYWORD_ONLY
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return f"{parameter.name}: {_text(parameter.annotation)}"
+    return _setting(parameter.name, parameter.annotation, parameter.default)
+
+
+def _setting(name: str, hint: Any, default: Any) -> str:
+    """Return a name with its type and default; None as a default is no type of its own."""
+    kind = _text(hint)
+    return f"{name}: {kind.removesuffix(' | None') if default is None else kind} = {default!r}"
 
 
 def _without_default(words: str, default: Any) -> str:
@@ -106,29 +155,41 @@ def _description(cls: type) -> str:
 
 
 def _attributes(cls: type) -> str:
+    if cls.__module__ == stats.__name__:
+        names = ", ".join(code(f"{name}: {_text(hint)}") for name, hint in _hints(cls).items())
+        return f"{names}. The [metrics](metrics.md) explain them."
     words: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         words |= parse(vars(base).get("__doc__")).words("Attributes")
-    rows = [
-        (code(name), code(_text(hint)), clause(words.get(name, "")))
+    return items(
+        (code(f"{name}: {_text(hint)}"), clause(words.get(name, "")))
         for name, hint in _hints(cls).items()
-    ]
-    return table(("attribute", "type", ""), rows)
+    )
 
 
-def _settings(cls: type[msgspec.Struct]) -> str:
-    """As `_attributes`, with what they are where they are not given."""
+def _sampling() -> str:
+    """Return the fields; the HTTP API's list has the words of the shared ones."""
+    return _settings(legato.SamplingParams, http_api.sampling_fields())
+
+
+def _settings(cls: type[msgspec.Struct], told: Set[str] = frozenset()) -> str:
+    """Return the fields with their types and defaults.
+
+    Args:
+        told: fields that are described elsewhere.
+    """
     hints, words = _hints(cls), parse(cls.__doc__).words("Attributes")
-    rows = [
+    return items(
         (
-            code(field.name),
-            code(_text(hints[field.name])),
-            code(repr(field.default)),
-            clause(words[field.name]),
+            code(_setting(field.name, hints[field.name], field.default)),
+            "" if field.name in told else clause(words[field.name]),
         )
         for field in msgspec.structs.fields(cls)
-    ]
-    return table(("field", "type", "default", ""), rows)
+    )
+
+
+def _hints_of(function: Any) -> dict[str, Any]:
+    return typing.get_type_hints(function, localns=_HEAVY)
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -159,10 +220,9 @@ def _errors() -> str:
                     doc.body,
                     *(f"`{n}`: {words}" for n, words in doc.words("Attributes").items()),
                 ]
-                rows.append(
-                    (code(f"{module.__name__}.{name}"), ", ".join(raised[name]), " ".join(says))
-                )
-    return table(("error", "raised by", ""), rows)
+                origin = code(f"{module.__name__}.{name}")
+                rows.append((f"{origin} (by {', '.join(raised[name])})", " ".join(says)))
+    return items(rows)
 
 
 def _public(cls: type) -> list[str]:

@@ -1,11 +1,12 @@
 """The API reference says what the code does."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from scripts.api_reference import http_api, words
-from scripts.api_reference.docstrings import Entry, parse
+from scripts.api_reference.docstrings import Entry, field_words, parse
 from scripts.api_reference.pages import PAGES, rendered
 
 from legato.api.config import ServerConfig
@@ -36,16 +37,36 @@ def test_every_error_code_is_explained() -> None:
     assert raised == words.CODES.keys()
 
 
-def test_every_word_is_used() -> None:
-    fields = {
-        (part.removeprefix("fields of "), field)
-        for part, write in http_api.parts().items()
-        if part.startswith("fields")
-        for field in re.findall(r"^\| `(\w+)`", write(), re.MULTILINE)
-    }
-    known = {name for _, name in fields} | {f"{title}.{name}" for title, name in fields}
-    assert words.FIELDS.keys() <= known
+def test_every_field_is_described_in_a_line() -> None:
+    fields = http_api.documented_fields()
+    assert len(fields) > 200
+    for field in fields.values():
+        assert 0 < len(field.words) <= 90, field
+        assert "\n" not in field.words, field
+    known = {field.name for field in fields.values()}
     assert known.issuperset(name for names in words.ORIGINS.values() for name in names)
+
+
+class _Named:
+    name: str
+    """The name."""
+    text: str = ""
+    size: int = 0
+    """The base's size."""
+
+
+class _Sized(_Named):
+    size: int = 1
+    """The size."""
+
+
+_Sized.__module__ = _Named.__module__ = "legato.made_up"
+
+
+def test_words_of_a_field_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "legato.made_up", sys.modules[__name__])
+    assert field_words(_Named) == {"name": "The name.", "size": "The base's size."}
+    assert field_words(_Sized) == {"name": "The name.", "size": "The size."}
 
 
 def test_every_consequence_is_of_a_limit() -> None:

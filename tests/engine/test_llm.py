@@ -11,6 +11,7 @@ from legato import LLM, SamplingParams, StructuredOutputs
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.engine.errors import RequestFailedError
+from legato.language.conversation.template import ConversationOptions
 from legato.language.tokenizer.tokenizer import Tokenizer
 from legato.llm.prompts import PromptReader
 from tests.exact import EXACT_MODEL
@@ -430,8 +431,12 @@ def test_marks_that_are_special_tokens_stay_in_a_chats_text(llm: LLM) -> None:
     mark = tokenizer.backend.token_to_id("[TOOL_CALLS]")
     template = "{{ tools }}{# [TOOL_CALLS] #}"
     prompts = PromptReader(tokenizer, llm.info)
-    read = prompts.conversation(QUESTION, GREEDY, tools=[WEATHER], chat_template=template)
+    read = prompts.conversation(
+        QUESTION, GREEDY, options=ConversationOptions(tools=[WEATHER], chat_template=template)
+    )
     assert read.params.kept_special_tokens == (mark,)
-    without = prompts.conversation(QUESTION, GREEDY, chat_template=template)
+    without = prompts.conversation(
+        QUESTION, GREEDY, options=ConversationOptions(chat_template=template)
+    )
     assert without.params == GREEDY
     assert without.syntax is None

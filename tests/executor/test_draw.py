@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from legato.executor.draw import pick, to_weights, uniforms
-from tests.executor.sampling_reference import make_row
+from legato.executor.draw import pick, to_weights, uniform_numbers
 
 LAST = 1.0 - 2.0**-53
-"""The greatest number that `uniforms` returns."""
+"""The greatest number that `uniform_numbers` returns."""
 
 
 def splitmix64(bits: int) -> int:
@@ -25,16 +24,13 @@ def splitmix64(bits: int) -> int:
 def test_is_splitmix64_of_the_seed_and_the_position(seed: int, position: int) -> None:
     start = splitmix64(seed % 2**64)
     bits = splitmix64((start + (position + 1) * 0x9E3779B97F4A7C15) % 2**64)
-    (number,) = uniforms([make_row(seed=seed, output=(0,) * position)]).tolist()
+    (number,) = uniform_numbers(np.array([seed]), np.array([position])).tolist()
     assert number == (bits >> 11) / 2**53
 
 
 def test_neighbouring_seeds_and_positions_are_independent() -> None:
     numbers = np.stack(
-        [
-            uniforms([make_row(seed=seed, output=(0,) * position) for seed in range(2000)]).numpy()
-            for position in range(4)
-        ]
+        [uniform_numbers(np.arange(2000), np.full(2000, position)) for position in range(4)]
     )
     pairs = [
         (numbers[:-1], numbers[1:]),

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from legato.core.sampling_params import SamplingParams
+from legato.core.sampling_params import Filters, SamplingParams
 from legato.executor.draw import to_scores, to_weights
 from legato.executor.sampler import lowest_kept
 from tests.executor.sampling_reference import kept
@@ -35,19 +35,19 @@ def test_keeps_the_same_tokens(
     params = SamplingParams(**values, seed=0)
     expected = kept(logits.double().numpy(), params)
     assume(not is_close_call(logits.double().numpy(), params))
-    scores = to_scores(logits[None].clone(), logits.max()[None], [params])
+    scores = to_scores(logits[None].clone(), logits.max()[None], [params.temperature])
     weights = to_weights(scores)
     possible = weights > 0
-    actual = possible & (scores >= lowest_kept(scores, weights, [params]))
+    actual = possible & (scores >= lowest_kept(scores, weights, [params.draw.filters]))
     assert actual[0].tolist() == (possible[0].numpy() & expected).tolist()
 
 
 def test_tokens_that_tie_for_the_last_place_count_towards_top_p() -> None:
     """Of 2 : 1 : 1 : 1, top_k = 2 leaves all, and the first has only 40 percent."""
     scores = torch.tensor([[1.0, 0.0, 0.0, 0.0]]) - 1.0
-    params = [SamplingParams(top_k=2, top_p=top_p) for top_p in (0.39, 0.41)]
+    filters = [Filters(top_p, top_k=2, min_p=0.0) for top_p in (0.39, 0.41)]
     scores = scores.repeat(2, 1)
-    assert lowest_kept(scores, to_weights(scores), params).tolist() == [[0.0], [-1.0]]
+    assert lowest_kept(scores, to_weights(scores), filters).tolist() == [[0.0], [-1.0]]
 
 
 def is_close_call(logits: np.ndarray, params: SamplingParams) -> bool:

@@ -9,10 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legato.core.sampling_params import STAGES, SamplingParams
 from legato.executor.sampler import NO_TOKEN
 from legato.executor.sampler import sample as sample_on_host
 from legato.executor.sequence import SamplingRow
 from tests.executor.sampling_reference import make_row
+from tests.executor.wider_params import WIDER
 from tests.gpu.numbers import each_dtype
 from tests.profiles import examples
 
@@ -141,6 +143,26 @@ def fix_uniforms(monkeypatch: pytest.MonkeyPatch, number: float) -> None:
     from legato.gpu import sampler
 
     monkeypatch.setattr(sampler, "uniform_numbers", lambda seeds, _: np.full(len(seeds), number))
+
+
+@pytest.mark.parametrize("params", WIDER)
+def test_the_table_fails_until_it_reads_a_new_parameter(params: SamplingParams) -> None:
+    from legato.gpu.sampler import SamplingTable
+
+    with pytest.raises(ValueError, match="too many values"):
+        SamplingTable(1).put(0, params)
+
+
+@pytest.mark.parametrize("name", STAGES["draw"])
+def test_the_table_reads_a_parameter(name: str) -> None:
+    from legato.gpu.sampler import NUM_WORDS, SamplingTable
+
+    table, words = SamplingTable(2), np.zeros((2, NUM_WORDS), dtype=np.int32)
+    changed = {"temperature": 9.0, "top_p": 0.3, "top_k": 2, "min_p": 0.9, "seed": 5}[name]
+    for slot, params in enumerate(({"seed": 0}, {"seed": 0, name: changed})):
+        table.put(slot, SamplingParams(**params))
+        table.write(words[slot], np.array([slot], dtype=np.int32), np.zeros(1, dtype=np.int64))
+    assert (words[0] != words[1]).any()
 
 
 def test_a_row_whose_settings_forbid_all_tokens_has_none(device: torch.device) -> None:

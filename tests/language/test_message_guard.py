@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legato.core.errors import InvalidRequestError
 from legato.language.conversation.guard import MessageSpecialTokens
-from legato.language.conversation.template import rendered_chat
+from legato.language.conversation.template import ConversationOptions, rendered_chat
 from legato.language.tokenizer.tokenizer import Tokenizer
 from tests.language.tokenizer_families import FAMILIES, MERGING, UNWRITTEN, family
 from tests.profiles import examples
@@ -40,9 +40,9 @@ def ids_of(
     rendered = rendered_chat(
         tokenizer,
         messages,
-        tools,
-        options={"add_generation_prompt": True, **options},
-        special_tokens=special_tokens,
+        ConversationOptions(
+            tools=tools, chat_template_kwargs=options, message_special_tokens=special_tokens
+        ),
     )
     return tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
 
@@ -190,8 +190,11 @@ def test_tools_and_variables_of_the_template(name: str) -> None:
 def test_a_template_that_writes_variables() -> None:
     template = "{{ note }}{{ note | tojson(ensure_ascii=true) }}{{ [note] }}<|im_end|>"
     tokenizer = family("qwen")
+    noted = {"note": "<|im_end|>é"}
     rendered = rendered_chat(
-        tokenizer, said("x"), chat_template=template, options={"note": "<|im_end|>é"}
+        tokenizer,
+        said("x"),
+        ConversationOptions(chat_template=template, chat_template_kwargs=noted),
     )
     ids = tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
     assert tokenizer.decode(ids, skip_special_tokens=False) == (
@@ -209,8 +212,7 @@ def test_two_texts_do_not_make_one_special_token(name: str, cut: int) -> None:
     rendered = rendered_chat(
         tokenizer,
         said(f" {special[:cut]}  ", f" {special[cut:]} "),
-        chat_template=template,
-        options={"add_generation_prompt": True},
+        ConversationOptions(chat_template=template),
     )
     ids = tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
     if cut < len(special):
@@ -284,8 +286,8 @@ def test_an_error_of_the_template_quotes_what_was_sent() -> None:
     template = "{{ raise_exception('no ' + messages[0].content) }}"
     with pytest.raises(InvalidRequestError, match=r"no <\|im_end\|>$"):
         rendered_chat(
-            family("qwen"), said("<|im_end|>"), chat_template=template, options={}
-        )  # fmt: skip
+            family("qwen"), said("<|im_end|>"), ConversationOptions(chat_template=template)
+        )
 
 
 def test_every_private_character_may_be_sent() -> None:

@@ -10,7 +10,7 @@ from transformers.utils.chat_parsing import parse_response
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.outputs import FinishReason
-from legato.language.conversation.template import rendered_chat
+from legato.language.conversation.template import ConversationOptions, rendered_chat
 from legato.language.message.message import Message, read_message
 from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.api import chat_templates
@@ -59,10 +59,10 @@ def _transcript(template: str, calls: list[dict[str, Any]], **message: Any) -> t
     answer = {"role": "assistant", "content": "", "tool_calls": calls, **message}
 
     def rendered(messages: list[dict[str, Any]], *, is_open: bool) -> tuple[str, Any]:
-        options = {"add_generation_prompt": is_open}
-        chat = rendered_chat(
-            _tokenizer(), messages, _TOOLS, chat_template=template, options=options
+        asked = ConversationOptions(
+            add_generation_prompt=is_open, chat_template=template, tools=_TOOLS
         )
+        chat = rendered_chat(_tokenizer(), messages, asked)
         return chat.text, chat.syntax
 
     before, syntax = rendered(asked, is_open=True)

@@ -36,13 +36,15 @@ class ServerConfig(Config, frozen=True, kw_only=True):
 
     host: Annotated[str, Flag("address to listen on")] = "127.0.0.1"
     port: Annotated[
-        int, msgspec.Meta(ge=0, lt=2**16), Flag("to listen on; 0 takes a free one", metavar="PORT")
+        int,
+        msgspec.Meta(ge=0, lt=2**16),
+        Flag("port to listen on; 0 takes a free one", metavar="PORT"),
     ] = 8000
     api_keys: Annotated[
         tuple[str, ...],
         Flag(
-            "ask clients for this key; TENANT=KEY makes a client that has it that tenant; may be "
-            "repeated, or list several with commas",
+            "ask clients for this key; TENANT=KEY makes its clients that tenant; may be repeated, "
+            "or list several with commas",
             metavar="KEY",
             default="the API is open",
             name="api-key",
@@ -51,16 +53,15 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     share_cache_between_tenants: Annotated[
         bool,
         Flag(
-            "let the tenants of API keys find each other's cached prompts; the speed of an answer "
-            "then tells a tenant what another one has sent"
+            "let the tenants of API keys share cached prompts; the speed of an answer then tells "
+            "a tenant what another one has sent"
         ),
     ] = False
     admin_api_keys: Annotated[
         tuple[str, ...],
         Flag(
-            "key for changing settings, recording traces and watching the requests of all clients "
-            "on the dashboard, which is good for everything else, too; may be repeated, or list "
-            "several with commas",
+            "key for all endpoints and for changing settings, recording traces and watching all "
+            "requests on the dashboard; may be repeated, or list several with commas",
             metavar="KEY",
             default="clients on this machine may",
             name="admin-api-key",
@@ -69,8 +70,8 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     served_model_names: Annotated[
         tuple[ModelName, ...],
         Flag(
-            "the model's name in the API, or several, the first of which is told in answers; with "
-            "'*', requests may call it as they like",
+            "the model's name in the API, or several, the first for answers; with '*', requests "
+            "may use any name",
             metavar="NAME",
             default="what it was loaded by",
             name="served-model-name",
@@ -80,8 +81,8 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     allowed_hosts: Annotated[
         tuple[str, ...],
         Flag(
-            "let clients call the server by this name, .example.com standing for all below "
-            "example.com; may be repeated, or list several with commas; * is any",
+            "name of the server that clients may use; .example.com is all names below "
+            "example.com, * any; may be repeated, or list several with commas",
             metavar="NAME",
             default="addresses and names of this machine, and any name behind a key",
             name="allowed-host",
@@ -98,13 +99,13 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     ] = ()
     metrics_prefix: Annotated[
         MetricsPrefix,
-        Flag("of metrics that vLLM has, too: with vllm, its own dashboards show them"),
+        Flag("prefix of metrics that vLLM has, too: with vllm, its own dashboards show them"),
     ] = "legato"
     timeout_drain_s: Annotated[
         Seconds | None,
         Flag(
-            "how long running requests may go on once the server is to stop; then they end with "
-            "an error",
+            "how long running requests may continue when the server stops; then they end with an "
+            "error",
             default="as long as they take",
         ),
     ] = None
@@ -117,27 +118,27 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     ] = 300.0
     enable_tokenizer_info_endpoint: Annotated[
         bool,
-        Flag("tell at /tokenizer_info how the tokenizer is set up, with the chat template"),
+        Flag("serve the tokenizer's settings and the chat template at /tokenizer_info"),
     ] = False
     trust_request_chat_template: Annotated[
         bool,
         Flag(
-            "let clients send chat templates, which are programs that this server would run: in a "
-            "sandbox, and within --timeout-prompt"
+            "let clients send chat templates: programs that this server runs in a sandbox, within "
+            "--timeout-prompt"
         ),
     ] = False
     message_special_tokens: Annotated[
         MessageSpecialTokens,
         Flag(
-            "what special tokens in the text of messages are: text, the tokens themselves, so that "
-            "clients can write turns of others into theirs, or a reason to refuse the request"
+            "special tokens in the text of messages: text, special (clients can forge turns of "
+            "others), or a reason to refuse the request"
         ),
     ] = "text"
     unknown_fields: Annotated[
         UnknownFields,
         Flag(
-            "refuse requests with fields that Legato does not have, or ignore such fields and "
-            "name them in the answer's Warning header"
+            "refuse requests with unknown fields, or ignore such fields and name them in the "
+            "answer's Warning header"
         ),
     ] = "refuse"
     trace: Annotated[
@@ -151,7 +152,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     max_trace_bytes: Annotated[
         Size,
         _tracing(
-            "size, before compression, at which a trace ends, one begun by POST /trace/start too",
+            "size, before compression, at which any trace ends",
             name="max-trace-size",
         ),
     ] = 2**30
@@ -166,60 +167,59 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     kv_events_endpoint: Annotated[
         str | None,
         _routing(
-            "tell routers which prompts are cached, over ZeroMQ and as vLLM does, at an address on "
-            "this machine, such as tcp://127.0.0.1:5557 or ipc:///run/legato/kv-events",
+            "publish which prompts are cached, for routers, over ZeroMQ as vLLM does, at an "
+            "address on this machine, such as tcp://127.0.0.1:5557 or ipc:///run/legato/kv-events",
             metavar="ADDRESS",
-            default="nobody is told",
+            default="nothing is published",
         ),
     ] = None
     kv_events_replay_endpoint: Annotated[
         str | None,
         _routing(
-            "another one, where they ask for what they missed",
+            "another address, where routers ask for missed events",
             metavar="ADDRESS",
-            default="nowhere: they are told anew what is cached when they connect again",
+            default="none: a router that connects again gets all anew",
         ),
     ] = None
-    kv_events_topic: Annotated[str, _routing("of what is told them", metavar="TEXT")] = ""
+    kv_events_topic: Annotated[str, _routing("topic of these events", metavar="TEXT")] = ""
     max_body_bytes: Annotated[Size, _limit("largest request body", name="max-body-size")] = (
         8 * 2**20
     )
     max_header_bytes: Annotated[
         Size, _limit("largest request line and headers", name="max-header-size")
     ] = 64 * 2**10
-    max_completions: Annotated[
-        Count, _limit("that one request may ask for: n times its prompts")
-    ] = 1024
+    max_completions: Annotated[Count, _limit("completions of one request: n times its prompts")] = (
+        1024
+    )
     max_unread_tokens: Annotated[
         Count,
         _limit(
-            "of a completion that may wait for a client that reads too slowly; one more ends its "
-            "stream",
+            "tokens of a completion that may wait for a slow client; one more ends its stream",
             metavar="TOKENS",
         ),
     ] = 2048
     max_stored_responses: Annotated[
         Count,
-        _limit("answers of /v1/responses that are kept for later turns"),
+        _limit("answers of /v1/responses kept for later turns"),
     ] = 1024
     max_stored_bytes: Annotated[
-        Size, _limit("that those may take up together", name="max-stored-size")
+        Size, _limit("size of these answers together", name="max-stored-size")
     ] = 64 * 2**20
-    max_connections: Annotated[Count, _limit("open at once; one more is refused")] = 4096
-    timeout_keep_alive_s: Annotated[Seconds, _limit("how long a connection may be idle")] = 60.0
-    timeout_header_s: Annotated[
-        Seconds, _limit("how long the headers of a request may take to arrive")
-    ] = 10.0
+    max_connections: Annotated[Count, _limit("open connections; one more is refused")] = 4096
+    timeout_keep_alive_s: Annotated[Seconds, _limit("time that a connection may be idle")] = 60.0
+    timeout_header_s: Annotated[Seconds, _limit("time for the headers of a request to arrive")] = (
+        10.0
+    )
     timeout_body_s: Annotated[
         Seconds,
-        _limit(f"how long its body may, unless it comes at {MIN_BODY_BYTES_S} bytes a second"),
+        _limit(f"time for its body, unless {MIN_BODY_BYTES_S} bytes a second arrive"),
     ] = 30.0
     timeout_prompt_s: Annotated[
         Seconds,
-        _limit("processor time that reading one body may take, with chat template and tokenizer"),
+        _limit("processor time for reading one body, with chat template and tokenizer"),
     ] = 10.0
     timeout_write_s: Annotated[
-        Seconds, _limit("how long a client may read nothing of what waits for it")
+        Seconds, _limit("time that a client with waiting bytes may read nothing")
     ] = 60.0
 
     def __post_init__(self) -> None:

@@ -44,9 +44,8 @@ class CacheConfig(Config, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[
         Share | None,
         Flag(
-            "instead of a size: on a CPU, the fraction of the free memory that the cache may take, "
-            "when there is nothing to do or as it is used; on a GPU, the fraction of all its "
-            "memory that may be in use, the weights and what steps take among it",
+            "instead of a size: on a CPU, the fraction of free memory that the cache may take; on "
+            "a GPU, the fraction of its memory that weights, steps and cache may take together",
             metavar="FRACTION",
             default="0.9 of a GPU's, 0.25 of the host's, which other programs want too",
             one_of="cache size",
@@ -55,21 +54,19 @@ class CacheConfig(Config, frozen=True, kw_only=True):
     take_memory_when_idle: Annotated[
         bool,
         Flag(
-            "on a CPU, take the memory of a cache without a size while there is nothing to do, up "
-            "to half of what is free; otherwise it is taken as it is used, and prompts wait for it"
+            "on a CPU, take the memory of a cache without a size while no request runs, up to "
+            "half of the free memory; otherwise prompts wait while it is taken"
         ),
     ] = True
     enable_prefix_caching: Annotated[
         bool,
-        Flag(
-            "keep the blocks of prompts and outputs, and share them among requests that begin alike"
-        ),
+        Flag("keep the blocks of prompts and outputs for requests that begin alike"),
     ] = True
     state_checkpoints: Annotated[
         CountOrZero | None,
         Flag(
-            "states of recurrent layers that the cache keeps for later prompts, besides those in "
-            "slots that running requests leave free",
+            "states of recurrent layers kept for later prompts, beside those in free slots of "
+            "running requests",
             default="what a fifth of the cache's memory holds",
         ),
     ] = None
@@ -108,16 +105,16 @@ class TransferConfig(Config, frozen=True, kw_only=True):
     kv_role: Annotated[
         KVRole | None,
         Flag(
-            "what this engine does beside other requests: computes prompts for engines that decode "
-            "them, decodes what others have prefilled, or both, as kv_transfer_params asks",
+            "compute prompts for other engines to decode, decode prompts of other engines, or "
+            "both, as a request's kv_transfer_params asks",
             default="neither",
         ),
     ] = None
     kv_transfer_host: Annotated[
         str,
-        Flag("address that engines which decode reach this one at", metavar="ADDRESS"),
+        Flag("address at which engines that decode reach this one", metavar="ADDRESS"),
     ] = "127.0.0.1"
-    kv_transfer_port: Annotated[Port, Flag("port for these")] = 5600
+    kv_transfer_port: Annotated[Port, Flag("port at that address")] = 5600
     kv_transfer_key_file: Annotated[
         str | None,
         Flag(
@@ -136,8 +133,8 @@ class TransferConfig(Config, frozen=True, kw_only=True):
     kv_lease_s: Annotated[
         Seconds,
         Flag(
-            "how long a prefilled prompt is kept for an engine that does not ask for it, and how "
-            "long one may take to answer before its prompt is computed here"
+            "how long a computed prompt is kept for an engine that does not fetch it, and how "
+            "long an engine may take to answer before its prompt is computed here"
         ),
     ] = 30.0
 

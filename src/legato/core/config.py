@@ -65,8 +65,8 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     load_format: Annotated[
         LoadFormat,
         Flag(
-            "where weights come from: the model's files, or dummy, random ones from a fixed seed, "
-            "for which config.json is enough",
+            "where weights come from: the model's files, or dummy: random ones from a fixed seed, "
+            "by config.json alone",
             default="what the files are",
         ),
     ] = "auto"
@@ -124,9 +124,9 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     quantization: Annotated[
         Quantization | None,
         Flag(
-            "what weights are held in: in blocks of 32, rounded to 8 or 4 bits, or in codes as a "
-            "GGUF file has them; or in 8 or 4 bits, and what they are multiplied with in 8: "
-            "integers on a CPU (w8a8, w4a8), floats on a GPU (fp8)",
+            "how weights are held: in blocks of 32, rounded to 8 or 4 bits (int8, int4); in codes "
+            "as a GGUF file has them; or multiplied with activations of 8 bits, integers on a CPU "
+            "(w8a8, w4a8), floats on a GPU (fp8)",
             default="as a quantized checkpoint of the hub has them, else in the dtype",
         ),
     ] = None
@@ -231,9 +231,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         float,
         msgspec.Meta(ge=0.0, le=1.0),
         Flag(
-            "how little room is kept in the cache for what running requests still generate: at 0 "
-            "for all that they may, so that none is preempted, at 1 for the next token, so that "
-            "most run at once",
+            "room in the cache for tokens that running requests may still generate: 0 keeps all, "
+            "so that no request is preempted; 1 keeps one token each, so that most requests run",
             metavar="FRACTION",
         ),
     ] = 0.5
@@ -252,9 +251,9 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     speculative: Annotated[
         Speculative,
         Flag(
-            "tokens guessed ahead of a stream and verified in one step, which changes when tokens "
-            "come and in fp32 never which: auto drafts what is worth its time, a number that many "
-            "a stream as long as the step ends in time",
+            "tokens guessed ahead of a stream and verified in one step: auto drafts as many as "
+            "are worth their time, a number that many while the step ends in time; drafts change "
+            "when tokens come, in fp32 never which",
             metavar="auto|off|K",
         ),
     ] = "auto"
@@ -262,8 +261,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         Slack,
         Flag(
             "how much longer drafts of other streams may make a stream wait for a token on "
-            "average, with --speculative auto; unbounded lets drafts raise the tokens a second of "
-            "all streams together",
+            "average, with --speculative auto; unbounded drafts for the most tokens a second of "
+            "all streams",
         ),
     ] = 0.05
 

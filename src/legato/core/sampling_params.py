@@ -1,7 +1,8 @@
 """How to choose a request's tokens and when to stop. Names and meanings are vLLM's."""
 
 import math
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,6 +36,51 @@ TOP_K_LIMIT = 2**31
 """Exclusive upper bound of `top_k`."""
 
 
+class Filters(NamedTuple):
+    """Which tokens may be drawn; each reader unpacks all, as of `Draw`."""
+
+    top_p: float
+    top_k: int
+    min_p: float
+
+
+class Draw(NamedTuple):
+    """How a token is drawn from adjusted logits: fields of `SamplingParams`.
+
+    Each sampler unpacks all of them, so that a new one fails at the first token of a sampler that
+    does not read it yet.
+    """
+
+    temperature: float
+    filters: Filters
+    seed: int | None
+
+
+STAGES: Mapping[str, tuple[str, ...]] = {
+    # The front end resolves them; the engine gets a request without.
+    "prompt": ("n", "truncate_prompt_tokens", "bad_words"),
+    # `legato.executor.adjustments`, for logits on every device.
+    "logits": (
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("logit_bias", "allowed_token_ids", "bad_words_token_ids", "min_tokens"),
+        "structured_outputs",
+    ),
+    # `SamplingParams.draw`, which the samplers of CPUs and GPUs unpack.
+    "draw": ("temperature", *Filters._fields, "seed"),
+    # The executors, for tokens that are known already.
+    "scores": ("logprobs", "logprob_token_ids", "prompt_logprobs"),
+    # The scheduler; min_tokens, too.
+    "end": ("max_tokens", "stop_token_ids", "ignore_eos"),
+    # The front end's text of the output.
+    "text": (
+        *("stop", "include_stop_str_in_output"),
+        *("skip_special_tokens", "kept_special_tokens"),
+    ),
+}
+"""Key a stage that may change an answer; value the fields of `SamplingParams` that it reads. A
+field stands at its first stage after the prompt."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling settings of one request; validated on construction.
 
@@ -50,12 +96,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         frequency_penalty: subtracted per occurrence in the output, in [-2, 2].
         logit_bias: added to the logits; key token id, value bias in [-100, 100].
         allowed_token_ids: no other tokens are sampled, at most 16384; None allows all.
-        bad_words: forbidden words, at most 1024: the last token of a word is not sampled after the
-            word's other tokens, for the word tokenized with and without a space in front. Other
-            tokens that spell the same text may come.
+        bad_words: forbidden words, at most 1024: a word's last token is not sampled after its
+            other tokens, with and without a space in front; other tokens that spell it may come.
         bad_words_token_ids: the same, as tokens; the front end adds those of `bad_words`.
-        seed: of the random numbers that draw the tokens, which no batch changes. The tokens are the
-            same as long as the logits are, which other batches may round otherwise.
+        seed: of the random numbers, which no batch changes; other batches may round logits
+            otherwise.
         max_tokens: most tokens to generate; None means up to the model's context.
         min_tokens: end-of-sequence and stop tokens are not sampled before this many.
         stop: strings that end the output, at most 64.
@@ -63,11 +108,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         include_stop_str_in_output: keep the stop string that ended the output in the text.
         ignore_eos: go on past the end-of-sequence token.
         truncate_prompt_tokens: keep this many of the prompt's last tokens, at least 1; -1 keeps as
-            many as the context has room for beside `max_tokens`.
+            many as fit into the context beside `max_tokens`.
         logprobs: return the log probabilities of this many most likely tokens beside the sampled
             one, in [0, 20].
-        logprob_token_ids: return the log probabilities of these tokens, at most 128, in place of
-            the most likely ones, and of the sampled one; with `logprobs` only.
+        logprob_token_ids: return the log probabilities of these tokens, at most 128, and of the
+            sampled one, instead of the most likely ones; with `logprobs` only.
         prompt_logprobs: the same for each prompt token but the first, in [0, 20].
         skip_special_tokens: leave special tokens out of the text.
         kept_special_tokens: ids of special tokens that stay in the text even so.
@@ -126,18 +171,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.temperature == 0.0
 
     @property
+    def draw(self) -> Draw:
+        return Draw(self.temperature, Filters(self.top_p, self.top_k, self.min_p), self.seed)
+
+    @property
     def may_adjust_logits(self) -> bool:
         """Whether logits may be changed before temperature and filters apply."""
-        return (
-            bool(self.logit_bias)
-            or self.min_tokens > 0
-            or self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.allowed_token_ids is not None
-            or bool(self.bad_words_token_ids)
-            or self.structured_outputs is not None
-        )
+        return any(getattr(self, name) not in (default, {}) for name, default in _ADJUSTING)
 
     @property
     def needs_values(self) -> bool:
@@ -255,6 +295,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"must be between 0 and {MAX_LOGPROBS}",
                 value,
             )
+
+
+def check_stages(names: Iterable[str]) -> None:
+    """Raise `TypeError` unless each field of `SamplingParams` stands in one stage."""
+    placed = sorted(name for stage in STAGES.values() for name in stage)
+    if wrong := set(placed).symmetric_difference(names):
+        raise TypeError(f"STAGES does not say what reads {', '.join(sorted(wrong))}")
+    assert len(placed) == len(set(placed)), "a field stands in two stages"
+
+
+check_stages(SamplingParams.__struct_fields__)
+_ADJUSTING = [
+    (field.name, field.default)
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.name in STAGES["logits"]
+]
+"""Fields that change logits, with their defaults."""
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -12,15 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from legato.core.sampling_params import SamplingParams
-from legato.executor.sequence import SamplingRow
-
 _EXACT_BITS = 53
 """Integers below 2**53 are exact in float64."""
 
 
 def to_scores(
-    logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams]
+    logits: torch.Tensor, best: torch.Tensor, temperatures: Sequence[float]
 ) -> torch.Tensor:
     """Return each token's likelihood relative to the row's best token, as a power of two.
 
@@ -29,12 +26,12 @@ def to_scores(
     Args:
         logits: float32 [S, V]; overwritten.
         best: float32 [S], the greatest logit of each row.
-        params: S entries, none greedy.
+        temperatures: S entries, none 0.
 
     Returns:
         float32 [S, V], 0 for the best token.
     """
-    halvings = torch.tensor([halving_of(p.temperature) for p in params], dtype=torch.float32)
+    halvings = torch.tensor([halving_of(one) for one in temperatures], dtype=torch.float32)
     return logits.sub_(best[:, None]).div_(halvings.to(logits.device)[:, None])
 
 
@@ -78,17 +75,6 @@ def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
 
 
-def uniforms(rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Return one number in [0, 1) for each row, from its seed and its number of output tokens.
-
-    Returns:
-        float64 [S], multiples of 2**-53, on the CPU.
-    """
-    seeds = np.array([_seed(row) for row in rows], dtype=np.int64)
-    counts = np.array([row.num_output_tokens for row in rows], dtype=np.int64)
-    return torch.from_numpy(uniform_numbers(seeds, counts))
-
-
 def uniform_numbers(
     seeds: npt.NDArray[np.int64], num_output_tokens: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
@@ -103,11 +89,6 @@ def uniform_numbers(
     counts = (num_output_tokens + 1).astype(np.uint64)
     bits = _mix(_mix(seeds.astype(np.uint64)) + counts * np.uint64(0x9E3779B97F4A7C15))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _seed(row: SamplingRow) -> int:
-    assert row.params.seed is not None, "the front end resolves seeds"
-    return row.params.seed
 
 
 def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from legato.core.sampling_params import SamplingParams
+from legato.core.sampling_params import Filters
 from legato.executor.adjustments import LogitAdjuster, asks_for_change
-from legato.executor.draw import pick, to_scores, to_weights, uniforms
+from legato.executor.draw import pick, to_scores, to_weights, uniform_numbers
 from legato.executor.sequence import SamplingRow
 
 _GROUP_ROWS = 16
@@ -82,7 +82,7 @@ def _groups(rows: Sequence[SamplingRow]) -> Iterator[list[int]]:
         if kind != _PLAIN:
             kinds.setdefault(kind, []).append(i)
     for indices in kinds.values():
-        indices.sort(key=lambda i: is_filtered(rows[i].params))
+        indices.sort(key=lambda i: is_filtered(rows[i].params.draw.filters))
         for start in range(0, len(indices), _GROUP_ROWS):
             yield indices[start : start + _GROUP_ROWS]
 
@@ -105,20 +105,25 @@ def _choose(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow
 
 def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """Sample int64 [S]; overwrites `logits`."""
-    params = [row.params for row in rows]
-    scores = to_scores(logits, best, params)
+    temperatures, filters, seeds = zip(*(row.params.draw for row in rows), strict=True)
+    assert None not in seeds, "the front end resolves seeds"
+    scores = to_scores(logits, best, temperatures)
     weights = to_weights(scores)
-    if any(map(is_filtered, params)):
-        weights.masked_fill_(scores < lowest_kept(scores, weights, params), 0)
-    return pick(weights, uniforms(rows).to(logits.device))
+    if any(map(is_filtered, filters)):
+        weights.masked_fill_(scores < lowest_kept(scores, weights, filters), 0)
+    lengths = np.array([row.num_output_tokens for row in rows], dtype=np.int64)
+    uniforms = uniform_numbers(np.array(seeds, dtype=np.int64), lengths)
+    return pick(weights, torch.from_numpy(uniforms).to(logits.device))
 
 
-def is_filtered(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+def is_filtered(filters: Filters) -> bool:
+    """Whether a filter may exclude a token."""
+    top_p, top_k, min_p = filters
+    return top_k > 0 or top_p < 1.0 or min_p > 0.0
 
 
 def lowest_kept(
-    scores: torch.Tensor, weights: torch.Tensor, params: Sequence[SamplingParams]
+    scores: torch.Tensor, weights: torch.Tensor, filters: Sequence[Filters]
 ) -> torch.Tensor:
     """Return the lowest score that each row keeps by its min_p, top_k and top_p.
 
@@ -129,23 +134,23 @@ def lowest_kept(
     Args:
         scores: float32 [S, V], from `to_scores`.
         weights: int64 [S, V], of the same tokens, from `to_weights`.
-        params: S entries.
+        filters: S entries.
 
     Returns:
         float32 [S, 1].
     """
-    rows = zip(scores.numpy(), weights.numpy(), params, strict=True)
+    rows = zip(scores.numpy(), weights.numpy(), filters, strict=True)
     return torch.tensor([_lowest_of_row(*row) for row in rows], dtype=torch.float32)[:, None]
 
 
 def _lowest_of_row(
-    scores: npt.NDArray[np.float32], weights: npt.NDArray[np.int64], params: SamplingParams
+    scores: npt.NDArray[np.float32], weights: npt.NDArray[np.int64], filters: Filters
 ) -> float:
     total = int(weights.sum())
     for limit in _LIKELY:
         likely = np.flatnonzero(scores >= limit)
         likely = likely[scores[likely].argsort()]
-        lowest = _lowest_of_likely(scores[likely], weights[likely], total, params)
+        lowest = _lowest_of_likely(scores[likely], weights[likely], total, filters)
         if lowest is not None:
             return lowest
     raise AssertionError("nothing is missing from all tokens")
@@ -155,23 +160,24 @@ def _lowest_of_likely(
     ascending: npt.NDArray[np.float32],
     weights: npt.NDArray[np.int64],
     total: int,
-    params: SamplingParams,
+    filters: Filters,
 ) -> float | None:
     """Return the lowest kept score; None if it may belong to a token not in `ascending`.
 
     Args:
         total: weight of all tokens.
     """
+    top_p, top_k, min_p = filters
     unlikely = total - int(weights.sum())
     cumulative = unlikely + weights.cumsum()
     worse = 0
-    if params.top_k > 0 or params.min_p > 0.0:
-        kth_best = ascending[-params.top_k] if 0 < params.top_k <= len(ascending) else -np.inf
-        first = int(np.searchsorted(ascending, max(kth_best, _log2(params.min_p))))
+    if top_k > 0 or min_p > 0.0:
+        kth_best = ascending[-top_k] if 0 < top_k <= len(ascending) else -np.inf
+        first = int(np.searchsorted(ascending, max(kth_best, _log2(min_p))))
         if first == 0 and unlikely:
             return None
         worse = int(cumulative[first - 1]) if first else 0
-    excess = total - math.ceil(params.top_p * (total - worse))
+    excess = total - math.ceil(top_p * (total - worse))
     if unlikely > excess:
         return None
     return float(ascending[np.searchsorted(cumulative, excess, side="right")])

@@ -56,13 +56,14 @@ class SamplingTable:
 
     def put(self, slot: int, params: SamplingParams) -> None:
         """Store the settings of the new request in `slot`."""
+        temperature, (top_p, top_k, min_p), seed = params.draw
         kind = GREEDY if params.is_greedy else DRAWN
         with np.errstate(divide="ignore"):
-            lowest_score = np.log2(np.float32(params.min_p))
-        halving = halving_of(params.temperature)
-        self._settings[slot] = params.top_p, halving, lowest_score, max(params.top_k, 0), kind
-        assert params.is_greedy or params.seed is not None, "the front end resolves seeds"
-        self._seeds[slot] = params.seed or 0
+            lowest_score = np.log2(np.float32(min_p))
+        halving = halving_of(temperature)
+        self._settings[slot] = top_p, halving, lowest_score, max(top_k, 0), kind
+        assert params.is_greedy or seed is not None, "the front end resolves seeds"
+        self._seeds[slot] = seed or 0
 
     def write(
         self,

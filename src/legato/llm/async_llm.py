@@ -15,10 +15,15 @@ from legato.core.stats import EngineStats
 from legato.engine.client.client import EngineClient
 from legato.engine.client.submission import Prompts, Submission
 from legato.language.completion import CompletionDelta
-from legato.language.conversation.guard import MessageSpecialTokens
-from legato.llm.llm_settings import TextConfig, llm_config, llm_docstring, llm_signature
+from legato.language.conversation.template import ConversationOptions
+from legato.llm.llm_settings import (
+    TextConfig,
+    llm_config,
+    llm_docstring,
+    llm_signature,
+    takes_conversation_options,
+)
 from legato.llm.prompts import (
-    ContentFormat,
     Message,
     Prompt,
     PromptReader,
@@ -136,6 +141,7 @@ class AsyncLLM:
 
         return self._answered(read, request_id)
 
+    @takes_conversation_options
     def chat(
         self,
         messages: Sequence[Message],
@@ -143,19 +149,14 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         service: ServiceParams | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_content_format: ContentFormat = "auto",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        message_special_tokens: MessageSpecialTokens = "text",
+        **options: Any,
     ) -> AsyncGenerator[Generation]:
         """Answer a conversation; otherwise as `generate`.
 
         Args:
-            messages: as of `LLM.chat`, as are the last seven.
+            messages: as of `LLM.chat`.
             sampling_params, request_id, service: as of `generate`.
+            options: fields of `ConversationOptions`.
 
         Raises:
             InvalidRequestError: as in `generate`, or the template refuses the messages, or they
@@ -163,18 +164,11 @@ class AsyncLLM:
             Exception: as `generate`.
         """
 
+        asked = ConversationOptions(**options)
+
         def read(defaults: SamplingParams) -> ReadPrompt:
             return self._prompts.conversation(
-                messages,
-                sampling_params or defaults,
-                service,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template=chat_template,
-                chat_template_content_format=chat_template_content_format,
-                chat_template_kwargs=chat_template_kwargs,
-                tools=tools,
-                message_special_tokens=message_special_tokens,
+                messages, sampling_params or defaults, service, options=asked
             )
 
         return self._answered(read, request_id)

@@ -23,11 +23,16 @@ from legato.engine.build.builder import build_engine
 from legato.engine.client.requests import build_requests
 from legato.engine.errors import failure
 from legato.language.completion import CompletionDelta, CompletionStream
-from legato.language.conversation.guard import MessageSpecialTokens
+from legato.language.conversation.template import ConversationOptions
 from legato.language.embedding import Side, check_dimensions, finished_embedding
-from legato.llm.llm_settings import TextConfig, llm_config, llm_docstring, llm_signature
+from legato.llm.llm_settings import (
+    TextConfig,
+    llm_config,
+    llm_docstring,
+    llm_signature,
+    takes_conversation_options,
+)
 from legato.llm.prompts import (
-    ContentFormat,
     Message,
     Prompt,
     PromptReader,
@@ -135,19 +140,14 @@ class LLM:
         readers = [partial(self._prompts.read, prompt) for prompt in prompt_list]
         return self._generated(readers, sampling_params, use_tqdm=use_tqdm)
 
+    @takes_conversation_options
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_content_format: ContentFormat = "auto",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        message_special_tokens: MessageSpecialTokens = "text",
+        **options: Any,
     ) -> list[Generation]:
         """Answer one conversation or several; otherwise as `generate`.
 
@@ -159,15 +159,7 @@ class LLM:
                 which is a text or a list of text parts, and other keys that the template reads.
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
-            add_generation_prompt: end the prompt with the beginning of an answer.
-            continue_final_message: continue the last message instead of answering it.
-            chat_template: a Jinja template instead of the model's own.
-            chat_template_content_format: whether the template gets a content's parts as they are
-                ("openai") or as one text, on lines of their own.
-            chat_template_kwargs: further variables of the template.
-            tools: functions that the model may call, as JSON schemas in OpenAI's form.
-            message_special_tokens: how to treat special tokens in messages and tools: as "text", as
-                "special" tokens, or "refuse" them.
+            options: fields of `ConversationOptions`.
 
         Raises:
             InvalidRequestError: as in `generate`, or the template refuses the messages, or they
@@ -176,18 +168,9 @@ class LLM:
         """
         several = not messages or not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
+        asked = ConversationOptions(**options)
         readers = [
-            partial(
-                self._prompts.conversation,
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template=chat_template,
-                chat_template_content_format=chat_template_content_format,
-                chat_template_kwargs=chat_template_kwargs,
-                tools=tools,
-                message_special_tokens=message_special_tokens,
-            )
+            partial(self._prompts.conversation, conversation, options=asked)
             for conversation in conversations
         ]
         return self._generated(readers, sampling_params, use_tqdm=use_tqdm)

@@ -1,18 +1,22 @@
-"""The keywords of `LLM` and `AsyncLLM`: their configurations' fields, by name."""
+"""The keywords of `LLM` and `AsyncLLM`: fields of configurations and of conversations, by name."""
 
 import inspect
 import textwrap
-from collections.abc import Mapping
-from typing import Annotated, Any
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from legato.core.cache_config import TransferConfig
 from legato.core.config import EngineConfig, engine_fields
 from legato.core.config_fields import Config, Field, Flag, fields_of
+from legato.language.conversation.template import ConversationOptions
 
 OFFLINE: Mapping[str, Any] = {"max_waiting": 2**31}  # the caller waits for all requests anyway
 """Defaults of `LLM` that differ from the fields'; key the field's name."""
+_AnyChat = TypeVar("_AnyChat", bound=Callable[..., Any])
+_OPTIONS_LINE = "            options: fields of `ConversationOptions`.\n"
 _OF_SERVERS = frozenset(TransferConfig.__struct_fields__)
 """Fields for engines that other engines can reach."""
 
@@ -60,6 +64,30 @@ def llm_docstring(defaults: Mapping[str, Any] = OFFLINE) -> str:
         for line in textwrap.wrap(text, 96, initial_indent=" " * 4, subsequent_indent=" " * 8)
     ]
     return "\n".join(["Load the model.", "", "Args:", *lines])
+
+
+def takes_conversation_options(chat: _AnyChat) -> _AnyChat:
+    """Put the keywords of `**options`, with their meanings, into signature and docstring."""
+    signature = inspect.signature(chat)
+    types = typing.get_type_hints(ConversationOptions)
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=types[field.name],
+        )
+        for field in msgspec.structs.fields(ConversationOptions)
+    ]
+    *others, _ = signature.parameters.values()
+    _, _, meanings = inspect.cleandoc(ConversationOptions.__doc__ or "").partition("Attributes:\n")
+    doc = chat.__doc__ or ""
+    assert _OPTIONS_LINE in doc, "it says where the options stand"
+    told = textwrap.indent(textwrap.dedent(meanings), " " * 12)
+    chat.__doc__ = doc.replace(_OPTIONS_LINE, f"{told}\n")
+    chat.__signature__ = signature.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
+    chat.__annotations__ |= types
+    return chat
 
 
 def _fields(defaults: Mapping[str, Any]) -> list[Field]:

@@ -1,7 +1,7 @@
 """Makes the engine's prompts from those of the Python API, with a tokenizer or without."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, cast
 
 import msgspec
 
@@ -15,17 +15,18 @@ from legato.core.slo import ServiceParams
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.requests import last_tokens, with_bad_words
 from legato.engine.process.engine_messages import EngineInfo
-from legato.language.conversation.guard import MessageSpecialTokens
 from legato.language.conversation.rewrite import arguments_object, content_text
-from legato.language.conversation.template import rendered_chat
+from legato.language.conversation.template import (
+    DEFAULT_OPTIONS,
+    ConversationOptions,
+    rendered_chat,
+)
 from legato.language.embedding import Side, kept_tokens
 from legato.language.forms.check import GrammarChecker
 from legato.language.message.message_syntax import MessageSyntax
 
 if TYPE_CHECKING:  # its import takes two thirds of a second
     from legato.language.tokenizer.tokenizer import Tokenizer
-
-ContentFormat = Literal["auto", "string", "openai"]
 
 _NO_VOCABULARY = Vocabulary.of((), frozenset())
 _OF_THE_RENDERER = frozenset({"messages", "chat_template", "tokenize"})
@@ -158,43 +159,29 @@ class PromptReader:
         params: SamplingParams,
         service: ServiceParams | None = None,
         *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_content_format: ContentFormat = "auto",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        message_special_tokens: MessageSpecialTokens = "text",
+        options: ConversationOptions = DEFAULT_OPTIONS,
     ) -> ReadPrompt:
         """Render a conversation to a prompt, with its answer's syntax.
 
         Args:
-            messages: as of `LLM.chat`, as are the last seven.
+            messages: as of `LLM.chat`.
 
         Raises:
             InvalidRequestError: as `read`, or the template refuses the messages.
         """
-        variables = dict(chat_template_kwargs or {})
-        for name in _OF_THE_RENDERER.intersection(variables):
+        for name in _OF_THE_RENDERER.intersection(options.chat_template_kwargs or {}):
             raise InvalidRequestError(
                 f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
             )
-        keeps_parts = chat_template_content_format == "openai"
+        keeps_parts = options.chat_template_content_format == "openai"
         rendered = rendered_chat(
             self.tokenizer,
             [_for_template(message, keeps_parts=keeps_parts) for message in messages],
-            [dict(tool) for tool in tools or ()],
-            chat_template=chat_template,
-            options={
-                "add_generation_prompt": add_generation_prompt,
-                "continue_final_message": continue_final_message,
-                **variables,
-            },
-            special_tokens=message_special_tokens,
+            options,
         )
         token_ids = self.tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
         read = self.read(TokensPrompt(prompt_token_ids=token_ids), params, service)
-        syntax = rendered.syntax if tools else rendered.syntax.without_calls()
+        syntax = rendered.syntax if options.tools else rendered.syntax.without_calls()
         if syntax.is_plain or params.structured_outputs is not None:  # a form covers the whole text
             return read
         kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax).values())

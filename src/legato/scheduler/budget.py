@@ -29,8 +29,8 @@ UNLIMITED = math.inf
 class StepBudget(Protocol):
     """Decides what still fits into a step, from its contents and its time limit.
 
-    `limit_s` is the time until the first running stream's next token is due; `UNLIMITED` if no
-    running stream has a promise.
+    docs/contributing/scheduler.md tells how `limit_s` follows from the promises; it is `UNLIMITED`
+    without any.
     """
 
     def max_chunk(self, shape: StepShape, start: int, wanted: int, limit_s: float) -> int:
@@ -107,8 +107,7 @@ class TimeBudget:
     """Bounds a step by its predicted time.
 
     The step-time model is inverted for the longest chunk whose step, plus the model's margin, ends
-    before a running stream's next token is due. If no token is due, for example because no stream
-    is running, only `max_num_batched_tokens` bounds the step.
+    within the limit. Without a limit, only `max_num_batched_tokens` bounds the step.
     """
 
     def __init__(self, model: StepTimeModel, max_num_batched_tokens: int) -> None:

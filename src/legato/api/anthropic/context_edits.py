@@ -66,11 +66,13 @@ class ClearThinking(RequestModel):
     """Clears the thinking of all but the most recent turns."""
 
     type: Literal["clear_thinking_20251015"]
+    """Clear the thinking of old turns."""
     keep: Annotated[
         KeptThinking,
         BeforeValidator(_as_kept),
         WithJsonSchema({"anyOf": [{"const": "all"}, {"type": "object"}]}),
     ] = KeptThinking(type="thinking_turns", value=1)
+    """Recent turns that keep theirs, as `{"type": "thinking_turns", "value": 1}`, or `"all"`."""
 
     def cleared(self, messages: Sequence[AnthropicMessage]) -> tuple[list[AnthropicMessage], int]:
         """Return the messages that are left, and the number of turns whose thinking is gone."""
@@ -99,17 +101,23 @@ class ClearThinking(RequestModel):
 
 class Trigger(RequestModel):
     type: Literal["input_tokens", "tool_uses"]
+    """Tokens of the prompt, or tool uses."""
     value: _Amount
+    """Number of either."""
 
 
 class KeptToolUses(RequestModel):
     type: Literal["tool_uses"]
+    """Tool uses."""
     value: _Amount
+    """Number of uses."""
 
 
 class InputTokens(RequestModel):
     type: Literal["input_tokens"]
+    """Tokens of the prompt."""
     value: _Amount
+    """Number of tokens."""
 
 
 _ToolNames = Annotated[list[Name], Field(fail_fast=True), AtMost(MAX_TOOLS)]
@@ -119,11 +127,17 @@ class ClearToolUses(RequestModel):
     """Replaces old results of tools by a short text, once the conversation is long."""
 
     type: Literal["clear_tool_uses_20250919"]
+    """Replace old results of tools by a short text."""
     trigger: Trigger = Trigger(type="input_tokens", value=100_000)
+    """Apply to conversations longer than this."""
     keep: KeptToolUses = KeptToolUses(type="tool_uses", value=3)
+    """Recent tool uses to keep."""
     clear_at_least: InputTokens | None = None
+    """Apply only if this many tokens are cleared."""
     exclude_tools: _ToolNames = Field(default_factory=list)
+    """Tools whose uses stay."""
     clear_tool_inputs: bool | _ToolNames = False
+    """Clear the inputs of calls as well; a list names the tools."""
 
     def cleared(self, messages: Sequence[AnthropicMessage]) -> tuple[list[AnthropicMessage], int]:
         """Return the messages that are left, and the number of tool uses that are cleared."""
@@ -174,6 +188,7 @@ Edit = Annotated[
 
 class ContextManagement(RequestModel):
     edits: Annotated[list[Edit], AtMost(_MAX_EDITS)] = Field(default_factory=list)
+    """`clear_thinking_20251015` and `clear_tool_uses_20250919`, applied in order."""
 
 
 def edited(

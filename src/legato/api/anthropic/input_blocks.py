@@ -43,7 +43,9 @@ def _as_blocks(text: str) -> list[Any]:
 
 class TextBlock(LenientModel):
     type: Annotated[str, only("text")]
+    """Other blocks are for messages."""
     text: str
+    """Texts are joined by line ends."""
 
 
 Texts = Annotated[
@@ -131,12 +133,14 @@ Block = Annotated[
 
 class AnthropicMessage(RequestModel):
     role: Literal["user", "assistant", "system"]
+    """The speaker."""
     content: Annotated[
         list[Block],
         Field(fail_fast=True),
         AtMost(MAX_CONTENT_PARTS),
         OrText(_as_blocks),
     ]
+    """Text, or blocks: `text`, `tool_use`, `tool_result`, `thinking`."""
 
 
 def assistant_message(blocks: list[Any]) -> dict[str, Any]:

@@ -41,23 +41,29 @@ _TOOL_SEARCH = tuple(
 
 
 class AnthropicTool(RequestModel):
-    """A function that the model may call, or Anthropic's search for deferred ones.
-
-    Attributes:
-        defer_loading: the model knows it once a tool's result refers to it.
-    """
+    """A function that the model may call, or Anthropic's search for deferred ones."""
 
     type: Annotated[str, only("custom", *_TOOL_SEARCH)] | None = None
+    """Tools of Anthropic's servers are left out."""
     name: Name
+    """The tool's name."""
     description: str | None = None
+    """Shown to the model."""
     input_schema: dict[str, Any] | None = None
+    """JSON schema of the input."""
     strict: bool | None = None
+    """Hold every call to the schema."""
     defer_loading: bool = False
+    """Show the tool once a result has a `tool_reference` to it."""
     allowed_callers: Annotated[list[str], only(["direct"]), AtMost(1)] | None = None
+    """The model alone calls tools."""
     # Hints; they change nothing.
     cache_control: dict[str, Any] | None = None
+    """Changes nothing: the cache is automatic."""
     eager_input_streaming: bool | None = None
+    """Changes nothing: inputs are always streamed."""
     input_examples: list[dict[str, Any]] | None = None
+    """Changes nothing: the model is not shown them."""
 
     @property
     def is_search(self) -> bool:
@@ -72,8 +78,11 @@ class AnthropicTool(RequestModel):
 
 class AnthropicToolChoice(RequestModel):
     type: Literal["auto", "any", "tool", "none"]
+    """Whether the model may call any, must call one, or must call this one."""
     name: Name | None = None
+    """The tool to call, with `tool`."""
     disable_parallel_tool_use: bool = False
+    """Allow one call at a time."""
 
     @model_validator(mode="after")
     def _check_name(self) -> "AnthropicToolChoice":
@@ -90,21 +99,21 @@ class AnthropicToolChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """How the model thinks.
-
-    Attributes:
-        budget_tokens: not enforced yet; `max_tokens` bounds thinking and answer together.
-        display: whether answers show the text of thinking; if not, it is in the signature.
-    """
+    """How the model thinks."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    """`adaptive` and `between_tools` leave it to the model."""
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Changes nothing: `max_tokens` bounds thinking, too."""
     display: Literal["summarized", "omitted"] | None = None
+    """`omitted` leaves thinking in `signature` alone."""
 
 
 class OutputFormat(RequestModel):
     type: Annotated[str, only("json_schema")]
+    """Only schemas are supported."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    """The JSON schema."""
 
     def chat(self) -> dict[str, Any]:
         """Return the `response_format` of a chat."""
@@ -114,13 +123,16 @@ class OutputFormat(RequestModel):
 
 class OutputConfig(RequestModel):
     effort: Name | None = None
+    """As `reasoning_effort` of a chat."""
     format: OutputFormat | None = None
+    """JSON by a schema."""
 
 
 class AnthropicMetadata(LenientModel):
     """A client's notes on a request; its other fields change nothing, too."""
 
     user_id: Name | None = None
+    """Changes nothing: the client's note."""
 
 
 def _refused(_value: Any) -> Any:
@@ -143,20 +155,32 @@ class CountTokensRequest(ModelRequest):
     messages: Annotated[
         list[AnthropicMessage], Field(min_length=1, fail_fast=True), AtMost(MAX_MESSAGES)
     ]
+    """The conversation."""
     system: Texts | None = None
+    """System message before all others."""
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True), AtMost(MAX_TOOLS)] = Field(
         default_factory=list
     )
+    """Functions that the model may call."""
     tool_choice: AnthropicToolChoice | None = None
+    """With `none`, tools do not count."""
     thinking: Thinking | None = None
+    """Switch thinking on or off, if the chat template can."""
     output_config: OutputConfig | None = None
+    """Effort of thinking, and the form of the answer."""
     output_format: OutputFormat | None = None
+    """Changes nothing: the model is not shown the schema."""
     context_management: ContextManagement | None = None
+    """What to clear from a long conversation."""
     thread: Thread = None
+    """Refused: the server holds no conversations."""
     chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+    """Variables of the chat template."""
     # Hints, and values that change nothing.
     cache_control: dict[str, Any] | None = None
+    """Changes nothing: the cache is automatic."""
     speed: Annotated[str, only("standard")] | None = None
+    """There is one speed."""
 
     @model_validator(mode="after")
     def _check_formats(self) -> "CountTokensRequest":
@@ -270,11 +294,19 @@ class MessagesRequest(CountTokensRequest, GenerationOptions):
     """A turn of a conversation."""
 
     max_tokens: Annotated[int, Field(ge=1)]
+    """Most tokens of thinking and answer together."""
+    tool_choice: AnthropicToolChoice | None = None
+    """Whether the model may call any tool, must call one, or must call this one."""
+    output_format: OutputFormat | None = None
+    """Old name of `format` in `output_config`."""
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True), AtMost(MAX_STOP)
     ] = Field(default_factory=list)
+    """Strings that end the output."""
     metadata: AnthropicMetadata | None = None
+    """Changes nothing: the client's notes."""
     service_tier: Annotated[str, only("auto", "standard_only")] | None = None
+    """Changes nothing: there is one tier."""
 
     @property
     def omits_thinking(self) -> bool:

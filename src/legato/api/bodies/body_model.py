@@ -230,6 +230,7 @@ class ModelRequest(RequestModel):
     """A request that names a model; only the served one exists."""
 
     model: Name | None = None
+    """The served model's name."""
 
 
 Kind = Literal[

@@ -90,7 +90,9 @@ CallArguments = Annotated[
 
 class CalledFunction(LenientModel):
     name: Name
+    """The function's name."""
     arguments: CallArguments = "{}"
+    """JSON text, or an object."""
 
     def for_template(self) -> dict[str, Any]:
         return {"name": self.name, "arguments": arguments_object(self.arguments)}
@@ -98,28 +100,36 @@ class CalledFunction(LenientModel):
 
 class MessageToolCall(LenientModel):
     id: Name = ""
+    """The call's id."""
     type: Annotated[str, only("function")] = "function"
+    """Only functions are supported."""
     function: CalledFunction
+    """The call."""
 
 
 class ChatMessage(LenientModel):
-    """One message. Clients' histories have keys of their own, which are ignored.
-
-    Attributes:
-        role: OpenAI's, or any that the chat template takes.
-    """
+    """One message. Clients' histories have keys of their own, which are ignored."""
 
     role: Annotated[str, Field(min_length=1), AtMost(MAX_ROLE_CHARS)]
+    """The speaker: OpenAI's roles, and those of the chat template."""
     content: MessageText = ""
+    """Text, or parts `{"type": "text", "text": "..."}`."""
     name: Name | None = None
+    """For the chat template."""
     tool_call_id: Name | None = None
+    """The call that a `tool` message answers."""
     tool_calls: (
         Annotated[list[MessageToolCall], Field(fail_fast=True), AtMost(MAX_TOOL_CALLS)] | None
     ) = None
+    """Calls of an earlier answer."""
     function_call: CalledFunction | None = None
+    """Old form of a call."""
     reasoning_content: str | None = None
+    """Reasoning of an earlier answer."""
     reasoning: str | None = None
+    """vLLM's name of `reasoning_content`."""
     refusal: str | None = None
+    """Replaces an empty `content`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -173,19 +183,22 @@ Messages = Annotated[list[ChatMessage], Field(fail_fast=True), AtMost(MAX_MESSAG
 
 
 class TemplateOptions(RequestModel):
-    """Options for rendering messages to a prompt.
-
-    Attributes:
-        thinking_token_budget: 0 switches thinking off; `max_tokens` bounds it anyway.
-    """
+    """Options for rendering messages to a prompt."""
 
     tools: Tools | None = None
+    """[Functions](../guides/tools.md) that the model may call."""
     add_generation_prompt: bool = True
+    """End the prompt with the beginning of an answer."""
     continue_final_message: bool = False
+    """Continue the last message instead of answering it."""
     chat_template: Annotated[str, AtMost(MAX_TEMPLATE_CHARS)] | None = None
+    """Template in Jinja; needs `--trust-request-chat-template`."""
     chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+    """Variables of the chat template."""
     enable_thinking: bool | None = None
+    """Shorthand for this variable of the template."""
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
+    """0 switches thinking off; another budget is not enforced."""
 
     @model_validator(mode="after")
     def _check_template_options(self) -> "TemplateOptions":

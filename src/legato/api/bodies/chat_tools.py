@@ -95,17 +95,16 @@ def _parts(path: _Path, schema: dict[str, Any]) -> Iterator[tuple[_Path, Any]]:
 
 
 class FunctionDefinition(RequestModel):
-    """A function that the model may call.
-
-    Attributes:
-        parameters: a JSON schema of its arguments; without one it takes none.
-        strict: refuse a schema that cannot be enforced, and enforce it in every call.
-    """
+    """A function that the model may call."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]+$"), AtMost(MAX_TOOL_NAME_CHARS)]
+    """Letters, digits, `_`, `.` and `-`."""
     description: str | None = None
+    """For the chat template."""
     parameters: Annotated[dict[str, Any], AfterValidator(_checked_parameters)] | None = None
+    """JSON schema of the arguments; by default, there are none."""
     strict: bool = False
+    """Hold every call to the schema; required calls always are."""
     _input_grammar: str | None = PrivateAttr(default=None)
 
     @property
@@ -120,7 +119,9 @@ class FunctionDefinition(RequestModel):
 
 class Tool(RequestModel):
     type: Annotated[str, only("function")]
+    """Only functions are supported."""
     function: FunctionDefinition
+    """The function."""
 
     def for_template(self) -> dict[str, Any]:
         """Convert to the format of transformers' chat templates."""

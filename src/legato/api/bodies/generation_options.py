@@ -52,14 +52,23 @@ class Hints(RequestModel):
     """A client's notes on a request, for services that use them."""
 
     user: Name | None = None
+    """Changes nothing: the client's note; `/v1/responses` repeats it."""
     safety_identifier: Name | None = None
+    """Changes nothing: the client's note; `/v1/responses` repeats it."""
     metadata: Metadata | None = None
+    """Changes nothing: the client's notes; `/v1/responses` repeats them."""
     service_tier: ServiceTier | None = None
+    """Changes nothing: see `slo_class` and `priority`."""
     prompt_cache_key: Name | None = None
+    """Changes nothing: equal prompts share their cache."""
     prompt_cache_retention: CacheRetention | None = None
+    """Changes nothing: blocks stay while memory allows."""
     prompt_cache_options: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
+    """Changes nothing: the cache is automatic."""
     verbosity: Verbosity | None = None
+    """Changes nothing: say it in the prompt."""
     spaces_between_special_tokens: bool | None = None  # the tokenizers here never add any
+    """Changes nothing: there are none."""
 
     @property
     def unheeded(self) -> Iterator[Warned]:
@@ -80,34 +89,53 @@ class PeersHints(RequestModel):
     """
 
     id_slot: int | None = None
+    """Changes nothing: for llama.cpp."""
     timings_per_token: bool | None = None
+    """Changes nothing: for llama.cpp."""
     session_id: Name | None = None
+    """Changes nothing: for SGLang."""
     request_id: Name | None = None
+    """Repeated by `/render`; elsewhere, use the header `X-Request-Id`."""
     rid: Name | Annotated[list[Name], AtMost(MAX_N)] | None = None
+    """Changes nothing: for SGLang."""
     stream_interval: Annotated[int, Field(ge=1)] | None = None
+    """Changes nothing: each token is sent at once."""
 
 
 class UnaskedOptions(RequestModel):
     """Options that Legato does not have, accepted only if they are off."""
 
     store: Annotated[bool, only(False)] | None = None
+    """Answers are not stored."""
     use_beam_search: Annotated[bool, only(False)] | None = None
+    """Beam search is not supported."""
     length_penalty: Annotated[float, only(1)] | None = None
+    """For beam search."""
     early_stopping: Annotated[bool, only(False)] | None = None
+    """For beam search."""
     truncation_side: Annotated[str, only("left")] | None = None
+    """The prompt's end is kept."""
     no_stop_trim: Annotated[bool, only(False)] | None = None
+    """Use `include_stop_str_in_output`."""
     return_hidden_states: Annotated[bool, only(False)] | None = None
+    """Not returned."""
 
 
 class UnaskedOfChat(RequestModel):
     """Likewise, for chat only."""
 
     echo: Annotated[bool, only(False)] | None = None
+    """Answers do not repeat the last message."""
     include_reasoning: Annotated[bool, only(True)] | None = None
+    """Reasoning is always returned."""
     separate_reasoning: Annotated[bool, only(True)] | None = None
+    """Reasoning is always separate."""
     stream_reasoning: Annotated[bool, only(True)] | None = None
+    """Reasoning is always streamed."""
     documents: Annotated[list[Any], only([]), AtMost(0)] | None = None
+    """Not supported; see `chat_template_kwargs`."""
     mm_processor_kwargs: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None
+    """Only text is supported."""
 
 
 def _as_tuple(value: Any) -> Any:
@@ -135,6 +163,8 @@ def _one_or_several(item: JsonSchemaValue) -> WithJsonSchema:
 
 
 _NONCE_BYTES = 16
+_SENT_SERVICE = set(ServiceParams.__struct_fields__) - {"cache_owner", "cache_nonce"}
+"""Fields of `ServiceParams` that a client sends; the other two are the server's."""
 _NAMED_KEYS = 8
 """An error names so many wrong keys at most."""
 _TOKEN_ID_KEY = re.compile("0|[1-9][0-9]{0,18}")
@@ -196,25 +226,37 @@ NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class StreamOptions(RequestModel):
-    """Attributes: `continuous_usage_stats` puts the usage so far on every chunk."""
+    """What a stream has beside its deltas."""
 
     include_usage: bool = False
+    """End with a chunk that counts tokens."""
     continuous_usage_stats: bool = False
+    """Count tokens in every chunk."""
     include_obfuscation: Annotated[bool, only(False)] = False
+    """Padding is not supported."""
 
 
 class KVTransferRequest(RequestModel):
     """vLLM's parameters, as its routers send them; engines fill in null fields."""
 
     do_remote_prefill: bool = False
+    """Fetch the prompt's blocks from another server."""
     do_remote_decode: bool = False
+    """Keep them for another server, as the answer says."""
     remote_host: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """That server's `--kv-transfer-host`."""
     remote_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """That server's `--kv-transfer-port`."""
     transfer_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Name of the transfer; made up if absent."""
     signature: Annotated[str, Field(max_length=64)] | None = None
+    """Made with the fleet's key."""
     is_early: bool = False
+    """The other server may not know the prompt yet."""
     remote_engine_id: Annotated[str | None, only(None)] = None
+    """Address and name suffice."""
     remote_block_ids: Annotated[list[int] | None, only(None)] = None
+    """Servers exchange them."""
 
 
 def kv_transfer_of(asked: KVTransferRequest | None) -> KVTransferParams | None:
@@ -235,13 +277,19 @@ class SamplingOptions(RequestModel):
     repetition_penalty: (
         Annotated[float, Field(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
     ) = None
+    """Makes tokens of prompt and output less likely, above 1."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: LogitBias | None = None
+    """Added to the logits of these token ids."""
     allowed_token_ids: AllowedTokenIds | None = None
+    """No other tokens are sampled."""
     bad_words: BadWords | None = None
+    """Words that are not generated, by their usual tokens."""
     logprob_token_ids: LogprobTokenIds | None = None
+    """Log probabilities of these tokens, not of the most likely ones."""
     seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
+    """Makes the tokens reproducible."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
@@ -255,35 +303,35 @@ class SamplingOptions(RequestModel):
 
 
 class ServiceOptions(RequestModel):
-    """Fields of `ServiceParams`, with the same meaning.
-
-    Attributes: `cache_prompt`: false shares no cached blocks with other requests.
-    """
+    """Fields of `ServiceParams`, with the same meaning."""
 
     slo_class: Name = INTERACTIVE
+    """`interactive`, `batch`, or a class of `--slo-class`."""
     tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = DEFAULT_TENANT
+    """The tenant, unless the API key names one."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """Lower goes earlier, within a tenant."""
     allow_best_effort: bool = False
+    """If the TTFT SLO cannot be met, serve without a promise."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+    """Share cached blocks only with the same salt."""
     cache_prompt: bool = True
+    """`false` shares no cached blocks."""
 
     def service_params(self) -> ServiceParams:
         """Return how to serve the request; the engine checks that its class exists."""
-        return ServiceParams(
-            slo_class=self.slo_class,
-            tenant=self.tenant,
-            priority=self.priority,
-            allow_best_effort=self.allow_best_effort,
-            cache_salt=self.cache_salt,
-            cache_nonce=None if self.cache_prompt else secrets.token_hex(_NONCE_BYTES),
-        )
+        nonce = None if self.cache_prompt else secrets.token_hex(_NONCE_BYTES)
+        sent = {name: getattr(self, name) for name in _SENT_SERVICE}
+        return ServiceParams(cache_nonce=nonce, **sent)
 
 
 class GenerationOptions(SamplingOptions, ServiceOptions, PeersHints, ModelRequest):
     """Options of a generation request in any API."""
 
     stream: bool = False
+    """Answer with server-sent events."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """Keep this many last tokens of the prompt; -1 keeps what fits."""
 
     def shared_options(self) -> dict[str, Any]:
         """Return the options that the client sent, as JSON values."""
@@ -295,14 +343,23 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
     """A request to OpenAI's completion endpoints."""
 
     stream_options: StreamOptions | None = None
+    """With `stream` only."""
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    """Completions of each prompt."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens to generate, 16 by default; 0 with `echo` scores the prompt."""
     stop: Strings | None = None
+    """Strings that end the output."""
     prompt_logprobs: NumLogprobs | None = None
+    """Log probabilities of this many tokens at each prompt token."""
     return_token_ids: bool = False
+    """Return the tokens of prompts and completions."""
     return_tokens_as_token_ids: bool = False
+    """Log probabilities name tokens `token_id:5`."""
     return_token_offsets: bool = False
+    """`/render` returns the tokens' places in the text."""
     kv_transfer_params: KVTransferRequest | None = None
+    """Transfer of cached blocks [between servers](../guides/disaggregate.md)."""
 
     @property
     def kv_transfer(self) -> KVTransferParams | None:

@@ -57,15 +57,16 @@ def enforced(schema: dict[str, Any], *, is_strict: bool) -> dict[str, Any]:
 
 
 class JsonSchemaFormat(RequestModel):
-    """Attributes:
-    schema_: any object without one.
-    strict: unless true, unsupported keywords are ignored.
-    """
+    """Form of an answer by a schema."""
 
     name: Name
+    """Changes nothing: the model is not shown it."""
     description: str | None = None
+    """Changes nothing: the model is not shown it."""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """The JSON schema; by default, any object."""
     strict: bool = False
+    """Refuse unsupported keywords instead of ignoring them."""
 
     @property
     def enforced(self) -> dict[str, Any]:
@@ -75,20 +76,20 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """The form of an answer.
-
-    Attributes:
-        schema_: llama.cpp's, for "json_object".
-        structures, triggers: vLLM's, for "structural_tag".
-        format: in their place, likewise.
-    """
+    """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    """`structural_tag` is vLLM's."""
     json_schema: JsonSchemaFormat | None = None
+    """With `json_schema`."""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """llama.cpp's schema, with `json_object`."""
     structures: list[dict[str, Any]] | None = None
+    """Old form of structural tags, with `triggers`."""
     triggers: list[str] | None = None
+    """Texts with which tags begin."""
     format: dict[str, Any] | None = None
+    """New form of structural tags."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "ResponseFormat":
@@ -123,15 +124,25 @@ class OutputForm(ModelRequest):
     """The form of the output; at most one of these is set."""
 
     response_format: ResponseFormat | None = None
+    """Form of the output: text, JSON, or JSON by a schema."""
     structured_outputs: Form | None = None
+    """[Form](python.md#structuredoutputs) of the output, in vLLM's words."""
     guided_json: str | dict[str, Any] | None = None
+    """Old name of its `json`."""
     guided_regex: str | None = None
+    """Old name of its `regex`."""
     guided_choice: list[str] | None = None
+    """Old name of its `choice`."""
     guided_grammar: str | None = None
+    """Old name of its `grammar`."""
     regex: str | None = None
+    """SGLang's name of its `regex`."""
     ebnf: str | None = None
+    """SGLang's name of its `grammar`."""
     grammar: str | None = None
+    """llama.cpp's name of its `grammar`."""
     json_schema: str | dict[str, Any] | None = None
+    """llama.cpp's name of its `json`."""
 
     @model_validator(mode="after")
     def _check_forms(self) -> "OutputForm":

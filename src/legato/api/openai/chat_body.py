@@ -23,21 +23,33 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
-    """Attributes: `functions` and `function_call` are OpenAI's older names of tools."""
+    """A conversation to answer."""
 
     messages: Annotated[Messages, Field(min_length=1)]
+    """The conversation."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens to generate; by default, as many as the context holds."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """New name of `max_tokens`."""
     logprobs: bool = False
+    """Return log probabilities of the sampled tokens."""
     top_logprobs: NumLogprobs | None = None
+    """And of this many most likely tokens."""
 
     add_special_tokens: Annotated[bool, only(False)] | None = None
+    """The chat template adds them."""
     modalities: Annotated[list[str], only(["text"]), AtMost(1)] | None = None
+    """Only text is supported."""
     tool_choice: ToolChoice | None = None
+    """Which functions may or must be called, in OpenAI's forms."""
     parallel_tool_calls: bool = True
+    """Allow several calls in one message."""
     functions: Functions | None = None
+    """Old name of `tools`; calls come as `function_call`."""
     function_call: FunctionChoice | None = None
+    """Old name of `tool_choice`."""
     reasoning_effort: ReasoningEffort | None = None
+    """Effort of thinking, if the chat template reads it."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "ChatRequest":

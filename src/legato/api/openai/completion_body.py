@@ -40,7 +40,7 @@ def _unless_false(value: Any) -> Any:
 
 
 class CompletionRequest(GenerationRequest):
-    """Attributes: `prompt` is a list of prompts, however it was sent."""
+    """Prompts to complete, however they were sent."""
 
     prompt: Annotated[
         list[Prompt],
@@ -48,11 +48,17 @@ class CompletionRequest(GenerationRequest):
         BeforeValidator(as_prompts),
         WithJsonSchema(PROMPT_SCHEMA),
     ]
+    """Text, token ids, or a list of either."""
     add_special_tokens: bool = True
+    """Add the tokenizer's special tokens to texts."""
     echo: bool = False
+    """Repeat the prompt before the completion."""
     logprobs: Annotated[NumLogprobs | None, BeforeValidator(_unless_false)] = None
+    """Log probabilities of this many tokens beside the sampled one."""
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    """Must be 1 or equal `n`."""
     suffix: Annotated[str, only("")] | None = None
+    """Filling in the middle is not supported."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "CompletionRequest":

@@ -12,28 +12,22 @@ EncodingFormat = Literal["float", "base64"]
 
 
 class PooledOptions(ServiceOptions, ModelRequest):
-    """Options of requests whose prompts become vectors or scores.
-
-    Attributes:
-        add_special_tokens: put the tokenizer's special tokens around each text.
-        truncate_prompt_tokens: keep this many tokens of each prompt, those special tokens included;
-            -1 keeps as many as the context has.
-        truncation_side: where tokens are dropped.
-    """
+    """Options of requests whose prompts become vectors or scores."""
 
     user: Name | None = None
+    """Changes nothing: the client's note."""
     request_id: Name | None = None
+    """Changes nothing: use the header `X-Request-Id`."""
     add_special_tokens: bool = True
+    """Add the tokenizer's special tokens to texts."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """Keep at most this many tokens; -1 keeps what the context holds."""
     truncation_side: Literal["left", "right"] = "right"
+    """The end that loses tokens."""
 
 
 class EmbeddingRequest(PooledOptions):
-    """Attributes:
-    input: a list of texts and of lists of token ids, however it was sent.
-    dimensions: first so many numbers of each vector; None for all.
-    normalize: divide each vector by its L2 norm.
-    """
+    """Inputs that become vectors, however they were sent."""
 
     input: Annotated[
         list[Prompt],
@@ -41,6 +35,10 @@ class EmbeddingRequest(PooledOptions):
         BeforeValidator(as_prompts),
         WithJsonSchema(PROMPT_SCHEMA),
     ]
+    """Text, token ids, or a list of either."""
     encoding_format: EncodingFormat = "float"
+    """Numbers, or base64 of little-endian float32."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    """Return this many first numbers of each vector."""
     normalize: bool = True
+    """Divide each vector by its L2 norm, after `dimensions`."""

@@ -27,24 +27,32 @@ from legato.core.sampling_params import MAX_N, SamplingParams
 
 
 class SentSamplingParams(SamplingOptions):
-    """The sampling parameters of tokens.
-
-    Attributes:
-        detokenize: goes with true if there are stop strings, or for other modes than "tokens".
-    """
+    """The sampling parameters of tokens."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    """Completions of each prompt."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens to generate; by default, as many as the context holds."""
     stop: Strings | None = None
+    """Strings that end the output."""
     logprobs: NumLogprobs | None = None
+    """Log probabilities of the sampled and of this many likely tokens."""
     prompt_logprobs: NumLogprobs | None = None
+    """Log probabilities of this many tokens at each prompt token."""
     structured_outputs: Form | None = None
+    """[Form](python.md#structuredoutputs) of the output, in vLLM's words."""
     detokenize: bool = True
+    """Must be `true` with `stop` and for text."""
     spaces_between_special_tokens: bool | None = None
+    """Changes nothing: there are none."""
     skip_clone: bool | None = None
+    """Changes nothing: for vLLM's own copies."""
     flat_logprobs: Annotated[bool, only(False)] | None = None
+    """Log probabilities are listed by token."""
     extra_args: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None
+    """None are supported."""
     output_kind: int | None = None
+    """Changes nothing: `stream` decides."""
 
     def params(self, defaults: Mapping[str, Any], **decided: Any) -> SamplingParams:
         """Return the parameters over the model's defaults; `max_tokens` has none.
@@ -63,44 +71,55 @@ class SentSamplingParams(SamplingOptions):
 
 
 class ParseContext(RequestModel):
-    """How a rendered chat's answer is read as a message.
-
-    Attributes:
-        chat_template_kwargs, history_tool_call_cnt: change nothing.
-    """
+    """How a rendered chat's answer is read as a message."""
 
     tools: Tools | None = None
+    """Functions that the prompt shows."""
     tool_choice: ToolChoice | None = None
+    """Changes nothing: the rendered prompt has it."""
     parallel_tool_calls: bool = True
+    """Changes nothing: the rendered prompt has it."""
     include_reasoning: Annotated[bool, only(True)] | None = None
+    """Reasoning is always returned."""
     chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+    """Changes nothing: the prompt is rendered."""
     history_tool_call_cnt: Annotated[int, Field(ge=0)] | None = None
+    """Changes nothing: calls get random ids."""
 
 
 class GenerateRequest(ServiceOptions, ModelRequest):
-    """A prompt in tokens, as `/render` answers with it.
-
-    Attributes:
-        token_offsets, reasoning_ended, reasoning_parser_kwargs: change nothing: a rendered form of
-            the output has the reasoning before it.
-        parse_context: for `output_mode: "derender"`; without one, the message calls no tools.
-    """
+    """A prompt in tokens, as `/render` answers with it."""
 
     request_id: Name | None = None
+    """Id of the request; the answer repeats it."""
     token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+    """The prompt."""
     token_offsets: list[Any] | None = None
+    """Changes nothing: the server needs no text."""
     features: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None
+    """Only text is supported."""
     content_parts: Annotated[list[Any], only([]), AtMost(0)] | None = None
+    """Only text is supported."""
     sampling_params: SentSamplingParams
+    """How to choose tokens, and when to stop."""
     output_mode: OutputMode = "tokens"
+    """Answer with tokens, with their text, too, or with a message."""
     parse_context: ParseContext | None = None
+    """How to read a message, as `/render` returns it; calls need it."""
     reasoning_ended: bool | None = None
+    """The answer begins after the reasoning."""
     reasoning_parser_kwargs: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
+    """Changes nothing: for vLLM's parsers."""
     return_token_ids: bool = False
+    """Return the prompt's tokens; a stream has them in its first chunk."""
     stream: bool = False
+    """Answer with server-sent events."""
     stream_options: StreamOptions | None = None
+    """With `stream` only."""
     kv_transfer_params: KVTransferRequest | None = None
+    """Transfer of cached blocks [between servers](../guides/disaggregate.md)."""
     ec_transfer_params: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None
+    """Only text is supported."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "GenerateRequest":

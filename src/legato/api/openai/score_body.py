@@ -12,15 +12,14 @@ Texts = Annotated[list[str], Field(fail_fast=True, min_length=1), OrText(lambda 
 
 
 class ScoreRequest(PooledOptions):
-    """Attributes:
-    text_1: a query for all of `text_2`, or one for each.
-    text_2: the texts that are scored.
-    use_activation: return the sigmoid of the head's output.
-    """
+    """Texts to score by queries."""
 
     text_1: Texts
+    """A query for all of `text_2`, or one for each."""
     text_2: Texts
+    """Texts to score."""
     use_activation: bool = True
+    """Return the sigmoid of the head's output."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "ScoreRequest":
@@ -53,14 +52,10 @@ def _as_texts(value: object) -> object:
 
 
 class RerankRequest(PooledOptions):
-    """Attributes:
-    documents: texts, or objects with a `text`.
-    top_n: most documents to return; 0 returns all.
-    return_documents: whether results have the documents' texts.
-    use_activation: return the sigmoid of the head's output.
-    """
+    """Documents to sort by a query."""
 
     query: str
+    """Compared with the documents."""
     documents: Annotated[
         list[str],
         Field(fail_fast=True, min_length=1),
@@ -82,9 +77,13 @@ class RerankRequest(PooledOptions):
             }
         ),
     ]
+    """Texts, or objects with a `text`."""
     top_n: Annotated[int, Field(ge=0)] = 0
+    """Return this many best documents; 0 returns all."""
     return_documents: bool = True
+    """Return the documents' texts, too."""
     use_activation: bool = True
+    """Return the sigmoid of the head's output."""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:

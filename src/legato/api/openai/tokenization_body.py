@@ -12,16 +12,16 @@ from legato.core.errors import InvalidRequestError
 
 
 class TokenizeRequest(TemplateOptions, ModelRequest):
-    """Either a prompt or messages.
-
-    Attributes:
-        add_special_tokens: to a prompt; None adds them. For messages, the template adds them.
-    """
+    """Either a prompt or messages."""
 
     prompt: str | None = None
+    """Text; either this or `messages`."""
     messages: Messages | None = None
+    """Conversation for the chat template."""
     add_special_tokens: bool | None = None
+    """Add the tokenizer's special tokens to `prompt`, the default."""
     return_token_strs: bool = False
+    """Return the vocabulary's spelling of each token, too."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "TokenizeRequest":
@@ -45,6 +45,7 @@ class DetokenizeRequest(ModelRequest):
     tokens: Annotated[
         list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), AtMost(MAX_DETOKENIZED)
     ]
+    """Token ids."""
 
 
 class DetokenizeAnswer(msgspec.Struct, frozen=True):

@@ -38,14 +38,23 @@ class SettingsPatch(BaseModel):
     model_config = RequestModel.model_config
 
     policy: Policy | None = None
+    """Order of requests in a step."""
     max_num_batched_tokens: Count | None = None
+    """Token budget of a step."""
     enable_chunked_prefill: bool | None = None
+    """Compute long prompts in chunks."""
     prefill_order: PrefillOrder | None = None
+    """Order of prompts."""
     itl_slo_s: Seconds | None = None
+    """Longest time between two tokens, in seconds."""
     itl_slo_quantile: QuantileOfGaps | None = None
+    """Share of a request's tokens that `itl_slo_s` covers."""
     tpot_slo_s: Seconds | None = None
+    """Longest mean time per output token, in seconds."""
     ttft_slo_s: Seconds | None = None
+    """Longest time to the first token, in seconds."""
     speculative: Speculative | None = None
+    """Tokens drafted ahead of a stream; `auto` chooses."""
 
     def apply(self, config: SchedulerConfig) -> SchedulerConfig:
         """Raises `ConfigError` if the settings contradict each other."""

@@ -28,9 +28,10 @@ _MEDIA_TYPES: dict[TraceFormat, str] = {
 
 
 class TraceRequest(RequestModel):
-    """Attributes: `format`: JSON lines, or the Perfetto UI's format."""
+    """The trace to record."""
 
     format: TraceFormat = "jsonl"
+    """JSON lines, or the Perfetto UI's format."""
 
 
 class TraceStarted(msgspec.Struct, frozen=True):

@@ -51,13 +51,18 @@ def _as_items(text: str) -> list[Any]:
 
 
 class TextFormat(RequestModel):
-    """Attributes: all but `type` are for "json_schema" only."""
+    """Form of an answer; all but `type` are for "json_schema" only."""
 
     type: Literal["text", "json_object", "json_schema"]
+    """Kind of output."""
     name: Name | None = None
+    """Changes nothing: the model is not shown it."""
     description: str | None = None
+    """Changes nothing: the model is not shown it."""
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """JSON schema, with `json_schema`."""
     strict: bool | None = None
+    """Hold the answer to the schema."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "TextFormat":
@@ -77,19 +82,25 @@ class TextFormat(RequestModel):
 
 class TextOptions(RequestModel):
     format: TextFormat | None = None
+    """Text, JSON, or JSON by a schema."""
     verbosity: Verbosity | None = None
+    """Changes nothing: say it in the prompt."""
 
 
 class ReasoningOptions(RequestModel):
-    """Attributes: reasoning is always shown whole, for any `summary`."""
+    """How much the model thinks."""
 
     effort: Name | None = None
+    """As `reasoning_effort` of a chat."""
     summary: Literal["auto", "concise", "detailed"] | None = None
+    """Changes nothing: reasoning is shown whole."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """Changes nothing: reasoning is shown whole."""
 
 
 class ResponseStreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] | None = None
+    """Padding is not supported."""
 
 
 class InputTokenCount(msgspec.Struct, frozen=True):
@@ -108,36 +119,61 @@ class ResponsesRequest(GenerationOptions):
         AtMost(MAX_MESSAGES),
         OrText(_as_items),
     ]
+    """Text, or the conversation's items."""
     instructions: str | None = None
+    """System message before all others; not stored."""
     previous_response_id: Name | None = None
+    """Stored response to continue."""
     store: bool = True
+    """Keep the response for later turns."""
     background: bool = False
+    """Answer [at once](#responses-in-the-background), and compute the response later."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens to generate; by default, as many as the context holds."""
     tools: Annotated[list[ResponseTool], Field(fail_fast=True), AtMost(MAX_TOOLS)] = Field(
         default_factory=list
     )
+    """`function`, `custom` and `namespace`; hosted tools are left out."""
     tool_choice: ResponseToolChoice = "auto"
+    """Whether the model may call any, must call one, or must call this one."""
     parallel_tool_calls: bool = True
+    """Allow several calls at once."""
     text: TextOptions | None = None
+    """Form of the answer."""
     reasoning: ReasoningOptions | None = None
+    """Effort of thinking."""
     truncation: Literal["auto", "disabled"] = "disabled"
+    """`auto` drops first turns of a conversation that is too long."""
     include: Annotated[list[Annotated[str, only(*_INCLUDED)]], AtMost(len(_INCLUDED))] = Field(
         default_factory=list
     )
+    """Only `message.output_text.logprobs` changes the answer."""
     top_logprobs: NumLogprobs | None = None
+    """Log probabilities of this many most likely tokens."""
     stream_options: ResponseStreamOptions | None = None
+    """Changes nothing: there is no padding."""
     chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+    """Variables of the chat template."""
 
     # Hints, and values that change nothing.
     client_metadata: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
+    """Changes nothing: the client's notes."""
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs
+    """Changes nothing: the server runs no tools."""
     metadata: Metadata | None = None
+    """Changes nothing: the client's notes; `/v1/responses` repeats them."""
     prompt_cache_key: Name | None = None
+    """Changes nothing: equal prompts share their cache."""
     prompt_cache_options: dict[str, Any] | None = None
+    """Changes nothing: the cache is automatic."""
     prompt_cache_retention: CacheRetention | None = None
+    """Changes nothing: blocks stay while memory allows."""
     safety_identifier: Name | None = None
+    """Changes nothing: the client's note; `/v1/responses` repeats it."""
     service_tier: ServiceTier | None = None
+    """Changes nothing: see `slo_class` and `priority`."""
     user: Name | None = None
+    """Changes nothing: the client's note; `/v1/responses` repeats it."""
 
     @model_validator(mode="after")
     def _check_background(self) -> "ResponsesRequest":

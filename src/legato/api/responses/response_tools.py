@@ -37,13 +37,21 @@ class FunctionTool(RequestModel):
     """A function that the model may call."""
 
     type: Literal["function"]
+    """Kind of tool."""
     name: Name
+    """The tool's name."""
     description: str | None = None
+    """Shown to the model."""
     parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments."""
     strict: bool | None = None
+    """Hold every call to the schema."""
     output_schema: dict[str, Any] | None = None
+    """Changes nothing: results come from the client."""
     defer_loading: bool | None = None
+    """Changes nothing: the model knows all tools."""
     allowed_callers: _Callers | None = None
+    """The model alone calls tools."""
 
     def shown(self) -> dict[str, Any]:
         # Clients expect these three even if they are null.
@@ -57,11 +65,14 @@ class FunctionTool(RequestModel):
 
 
 class InputFormat(RequestModel):
-    """Attributes: `syntax` and `definition` are for "grammar" only."""
+    """Form of a tool's input; `syntax` and `definition` are for "grammar" only."""
 
     type: Literal["text", "grammar"]
+    """Kind of text."""
     syntax: Literal["lark", "regex"] | None = None
+    """Of the definition."""
     definition: str | None = None
+    """Regular expression, or grammar in Lark."""
 
     @property
     def lark(self) -> str | None:
@@ -85,11 +96,17 @@ class CustomTool(RequestModel):
     """
 
     type: Literal["custom"]
+    """Kind of tool."""
     name: Name
+    """The tool's name."""
     description: str | None = None
+    """Shown to the model."""
     format: InputFormat | None = None
+    """Any text, or a grammar's."""
     defer_loading: bool | None = None
+    """Changes nothing: the model knows all tools."""
     allowed_callers: _Callers | None = None
+    """The model alone calls tools."""
 
     def shown(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
@@ -120,9 +137,13 @@ class NamespaceTool(RequestModel):
     """Tools whose names the model knows with the namespace's before them."""
 
     type: Literal["namespace"]
+    """Kind of tool."""
     name: Name
+    """Put before the tools' names."""
     description: str | None = None
+    """Changes nothing: the model is not shown it."""
     tools: Annotated[list[CallableTool], Field(fail_fast=True), AtMost(MAX_TOOLS)]
+    """Functions and custom tools."""
 
     def shown(self) -> dict[str, Any]:
         # Clients expect a description.

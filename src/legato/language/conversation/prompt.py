@@ -10,11 +10,16 @@ from legato.api.bodies.chat_tools import Tool
 from legato.api.openai.generate_body import GenerateRequest, ParseContext
 from legato.core.errors import InvalidRequestError
 from legato.language.conversation.guard import MessageSpecialTokens
-from legato.language.conversation.template import rendered_chat, reply_syntax
+from legato.language.conversation.template import ConversationOptions, rendered_chat, reply_syntax
 from legato.language.message.message_syntax import MessageSyntax
 from legato.language.tokenizer.tokenizer import Tokenizer
 
 _NO_REASONING = "none"
+_SENT = set(ConversationOptions.__struct_fields__) - {
+    *("tools", "chat_template_kwargs"),  # others are added to them
+    *("chat_template_content_format", "message_special_tokens"),  # the server decides
+}
+"""Options that are as the client sends them."""
 _LAST_TOKENS = 32
 """Tokens at the end of a prompt among which the mark of open reasoning is sought."""
 
@@ -89,15 +94,12 @@ class ChatPrompts:
         rendered = rendered_chat(
             self._tokenizer,
             [message.for_template() for message in messages],
-            [tool.for_template() for tool in tools],
-            chat_template=options.chat_template,
-            options={
-                "add_generation_prompt": options.add_generation_prompt,
-                "continue_final_message": options.continue_final_message,
-                **reasoning,
-                **options.template_variables,
-            },
-            special_tokens=self._special_tokens,
+            ConversationOptions(
+                tools=[tool.for_template() for tool in tools],
+                chat_template_kwargs={**reasoning, **options.template_variables},
+                message_special_tokens=self._special_tokens,
+                **{name: getattr(options, name) for name in _SENT},
+            ),
         )
         check_fits(len(rendered.text), "messages")
         text, stand_ins = rendered.text, rendered.stand_ins

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,43 @@ if TYPE_CHECKING:  # the import takes two thirds of a second
     from legato.language.tokenizer.tokenizer import Tokenizer
 
 
+ContentFormat = Literal["auto", "string", "openai"]
+
+
+class ConversationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a conversation becomes a prompt: keywords of `LLM.chat`, fields of a chat over HTTP.
+
+    Attributes:
+        add_generation_prompt: end the prompt with the beginning of an answer.
+        continue_final_message: continue the last message instead of answering it.
+        chat_template: a Jinja template instead of the model's own.
+        chat_template_content_format: whether the template gets a content's parts as they are
+            ("openai") or as one text, on lines of their own.
+        chat_template_kwargs: further variables of the template.
+        tools: functions that the model may call, as JSON schemas in OpenAI's form.
+        message_special_tokens: how to treat special tokens in messages and tools: as "text", as
+            "special" tokens, or "refuse" them.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_content_format: ContentFormat = "auto"
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    message_special_tokens: MessageSpecialTokens = "text"
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """All variables of the template but the messages and the tools."""
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            **(self.chat_template_kwargs or {}),
+        }
+
+
+DEFAULT_OPTIONS = ConversationOptions()
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PROBE = "any-role"
 _CALL_ID = "call_{id}"
@@ -71,42 +108,36 @@ class RenderedChat(NamedTuple):
 def rendered_chat(
     tokenizer: "Tokenizer",
     messages: Sequence[Message],
-    tools: Sequence[dict[str, Any]] = (),
-    *,
-    chat_template: str | None = None,
-    options: Mapping[str, Any],
-    special_tokens: MessageSpecialTokens = "text",
+    asked: ConversationOptions = DEFAULT_OPTIONS,
 ) -> RenderedChat:
     """Render a conversation; content that its template does not read is moved to content it reads.
 
     Args:
-        tools: functions that the model may call, in OpenAI's form.
-        chat_template: replaces the model's own template.
-        options: further arguments of `Tokenizer.render_chat`.
-        special_tokens: how to treat special tokens in all strings from the client: keep them as
-            text, read them as tokens, or reject the request.
+        messages: their contents are in the form that the template gets.
 
     Raises:
         InvalidRequestError: as `Tokenizer.render_chat`, or a special token must be rejected.
         MemoryError: as `Tokenizer.render_chat`.
     """
+    chat_template, options = asked.chat_template, asked.variables
+    tools: Sequence[dict[str, Any]] = [dict(tool) for tool in asked.tools or ()]
     template = tokenizer.chat_template(chat_template, has_tools=bool(tools))
     syntax = _syntax(tokenizer, template, is_own=chat_template is None)
     _check_roles(tokenizer, template, messages, chat_template)
     shown = tools
     conversation, stand_ins = Conversation(messages, tools, options), StandIns()
-    if special_tokens != "special":
+    if asked.message_special_tokens != "special":
         guard = tokenizer.message_guard(template, syntax)
-        if special_tokens == "refuse":
+        if asked.message_special_tokens == "refuse":
             guard.check(conversation)
         conversation, stand_ins = guard.guarded(conversation)
-    messages, tools, options = conversation
+    messages, tools, variables = conversation
     if tools and reads_tools(template):
-        options = {"tools": tools, "xml_tools": tools, **options}
+        variables = {"tools": tools, "xml_tools": tools, **variables}
     readable = _readable(messages, tools, template, syntax)
     try:
         text = _rendered(
-            lambda said: tokenizer.render_chat(said, chat_template=chat_template, **options),
+            lambda said: tokenizer.render_chat(said, chat_template=chat_template, **variables),
             readable,
         )
     except InvalidRequestError as error:  # its message may quote the conversation
@@ -196,7 +227,7 @@ def reply_syntax(
     """Return the syntax of the reply to a prompt that the model's own template has rendered.
 
     Args:
-        tools: as of `rendered_chat`.
+        tools: functions that the model may call, in OpenAI's form.
         prompt: its text, or the end of it.
     """
     if tokenizer.template_problem is not None:

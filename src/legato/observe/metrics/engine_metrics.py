@@ -188,8 +188,8 @@ def declare_engine_metrics(
     )
     engine.read_counter(
         "prefix_cache_short",
-        "Tokens in cached blocks that were computed again, because no state of recurrent layers, "
-        "or block of a sliding window, was kept at their end.",
+        "Tokens in cached blocks that were computed again, for lack of a recurrent state or a "
+        "window's block at their end.",
         lambda: stats().num_prefix_cache_short,
         own=True,
     )
@@ -243,7 +243,7 @@ def _declare_transfers(registry: MetricRegistry, stats: Callable[[], TransferSta
     )
     transfers.read_counter(
         "kv_transfer_seconds",
-        "How long any of them were being read; bytes over seconds is the link's bandwidth.",
+        "Time in which bytes were being read; bytes / seconds is the link's bandwidth.",
         lambda: stats().read_s,
         own=True,
     )
@@ -308,7 +308,7 @@ class DraftMetrics:
         )
         self._stream_steps = section.counter(
             "stream_steps",
-            "Streams of a step, each time: 1 + accepted tokens over these is how many tokens a "
+            "Streams of all steps: 1 + accepted tokens / these is the number of tokens that a "
             "step brings a stream.",
             own=True,
         ).of()

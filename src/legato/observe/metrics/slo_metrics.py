@@ -38,8 +38,8 @@ class SloMetrics:
         )
         promises.read_gauges(
             "slo_delivered_seconds",
-            "What so large a share of all gaps of the last minute was within, as tokens were "
-            "handed to clients; the promise is kept where it is at most `slo_seconds`.",
+            "Quantile `slo_quantile` of all gaps of the last minute, as clients got them; at most "
+            "`slo_seconds` while the promise is kept.",
             "slo_class",
             read=lambda: {
                 (name,): promise.delivered_s
@@ -50,9 +50,8 @@ class SloMetrics:
         )
         self._all_checks = promises.counter(
             "slo_checks",
-            "Promises that fell due, `in_time` or `late`: first tokens against the TTFT SLO, each "
-            "gap to what comes next (a token, or several at once) against the ITL SLO, requests' "
-            "mean times a token against the TPOT SLO.",
+            "Promises that fell due, `in_time` or `late`: first tokens (TTFT SLO), gaps between "
+            "deliveries of tokens (ITL SLO), requests' mean times a token (TPOT SLO).",
             "slo_class",
             "slo",
             "verdict",
@@ -60,10 +59,9 @@ class SloMetrics:
         )
         self._all_requests = promises.counter(
             "slo_requests",
-            "Requests that `attained` what they were promised (as many gaps in time as the "
-            "ITL SLO is for, 99 % if it does not say, as in `legato bench`), `missed` it, were "
-            "`refused`, or `waived` it (`allow_best_effort`); those whose client left are not "
-            "counted.",
+            "Requests that `attained` their promise (as many gaps in time as the ITL SLO's "
+            "quantile, 99 % by default, as in `legato bench`), `missed` it, were `refused`, or "
+            "`waived` it (`allow_best_effort`); without requests whose client left.",
             "slo_class",
             "verdict",
             own=True,
