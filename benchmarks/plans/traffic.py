@@ -64,7 +64,8 @@ class Traffic:
         self._ids = map(str, itertools.count())
         self._tenants = [f"tenant-{i}" for i in range(rng.choice([1, 1, 2, 5, 20]))]
         depth = rng.choice([1, 1, 2, 3])
-        states = self._states(depth) if rng.random() < 0.25 else None
+        keeps_blocks = rng.random() < 0.8
+        states = self._states(depth, keeps=keeps_blocks) if rng.random() < 0.25 else None
         costs = self._costs()
         model = StepTimeModel(
             calibrate(costs, MAX_MODEL_LEN) if rng.random() < 0.7 else (),
@@ -76,7 +77,7 @@ class Traffic:
             block_size=4,
             max_model_len=MAX_MODEL_LEN,
             max_waiting=rng.choice([12, 200]),
-            enable_prefix_caching=rng.random() < 0.8,
+            enable_prefix_caching=keeps_blocks,
             num_host_slots=rng.choice([0, 4, 40]) if states is None else 0,
             states=states,
             depth=depth,
@@ -234,12 +235,12 @@ class Traffic:
             sample_s=seconds(0.001),
         )
 
-    def _states(self, depth: int) -> StateSlots:
+    def _states(self, depth: int, *, keeps: bool) -> StateSlots:
         unit = self._random.choice([4, 8])
         return StateSlots(
             self._random.choice([3, 8]),
             depth,
-            block_size=4,
+            block_size=4 if keeps else None,
             num_spare_slots=self._random.choice([0, 2, 20]),
             unit=unit,
             spacing=2 * unit,
