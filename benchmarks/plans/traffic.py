@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-from tests.scheduler.drafters import RandomDrafter
+from tests.scheduler.drafters import RandomDrafter, RandomDraftModel
 from tests.scheduler.harness import VOCAB_SIZE, Harness, coming
 from tests.scheduler.step_times import calibrate, noise_of, truth
 
@@ -14,13 +14,20 @@ from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import RequestOutput
 from legato.core.plan import RowCut, StepPlan
 from legato.core.slo import SloClass
+from legato.executor.simulated import VirtualClock
 from legato.kv.state_slots import StateSlots
+from legato.kv.window_group import WindowGroup
+from legato.kv.window_groups import WindowGroups
+from legato.kv.window_need import WindowNeed
 from legato.scheduler.order import ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_time import StepTimeModel
 
 MAX_MODEL_LEN = 64
+_BLOCK_SIZE = 4
+_MOST_RUNNING, _MOST_FREE_ROWS = 8, 40
+"""Most requests that run, and most rows of a step beside a whole prompt and a row of each."""
 _SECONDS = (0.001, 0.02, 0.1, 0.3, 1.0, 5.0)
 """Of promises: from what no step can keep to what every step does."""
 
@@ -66,22 +73,35 @@ class Traffic:
         depth = rng.choice([1, 1, 2, 3])
         keeps_blocks = rng.random() < 0.8
         states = self._states(depth, keeps=keeps_blocks) if rng.random() < 0.25 else None
+        windows = self._windows(depth) if states is None and rng.random() < 0.25 else None
         costs = self._costs()
         model = StepTimeModel(
             calibrate(costs, MAX_MODEL_LEN) if rng.random() < 0.7 else (),
             drops_rows=depth == 1 and states is None,
         )
+        clock = VirtualClock()
         drafter = RandomDrafter(coming, seed, vocab_size=VOCAB_SIZE)
+        draft_model = RandomDraftModel(
+            coming,
+            clock,
+            seed,
+            vocab_size=VOCAB_SIZE,
+            pass_s=rng.choice([1e-4, 2e-3, 2e-2]),
+            row_s=rng.choice([1e-5, 1e-3]),
+        )
         self._harness = RecordingHarness(
             num_blocks=rng.choice([10, 20, 40, 200]),
-            block_size=4,
+            block_size=_BLOCK_SIZE,
             max_model_len=MAX_MODEL_LEN,
             max_waiting=rng.choice([12, 200]),
             enable_prefix_caching=keeps_blocks,
             num_host_slots=rng.choice([0, 4, 40]) if states is None else 0,
             states=states,
+            windows=windows,
             depth=depth,
             drafters=[drafter] if rng.random() < 0.6 else [],
+            draft_model=draft_model if rng.random() < 0.4 else None,
+            clock=clock,
             step_time=model,
             step_time_s=truth(costs, noise_of(seed)),
             **self._settings(),
@@ -191,7 +211,7 @@ class Traffic:
         rng = self._random
         has_pace = rng.random() < 0.6
         is_chunked = has_pace or rng.random() < 0.8
-        budget, max_num_seqs = rng.randint(1, 40), rng.randint(1, 8)
+        budget, max_num_seqs = rng.randint(1, _MOST_FREE_ROWS), rng.randint(1, _MOST_RUNNING)
         interactive, other = self._class(has_pace), self._class(has_pace)
         promises_ttft = interactive.ttft_s is not None or other.ttft_s is not None
         return {
@@ -240,9 +260,26 @@ class Traffic:
         return StateSlots(
             self._random.choice([3, 8]),
             depth,
-            block_size=4 if keeps else None,
+            block_size=_BLOCK_SIZE if keeps else None,
             num_spare_slots=self._random.choice([0, 2, 20]),
             unit=unit,
             spacing=2 * unit,
             num_host_slots=0,
         )
+
+    def _windows(self, depth: int) -> WindowGroups:
+        """Two windows, with the blocks that most requests need and perhaps some more."""
+        rng = self._random
+        num_requests = rng.randint(1, _MOST_RUNNING)
+        groups: list[WindowGroup] = []
+        for window in rng.choice([(8,), (5, 16)]):
+            need = WindowNeed.of(
+                window,
+                block_bytes=1,
+                block_size=_BLOCK_SIZE,
+                rows_in_flight=depth * (MAX_MODEL_LEN + _MOST_RUNNING + _MOST_FREE_ROWS),
+                longest=MAX_MODEL_LEN // _BLOCK_SIZE,
+            )
+            num_blocks = need.num_blocks(num_requests) + rng.choice([0, 10])
+            groups.append(WindowGroup(window, num_blocks, _BLOCK_SIZE))
+        return WindowGroups(groups, block_size=_BLOCK_SIZE, max_requests=num_requests)
