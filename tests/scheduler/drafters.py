@@ -125,7 +125,8 @@ class RandomDraftModel:
         token_s: float,  # noqa: ARG002
         within_s: float,
     ) -> Drafted:
-        rng, drafts, seconds = self._random, [], 0.0
+        rng, seconds = self._random, 0.0
+        drafts: list[Draft | None] = []
         depth = rng.randint(1, max(counts))
         for step in range(depth):
             num_rows = sum(step < count for count in counts)
