@@ -10,7 +10,7 @@ from legato.scheduler.step import Step
 
 
 def divided(running: Sequence[Request], kv: KVCacheManager) -> tuple[list[Request], list[Request]]:
-    """Return the streams among running requests, and those whose prompts have tokens left.
+    """Return the streams among running requests, and the requests that still have prompt left.
 
     A prompt skips tokens that other requests have computed since.
     """
@@ -26,7 +26,7 @@ def divided(running: Sequence[Request], kv: KVCacheManager) -> tuple[list[Reques
 
 
 class Decodes:
-    """Begins a step with the streams' next tokens, of which the first that is due sets its limit.
+    """Begins a step with the streams' next tokens; the first one due sets the step's limit.
 
     If promised tokens are due, best-effort streams take turns: the stream that waited longest joins
     the step, and the others as far as they fit into the time that prefill leaves.
@@ -100,7 +100,7 @@ class Decodes:
         return step
 
     def begin_without(self) -> Step:
-        """Begin a step without streams, and so without a limit on its time."""
+        """Begin a step for prompts alone, whose time has no limit."""
         return Step(self._kv, self._budget)
 
     def add_yielding(self, step: Step) -> None:

@@ -13,7 +13,7 @@ from legato.speculation.drafter import Draft
 
 
 class Step:
-    """Takes chunks, and says how much still fits: in tokens and time, drafts and their blocks.
+    """Takes chunks, and says how many tokens still fit into its time, budget and blocks.
 
     A request has at most one chunk, and moves forward when that is added.
 
@@ -21,10 +21,10 @@ class Step:
         is_due: also an attribute.
 
     Attributes:
-        limit_s: seconds that the step may take from its beginning.
-        is_due: whether the next token of a stream is due then.
+        limit_s: seconds that the step may take.
+        is_due: whether a stream's next token is due at that time.
         drafting_s: seconds spent on making drafts, already taken off `limit_s`.
-        is_for_streams: whether the step leaves prompts to the next one.
+        is_for_streams: whether prompts wait for the next step: this one begins late.
         shape: counts of the chunks.
         first_blocks: the first block of each prefill chunk; key the block, value the request's id.
             Requests that share their next block have come equally far, so the other blocks of a
