@@ -24,7 +24,8 @@ from legato.scheduler.policy import POLICIES
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_time import StepTimeModel
 
-MAX_MODEL_LEN = 64
+_MAX_MODEL_LEN, _WITH_STATES = 64, 160
+"""Tokens of the longest request. Chunks that end where recurrences do need longer prompts."""
 _BLOCK_SIZE = 4
 _MOST_RUNNING, _MOST_FREE_ROWS = 8, 40
 """Most requests that run, and most rows of a step beside a whole prompt and a row of each."""
@@ -73,10 +74,12 @@ class Traffic:
         depth = rng.choice([1, 1, 2, 3])
         keeps_blocks = rng.random() < 0.8
         states = self._states(depth, keeps=keeps_blocks) if rng.random() < 0.25 else None
+        self._max_len = _MAX_MODEL_LEN if states is None else _WITH_STATES
+        fewest = self._max_len // _BLOCK_SIZE  # a longer request would wait for ever
         windows = self._windows(depth) if states is None and rng.random() < 0.25 else None
         costs = self._costs()
         model = StepTimeModel(
-            calibrate(costs, MAX_MODEL_LEN) if rng.random() < 0.7 else (),
+            calibrate(costs, self._max_len) if rng.random() < 0.7 else (),
             drops_rows=depth == 1 and states is None,
         )
         clock = VirtualClock()
@@ -90,9 +93,9 @@ class Traffic:
             row_s=rng.choice([1e-5, 1e-3]),
         )
         self._harness = RecordingHarness(
-            num_blocks=rng.choice([10, 20, 40, 200]),
+            num_blocks=rng.choice([fewest, fewest + 4, 2 * fewest + 8, 200]),
             block_size=_BLOCK_SIZE,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=self._max_len,
             max_waiting=rng.choice([12, 200]),
             enable_prefix_caching=keeps_blocks,
             num_host_slots=rng.choice([0, 4, 40]) if states is None else 0,
@@ -149,8 +152,8 @@ class Traffic:
     def _add(self) -> None:
         rng = self._random
         for _ in range(rng.choice([1, 1, 1, 2, 6])):
-            length = rng.choice([rng.randint(1, 6), rng.randint(1, MAX_MODEL_LEN - 1)])
-            fork, tail = rng.choice([0, 4, 10, 16, MAX_MODEL_LEN]), rng.randint(1, 3)
+            length = rng.choice([rng.randint(1, 6), rng.randint(1, self._max_len - 1)])
+            fork, tail = rng.choice([0, 4, 10, 16, self._max_len]), rng.randint(1, 3)
             self._harness.add(
                 next(self._ids),
                 prompt=[0 if i < fork else tail for i in range(length)],
@@ -217,7 +220,7 @@ class Traffic:
         return {
             "policy": "stall-free" if has_pace else rng.choice(sorted(POLICIES)),
             "enable_chunked_prefill": is_chunked,
-            "budget": budget if is_chunked else MAX_MODEL_LEN + max_num_seqs + budget,
+            "budget": budget if is_chunked else self._max_len + max_num_seqs + budget,
             "max_num_seqs": max_num_seqs,
             "prefill_order": rng.choice([None, *sorted(ORDERS)]),
             "itl_slo_s": interactive.itl_s,
@@ -277,8 +280,8 @@ class Traffic:
                 window,
                 block_bytes=1,
                 block_size=_BLOCK_SIZE,
-                rows_in_flight=depth * (MAX_MODEL_LEN + _MOST_RUNNING + _MOST_FREE_ROWS),
-                longest=MAX_MODEL_LEN // _BLOCK_SIZE,
+                rows_in_flight=depth * (_MAX_MODEL_LEN + _MOST_RUNNING + _MOST_FREE_ROWS),
+                longest=_MAX_MODEL_LEN // _BLOCK_SIZE,
             )
             num_blocks = need.num_blocks(num_requests) + rng.choice([0, 10])
             groups.append(WindowGroup(window, num_blocks, _BLOCK_SIZE))
