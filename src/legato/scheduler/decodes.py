@@ -75,7 +75,8 @@ class Decodes:
 
     def drafting(self, step: Step) -> list[Request]:
         """Return the streams with a decode in the step that have generated a token before."""
-        return [r for r in self._streams if r in step and r.num_output_tokens]
+        ids = step.request_ids
+        return [r for r in self._streams if r.request_id in ids and r.num_output_tokens]
 
     def begin(self) -> Step:
         """Begin a step with the next token of every stream, even beyond the budget."""
