@@ -5,10 +5,10 @@
     python -m benchmarks plans compare FILE FILE
 
 Random traffic meets the real scheduler and cache on a virtual clock, by the harness of the tests:
-policies, orders, promises, tenants, drafts, scarce memory, states, transfers, faults and dropped
-rows. Each step is a line: what happened, the plan, the counters, the forecast and the outputs.
-Lines of two versions are equal, floats bit for bit, or the first that differs is shown. `against`
-records both on this machine: last bits differ between machines.
+policies, orders, promises, tenants, drafts, a draft model, scarce memory, windows, states,
+transfers, faults and dropped rows. Each step is a line: what happened, the plan, the counters, the
+forecast and the outputs. Lines of two versions are equal, floats bit for bit, or the first that
+differs is shown. `against` records both on this machine: last bits differ between machines.
 """
 
 import argparse

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-from tests.scheduler.drafters import RandomDrafter
+from tests.scheduler.drafters import RandomDrafter, RandomDraftModel
 from tests.scheduler.harness import VOCAB_SIZE, Harness, coming
 from tests.scheduler.step_times import calibrate, noise_of, truth
 
@@ -14,13 +14,21 @@ from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import RequestOutput
 from legato.core.plan import RowCut, StepPlan
 from legato.core.slo import SloClass
+from legato.executor.simulated import VirtualClock
 from legato.kv.state_slots import StateSlots
+from legato.kv.window_group import WindowGroup
+from legato.kv.window_groups import WindowGroups
+from legato.kv.window_need import WindowNeed
 from legato.scheduler.order import ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_time import StepTimeModel
 
-MAX_MODEL_LEN = 64
+_MAX_MODEL_LEN, _WITH_STATES = 64, 160
+"""Tokens of the longest request. Chunks that end where recurrences do need longer prompts."""
+_BLOCK_SIZE = 4
+_MOST_RUNNING, _MOST_FREE_ROWS = 8, 40
+"""Most requests that run, and most rows of a step beside a whole prompt and a row of each."""
 _SECONDS = (0.001, 0.02, 0.1, 0.3, 1.0, 5.0)
 """Of promises: from what no step can keep to what every step does."""
 
@@ -64,23 +72,39 @@ class Traffic:
         self._ids = map(str, itertools.count())
         self._tenants = [f"tenant-{i}" for i in range(rng.choice([1, 1, 2, 5, 20]))]
         depth = rng.choice([1, 1, 2, 3])
-        states = self._states(depth) if rng.random() < 0.25 else None
+        keeps_blocks = rng.random() < 0.8
+        states = self._states(depth, keeps=keeps_blocks) if rng.random() < 0.25 else None
+        self._max_len = _MAX_MODEL_LEN if states is None else _WITH_STATES
+        fewest = self._max_len // _BLOCK_SIZE  # a longer request would wait for ever
+        windows = self._windows(depth) if states is None and rng.random() < 0.25 else None
         costs = self._costs()
         model = StepTimeModel(
-            calibrate(costs, MAX_MODEL_LEN) if rng.random() < 0.7 else (),
+            calibrate(costs, self._max_len) if rng.random() < 0.7 else (),
             drops_rows=depth == 1 and states is None,
         )
+        clock = VirtualClock()
         drafter = RandomDrafter(coming, seed, vocab_size=VOCAB_SIZE)
+        draft_model = RandomDraftModel(
+            coming,
+            clock,
+            seed,
+            vocab_size=VOCAB_SIZE,
+            pass_s=rng.choice([1e-4, 2e-3, 2e-2]),
+            row_s=rng.choice([1e-5, 1e-3]),
+        )
         self._harness = RecordingHarness(
-            num_blocks=rng.choice([10, 20, 40, 200]),
-            block_size=4,
-            max_model_len=MAX_MODEL_LEN,
+            num_blocks=rng.choice([fewest, fewest + 4, 2 * fewest + 8, 200]),
+            block_size=_BLOCK_SIZE,
+            max_model_len=self._max_len,
             max_waiting=rng.choice([12, 200]),
-            enable_prefix_caching=rng.random() < 0.8,
+            enable_prefix_caching=keeps_blocks,
             num_host_slots=rng.choice([0, 4, 40]) if states is None else 0,
             states=states,
+            windows=windows,
             depth=depth,
             drafters=[drafter] if rng.random() < 0.6 else [],
+            draft_model=draft_model if rng.random() < 0.4 else None,
+            clock=clock,
             step_time=model,
             step_time_s=truth(costs, noise_of(seed)),
             **self._settings(),
@@ -128,8 +152,8 @@ class Traffic:
     def _add(self) -> None:
         rng = self._random
         for _ in range(rng.choice([1, 1, 1, 2, 6])):
-            length = rng.choice([rng.randint(1, 6), rng.randint(1, MAX_MODEL_LEN - 1)])
-            fork, tail = rng.choice([0, 4, 10, 16, MAX_MODEL_LEN]), rng.randint(1, 3)
+            length = rng.choice([rng.randint(1, 6), rng.randint(1, self._max_len - 1)])
+            fork, tail = rng.choice([0, 4, 10, 16, self._max_len]), rng.randint(1, 3)
             self._harness.add(
                 next(self._ids),
                 prompt=[0 if i < fork else tail for i in range(length)],
@@ -190,13 +214,13 @@ class Traffic:
         rng = self._random
         has_pace = rng.random() < 0.6
         is_chunked = has_pace or rng.random() < 0.8
-        budget, max_num_seqs = rng.randint(1, 40), rng.randint(1, 8)
+        budget, max_num_seqs = rng.randint(1, _MOST_FREE_ROWS), rng.randint(1, _MOST_RUNNING)
         interactive, other = self._class(has_pace), self._class(has_pace)
         promises_ttft = interactive.ttft_s is not None or other.ttft_s is not None
         return {
             "policy": "stall-free" if has_pace else rng.choice(sorted(POLICIES)),
             "enable_chunked_prefill": is_chunked,
-            "budget": budget if is_chunked else MAX_MODEL_LEN + max_num_seqs + budget,
+            "budget": budget if is_chunked else self._max_len + max_num_seqs + budget,
             "max_num_seqs": max_num_seqs,
             "prefill_order": rng.choice([None, *sorted(ORDERS)]),
             "itl_slo_s": interactive.itl_s,
@@ -234,14 +258,31 @@ class Traffic:
             sample_s=seconds(0.001),
         )
 
-    def _states(self, depth: int) -> StateSlots:
+    def _states(self, depth: int, *, keeps: bool) -> StateSlots:
         unit = self._random.choice([4, 8])
         return StateSlots(
             self._random.choice([3, 8]),
             depth,
-            block_size=4,
+            block_size=_BLOCK_SIZE if keeps else None,
             num_spare_slots=self._random.choice([0, 2, 20]),
             unit=unit,
             spacing=2 * unit,
             num_host_slots=0,
         )
+
+    def _windows(self, depth: int) -> WindowGroups:
+        """Two windows, with the blocks that most requests need and perhaps some more."""
+        rng = self._random
+        num_requests = rng.randint(1, _MOST_RUNNING)
+        groups: list[WindowGroup] = []
+        for window in rng.choice([(8,), (5, 16)]):
+            need = WindowNeed.of(
+                window,
+                block_bytes=1,
+                block_size=_BLOCK_SIZE,
+                rows_in_flight=depth * (_MAX_MODEL_LEN + _MOST_RUNNING + _MOST_FREE_ROWS),
+                longest=_MAX_MODEL_LEN // _BLOCK_SIZE,
+            )
+            num_blocks = need.num_blocks(num_requests) + rng.choice([0, 10])
+            groups.append(WindowGroup(window, num_blocks, _BLOCK_SIZE))
+        return WindowGroups(groups, block_size=_BLOCK_SIZE, max_requests=num_requests)

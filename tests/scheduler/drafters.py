@@ -1,4 +1,4 @@
-"""A drafter that is right, right for a while or wrong, as chance has it."""
+"""Drafters that are right, right for a while or wrong, as chance has it."""
 
 import random
 from collections import Counter
@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from legato.core.request import Request
 from legato.core.step_record import DrafterName
-from legato.speculation.drafter import Draft
+from legato.executor.simulated import VirtualClock
+from legato.speculation.drafter import Draft, Drafted
 
 
 class RandomDrafter:
@@ -60,3 +61,95 @@ class RandomDrafter:
 
     def forget(self, request: Request) -> None:
         self.num_told.pop(request.request_id, None)
+
+
+class RandomDraftModel:
+    """Drafts by passes that take time, and must compute a request's tokens before its first draft.
+
+    Args:
+        coming: as for `RandomDrafter`.
+        clock: advanced by each pass.
+        pass_s, row_s: seconds of a pass, and of each row in it.
+    """
+
+    name: DrafterName = "model"
+
+    def __init__(
+        self,
+        coming: Callable[[Request, int], Sequence[int]],
+        clock: VirtualClock,
+        seed: int = 0,
+        *,
+        vocab_size: int,
+        pass_s: float,
+        row_s: float,
+    ) -> None:
+        self._coming = coming
+        self._clock = clock
+        self._random = random.Random(seed)
+        self._vocab_size = vocab_size
+        self._pass_s, self._row_s = pass_s, row_s
+        self._num_computed: Counter[str] = Counter()  # key request id
+
+    def advance(self, request: Request) -> None:
+        assert request.finish_reason is None
+
+    def rest(self) -> None:
+        pass
+
+    def outlook(self, request: Request, most: int) -> Sequence[float]:
+        assert request.num_tokens == len(request.token_ids)
+        chance = self._random.choice([0.3, 0.8, 0.95])
+        return [chance] * self._random.randint(0, most)
+
+    def num_missing(self, request: Request) -> int:
+        return max(1, request.num_tokens - self._num_computed[request.request_id])
+
+    def pass_s(self, num_rows: int) -> float:
+        return self._pass_s + self._row_s * num_rows if num_rows else 0.0
+
+    def catch_up(self, requests: Sequence[Request], within_s: float) -> float:
+        num_left = max(0, int((within_s - self._pass_s) / self._row_s))
+        num_rows = 0
+        for request in requests:
+            count = min(num_left - num_rows, self.num_missing(request) - 1)
+            self._num_computed[request.request_id] += count
+            num_rows += count
+        return self._compute(num_rows)
+
+    def draft(
+        self,
+        requests: Sequence[Request],
+        counts: Sequence[int],
+        *,
+        token_s: float,  # noqa: ARG002
+        within_s: float,
+    ) -> Drafted:
+        rng, seconds = self._random, 0.0
+        drafts: list[Draft | None] = []
+        depth = rng.randint(1, max(counts))
+        for step in range(depth):
+            num_rows = sum(step < count for count in counts)
+            if seconds + self.pass_s(num_rows) > within_s:
+                break
+            seconds += self._compute(num_rows)
+        for request, count in zip(requests, counts, strict=True):
+            if not seconds or rng.random() < 0.1:
+                drafts.append(None)
+                continue
+            self._num_computed[request.request_id] = request.num_tokens
+            right = self._coming(request, min(depth, count))
+            token_ids = [
+                i if rng.random() < 0.8 else rng.randrange(self._vocab_size) for i in right
+            ]
+            drafts.append(Draft(self.name, token_ids, [0.8] * len(token_ids)))
+        return Drafted(drafts, seconds)
+
+    def forget(self, request: Request) -> None:
+        del self._num_computed[request.request_id]
+
+    def _compute(self, num_rows: int) -> float:
+        """Pass over some rows; return the seconds that it took."""
+        seconds = self.pass_s(num_rows)
+        self._clock.advance_to(self._clock() + seconds)
+        return seconds

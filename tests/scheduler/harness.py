@@ -28,9 +28,10 @@ from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.hold import Hold
 from legato.kv.manager import KVCacheManager
 from legato.kv.state_slots import StateSlots
+from legato.kv.window_groups import WindowGroups
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
-from legato.speculation.drafter import Drafter
+from legato.speculation.drafter import CostlyDrafter, Drafter
 from tests.scheduler.plan_checks import PlanChecks
 from tests.scheduler.shadow_cache import ShadowCache
 
@@ -52,9 +53,11 @@ class Harness:
     Args:
         states: slots for recurrent states and as many steps in flight as `depth`; None if the model
             has none.
+        windows: block tables of layers with windows; None if the model has none.
         depth: steps that may be in flight, which `step` and `drain` keep so.
         step_time: what the scheduler believes of the duration of steps.
         step_time_s: how long they really last.
+        clock: made if None.
         settings: further fields of `SchedulerConfig`.
 
     Attributes:
@@ -75,10 +78,13 @@ class Harness:
         enable_prefix_caching: bool = True,
         num_host_slots: int = 0,
         states: StateSlots | None = None,
+        windows: WindowGroups | None = None,
         depth: int = 1,
         drafters: Sequence[Drafter] = (),
+        draft_model: CostlyDrafter | None = None,
         step_time: StepTimeModel | None = None,
         step_time_s: Callable[[StepPlan], float] = lambda plan: 0.01 + 0.001 * plan.num_tokens,
+        clock: VirtualClock | None = None,
         **settings: Any,
     ) -> None:
         self.config = SchedulerConfig(
@@ -94,6 +100,7 @@ class Harness:
             enable_prefix_caching=enable_prefix_caching,
             num_host_slots=num_host_slots,
             states=states,
+            windows=windows,
         )
         self.scheduler = Scheduler(
             self.config,
@@ -101,9 +108,10 @@ class Harness:
             kv=self.kv,
             step_time=step_time,
             drafters=drafters,
+            draft_model=draft_model,
         )
         self.checks = PlanChecks(self.scheduler)
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         self.executor = SimulatedExecutor(self.clock, step_time_s, vocab_size=VOCAB_SIZE)
         self.added: dict[str, AddRequest] = {}
         self.tokens: dict[str, list[int]] = {}

@@ -14,7 +14,7 @@ from legato.scheduler import turns
 from legato.scheduler.admission import _MAX_YIELDS
 from legato.scheduler.budget import MIN_CHUNK
 from legato.scheduler.order import _S_PER_TOKEN, LATE_TURN, ORDERS, rank
-from legato.scheduler.step_builder import _PATIENCE_S
+from legato.scheduler.prefills import _PATIENCE_S
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.turns import _TURN

@@ -209,7 +209,15 @@ class KVCacheManager:
         """
         if request.request_id not in self._tables:
             return self._begin(request, found or self.lookup.match(request))
-        table, num_blocks = self._tables[request.request_id], self._num_blocks(request)
+        return self.grow(request, request.num_expected_tokens)
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Reserve blocks for the first `num_tokens` tokens of a request that has blocks.
+
+        Returns:
+            whether there were enough free blocks; if not, nothing has changed.
+        """
+        table, num_blocks = self._tables[request.request_id], -(-num_tokens // self.block_size)
         missing = num_blocks - len(table.block_ids)
         if self.windows is not None and (
             missing > self.num_free_blocks or not self.windows.grow(request.request_id, num_blocks)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from legato.core.plan import StepPlan, StepResult
 from legato.core.request import Request
-from legato.core.step_record import DraftsEndedBy, ShortHit
+from legato.core.step_record import DraftsEndedBy, Obstacle, ShortHit
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.admission import Admission
 from legato.scheduler.budget import UNLIMITED
-from legato.scheduler.step_builder import StepBuilder
+from legato.scheduler.step import Step
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 
@@ -23,7 +23,7 @@ class Flight(NamedTuple):
         planned_s: time of planning.
         ends_s: its expected end, the model's margin included, so that the next step is in time even
             if this one is late.
-        drafting_s, first_blocks: as in `StepBuilder`.
+        drafting_s, first_blocks: as in `Step`.
     """
 
     plan: StepPlan
@@ -66,7 +66,7 @@ class Dispatch:
 
     @property
     def first_blocks(self) -> dict[int, str]:
-        """As in `StepBuilder`, of all steps in flight."""
+        """As in `Step`, of all steps in flight."""
         found: dict[int, str] = {}
         for flight in self._in_flight:
             found |= flight.first_blocks
@@ -100,11 +100,12 @@ class Dispatch:
 
     def plan(
         self,
-        step: StepBuilder,
+        step: Step,
         running: Mapping[str, Request],
+        *,
+        held_by: Obstacle | None,
         drafts_ended_by: DraftsEndedBy | None,
         budget_tokens: int,
-        *,
         now_s: float,
         begins_s: float,
     ) -> StepPlan:
@@ -112,26 +113,27 @@ class Dispatch:
 
         Args:
             running: key the request's id.
-            drafts_ended_by, budget_tokens: as in `StepPlan`.
+            held_by, drafts_ended_by, budget_tokens: as in `StepPlan`.
             begins_s: when the step can begin.
         """
         model = self._step_time
         predicted_s = model.seconds(step.shape) if model.is_known else None
         deadline = model.deadline(step.shape, step.limit_s) if step.is_due else None
-        if deadline is not None:
-            step.chunks.sort(key=lambda chunk: chunk.kind == "prefill")  # the last rows are dropped
-        new = [c.request_id for c in step.chunks if c.request_id not in self._known_to_executor]
+        chunks = step.chunks
+        if deadline is not None:  # the last rows are dropped
+            chunks = sorted(chunks, key=lambda chunk: chunk.kind == "prefill")
+        new = [c.request_id for c in chunks if c.request_id not in self._known_to_executor]
         self._known_to_executor.update(new)
         plan = StepPlan(
             step_id=self._num_steps,
-            chunks=self._kv.assigned(step.chunks),
+            chunks=self._kv.assigned(chunks),
             new_requests=tuple(running[request_id].message for request_id in new),
             ended_requests=tuple(self._ended),
             preempted=tuple(self._preempted),
             moves=self._kv.take_moves(),
             admitted=self._admitted,
             short_hits=self._short_hits,
-            held_by=step.held_by,
+            held_by=held_by,
             drafts_ended_by=drafts_ended_by,
             drafting_s=step.drafting_s,
             drafts_s=model.drafts_s(step.shape) if model.is_known else None,

@@ -6,10 +6,11 @@ from legato.core.config import SchedulerConfig
 from legato.core.request import Request
 from legato.core.step_record import DraftsEndedBy
 from legato.scheduler.budget import StepBudget
+from legato.scheduler.decodes import Decodes
 from legato.scheduler.drafting import Drafting
 from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.output_lengths import OutputLengths
-from legato.scheduler.step_builder import StepBuilder
+from legato.scheduler.step import Step
 from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import CostlyDrafter, Drafter
 
@@ -52,9 +53,9 @@ class Drafters:
             elif not was_on and request.num_output_tokens:
                 self._drafting.advance(request)
 
-    def draft(self, step: StepBuilder) -> DraftsEndedBy | None:
-        """Add drafts to the step's streams; return the limit on their number."""
-        return None if self._drafting is None else self._drafting.add(step)
+    def draft(self, step: Step, decodes: Decodes) -> DraftsEndedBy | None:
+        """Add drafts to the streams of a step; return the limit on their number."""
+        return None if self._drafting is None else self._drafting.add(step, decodes)
 
     def advance(self, request: Request) -> None:
         """Learn a request's new tokens."""

@@ -20,9 +20,10 @@ from legato.core.config import SchedulerConfig
 from legato.core.request import Request
 from legato.core.step_record import DraftsEndedBy
 from legato.scheduler.budget import StepBudget
+from legato.scheduler.decodes import Decodes
 from legato.scheduler.expected_tokens import ExpectedTokens
 from legato.scheduler.model_drafting import ModelDrafting
-from legato.scheduler.step_builder import StepBuilder
+from legato.scheduler.step import Step
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import Draft, Drafter
@@ -97,9 +98,9 @@ class Drafting:
         if self._model is not None:
             self._model.advance(request)
 
-    def add(self, step: StepBuilder) -> DraftsEndedBy | None:
-        """Add drafts to the step's streams; return the limit on their number."""
-        streams = step.drafting_streams
+    def add(self, step: Step, decodes: Decodes) -> DraftsEndedBy | None:
+        """Add drafts to the streams of a step; return the limit on their number."""
+        streams = decodes.drafting(step)
         if not streams:
             return None
         if not self._drafters and self._model is None:
@@ -116,7 +117,7 @@ class Drafting:
             )
         counts, ended_by = self._counts(step, streams, drafts, slack)
         has_all = [
-            step.draft(request, draft, num_drafts)
+            step.add_drafts(request, draft, num_drafts)
             for request, draft, num_drafts in zip(streams, drafts, counts, strict=True)
             if draft is not None and num_drafts
         ]
@@ -124,7 +125,7 @@ class Drafting:
 
     def _counts(
         self,
-        step: StepBuilder,
+        step: Step,
         streams: Sequence[Request],
         drafts: Sequence[Draft | None],
         slack: float,
@@ -143,7 +144,7 @@ class Drafting:
             counts[row.place] += 1
         return counts, ended_by
 
-    def _most_rows(self, step: StepBuilder) -> int:
+    def _most_rows(self, step: Step) -> int:
         # After a change to a smaller limit, the step's samples may already exceed it.
         most = min(_MOST_ROWS, max(0, self._most_samples - step.shape.num_samples))
         most = min(most, step.most_drafts)
@@ -171,7 +172,7 @@ class Drafting:
 
     def _worth(
         self,
-        step: StepBuilder,
+        step: Step,
         streams: Sequence[Request],
         rows: Sequence[_Row],
         slack: float,
@@ -204,7 +205,7 @@ class Drafting:
             return count, bound
         return count, "proposals" if count == len(rows) else "worth"
 
-    def _wait_s(self, step: StepBuilder, streams: Sequence[Request]) -> float:
+    def _wait_s(self, step: Step, streams: Sequence[Request]) -> float:
         """Return the seconds that drafts cost beside the step."""
         # If a stream needs the values of earlier tokens, no step is planned ahead anyway.
         waits_anyway = any(stream.params.needs_values for stream in streams)
@@ -258,9 +259,7 @@ class _Worth:
         best: the number.
     """
 
-    def __init__(
-        self, step_time: StepTimeModel, step: StepBuilder, wait_s: float, slack: float
-    ) -> None:
+    def __init__(self, step_time: StepTimeModel, step: Step, wait_s: float, slack: float) -> None:
         self._step_time = step_time
         self._wait_s = wait_s
         self._tokens = float(step.shape.num_tokens)

@@ -17,7 +17,7 @@ from legato.core.request import Request
 from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.expected_tokens import ExpectedTokens
 from legato.scheduler.output_lengths import OutputLengths
-from legato.scheduler.step_builder import StepBuilder
+from legato.scheduler.step import Step
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import CostlyDrafter, Draft
@@ -70,10 +70,10 @@ class _Option(NamedTuple):
     seconds: float
 
 
-class _Step(NamedTuple):
-    """A step with its looked-up drafts. Attributes: counts: drafts of each stream."""
+class _Base(NamedTuple):
+    """A step with looked-up drafts alone. Attributes: counts: drafts of each stream."""
 
-    builder: StepBuilder
+    step: Step
     streams: Sequence[Request]
     counts: Sequence[int]
     looked_up: Sequence[float]
@@ -108,7 +108,7 @@ class ModelDrafting:
 
     def improve(
         self,
-        builder: StepBuilder,
+        step: Step,
         streams: Sequence[Request],
         drafts: list[Draft | None],
         counts: Sequence[int],
@@ -127,79 +127,79 @@ class ModelDrafting:
             most_rows: most drafts of the step.
         """
         is_known = self._step_time.is_known
-        if not is_known and (self._is_auto or builder.limit_s < UNLIMITED):
+        if not is_known and (self._is_auto or step.limit_s < UNLIMITED):
             return
         looked_up = [_expected(d, n) for d, n in zip(drafts, counts, strict=True)]
-        step = _Step(builder, streams, counts, looked_up, most_rows, slack)
-        candidates = self._candidates(step, most)
+        base = _Base(step, streams, counts, looked_up, most_rows, slack)
+        candidates = self._candidates(base, most)
         num_asked = max(1, len(candidates))
-        without = self._option(step, (), 0)
-        best = self._best([c for c in candidates if c.num_missing <= _MOST_MISSING], step, without)
+        without = self._option(base, (), 0)
+        best = self._best([c for c in candidates if c.num_missing <= _MOST_MISSING], base, without)
         if best is not without:
-            self._ask(builder, drafts, best)
+            self._ask(step, drafts, best)
         else:
             self._drafter.rest()
         share_s = self._drafter.pass_s(num_asked) / num_asked
         behind = [c for c in candidates if c.num_missing > _MOST_MISSING]
-        self._catch_up(builder, self._repaying(behind, without, share_s), best, without.seconds)
+        self._catch_up(step, self._repaying(behind, without, share_s), best, without.seconds)
 
-    def _candidates(self, step: _Step, most: Sequence[int]) -> list[_Candidate]:
+    def _candidates(self, base: _Base, most: Sequence[int]) -> list[_Candidate]:
         """Return the streams that gain by the model, the largest gain first."""
         found: list[_Candidate] = []
-        for place, request in enumerate(step.streams):
+        for place, request in enumerate(base.streams):
             if most[place] <= 0 or request.num_expected_tokens > request.num_tokens + 1:
                 continue  # no draft is allowed, or a token in flight must be known first
             outlook = self._drafter.outlook(request, most[place])
             expected = list(accumulate(accumulate(outlook, mul)))
-            if expected and expected[-1] > step.looked_up[place]:
+            if expected and expected[-1] > base.looked_up[place]:
                 num_missing = self._drafter.num_missing(request)
                 found.append(
-                    _Candidate(request, place, step.looked_up[place], expected, num_missing)
+                    _Candidate(request, place, base.looked_up[place], expected, num_missing)
                 )
         found.sort(key=lambda candidate: -candidate.gain)
         return found
 
-    def _best(self, ready: Sequence[_Candidate], step: _Step, without: _Option) -> _Option:
+    def _best(self, ready: Sequence[_Candidate], base: _Base, without: _Option) -> _Option:
         """Return the option with most tokens per second; most tokens if the number is fixed."""
-        best, caution = without, self._step_time.caution(step.builder.limit_s)
+        best, caution = without, self._step_time.caution(base.step.limit_s)
         deepest = max((len(candidate.expected) for candidate in ready), default=0)
         depths = sorted({deepest, *(depth for depth in _DEPTHS if depth < deepest)})
         for count in _sizes(len(ready)):
             for depth in depths:
-                option = self._option(step, ready[:count], depth)
-                is_late = caution * option.seconds > step.builder.limit_s
-                if is_late or option.shape.num_draft_rows > step.most_rows:
+                option = self._option(base, ready[:count], depth)
+                is_late = caution * option.seconds > base.step.limit_s
+                if is_late or option.shape.num_draft_rows > base.most_rows:
                     break
-                if self._value(option) > self._value(best) and self._repays(option, step):
+                if self._value(option) > self._value(best) and self._repays(option, base):
                     best = option
         return best
 
-    def _repays(self, option: _Option, step: _Step) -> bool:
+    def _repays(self, option: _Option, base: _Base) -> bool:
         """Whether no stream waits longer for its tokens because others draft."""
         if not self._is_auto:
             return True
-        expected = ExpectedTokens(option.shape.num_decode_rows, step.slack)
+        expected = ExpectedTokens(option.shape.num_decode_rows, base.slack)
         asked = {candidate.place: candidate for candidate in option.asked}
-        for place, looked_up in enumerate(step.looked_up):
+        for place, looked_up in enumerate(base.looked_up):
             candidate = asked.get(place)
             depth = 0 if candidate is None else candidate.count(option.depth)
             expected.add(place, looked_up if candidate is None else candidate.expected[depth - 1])
-        undrafted_s = self._seconds(step.builder.shape)
+        undrafted_s = self._seconds(base.step.shape)
         return expected.repay(option.seconds / undrafted_s)
 
     def _value(self, option: _Option) -> float:
         return option.tokens / option.seconds if self._is_auto else option.tokens
 
-    def _option(self, step: _Step, asked: Sequence[_Candidate], depth: int) -> _Option:
-        shape = step.builder.shape.copy()
-        counts = list(step.counts)
-        tokens = shape.num_tokens + sum(step.looked_up)
+    def _option(self, base: _Base, asked: Sequence[_Candidate], depth: int) -> _Option:
+        shape = base.step.shape.copy()
+        counts = list(base.counts)
+        tokens = shape.num_tokens + sum(base.looked_up)
         num_rows = 0
         for candidate in asked:
             count = counts[candidate.place] = candidate.count(depth)
             tokens += candidate.expected[count - 1] - candidate.looked_up
             num_rows += candidate.num_missing
-        for request, count in zip(step.streams, counts, strict=True):
+        for request, count in zip(base.streams, counts, strict=True):
             if count:
                 shape.add_drafts(request.num_expected_tokens - 1, count)
         pass_s = self._drafter.pass_s
@@ -211,34 +211,32 @@ class ModelDrafting:
             return self._step_time.seconds(shape)
         return self._drafter.pass_s(shape.num_tokens)  # no token is due: any estimate will do
 
-    def _ask(self, builder: StepBuilder, drafts: list[Draft | None], option: _Option) -> None:
+    def _ask(self, step: Step, drafts: list[Draft | None], option: _Option) -> None:
         drafted = self._drafter.draft(
             [candidate.request for candidate in option.asked],
             [candidate.count(option.depth) for candidate in option.asked],
             token_s=option.seconds / option.tokens if self._is_auto else UNLIMITED,
-            within_s=self._room_s(builder, option),
+            within_s=self._room_s(step, option),
         )
-        builder.spend(drafted.seconds)
+        step.spend(drafted.seconds)
         for candidate, draft in zip(option.asked, drafted.drafts, strict=True):
             if draft is not None and _expected(draft) > _expected(drafts[candidate.place]):
                 drafts[candidate.place] = draft
 
-    def _room_s(self, builder: StepBuilder, option: _Option) -> float:
+    def _room_s(self, step: Step, option: _Option) -> float:
         """Return the seconds that the step leaves before the first token is due."""
-        if builder.limit_s == UNLIMITED:
+        if step.limit_s == UNLIMITED:
             return UNLIMITED
-        return builder.limit_s / self._step_time.caution(builder.limit_s) - self._seconds(
-            option.shape
-        )
+        return step.limit_s / self._step_time.caution(step.limit_s) - self._seconds(option.shape)
 
     def _catch_up(
-        self, builder: StepBuilder, behind: list[_Candidate], option: _Option, step_s: float
+        self, step: Step, behind: list[_Candidate], option: _Option, step_s: float
     ) -> None:
-        within_s = min(_SLICE * step_s, self._room_s(builder, option))
+        within_s = min(_SLICE * step_s, self._room_s(step, option))
         if behind and within_s > 0.0:
             behind.sort(key=lambda candidate: candidate.num_missing)
             requests = [candidate.request for candidate in behind]
-            builder.spend(self._drafter.catch_up(requests, within_s))
+            step.spend(self._drafter.catch_up(requests, within_s))
 
     def _repaying(
         self, behind: Sequence[_Candidate], without: _Option, share_s: float

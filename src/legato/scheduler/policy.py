@@ -3,30 +3,32 @@
 from collections.abc import Callable
 
 from legato.core.config import Policy
-from legato.scheduler.step_builder import StepBuilder
+from legato.scheduler.decodes import Decodes
+from legato.scheduler.prefills import Prefills
+from legato.scheduler.step import Step
 
 
-def stall_free(step: StepBuilder) -> None:
+def stall_free(decodes: Decodes, prefills: Prefills) -> Step:
     """Running streams first, then prefill in the rest (Sarathi-Serve's stall-free batching)."""
-    step.admission.make_way()
-    step.add_decodes()
-    step.add_prefills()
-    step.add_best_effort()
+    step = decodes.begin()
+    prefills.add_promised(step)
+    decodes.add_yielding(step)
+    prefills.add_best_effort(step)
+    return step
 
 
-def prefill_first(step: StepBuilder) -> None:
+def prefill_first(decodes: Decodes, prefills: Prefills) -> Step:
     """Prefill while there is any, decode otherwise, as mini-SGLang and nano-vLLM do.
 
     For comparison: running streams wait for every chunk.
     """
-    step.admission.make_way()
-    step.add_prefills()
-    step.add_best_effort()
-    if not step.chunks:
-        step.add_decodes()
+    step = decodes.begin_without()
+    prefills.add_promised(step)
+    prefills.add_best_effort(step)
+    return step if step.chunks else decodes.begin()
 
 
-POLICIES: dict[Policy, Callable[[StepBuilder], None]] = {
+POLICIES: dict[Policy, Callable[[Decodes, Prefills], Step]] = {
     "stall-free": stall_free,
     "prefill-first": prefill_first,
 }

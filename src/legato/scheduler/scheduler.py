@@ -16,7 +16,9 @@ from legato.core.request import AbortRequest, AddRequest, Event, Request
 from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
+from legato.scheduler.admission import Admission
 from legato.scheduler.budget import MIN_CHUNK, step_budget
+from legato.scheduler.decodes import Decodes, divided
 from legato.scheduler.dispatch import Dispatch
 from legato.scheduler.drafters import Drafters
 from legato.scheduler.fetch_time import FetchTime
@@ -27,9 +29,10 @@ from legato.scheduler.margin import bearable
 from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
+from legato.scheduler.prefills import Prefills
 from legato.scheduler.queues import Queues
 from legato.scheduler.service import book_step
-from legato.scheduler.step_builder import StepBuilder
+from legato.scheduler.step import Step
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
 from legato.scheduler.turns import PrefillTurns
@@ -235,46 +238,48 @@ class Scheduler:
         self._budget.recover(now_s)
         self._look_up_waiting()
         self._queues.is_urgent = self._is_urgent()
-        running, dispatch = self._queues.running, self._dispatch
-        self._step_time.bear(bearable(running.values()))
-        begins_s = dispatch.look_ahead(now_s, running)
-        step = StepBuilder(
-            self._queues,
-            self._kv,
+        queues, kv, config, dispatch = self._queues, self._kv, self._config, self._dispatch
+        self._step_time.bear(bearable(queues.running.values()))
+        begins_s = dispatch.look_ahead(now_s, queues.running)
+        running = [request for request in queues.running.values() if not request.ends_in_flight]
+        streams, begun = divided(running, kv)
+        admission = Admission(queues, kv, self._budget, self._lengths, config, running, now_s)
+        decodes = Decodes(
+            streams,
+            queues.running,
+            admission,
+            kv,
             self._budget,
-            self._turns,
-            self._lengths,
-            self._config,
-            dispatch.first_blocks,
-            dispatch.plans,
-            now_s=now_s,
             begins_s=begins_s,
             idle_limit_s=self._idle_limit_s,
             may_hurry=not self._was_hurried,
         )
         # How many drafts are accepted is known only when their step has landed.
-        if dispatch.has_drafts or (dispatch.num_in_flight and step.must_wait):
+        if dispatch.has_drafts or (dispatch.num_in_flight and decodes.must_wait):
             return None
-        self._fill(step)
-        drafts_ended_by = self._drafters.draft(step)
-        self._num_preemptions += len(step.admission.preempted)
-        self._note_budget(step)
-        dispatch.note_changes(step.admission)
-        self._num_prefix_cache_short += step.admission.num_short_tokens
+        prefills = Prefills(begun, queues, self._turns, admission, dispatch, kv, config, now_s)
+        admission.make_way()
+        step = self._fill(decodes, prefills)
+        drafts_ended_by = self._drafters.draft(step, decodes)
+        self._num_preemptions += len(admission.preempted)
+        self._note_budget(step, prefills)
+        dispatch.note_changes(admission)
+        self._num_prefix_cache_short += admission.num_short_tokens
         if not step.chunks:
             return None
-        assert self._config.max_num_batched_tokens is not None
+        assert config.max_num_batched_tokens is not None
         plan = dispatch.plan(
             step,
-            running,
-            drafts_ended_by,
-            self._config.max_num_batched_tokens,
+            queues.running,
+            held_by=prefills.held_by,
+            drafts_ended_by=drafts_ended_by,
+            budget_tokens=config.max_num_batched_tokens,
             now_s=now_s,
             begins_s=begins_s,
         )
-        self._was_hurried = step.is_hurried
+        self._was_hurried = step.is_for_streams
         self._lateness.end_step(step.shape, step.limit_s)
-        book_step(plan.chunks, self._queues, self._step_time, plan.predicted_s)
+        book_step(plan.chunks, queues, self._step_time, plan.predicted_s)
         return plan
 
     def commit(self, result: StepResult, now_s: float) -> list[RequestOutput]:
@@ -395,9 +400,9 @@ class Scheduler:
                 request.num_hit_tokens = num_hit_tokens
                 self._queues.rerank(request)
 
-    def _note_budget(self, step: StepBuilder) -> None:
+    def _note_budget(self, step: Step, prefills: Prefills) -> None:
         self.broken_promise = ""
-        if step.leaves_prefill_out:
+        if prefills.are_left_out(step):
             self._step_time.expire_margin()
         if step.is_over_budget:
             self._num_steps_over_budget += 1

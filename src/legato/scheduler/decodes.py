@@ -1,0 +1,152 @@
+"""The decodes of a step: the next token of each running stream."""
+
+from collections.abc import Mapping, Sequence, Set
+
+from legato.core.request import Request
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.admission import Admission
+from legato.scheduler.budget import UNLIMITED, StepBudget
+from legato.scheduler.step import Step
+
+
+def divided(running: Sequence[Request], kv: KVCacheManager) -> tuple[list[Request], list[Request]]:
+    """Return the streams among running requests, and the requests that still have prompt left.
+
+    A prompt skips tokens that other requests have computed since.
+    """
+    streams: list[Request] = []
+    begun: list[Request] = []
+    for request in running:
+        is_stream = request.is_stream
+        if not is_stream:
+            request.catch_up(kv.num_computed_tokens(request))
+            is_stream = request.is_stream
+        (streams if is_stream else begun).append(request)
+    return streams, begun
+
+
+class Decodes:
+    """Begins a step with the streams' next tokens; the first one due sets the step's limit.
+
+    If promised tokens are due, best-effort streams take turns: the stream that waited longest joins
+    the step, and the others as far as they fit into the time that prefill leaves.
+
+    Args:
+        streams: running requests that wait for their next token, in order of admission.
+        running: all running requests; key the request's id.
+        begins_s: when the step can begin: the end of the steps in flight.
+        idle_limit_s: how long the step may take if no token is due.
+        may_hurry: whether prompts may wait for the next step; False after a step in which they did.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Request],
+        running: Mapping[str, Request],
+        admission: Admission,
+        kv: KVCacheManager,
+        budget: StepBudget,
+        *,
+        begins_s: float,
+        idle_limit_s: float,
+        may_hurry: bool,
+    ) -> None:
+        self._streams = streams
+        self._running = running
+        self._admission = admission
+        self._kv = kv
+        self._budget = budget
+        self._begins_s = begins_s
+        self._idle_limit_s = idle_limit_s
+        self._may_hurry = may_hurry
+        self._yielding: list[Request] | None = None  # best-effort streams left out; None: not begun
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether this step must wait for a step in flight: for a token's value or for blocks.
+
+        No request is preempted while a step is in flight: that step may compute it.
+        """
+        return (
+            any(request.waits_for_token for request in self._streams)
+            or not self._reserve(self._streams)
+            or self._admission.yielding_request() is not None
+        )
+
+    def drafting(self, step: Step) -> list[Request]:
+        """Return the streams with a decode in the step that have generated a token before."""
+        ids = step.request_ids
+        return [r for r in self._streams if r.request_id in ids and r.num_output_tokens]
+
+    def begin(self) -> Step:
+        """Begin a step with the next token of every stream, even beyond the budget."""
+        assert self._yielding is None, "a stream has one token a step"
+        self._yielding = []
+        promised = self._with_room([r for r in self._streams if not r.is_best_effort])
+        due_s = min([request.next_due_s for request in promised], default=UNLIMITED)
+        is_due = due_s < UNLIMITED
+        limit_s = due_s - self._begins_s if is_due else self._idle_limit_s
+        step = Step(self._kv, self._budget, limit_s=limit_s, is_due=is_due)
+        step.add_decodes(promised)
+        best_effort = [r for r in self._streams if r.is_best_effort and self._is_running(r)]
+        if not is_due:
+            self._add(step, best_effort)
+            return step
+        best_effort.sort(key=lambda r: r.last_expected_s or 0.0)
+        while best_effort and len(step.chunks) == len(promised):
+            # A stream that is preempted for lack of memory leaves its turn to the next one.
+            self._add(step, [best_effort.pop(0)])
+        self._yielding = best_effort
+        step.is_for_streams = self._may_hurry and self._begins_late(step)
+        return step
+
+    def begin_without(self) -> Step:
+        """Begin a step for prompts alone, whose time has no limit."""
+        return Step(self._kv, self._budget)
+
+    def add_yielding(self, step: Step) -> None:
+        """Add the best-effort streams that were left out, as far as there is time."""
+        for request in self._yielding or ():
+            if not step.has_room_for(request):
+                return
+            self._add(step, [request])
+
+    def _begins_late(self, step: Step) -> bool:
+        """Whether the decodes leave nothing of the limit, but something of a whole promise.
+
+        Prompts then wait for the next step, which begins in time.
+        """
+        if step.ends_within(step.limit_s):
+            return False
+        return step.ends_within(min(request.step_s for request in self._streams))
+
+    def _add(self, step: Step, requests: list[Request]) -> None:
+        step.add_decodes(self._with_room(requests, step.request_ids))
+
+    def _with_room(self, requests: list[Request], spared: Set[str] = frozenset()) -> list[Request]:
+        """Return the requests that have blocks for their next tokens.
+
+        These are all that were not preempted for others.
+
+        Args:
+            spared: ids of requests that are not preempted.
+        """
+        if not self._admission.preempted and self._reserve(requests):
+            return requests
+        kept: list[Request] = []
+        spared = set(spared)
+        for request in requests:
+            if request.num_expected_tokens > request.num_reserved_tokens:
+                self._admission.make_room(request, spared)
+            if self._is_running(request):
+                spared.add(request.request_id)
+                kept.append(request)
+        return kept
+
+    def _reserve(self, requests: Sequence[Request]) -> bool:
+        """Reserve blocks for the requests' next tokens; False if there were not enough."""
+        lacking = [r for r in requests if r.num_expected_tokens > r.num_reserved_tokens]
+        return all(map(self._kv.reserve, lacking))
+
+    def _is_running(self, request: Request) -> bool:
+        return request.request_id in self._running

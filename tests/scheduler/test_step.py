@@ -1,0 +1,60 @@
+"""A step says how much still fits, and takes one chunk of each request."""
+
+import pytest
+
+from legato.core.request import Request
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.budget import TokenBudget
+from legato.scheduler.step import Step
+from legato.speculation.drafter import Draft
+from tests.kv.requests import request_for
+
+BLOCK_SIZE = 4
+
+
+def step_and_stream(num_blocks: int) -> tuple[Step, Request]:
+    """A step with the next token of a stream whose 6 tokens lie in two blocks."""
+    kv = KVCacheManager(num_blocks, BLOCK_SIZE)
+    request = request_for("a", range(6))
+    assert kv.reserve(request)
+    request.num_scheduled_tokens = request.num_computed_tokens = 5
+    step = Step(kv, TokenBudget(20))
+    step.add_decodes([request])
+    return step, request
+
+
+def test_a_request_has_one_chunk() -> None:
+    step, request = step_and_stream(3)
+    assert request in step
+    with pytest.raises(AssertionError, match="one chunk"):
+        step.add_prefill(request, 1, "prompt_end")
+    with pytest.raises(AssertionError, match="one chunk"):
+        step.add_decodes([request])
+
+
+def test_a_chunk_takes_room() -> None:
+    step, request = step_and_stream(3)
+    assert step.prefill_room(0, 100) == 19
+    step.add_drafts(request, Draft("model", [1, 2], [0.5, 0.5]), 2)
+    assert step.prefill_room(0, 100) == 17
+    step.is_for_streams = True
+    assert not step.prefill_room(0, 100)
+
+
+@pytest.mark.parametrize(("num_blocks", "num_added"), [(2, 2), (3, 4)])
+def test_drafts_fit_into_free_blocks(num_blocks: int, num_added: int) -> None:
+    step, request = step_and_stream(num_blocks)
+    has_room = step.add_drafts(request, Draft("model", [1, 2, 3, 4], [0.5] * 4), 4)
+    assert has_room == (num_added == 4)
+    (chunk,) = step.chunks
+    assert chunk.draft_token_ids == (1, 2, 3, 4)[:num_added]
+    assert len(chunk.block_ids) == num_blocks
+    assert (chunk.start, chunk.end) == (5, 6 + num_added)
+    assert request.num_scheduled_tokens == chunk.end
+    assert request.num_expected_tokens == chunk.end + 1
+
+
+def test_time_spent_on_drafts_is_no_longer_left() -> None:
+    step = Step(KVCacheManager(3, BLOCK_SIZE), TokenBudget(20), limit_s=0.5, is_due=True)
+    step.spend(0.125)
+    assert (step.limit_s, step.drafting_s) == (0.375, 0.125)
