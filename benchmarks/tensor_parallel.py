@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 import torch
+from legato_lab.made_up_steps import MadeUpSteps
 from matplotlib.figure import Figure
 
 from benchmarks.runner.flags import add_rounds
@@ -35,7 +36,6 @@ from legato.cli.values import counts
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, Kernels, ModelConfig
 from legato.engine.build.builder import load_runtime
-from legato.lab.made_up_steps import MadeUpSteps
 from legato.model.process_group import ProcessGroup
 
 MINUTES = 4

@@ -12,6 +12,12 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable
 from functools import partial
 
+from legato_fleet.config import FleetConfig
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica import Replica
+from legato_fleet.replicas import Line
+from legato_lab.simulation.engine_process import program
+
 from legato.api.run import serve
 from legato.checkpoint.defaults import ModelDefaults
 from legato.cli.flags import (
@@ -25,11 +31,6 @@ from legato.cli.flags import (
 from legato.cli.serve import announce
 from legato.core.config import EngineConfig
 from legato.core.vocabulary import Vocabulary
-from legato.fleet.config import FleetConfig
-from legato.fleet.engine import FleetEngine
-from legato.fleet.replica import Replica
-from legato.fleet.replicas import Line
-from legato.simulation.engine_process import program
 
 
 class LocalReplicas:

@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
-
-from legato.lab.workload.quantiles import draw_quantiles
-from legato.simulation.workload import (
+from legato_lab.simulation.workload import (
     HASH_BLOCK,
     Workload,
     WorkloadRequest,
     cut_to,
     num_hash_blocks,
 )
+from legato_lab.workload.quantiles import draw_quantiles
 
 MAX_MODEL_LEN = 8192
 """Longest prompt plus output in tokens."""

@@ -8,6 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from legato_fleet.config import replica_config
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica import Replica
+from legato_fleet.replicas import Line
+from legato_fleet.routing.request import Role
+from legato_lab.simulation.engine_process import program
 
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.config import EngineConfig, SchedulerConfig
@@ -16,13 +22,7 @@ from legato.core.slo import ServiceParams
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.submission import Prompts, Submission
 from legato.engine.errors import EngineDeadError
-from legato.fleet.config import replica_config
-from legato.fleet.engine import FleetEngine
-from legato.fleet.replica import Replica
-from legato.fleet.replicas import Line
 from legato.language.completion import Completion, CompletionDelta
-from legato.routing.request import Role
-from legato.simulation.engine_process import program
 
 STEP_S = 0.004
 

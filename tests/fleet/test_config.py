@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from legato_fleet.config import FleetConfig, Pool, check_fleet, replica_config
 
 from legato.core.cache_config import CacheConfig, TransferConfig
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.fleet.config import FleetConfig, Pool, check_fleet, replica_config
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,10 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from legato_fleet.engine import FleetEngine
+from legato_fleet.records import _TIMES
+from legato_fleet.replica import Replica
+from legato_fleet.replica_messages import Brought, FromReplica, Joined, Sent, Ticketed
 
 from legato.core.cache_config import TransferConfig
 from legato.core.config import EngineConfig, SchedulerConfig
@@ -25,10 +29,6 @@ from legato.engine.client.kv_tickets import KVTransferParams, signature
 from legato.engine.client.submission import Prompts
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.process.channel import pack, unpacker
-from legato.fleet.engine import FleetEngine
-from legato.fleet.records import _TIMES
-from legato.fleet.replica import Replica
-from legato.fleet.replica_messages import Brought, FromReplica, Joined, Sent, Ticketed
 from legato.language.completion import CompletionDelta
 from legato.observe.traces.request_story import read_stories
 from legato.observe.traces.tracer import Tracer

@@ -23,7 +23,7 @@ _MODULES = (
     "legato.cli.main",
     "legato.cli.serve",
     "legato.engine.build.builder",
-    "legato.lab.commands.bench",
+    "legato_lab.commands.bench",
     "legato.api.http_server",
     "legato.api.run",
     "legato.api.reading.zygote",

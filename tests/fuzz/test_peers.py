@@ -9,6 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica import Replica
+from legato_fleet.replica_messages import Brought, FromReplica, Sent
+from legato_fleet.replicas import Line
 
 from legato.core.config import EngineConfig
 from legato.core.errors import InvalidRequestError
@@ -21,10 +25,6 @@ from legato.core.token_ids import token_array
 from legato.engine.client.submission import Prompts
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import pack, unpacker
-from legato.fleet.engine import FleetEngine
-from legato.fleet.replica import Replica
-from legato.fleet.replica_messages import Brought, FromReplica, Sent
-from legato.fleet.replicas import Line
 from legato.language.completion import CompletionDelta
 from tests.fleet.in_process import CONFIG, InProcessReplicas, fleet, joined, no_text, write_profile
 from tests.fuzz.frames import broken

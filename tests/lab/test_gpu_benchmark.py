@@ -20,10 +20,10 @@ from benchmarks.gpu.page import page
 from benchmarks.gpu.parts import correctness
 from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes, shape_folder
+from legato_lab.work import MeasuredRates
 
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
-from legato.lab.work import MeasuredRates
 from tests.api.launch import wait_until
 
 TINY = {

@@ -4,20 +4,20 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from legato.core.cache_config import BLOCK_SIZES
-from legato.core.config import SchedulerConfig
-from legato.simulation.profiled_server import SimulatedServer
-from legato.simulation.prompts import SimulatedPrompts
-from legato.simulation.simulated_run import simulate
-from legato.simulation.summary import Slos, summarize
-from legato.simulation.workload import (
+from legato_lab.simulation.profiled_server import SimulatedServer
+from legato_lab.simulation.prompts import SimulatedPrompts
+from legato_lab.simulation.simulated_run import simulate
+from legato_lab.simulation.summary import Slos, summarize
+from legato_lab.simulation.workload import (
     HASH_BLOCK,
     RandomPrompts,
     Workload,
     WorkloadRequest,
     num_hash_blocks,
 )
+
+from legato.core.cache_config import BLOCK_SIZES
+from legato.core.config import SchedulerConfig
 from tests.lab.simulated import CPU
 from tests.lab.test_workload import workloads
 

@@ -7,9 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from legato.core.errors import ConfigError
-from legato.simulation.workload import (
+from legato_lab.simulation.workload import (
     Workload,
     WorkloadRequest,
     cut_to,
@@ -19,6 +17,8 @@ from legato.simulation.workload import (
     with_poisson_arrivals,
     within,
 )
+
+from legato.core.errors import ConfigError
 
 requests = st.builds(
     WorkloadRequest,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from legato_lab.work import Work
 
 from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
@@ -15,7 +16,6 @@ from legato.checkpoint.loader import open_checkpoint
 from legato.core.errors import ConfigError
 from legato.gpu.linear import Fp8Linear, QuantizedLinear, rounded
 from legato.gpu.weights import check_fp8
-from legato.lab.work import Work
 from legato.model.mlp_spec import MlpSpec
 from legato.model.quantization import quantize
 

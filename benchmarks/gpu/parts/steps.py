@@ -5,6 +5,9 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
+from legato_lab.made_up_steps import MadeUpSteps, TimedStep
+from legato_lab.work import operators_of
+
 from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import Settings
@@ -13,8 +16,6 @@ from legato.core.plan import ScheduledChunk
 from legato.core.sampling_params import SamplingParams
 from legato.engine.build.builder import load_runtime
 from legato.engine.build.runtime import ModelRuntime
-from legato.lab.made_up_steps import MadeUpSteps, TimedStep
-from legato.lab.work import operators_of
 from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
 

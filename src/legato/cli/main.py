@@ -10,7 +10,7 @@ from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedMode
 from legato.core.memory_limits import check_address_space, describe_shortage, is_shortage
 from legato.core.version import __version__
 
-_SERVING, _LAB = "legato.cli", "legato.lab.commands"
+_SERVING, _LAB = "legato.cli", "legato_lab.commands"
 _COMMANDS = {
     "serve": _SERVING,
     "fleet": _SERVING,

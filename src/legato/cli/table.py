@@ -4,9 +4,8 @@ from typing import Literal
 
 import msgspec
 import rich.table
+from legato_lab.simulation.summary import Distribution
 from rich.console import Console
-
-from legato.simulation.summary import Distribution
 
 NOTHING = "–"
 """Stands for a missing value."""

@@ -1,1 +1,0 @@
-"""`legato`'s measuring commands: `bench`, `simulate`, `tune` and `demo`."""
