@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from legato.core.slo import SloClass
+from legato.observe.distribution import Distribution
 from legato.simulation.record import RequestRecord
-from legato.simulation.summary import Distribution, Slos, Summary, summarize, summarize_classes
+from legato.simulation.summary import Slos, Summary, summarize, summarize_classes
 from legato.simulation.tally import Histogram, Tally
 from legato.simulation.workload import WorkloadRequest
 

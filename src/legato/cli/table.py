@@ -6,7 +6,7 @@ import msgspec
 import rich.table
 from rich.console import Console
 
-from legato.simulation.summary import Distribution
+from legato.observe.distribution import Distribution
 
 NOTHING = "–"
 """Stands for a missing value."""

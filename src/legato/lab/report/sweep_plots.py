@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 
 from legato.lab.report.plots import log_durations, new_figure, svg
 from legato.lab.report.report_file import Report, SweepReport, by_kind
-from legato.simulation.summary import Distribution, Summary
+from legato.observe.distribution import Distribution
+from legato.simulation.summary import Summary
 
 _LATENCIES: dict[str, Callable[[Summary], Distribution | None]] = {
     "ITL": lambda summary: summary.itl_s,

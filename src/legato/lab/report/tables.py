@@ -22,7 +22,8 @@ from legato.lab.report.report_file import (
 )
 from legato.lab.report.sweep_table import sweep_table
 from legato.lab.workload.notes import WorkloadNotes
-from legato.simulation.summary import Distribution, Summary, distribution
+from legato.observe.distribution import Distribution, distribution
+from legato.simulation.summary import Summary
 
 __all__ = ["Table", "duration", "tables"]
 

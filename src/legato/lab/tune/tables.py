@@ -9,7 +9,7 @@ from legato.lab.tune.candidate import Candidate
 from legato.lab.tune.report import Finalist, TuneReport
 from legato.lab.tune.search import Tried
 from legato.lab.tune.splits import LOADS, SplitFigures, served_load
-from legato.simulation.summary import Distribution
+from legato.observe.distribution import Distribution
 
 _NOTHING = "–"
 _MEASURED = "  measured"
