@@ -23,12 +23,11 @@ from legato.cli.flags import (
 )
 from legato.cli.serve import announce
 from legato.core.config import EngineConfig
-from legato.fleet.config import FleetConfig
+from legato.fleet.config import FleetConfig, simulated_program
 from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.server.run import serve
-from legato.simulation.engine_process import program
 from legato.text.vocabulary import Vocabulary
 
 
@@ -69,7 +68,7 @@ def main() -> int:
 async def _start(
     config: EngineConfig, fleet: FleetConfig, text: Awaitable[tuple[Vocabulary, ModelDefaults]]
 ) -> FleetEngine:
-    steps_last = None if fleet.simulate is None else program(fleet.simulate)
+    steps_last = None if fleet.simulate is None else simulated_program(fleet.simulate)
     assert fleet.replicas is not None
     replica_ids = [str(place) for place in range(fleet.replicas)]
     replicas = await asyncio.gather(

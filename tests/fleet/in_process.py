@@ -16,12 +16,11 @@ from legato.core.slo import ServiceParams
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.submission import Prompts, Submission
-from legato.fleet.config import replica_config
+from legato.fleet.config import replica_config, simulated_program
 from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.routing.request import Role
-from legato.simulation.engine_process import program
 from legato.text.vocabulary import Vocabulary
 
 STEP_S = 0.004
@@ -46,7 +45,7 @@ class InProcessReplicas:
         self.lines: dict[str, Line] = {}
         self.num_frames = 0
         self._config = config
-        self._program = None if profile is None else program(profile)
+        self._program = None if profile is None else simulated_program(profile)
         self._waiting: list[Line] = []
 
     async def add(self, replica_id: str, role: Role = "both") -> Replica:

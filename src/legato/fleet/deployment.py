@@ -12,13 +12,12 @@ from ray.serve.handle import DeploymentHandle
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.autoscaling import STRAIN, keep_promises, strain
-from legato.fleet.config import FleetConfig, Pool, replica_config
+from legato.fleet.config import FleetConfig, Pool, replica_config, simulated_program
 from legato.fleet.exposure import check_reach, open_on_this_node
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.fleet.request_router import FleetRequestRouter
 from legato.routing.request import Role
-from legato.simulation.engine_process import program
 
 POOL_NAMES: dict[Role, str] = {"both": "replicas", "prefill": "prefill", "decode": "decode"}
 """The name of a pool's deployment."""
@@ -48,9 +47,8 @@ class ReplicaDeployment:
         host = ray.util.get_node_ip_address()
         engine_config = replica_config(unpacker(EngineConfig).decode(config), role, host)
         self._role: Role = role
-        self._replica = await Replica.start(
-            replica_id, engine_config, program=None if simulate is None else program(simulate)
-        )
+        program = None if simulate is None else simulated_program(simulate)
+        self._replica = await Replica.start(replica_id, engine_config, program=program)
 
     async def attach(self, door_id: str) -> AsyncGenerator[bytes]:
         """See `Replica.attach`."""
