@@ -17,16 +17,16 @@ from benchmarks.runner.main import main
 from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE_AS_PEERS_DO, Server, running_server, servers
 from legato.cli.values import count
-from legato.lab.capacity.search import Capacity
-from legato.lab.commands.bench_flags import add_search_flags
-from legato.lab.commands.bench_reports import report_settings
-from legato.lab.commands.capacity_settings import search_settings
-from legato.lab.commands.workload_flags import add_workload_flags, trial_choice
-from legato.lab.load.client import Address
-from legato.lab.load.sessions import ask_model, random_prompts, search_capacity
-from legato.lab.report.page import render_page
-from legato.lab.report.report_file import CapacityReport, write_report
-from legato.lab.report.tables import tables
+from legato_lab.capacity.search import Capacity
+from legato_lab.commands.bench_flags import add_search_flags
+from legato_lab.commands.bench_reports import report_settings
+from legato_lab.commands.capacity_settings import search_settings
+from legato_lab.commands.workload_flags import add_workload_flags, trial_choice
+from legato_lab.load.client import Address
+from legato_lab.load.sessions import ask_model, random_prompts, search_capacity
+from legato_lab.report.page import render_page
+from legato_lab.report.report_file import CapacityReport, write_report
+from legato_lab.report.tables import tables
 
 MINUTES = 30
 

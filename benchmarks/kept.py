@@ -35,7 +35,7 @@ from benchmarks.runner.servers import SERVE, running_server, with_flags
 from legato.cli.table import Table
 from legato.cli.values import count, gap_promise
 from legato.core.errors import ConfigError
-from legato.lab.probe import Probe, ProbeResult
+from legato_lab.probe import Probe, ProbeResult
 
 MINUTES = 14
 

@@ -34,7 +34,7 @@ from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
-from legato.simulation.profiles import PROFILES
+from legato_lab.simulation.profiles import PROFILES
 
 MINUTES = 4
 

@@ -24,8 +24,8 @@ from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE_AS_PEERS_DO, running_server, servers
 from legato.cli.table import Table
-from legato.lab.load.client import Address, Client, connect
-from legato.simulation.workload import RandomPrompts
+from legato_lab.load.client import Address, Client, connect
+from legato_lab.simulation.workload import RandomPrompts
 
 MINUTES = 8
 

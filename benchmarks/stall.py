@@ -3,7 +3,7 @@
     python -m benchmarks stall [--streams 8] [--long 7000] [--rounds 1]
                                [--peer 'NAME=MODEL=COMMAND with {port}' ...]
 
-Starts one server after the other and asks each the same question (`legato.lab.probe`). Prints a
+Starts one server after the other and asks each the same question (`legato_lab.probe`). Prints a
 table of all rounds and draws the last one.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE_AS_PEERS_DO, running_server, servers
 from legato.cli.table import Table, duration
-from legato.lab.probe import Probe, ProbeResult
+from legato_lab.probe import Probe, ProbeResult
 
 MINUTES = 4
 

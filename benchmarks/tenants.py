@@ -23,14 +23,14 @@ from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE, running_server, with_flags
 from legato.cli.table import Table, duration
 from legato.core.config import SchedulerConfig
-from legato.lab.load.client import Address, connect
-from legato.lab.load.open_loop import send_workload, warm_up
-from legato.simulation.policies import parse_policy
-from legato.simulation.profiled_server import SimulatedServer
-from legato.simulation.profiles import PROFILES
-from legato.simulation.record import OnProgress, RequestRecord, Status, gaps_s
-from legato.simulation.simulated_run import simulate
-from legato.simulation.workload import (
+from legato_lab.load.client import Address, connect
+from legato_lab.load.open_loop import send_workload, warm_up
+from legato_lab.simulation.policies import parse_policy
+from legato_lab.simulation.profiled_server import SimulatedServer
+from legato_lab.simulation.profiles import PROFILES
+from legato_lab.simulation.record import OnProgress, RequestRecord, Status, gaps_s
+from legato_lab.simulation.simulated_run import simulate
+from legato_lab.simulation.workload import (
     RandomPrompts,
     Workload,
     WorkloadRequest,

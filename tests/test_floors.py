@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
         "legato.core.config",
         "legato.kv.manager",
         "legato.scheduler.scheduler",
-        "legato.routing.router",
+        "legato_fleet.routing.router",
         "legato.executor.simulated",
         "legato.engine.loop.engine_loop",
     ],

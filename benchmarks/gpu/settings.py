@@ -9,7 +9,7 @@ import torch
 
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import EngineConfig
-from legato.simulation.workload import RandomPrompts
+from legato_lab.simulation.workload import RandomPrompts
 
 LLAMA_3_1_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

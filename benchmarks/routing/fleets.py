@@ -15,15 +15,15 @@ import psutil
 from benchmarks.runner.flags import add_promises
 from benchmarks.runner.servers import server_process
 from legato.core.config import SchedulerConfig
-from legato.lab.load.client import Address, connect
-from legato.lab.load.open_loop import send_workload
-from legato.simulation.fleet import SimulatedFleet, Split
-from legato.simulation.fleet_run import simulate_fleet
-from legato.simulation.machine import MeasuredServer
-from legato.simulation.machine_file import load_machine
-from legato.simulation.record import OnProgress, RequestRecord
-from legato.simulation.summary import Slos
-from legato.simulation.workload import RandomPrompts, Workload
+from legato_lab.load.client import Address, connect
+from legato_lab.load.open_loop import send_workload
+from legato_lab.simulation.fleet import SimulatedFleet, Split
+from legato_lab.simulation.fleet_run import simulate_fleet
+from legato_lab.simulation.machine import MeasuredServer
+from legato_lab.simulation.machine_file import load_machine
+from legato_lab.simulation.record import OnProgress, RequestRecord
+from legato_lab.simulation.summary import Slos
+from legato_lab.simulation.workload import RandomPrompts, Workload
 
 _RAY_CPUS = 0.01
 """Of each replica: they share what cores there are."""

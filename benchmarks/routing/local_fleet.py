@@ -23,10 +23,10 @@ from legato.cli.flags import (
 )
 from legato.cli.serve import announce
 from legato.core.config import EngineConfig
-from legato.fleet.config import FleetConfig, simulated_program
-from legato.fleet.engine import FleetEngine
-from legato.fleet.replica import Replica
-from legato.fleet.replicas import Line
+from legato_fleet.config import FleetConfig, simulated_program
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica import Replica
+from legato_fleet.replicas import Line
 from legato.server.run import serve
 from legato.text.vocabulary import Vocabulary
 

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from legato.cli.table import Table, duration
-from legato.simulation.record import RequestRecord
-from legato.simulation.summary import Slos, summarize
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.summary import Slos, summarize
 
 _BARS = {
     "attainment": "SLO attained, %",

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from legato.lab.workload.quantiles import draw_quantiles
-from legato.simulation.workload import (
+from legato_lab.workload.quantiles import draw_quantiles
+from legato_lab.simulation.workload import (
     HASH_BLOCK,
     Workload,
     WorkloadRequest,

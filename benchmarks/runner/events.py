@@ -7,7 +7,7 @@ import httpx
 import msgspec
 
 from legato.core.lines import LineBuffer
-from legato.simulation.record import RequestError
+from legato_lab.simulation.record import RequestError
 
 
 class Delta(msgspec.Struct, frozen=True):

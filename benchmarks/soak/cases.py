@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from legato.simulation.workload import RandomPrompts
+from legato_lab.simulation.workload import RandomPrompts
 
 _VOCAB_SIZE = 49_152  # of the default model
 _PROMPT_TOKENS = (8, 300)

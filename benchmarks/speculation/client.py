@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.runner.events import stream
 from benchmarks.speculation.workloads import Asked, Completion
-from legato.simulation.record import RequestError
+from legato_lab.simulation.record import RequestError
 
 _TIMEOUT = httpx.Timeout(600.0, connect=60.0)
 _NO_LIMITS = httpx.Limits(max_connections=None)

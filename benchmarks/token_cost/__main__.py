@@ -27,7 +27,7 @@ from benchmarks.runner.rounds import in_turn
 from benchmarks.runner.run import Run
 from benchmarks.token_cost.client import REQUESTS, Streams
 from legato.cli.table import Table
-from legato.lab.load.local_server import local_server
+from legato_lab.load.local_server import local_server
 
 MINUTES = 2
 

@@ -15,9 +15,9 @@ from legato.engine.assembly.main import main
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.messages import EngineInfo
 from legato.executor.simulated import RealTimeClock
-from legato.simulation.profiled_server import calibrate
-from legato.simulation.profiles import PROFILES
-from legato.simulation.simulated_run import simulated_engine
+from legato_lab.simulation.profiled_server import calibrate
+from legato_lab.simulation.profiles import PROFILES
+from legato_lab.simulation.simulated_run import simulated_engine
 
 _PROFILE = PROFILES["llama-3-8b-h100"]
 _VOCAB_SIZE = 2**16

@@ -51,7 +51,7 @@ def test_what_is_not_named_is_not_looked_for(args: tuple[str, ...]) -> None:
         "from legato.cli.main import main\n"
         "with contextlib.suppress(SystemExit):\n"
         "    main(sys.argv[1:])\n"
-        "loaded = {'importlib.metadata', 'legato.fleet', 'legato.lab'} & set(sys.modules)\n"
+        "loaded = {'importlib.metadata', 'legato_fleet', 'legato_lab'} & set(sys.modules)\n"
         "sys.exit(str(loaded or ''))"
     )
     done = subprocess.run(

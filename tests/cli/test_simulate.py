@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legato.cli.main import main
-from legato.lab.report.report_file import CapacityReport, RunReport, read_report
+from legato_lab.report.report_file import CapacityReport, RunReport, read_report
 from tests.cli.test_main import legato
 
 CHAT = ("--workload", "chat", "--num-requests", "20")
@@ -100,7 +100,7 @@ def test_user_errors(
 
 def test_neither_torch_nor_a_server_is_needed() -> None:
     code = (
-        "import sys, legato.lab.load.simulated_sessions\n"
+        "import sys, legato_lab.load.simulated_sessions\n"
         "sys.exit(str({'torch', 'httpx'} & set(sys.modules) or ''))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -122,7 +122,7 @@ def test_a_fleet_whose_machines_die_and_whose_clients_come_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "legato.lab.commands.simulate._MOST_RECORDS", 10
+        "legato_lab.commands.simulate._MOST_RECORDS", 10
     )  # so that figures are tallied
     flags = ("--rate", "2", "--itl-slo", "100ms", "--ttft-slo", "2s", "-o", str(tmp_path))
     fleet = ("--fleet", "2 both", "--max-replicas", "3", "--replica-mtbf", "5s", "--replica-start",

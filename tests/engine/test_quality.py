@@ -21,7 +21,7 @@ from legato.engine.calibration.quality import MOST_ERROR, Quality
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
-from legato.simulation.profiles import load_profile
+from legato_lab.simulation.profiles import load_profile
 from tests.engine.test_calibration import COSTS
 from tests.scheduler.step_times import step_shape
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
-from legato.fleet.autoscaling import STRAIN, keep_promises, strain, wanted_replicas
+from legato_fleet.autoscaling import STRAIN, keep_promises, strain, wanted_replicas
 
 PROMISE = SloClass(itl_s=0.1, ttft_s=2.0)
 

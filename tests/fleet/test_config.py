@@ -9,7 +9,7 @@ import pytest
 from legato.core.cache_config import CacheConfig, TransferConfig
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.fleet.config import FleetConfig, Pool, check_fleet, replica_config, simulated_program
+from legato_fleet.config import FleetConfig, Pool, check_fleet, replica_config, simulated_program
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,6 @@ def test_the_program_of_a_simulated_engine_is_there() -> None:
 
 
 def test_a_simulated_fleet_needs_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legato.fleet.config.find_spec", lambda _: None)
+    monkeypatch.setattr("legato_fleet.config.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'legato\[lab\]'"):
         check_fleet(EngineConfig(), FleetConfig(simulate="of-a-test"), is_on_cluster=False)

@@ -19,10 +19,10 @@ from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.pulse import Pulse
-from legato.fleet import link as link_module
-from legato.fleet import replica as replica_module
-from legato.fleet.replica import Replica
-from legato.fleet.replica_messages import Brought, FromReplica, Joined, Sent
+from legato_fleet import link as link_module
+from legato_fleet import replica as replica_module
+from legato_fleet.replica import Replica
+from legato_fleet.replica_messages import Brought, FromReplica, Joined, Sent
 from tests.fleet.in_process import (
     CONFIG,
     LONG,

@@ -11,8 +11,8 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.errors import OverloadedError
 from legato.engine.frontend.completion import Completion
-from legato.fleet.autoscaling import strain, wanted_replicas
-from legato.fleet.engine import FleetEngine
+from legato_fleet.autoscaling import strain, wanted_replicas
+from legato_fleet.engine import FleetEngine
 from tests.fleet.in_process import (
     CONFIG,
     EVERYONES,

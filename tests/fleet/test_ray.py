@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
-_ENGINE = "legato.simulation.engine_process"
+_ENGINE = "legato_lab.simulation.engine_process"
 _AGENT = "http://127.0.0.1:52365"
 """Of Ray, on each node."""
 

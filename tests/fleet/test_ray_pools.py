@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
-_ENGINE = "legato.simulation.engine_process"
+_ENGINE = "legato_lab.simulation.engine_process"
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.engine.process.channel import pack
-from legato.fleet.engine import FleetEngine
-from legato.fleet.replica_messages import ChangeSettings, Sent
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica_messages import ChangeSettings, Sent
 from tests.fleet.in_process import CONFIG, SHORT, complete, fleet, joined
 
 _CHUNK = 32

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from legato.core.stats import EngineStats, TenantStats, TransferStats
-from legato.fleet.totals import Totals
+from legato_fleet.totals import Totals
 
 _Stats = TypeVar("_Stats", bound=msgspec.Struct)
 

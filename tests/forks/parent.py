@@ -23,7 +23,7 @@ _MODULES = (
     "legato.cli.main",
     "legato.cli.serve",
     "legato.engine.assembly.builder",
-    "legato.lab.commands.bench",
+    "legato_lab.commands.bench",
     "legato.server.http_server",
     "legato.server.run",
     "legato.server.text.zygote",

@@ -22,10 +22,10 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
-from legato.fleet.engine import FleetEngine
-from legato.fleet.replica import Replica
-from legato.fleet.replica_messages import Brought, FromReplica, Sent
-from legato.fleet.replicas import Line
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica import Replica
+from legato_fleet.replica_messages import Brought, FromReplica, Sent
+from legato_fleet.replicas import Line
 from tests.fleet.in_process import CONFIG, InProcessReplicas, fleet, joined, no_text, write_profile
 from tests.fuzz.frames import broken
 from tests.profiles import scaled

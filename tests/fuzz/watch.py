@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from legato.lab.load.token_stream import TokenStream
-from legato.simulation.record import RequestError
+from legato_lab.load.token_stream import TokenStream
+from legato_lab.simulation.record import RequestError
 from tests.server.launch import ServerProcess, long_request, wait_until
 from tests.server.wire import post
 

@@ -1,6 +1,6 @@
 import pytest
 
-from legato.lab.load.client import Address
+from legato_lab.load.client import Address
 from tests.server.launch import ServerProcess
 from tests.server.servers import Servers
 

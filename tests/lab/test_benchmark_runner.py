@@ -29,7 +29,7 @@ from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Record, Run
 from benchmarks.runner.servers import SERVE, servers
 
-from legato.simulation.record import RequestError
+from legato_lab.simulation.record import RequestError
 
 TINY = Benchmark(name="tiny", module="tests.lab.tiny", question="Is it small?", minutes=0.1)
 

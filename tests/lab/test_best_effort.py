@@ -5,10 +5,10 @@ import random
 import msgspec
 
 from legato.core.config import SchedulerConfig
-from legato.simulation.profiled_server import SimulatedServer
-from legato.simulation.record import RequestRecord
-from legato.simulation.simulated_run import simulate
-from legato.simulation.workload import Workload, WorkloadRequest
+from legato_lab.simulation.profiled_server import SimulatedServer
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.simulated_run import simulate
+from legato_lab.simulation.workload import Workload, WorkloadRequest
 from tests.lab.simulated import CPU
 
 TTFT_S = 2.0

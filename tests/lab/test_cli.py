@@ -9,10 +9,10 @@ import pytest
 
 from legato.cli.main import main
 from legato.cli.values import duration_s
-from legato.lab.commands import capacity_settings
-from legato.lab.load.client import Address
-from legato.lab.report.report_file import CapacityReport, ProbeReport, RunReport, read_report
-from legato.lab.workload.mixes import MIXES
+from legato_lab.commands import capacity_settings
+from legato_lab.load.client import Address
+from legato_lab.report.report_file import CapacityReport, ProbeReport, RunReport, read_report
+from legato_lab.workload.mixes import MIXES
 from tests.forks.start import run
 from tests.lab.test_traces import AZURE
 from tests.server.launch import MODEL
@@ -143,8 +143,8 @@ def test_without_the_extra() -> None:
 def test_workloads_and_reports_need_no_http() -> None:
     code = (
         "import sys; sys.modules['httpx'] = sys.modules['torch'] = None\n"
-        "import legato.lab.workload.choice, legato.lab.capacity.search\n"
-        "import legato.lab.report.page, legato.lab.report.console"
+        "import legato_lab.workload.choice, legato_lab.capacity.search\n"
+        "import legato_lab.report.page, legato_lab.report.console"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -9,18 +9,18 @@ from legato.cli.main import main
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.step_record import EngineRecord, StepRecord
-from legato.lab.workload.mixes import draw_mix
+from legato_lab.workload.mixes import draw_mix
 from legato.observe.traces.trace_file import read_trace
 from legato.scheduler.cost_fit import fit
-from legato.simulation.drafts import Acceptance
-from legato.simulation.fleet import SimulatedFleet, Split
-from legato.simulation.fleet_run import simulate_fleet
-from legato.simulation.machine import MeasuredServer
-from legato.simulation.machine_file import load_machine
-from legato.simulation.profiled_server import SimulatedServer, calibrate
-from legato.simulation.published import rooflines
-from legato.simulation.simulated_run import Simulable, SimulatedRun, simulate
-from legato.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
+from legato_lab.simulation.drafts import Acceptance
+from legato_lab.simulation.fleet import SimulatedFleet, Split
+from legato_lab.simulation.fleet_run import simulate_fleet
+from legato_lab.simulation.machine import MeasuredServer
+from legato_lab.simulation.machine_file import load_machine
+from legato_lab.simulation.profiled_server import SimulatedServer, calibrate
+from legato_lab.simulation.published import rooflines
+from legato_lab.simulation.simulated_run import Simulable, SimulatedRun, simulate
+from legato_lab.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from tests.lab.simulated import CPU
 from tests.scheduler.step_times import step_shape
 

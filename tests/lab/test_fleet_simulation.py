@@ -9,17 +9,17 @@ import pytest
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import INTERACTIVE
-from legato.lab.workload.mixes import draw_mix
-from legato.routing.router import ROUTING_POLICIES
-from legato.simulation.fleet import Hang, SimulatedFleet, Split
-from legato.simulation.fleet_run import FleetRun, simulate_fleet
-from legato.simulation.link import Link, Traffic
-from legato.simulation.profiled_server import SimulatedServer
-from legato.simulation.scaler import Scaler
-from legato.simulation.simulated_run import simulate
-from legato.simulation.summary import Slos, summarize
-from legato.simulation.tally import Tally
-from legato.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
+from legato_lab.workload.mixes import draw_mix
+from legato_fleet.routing.router import ROUTING_POLICIES
+from legato_lab.simulation.fleet import Hang, SimulatedFleet, Split
+from legato_lab.simulation.fleet_run import FleetRun, simulate_fleet
+from legato_lab.simulation.link import Link, Traffic
+from legato_lab.simulation.profiled_server import SimulatedServer
+from legato_lab.simulation.scaler import Scaler
+from legato_lab.simulation.simulated_run import simulate
+from legato_lab.simulation.summary import Slos, summarize
+from legato_lab.simulation.tally import Tally
+from legato_lab.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from tests.lab.simulated import CPU
 
 PROMISED = SchedulerConfig(itl_slo_s=0.1, ttft_slo_s=3.0)

@@ -23,7 +23,7 @@ from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes, shape_folder
 
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
-from legato.lab.work import MeasuredRates
+from legato_lab.work import MeasuredRates
 from tests.server.launch import wait_until
 
 TINY = {

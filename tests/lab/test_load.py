@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from legato.core.errors import ConfigError
-from legato.lab.load.client import Address, ServedModel, connect
-from legato.lab.load.open_loop import StopWhen, send_workload, warm_up
-from legato.simulation.record import OnProgress, RequestRecord, Status
-from legato.simulation.workload import RandomPrompts, Workload, WorkloadRequest
+from legato_lab.load.client import Address, ServedModel, connect
+from legato_lab.load.open_loop import StopWhen, send_workload, warm_up
+from legato_lab.simulation.record import OnProgress, RequestRecord, Status
+from legato_lab.simulation.workload import RandomPrompts, Workload, WorkloadRequest
 from tests.server.launch import MODEL, ServerProcess, running_server
 
 

@@ -15,12 +15,12 @@ from legato.engine.calibration.calibration_file import shape_counts
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import StepShape
-from legato.simulation.clients import Delays
-from legato.simulation.machine import MeasuredServer
-from legato.simulation.machine_file import load_machine, write_machine
-from legato.simulation.simulated_run import simulate
-from legato.simulation.step_errors import ErrorSampler, StepErrors
-from legato.simulation.workload import WorkloadRequest
+from legato_lab.simulation.clients import Delays
+from legato_lab.simulation.machine import MeasuredServer
+from legato_lab.simulation.machine_file import load_machine, write_machine
+from legato_lab.simulation.simulated_run import simulate
+from legato_lab.simulation.step_errors import ErrorSampler, StepErrors
+from legato_lab.simulation.workload import WorkloadRequest
 from tests.lab.tune.machines import CPU, DELAYS
 
 DECODE, PREFILL = StepShape(), StepShape()

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import SchedulerConfig
-from legato.simulation.profiled_server import SimulatedServer
-from legato.simulation.prompts import SimulatedPrompts
-from legato.simulation.simulated_run import simulate
-from legato.simulation.summary import Slos, summarize
-from legato.simulation.workload import (
+from legato_lab.simulation.profiled_server import SimulatedServer
+from legato_lab.simulation.prompts import SimulatedPrompts
+from legato_lab.simulation.simulated_run import simulate
+from legato_lab.simulation.summary import Slos, summarize
+from legato_lab.simulation.workload import (
     HASH_BLOCK,
     RandomPrompts,
     Workload,

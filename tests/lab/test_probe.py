@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from legato.lab.load.client import Address, connect
-from legato.lab.probe import Probe, ProbeResult
-from legato.simulation.record import RequestError
+from legato_lab.load.client import Address, connect
+from legato_lab.probe import Probe, ProbeResult
+from legato_lab.simulation.record import RequestError
 from tests.server.launch import ServerProcess, running_server
 from tests.server.servers import DRAFTING, Servers
 

@@ -9,13 +9,13 @@ import pytest
 from legato.cli.table import Table, duration
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
-from legato.lab.capacity.rule import CapacityRule
-from legato.lab.capacity.search import Capacity
-from legato.lab.capacity.trial import Load
-from legato.lab.capacity.unloaded import UnloadedTtft
-from legato.lab.report.page import render_page
-from legato.lab.report.plots import plots
-from legato.lab.report.report_file import (
+from legato_lab.capacity.rule import CapacityRule
+from legato_lab.capacity.search import Capacity
+from legato_lab.capacity.trial import Load
+from legato_lab.capacity.unloaded import UnloadedTtft
+from legato_lab.report.page import render_page
+from legato_lab.report.plots import plots
+from legato_lab.report.report_file import (
     CapacityReport,
     ProbeReport,
     Report,
@@ -23,10 +23,10 @@ from legato.lab.report.report_file import (
     read_report,
     write_report,
 )
-from legato.lab.report.tables import tables
-from legato.lab.workload.notes import WorkloadNotes
-from legato.lab.workload.too_long import TooLong
-from legato.simulation.summary import Slos
+from legato_lab.report.tables import tables
+from legato_lab.workload.notes import WorkloadNotes
+from legato_lab.workload.too_long import TooLong
+from legato_lab.simulation.summary import Slos
 from tests.lab.test_capacity import GOOD_S, LATE_S
 from tests.lab.test_capacity import record as capacity_record
 from tests.lab.test_probe import RESULT

@@ -9,8 +9,8 @@ from benchmarks.routing.kill import LOST, REFUSED, TOLD_AFTER, TOLD_BEFORE, WHOL
 from benchmarks.routing.report import figures
 from benchmarks.routing.traffic import MAX_MODEL_LEN, TRAFFIC, conversations
 
-from legato.simulation.record import RequestRecord, Status
-from legato.simulation.workload import Workload, WorkloadRequest
+from legato_lab.simulation.record import RequestRecord, Status
+from legato_lab.simulation.workload import Workload, WorkloadRequest
 
 _DIED = '503: {"error": {"code": "engine_dead"}}'
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from legato.core.slo import SloClass
-from legato.simulation.record import RequestRecord
-from legato.simulation.summary import Slos, summarize, summarize_classes
-from legato.simulation.workload import WorkloadRequest
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.summary import Slos, summarize, summarize_classes
+from legato_lab.simulation.workload import WorkloadRequest
 
 
 def record(

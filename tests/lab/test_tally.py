@@ -7,10 +7,10 @@ import pytest
 
 from legato.core.slo import SloClass
 from legato.observe.distribution import Distribution
-from legato.simulation.record import RequestRecord
-from legato.simulation.summary import Slos, Summary, summarize, summarize_classes
-from legato.simulation.tally import Histogram, Tally
-from legato.simulation.workload import WorkloadRequest
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.summary import Slos, Summary, summarize, summarize_classes
+from legato_lab.simulation.tally import Histogram, Tally
+from legato_lab.simulation.workload import WorkloadRequest
 
 SLOS = Slos(default=SloClass(itl_s=0.1, ttft_s=1.0), by_class={"batch": SloClass(ttft_s=0.2)})
 

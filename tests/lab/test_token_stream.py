@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.lab.load.token_stream import TokenStream
-from legato.simulation.record import RequestError
+from legato_lab.load.token_stream import TokenStream
+from legato_lab.simulation.record import RequestError
 
 TOKEN = b'data: {"id":"x","choices":[{"index":0,"text":" a"}],"usage":null}\n\n'
 SPACED = b'data:{"id": "x", "choices": [ { "text": "\\"choices\\":[" } ]}\r\n\r\n'

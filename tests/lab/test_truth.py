@@ -5,7 +5,7 @@ import pytest
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
-from legato.simulation.profiled_server import Truth, calibrate
+from legato_lab.simulation.profiled_server import Truth, calibrate
 from tests.lab.simulated import CPU
 
 PLAN = StepPlan(

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from legato.core.errors import ConfigError
-from legato.lab.load.client import Address, Client, connect
-from legato.lab.load.vocabulary import prompt_vocab_size, vocab_size_by_trial
+from legato_lab.load.client import Address, Client, connect
+from legato_lab.load.vocabulary import prompt_vocab_size, vocab_size_by_trial
 
 VOCAB_SIZE = 49_152
 

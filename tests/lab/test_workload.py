@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.errors import ConfigError
-from legato.simulation.workload import (
+from legato_lab.simulation.workload import (
     Workload,
     WorkloadRequest,
     cut_to,

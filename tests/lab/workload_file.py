@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from legato.simulation.workload import Workload
+from legato_lab.simulation.workload import Workload
 
 
 def write_workload(path: Path, workload: Workload) -> None:

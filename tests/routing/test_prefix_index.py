@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from legato.core.block_hash import block_hashes
 from legato.core.token_ids import token_array
-from legato.routing.prefix_index import PrefixIndex
+from legato_fleet.routing.prefix_index import PrefixIndex
 from tests.profiles import examples
 
 BLOCK = 2

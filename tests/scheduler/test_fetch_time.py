@@ -3,7 +3,7 @@
 import pytest
 
 from legato.core.outputs import FinishReason
-from legato.routing.replica_view import ReplicaView
+from legato_fleet.routing.replica_view import ReplicaView
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
 from tests.scheduler.harness import Harness

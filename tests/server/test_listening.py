@@ -9,7 +9,7 @@ import pytest
 from legato.core.addresses import is_loopback
 from legato.core.cache_config import TransferConfig
 from legato.core.errors import ConfigError
-from legato.fleet.exposure import check_reach
+from legato_fleet.exposure import check_reach
 from legato.server.config import ServerConfig
 from legato.transfer.keys import read_key
 

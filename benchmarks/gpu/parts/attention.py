@@ -16,7 +16,7 @@ from legato.core.cache_config import BLOCK_SIZES
 from legato.gpu.kernels.attention import attend
 from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.work_items import Span, Tiling, section_size, work_lists, write_work
-from legato.lab.work import MeasuredRates, Work
+from legato_lab.work import MeasuredRates, Work
 from legato.model.spec import DecoderSpec
 
 _BLOCK_SIZE = BLOCK_SIZES["cuda"]

@@ -12,7 +12,7 @@ from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.gpu.experts import GpuExperts, codes_of
 from legato.gpu.kernels.experts import ExpertWeights
-from legato.lab.work import MeasuredRates, Work
+from legato_lab.work import MeasuredRates, Work
 from legato.model.experts import Experts
 from legato.model.mlp_spec import MoeSpec
 from legato.model.quantization import quantize

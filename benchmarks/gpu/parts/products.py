@@ -15,7 +15,7 @@ from legato.checkpoint.loader import open_checkpoint
 from legato.core.errors import ConfigError
 from legato.gpu.linear import Fp8Linear, QuantizedLinear, rounded
 from legato.gpu.weights import check_fp8
-from legato.lab.work import Work
+from legato_lab.work import Work
 from legato.model.mlp_spec import MlpSpec
 from legato.model.quantization import quantize
 

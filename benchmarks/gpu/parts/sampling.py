@@ -13,7 +13,7 @@ from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.sampling_params import SamplingParams
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable, sample
-from legato.lab.work import Work
+from legato_lab.work import Work
 
 _KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

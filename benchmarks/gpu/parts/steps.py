@@ -13,8 +13,8 @@ from legato.core.plan import ScheduledChunk
 from legato.core.sampling_params import SamplingParams
 from legato.engine.assembly.builder import load_runtime
 from legato.engine.assembly.runtime import ModelRuntime
-from legato.lab.made_up_steps import MadeUpSteps, TimedStep
-from legato.lab.work import operators_of
+from legato_lab.made_up_steps import MadeUpSteps, TimedStep
+from legato_lab.work import operators_of
 from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
 

@@ -1,9 +1,9 @@
 """A machine that was never measured, for tests of what is."""
 
-from legato.simulation.clients import Delays
-from legato.simulation.machine import Machine
-from legato.simulation.profiled_server import calibrate
-from legato.simulation.profiles import PROFILES
+from legato_lab.simulation.clients import Delays
+from legato_lab.simulation.machine import Machine
+from legato_lab.simulation.profiled_server import calibrate
+from legato_lab.simulation.profiles import PROFILES
 
 PROFILE = PROFILES["smollm2-135m-cpu"]
 DELAYS = Delays(

@@ -3,9 +3,9 @@
 import pytest
 
 from legato.core.config import SchedulerConfig
-from legato.lab.tune.candidate import Candidate, Space
-from legato.lab.tune.score import Figures
-from legato.lab.tune.splits import (
+from legato_lab.tune.candidate import Candidate, Space
+from legato_lab.tune.score import Figures
+from legato_lab.tune.splits import (
     LOADS,
     Fleet,
     Settings,
@@ -16,7 +16,7 @@ from legato.lab.tune.splits import (
     served_load,
     verdict,
 )
-from legato.simulation.fleet import Split
+from legato_lab.simulation.fleet import Split
 
 CANDIDATE = Candidate(
     steps="slo", max_num_batched_tokens=512, max_num_seqs=16, prefill_order="srf", pace=0.8

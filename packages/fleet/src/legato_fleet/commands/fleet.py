@@ -1,0 +1,44 @@
+"""`legato fleet`: several engines behind one OpenAI-compatible server."""
+
+import argparse
+import logging
+
+from legato.cli.flags import (
+    add_config_flag,
+    add_engine_flags,
+    add_flags,
+    add_server_flags,
+    engine_config,
+    given_fields,
+    server_config,
+)
+from legato.cli.serve import LOG_LEVELS, announce, merge_model
+from legato_fleet.config import FleetConfig
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "fleet",
+        help="serve a model by several engines, on Ray Serve",
+        description="Serve a model by several engines, on Ray Serve, behind one "
+        "OpenAI-compatible HTTP API.",
+    )
+    parser.add_argument(
+        "positional_model", nargs="?", metavar="MODEL", help="the model; the same as --model"
+    )
+    add_config_flag(parser)
+    add_flags(parser, FleetConfig)
+    add_engine_flags(parser)
+    add_server_flags(parser)
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="%(default)s")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until stopped; returns the exit status."""
+    from legato_fleet.serving import serve_fleet
+
+    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    merge_model(args)
+    fleet = FleetConfig(**given_fields(args, FleetConfig))
+    return serve_fleet(engine_config(args), server_config(args), fleet, on_ready=announce)
