@@ -23,14 +23,14 @@ from legato.cli.table import Table
 from legato.core.config import EngineConfig
 from legato.engine.assembly.blueprint import model_context
 from legato_lab.report.report_file import RunReport, read_report, write_report
-from legato_lab.tune.learn import learn
-from legato_lab.tune.real import run_real
-from legato_lab.workload.traces import read_workload
 from legato_lab.simulation.machine import Machine, MeasuredServer
 from legato_lab.simulation.machine_file import load_machine, write_machine
 from legato_lab.simulation.simulated_run import simulate
 from legato_lab.simulation.summary import Slos, Summary, summarize
 from legato_lab.simulation.workload import RandomPrompts, Workload, cut_to, rescaled
+from legato_lab.tune.learn import learn
+from legato_lab.tune.real import run_real
+from legato_lab.workload.traces import read_workload
 
 MINUTES = 12
 

@@ -30,9 +30,9 @@ from legato.cli.table import Table, duration
 from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import DEFAULT_MODEL
 from legato.observe.distribution import Distribution, distribution
-from legato_lab.simulation.record import RequestError
 from legato.text.chat import rendered_chat
 from legato.text.tokenizer import Tokenizer, load_tokenizer
+from legato_lab.simulation.record import RequestError
 
 MINUTES = 5
 

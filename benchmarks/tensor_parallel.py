@@ -35,8 +35,8 @@ from legato.cli.values import counts
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, Kernels, ModelConfig
 from legato.engine.assembly.builder import load_runtime
-from legato_lab.made_up_steps import MadeUpSteps
 from legato.model.process_group import ProcessGroup
+from legato_lab.made_up_steps import MadeUpSteps
 
 MINUTES = 4
 

@@ -28,9 +28,9 @@ from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE, running_server, with_flags
 from legato.cli.table import Table
-from legato_lab.load.token_stream import TokenStream
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import read_story
+from legato_lab.load.token_stream import TokenStream
 
 MINUTES = 4
 

@@ -25,12 +25,12 @@ from legato.core.config import EngineConfig
 from legato.core.slo import INTERACTIVE
 from legato_lab.commands.workload_flags import add_workload_flags, workload_choice
 from legato_lab.report.report_file import RunReport, read_report, write_report
+from legato_lab.simulation.summary import Slos
+from legato_lab.simulation.workload import RandomPrompts, Workload
 from legato_lab.tune.candidate import Candidate, Steps
 from legato_lab.tune.real import run_real
 from legato_lab.tune.report import TuneReport
 from legato_lab.tune.tables import describe
-from legato_lab.simulation.summary import Slos
-from legato_lab.simulation.workload import RandomPrompts, Workload
 
 MINUTES = 55
 

@@ -11,8 +11,8 @@ from benchmarks.overload.client import Answer
 from benchmarks.overload.traffic import KINDS, kind_of
 from legato.cli.table import Table, duration
 from legato.core.slo import SloClass
-from legato_lab.report.plots import log_durations, new_figure
 from legato.observe.distribution import distribution
+from legato_lab.report.plots import log_durations, new_figure
 from legato_lab.simulation.record import gaps_s
 from legato_lab.simulation.summary import Slos
 

@@ -10,8 +10,8 @@ import msgspec
 
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
-from legato_lab.simulation.workload import WorkloadRequest
 from legato.text.tokenizer import load_tokenizer
+from legato_lab.simulation.workload import WorkloadRequest
 
 KINDS = {"chat": (5, 200), "prompt": (500, 2000), "document": (4000, 7000)}
 """Value the fewest and most tokens."""

@@ -21,8 +21,8 @@ from benchmarks.runner.flags import add_seconds, add_seed
 from benchmarks.runner.main import main
 from benchmarks.runner.run import Run
 from legato.cli.table import Table
-from legato_lab.report.console import progress_bar
 from legato_fleet.routing.router import ROUTING_POLICIES
+from legato_lab.report.console import progress_bar
 from legato_lab.simulation import engine_process
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.workload import Workload

@@ -23,12 +23,12 @@ from legato.cli.flags import (
 )
 from legato.cli.serve import announce
 from legato.core.config import EngineConfig
+from legato.server.run import serve
+from legato.text.vocabulary import Vocabulary
 from legato_fleet.config import FleetConfig, simulated_program
 from legato_fleet.engine import FleetEngine
 from legato_fleet.replica import Replica
 from legato_fleet.replicas import Line
-from legato.server.run import serve
-from legato.text.vocabulary import Vocabulary
 
 
 class LocalReplicas:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from legato_lab.workload.quantiles import draw_quantiles
 from legato_lab.simulation.workload import (
     HASH_BLOCK,
     Workload,
@@ -13,6 +12,7 @@ from legato_lab.simulation.workload import (
     cut_to,
     num_hash_blocks,
 )
+from legato_lab.workload.quantiles import draw_quantiles
 
 MAX_MODEL_LEN = 8192
 """Longest prompt plus output in tokens."""

@@ -13,8 +13,8 @@ from legato.cli.flags import engine_config, given_fields, server_config
 from legato.cli.main import full_parser
 from legato.cli.values import duration_s
 from legato.core.errors import ConfigError
-from legato_fleet.config import FleetConfig, FleetSettings, check_fleet, fleet_settings
 from legato.transfer.keys import read_key
+from legato_fleet.config import FleetConfig, FleetSettings, check_fleet, fleet_settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -45,7 +45,7 @@ def served(service: dict[str, Any]) -> dict[str, Any]:
 def args_of(service: dict[str, Any]) -> dict[str, Any]:
     """Those of the application."""
     [application] = served(service)["applications"]
-    assert application["import_path"] == "legato_fleet:app"
+    assert application["import_path"] == "legato.fleet:app"
     args: dict[str, Any] = application["args"]
     return args
 

@@ -10,8 +10,7 @@ from scripts.api_reference.pages import PAGES, rendered
 
 from legato.core.config_fields import fields_of
 from legato.server.config import ServerConfig
-
-SOURCES = Path(__file__).parents[2] / "src" / "legato"
+from tests import house
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -31,7 +30,7 @@ def test_every_endpoint_has_a_place_on_the_page() -> None:
 
 def test_every_error_code_is_explained() -> None:
     raised = set()
-    for file in SOURCES.rglob("*.py"):
+    for file in house.sources():
         raised |= set(re.findall(r'\bcode="(\w+)"', file.read_text(encoding="utf-8")))
     assert raised == words.CODES.keys()
 

@@ -16,12 +16,12 @@ from legato.core.slo import ServiceParams
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.submission import Prompts, Submission
+from legato.text.vocabulary import Vocabulary
 from legato_fleet.config import replica_config, simulated_program
 from legato_fleet.engine import FleetEngine
 from legato_fleet.replica import Replica
 from legato_fleet.replicas import Line
 from legato_fleet.routing.request import Role
-from legato.text.vocabulary import Vocabulary
 
 STEP_S = 0.004
 

@@ -11,9 +11,9 @@ from legato.cli.flags import add_engine_flags, add_server_flags, engine_config, 
 from legato.cli.serve import announce
 from legato.core.config import EngineConfig
 from legato.engine.frontend.engine import Engine
-from legato_fleet.engine import FleetEngine
 from legato.server.run import serve
 from legato.text.vocabulary import Vocabulary
+from legato_fleet.engine import FleetEngine
 from tests.fleet.in_process import InProcessReplicas, joined
 from tests.server.launch import ServerProcess
 

@@ -26,12 +26,12 @@ from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.kv_tickets import KVTransferParams, signature
 from legato.engine.frontend.submission import Prompts
 from legato.engine.process.channel import pack, unpacker
+from legato.observe.traces.request_story import read_stories
+from legato.observe.traces.tracer import Tracer
 from legato_fleet.engine import FleetEngine
 from legato_fleet.records import _TIMES
 from legato_fleet.replica import Replica
 from legato_fleet.replica_messages import Brought, FromReplica, Joined, Sent, Ticketed
-from legato.observe.traces.request_story import read_stories
-from legato.observe.traces.tracer import Tracer
 from tests.fleet.in_process import (
     LONG,
     SHORT,

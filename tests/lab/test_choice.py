@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from legato.core.errors import ConfigError
+from legato_lab.simulation.workload import mean_rate_per_s
 from legato_lab.workload.choice import WorkloadChoice
 from legato_lab.workload.mixes import MIXES, draw_mix
 from legato_lab.workload.notes import NO_NOTES
 from legato_lab.workload.traces import Reading
-from legato_lab.simulation.workload import mean_rate_per_s
 from tests.lab.test_traces import AZURE, VIDUR
 
 

@@ -24,9 +24,9 @@ from legato_lab.report.report_file import (
     write_report,
 )
 from legato_lab.report.tables import tables
+from legato_lab.simulation.summary import Slos
 from legato_lab.workload.notes import WorkloadNotes
 from legato_lab.workload.too_long import TooLong
-from legato_lab.simulation.summary import Slos
 from tests.lab.test_capacity import GOOD_S, LATE_S
 from tests.lab.test_capacity import record as capacity_record
 from tests.lab.test_probe import RESULT

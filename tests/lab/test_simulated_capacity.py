@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
-from legato_lab.capacity.search import Capacity, SearchSettings, TrialLength
-from legato_lab.load.simulated_sessions import simulate_search
-from legato_lab.workload.choice import WorkloadChoice
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import chunk_area
+from legato_lab.capacity.search import Capacity, SearchSettings, TrialLength
+from legato_lab.load.simulated_sessions import simulate_search
 from legato_lab.simulation.policies import parse_policy
 from legato_lab.simulation.profiled_server import SimulatedServer
 from legato_lab.simulation.profiles import Profile
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.simulated_run import simulate
 from legato_lab.simulation.workload import Workload, WorkloadRequest
+from legato_lab.workload.choice import WorkloadChoice
 from tests.lab.simulated import CPU
 from tests.lab.workload_file import write_workload
 from tests.profiles import examples

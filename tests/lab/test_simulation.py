@@ -12,7 +12,6 @@ from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.slo import SloClass
-from legato_lab.workload.mixes import draw_mix
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato_lab.simulation.clients import SimulatedClients
 from legato_lab.simulation.policies import parse_policy
@@ -20,6 +19,7 @@ from legato_lab.simulation.profiled_server import SimulatedServer
 from legato_lab.simulation.profiles import Profile
 from legato_lab.simulation.simulated_run import simulate
 from legato_lab.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
+from legato_lab.workload.mixes import draw_mix
 from tests.lab.simulated import CPU, serve
 
 CHAT = with_poisson_arrivals(draw_mix("chat", 30, seed=0), 1.0, seed=0)

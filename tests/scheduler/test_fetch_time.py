@@ -3,9 +3,9 @@
 import pytest
 
 from legato.core.outputs import FinishReason
-from legato_fleet.routing.replica_view import ReplicaView
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
+from legato_fleet.routing.replica_view import ReplicaView
 from tests.scheduler.harness import Harness
 from tests.scheduler.step_times import calibrate
 

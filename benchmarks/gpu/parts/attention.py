@@ -16,8 +16,8 @@ from legato.core.cache_config import BLOCK_SIZES
 from legato.gpu.kernels.attention import attend
 from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.work_items import Span, Tiling, section_size, work_lists, write_work
-from legato_lab.work import MeasuredRates, Work
 from legato.model.spec import DecoderSpec
+from legato_lab.work import MeasuredRates, Work
 
 _BLOCK_SIZE = BLOCK_SIZES["cuda"]
 _TOLERANCE = 2e-2

@@ -12,11 +12,11 @@ from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.gpu.experts import GpuExperts, codes_of
 from legato.gpu.kernels.experts import ExpertWeights
-from legato_lab.work import MeasuredRates, Work
 from legato.model.experts import Experts
 from legato.model.mlp_spec import MoeSpec
 from legato.model.quantization import quantize
 from legato.model.quantized_forms import in_blocks
+from legato_lab.work import MeasuredRates, Work
 
 _HIDDEN_SIZE = 2048
 _QWEN3_30B_A3B = MoeSpec(num_experts=128, num_active=8, size=768)

@@ -15,9 +15,9 @@ from legato.checkpoint.loader import open_checkpoint
 from legato.core.errors import ConfigError
 from legato.gpu.linear import Fp8Linear, QuantizedLinear, rounded
 from legato.gpu.weights import check_fp8
-from legato_lab.work import Work
 from legato.model.mlp_spec import MlpSpec
 from legato.model.quantization import quantize
+from legato_lab.work import Work
 
 _SCALE_BITS = 1
 """A weight's share of a scale and a minimum in float16, for 32 weights."""

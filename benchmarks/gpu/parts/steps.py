@@ -13,10 +13,10 @@ from legato.core.plan import ScheduledChunk
 from legato.core.sampling_params import SamplingParams
 from legato.engine.assembly.builder import load_runtime
 from legato.engine.assembly.runtime import ModelRuntime
-from legato_lab.made_up_steps import MadeUpSteps, TimedStep
-from legato_lab.work import operators_of
 from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
+from legato_lab.made_up_steps import MadeUpSteps, TimedStep
+from legato_lab.work import operators_of
 
 _WARM_UP = 5
 _SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=0, max_tokens=10_000)

@@ -1,1 +1,1 @@
-"""Floor 11: the `legato` command."""
+"""Floor 9: the `legato` command."""

@@ -1,1 +1,1 @@
-"""Floor 9: the OpenAI-compatible HTTP API."""
+"""Floor 8: the OpenAI-compatible HTTP API."""

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.slo import SloClass
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.summary import Slos
+from legato_lab.simulation.workload import WorkloadRequest
 from legato_lab.tune.candidate import Candidate
 from legato_lab.tune.front import pareto_front
 from legato_lab.tune.lead import lead
 from legato_lab.tune.score import Figures
 from legato_lab.tune.search import Tried
-from legato_lab.simulation.record import RequestRecord
-from legato_lab.simulation.summary import Slos
-from legato_lab.simulation.workload import WorkloadRequest
 
 SLOS = Slos(default=SloClass(ttft_s=1.0))
 

@@ -12,9 +12,9 @@ from legato.core.config import EngineConfig, engine_parts
 from legato.core.config_fields import Config, Flag
 from legato.core.errors import ConfigError
 from legato.core.ranges import Count, Seconds
+from legato.server.config import ServerConfig
 from legato_fleet.routing.request import Role
 from legato_fleet.routing.scaling import SLOWER_S, SOONER_S
-from legato.server.config import ServerConfig
 
 Routing = Literal["kept-promise", "prefix-affinity", "power-of-two", "round-robin"]
 
@@ -236,7 +236,7 @@ def fleet_settings(settings: dict[str, Any]) -> FleetSettings:
     """Make the settings from field names and values.
 
     Args:
-        settings: as of `legato_fleet.app`.
+        settings: as of `front_door.app`.
 
     Raises:
         ConfigError: there is no such setting, or it has no such value, or Ray's proxies decide it;

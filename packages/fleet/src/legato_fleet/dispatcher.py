@@ -19,9 +19,9 @@ from legato.engine.frontend.submissions import Unfinished
 from legato_fleet.link import Link
 from legato_fleet.placements import Half, Placed, Placements
 from legato_fleet.replica_messages import Ticketed
-from legato_fleet.totals import Totals
 from legato_fleet.routing.request import RoutedRequest
 from legato_fleet.routing.router import NoReplicaError, Router
+from legato_fleet.totals import Totals
 
 _MOST_HASHED_TOKENS = 2**14
 """The most of a prompt hashed to find its cached prefix; each block takes a few microseconds."""

@@ -31,6 +31,8 @@ from legato.engine.process.messages import (
     SetAnnouncing,
     SetRecording,
 )
+from legato.text.vocabulary import Vocabulary
+from legato.transfer.keys import read_key
 from legato_fleet.dispatcher import Asked, Dispatcher
 from legato_fleet.link import Link
 from legato_fleet.placements import told_id
@@ -46,11 +48,9 @@ from legato_fleet.replica_messages import (
     ToReplica,
 )
 from legato_fleet.replicas import Replicas
-from legato_fleet.totals import Totals
 from legato_fleet.routing.replica_view import STATE_EVERY_S
 from legato_fleet.routing.router import Router
-from legato.text.vocabulary import Vocabulary
-from legato.transfer.keys import read_key
+from legato_fleet.totals import Totals
 
 logger = logging.getLogger(__name__)
 

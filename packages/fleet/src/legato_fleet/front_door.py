@@ -1,4 +1,4 @@
-"""The server in front of the replicas, as a deployment: `serve run legato_fleet:app`.
+"""The server in front of the replicas, as a deployment: `serve run legato.fleet:app`.
 
 Ray Serve's proxies hold the connections.
 """
@@ -15,10 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from legato.checkpoint.source import configured_source
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
-from legato_fleet.config import check_fleet, fleet_settings
-from legato_fleet.deployment import RayReplicas, replicas_app
-from legato_fleet.engine import FleetEngine
-from legato_fleet.exposure import check_reach, open_on_this_node
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
 from legato.server.http.middleware import REQUEST_ID, Lifecycle
@@ -27,6 +23,10 @@ from legato.server.http_server import begin_tracing, metrics_of
 from legato.server.requests.serving import Serving
 from legato.server.text.text_processes import TextProcesses
 from legato.text.text_source import text_source
+from legato_fleet.config import check_fleet, fleet_settings
+from legato_fleet.deployment import RayReplicas, replicas_app
+from legato_fleet.engine import FleetEngine
+from legato_fleet.exposure import check_reach, open_on_this_node
 
 _MOST_ONGOING = 100_000
 _DRAIN_S = 3600.0
@@ -118,7 +118,7 @@ class FrontDoor:
 
 
 def app(settings: dict[str, Any]) -> Application:
-    """Build the application that `serve run legato_fleet:app` runs.
+    """Build the application that `serve run legato.fleet:app` runs.
 
     Args:
         settings: `name=value` for fields of the engine's, the server's and the fleet's settings,

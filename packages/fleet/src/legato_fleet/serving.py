@@ -11,13 +11,13 @@ from legato.core.addresses import is_loopback
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.engine.frontend.engine import Engine
+from legato.server.config import ServerConfig
+from legato.server.run import Announce, serve
+from legato.text.vocabulary import Vocabulary
 from legato_fleet.config import FleetConfig, check_fleet
 from legato_fleet.engine import FleetEngine
 from legato_fleet.exposure import check_reach, keep_to_this_machine
 from legato_fleet.replicas import Replicas
-from legato.server.config import ServerConfig
-from legato.server.run import Announce, serve
-from legato.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Floor 12: workloads, load over HTTP, capacity search, the tuner, the demo, and reports."""
+"""Floor 11: workloads, load over HTTP, capacity search, the tuner, the demo, and reports."""

@@ -11,10 +11,10 @@ from legato.core.config import EngineConfig, Kernels
 from legato.core.plan import ScheduledChunk
 from legato.engine.assembly.builder import load_runtime
 from legato.engine.assembly.runtime import ModelRuntime
-from legato_lab.made_up_steps import MadeUpSteps
-from legato_lab.work import MeasuredRates, Work, work_of
 from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
+from legato_lab.made_up_steps import MadeUpSteps
+from legato_lab.work import MeasuredRates, Work, work_of
 
 _REPEATS = 15
 

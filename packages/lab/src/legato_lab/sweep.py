@@ -9,9 +9,9 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from legato_lab.workload.choice import WorkloadChoice
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.workload import Workload, WorkloadRequest
+from legato_lab.workload.choice import WorkloadChoice
 
 POINT_S = 60.0
 _LEAST_REQUESTS = 20

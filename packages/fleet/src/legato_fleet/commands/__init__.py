@@ -1,1 +1,1 @@
-"""Floor 11: the `legato` command."""
+"""The `legato fleet` command."""

@@ -13,9 +13,9 @@ from legato.core.slo import P99
 from legato_lab.capacity.rule import CapacityRule
 from legato_lab.capacity.trial import Load, Trial
 from legato_lab.capacity.unloaded import UnloadedTtft
-from legato_lab.workload.trials import TrialSource
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.workload import Workload
+from legato_lab.workload.trials import TrialSource
 
 _MEDIAN_E2E_TIMES = 20
 _E2E_SLACK = 1.25  # one longer trial at first rather than several repeats

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legato_lab.commands.fleet_flags import add_fleet_flags, simulated_fleets
 from legato.cli.values import rates
 from legato.core.errors import ConfigError
 from legato_lab.commands.bench_flags import add_output_flag, add_trial_flags
 from legato_lab.commands.bench_reports import report_settings
 from legato_lab.commands.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
+from legato_lab.commands.fleet_flags import add_fleet_flags, simulated_fleets
 from legato_lab.commands.simulate_flags import (
     add_server_flags,
     policies,
@@ -30,13 +30,13 @@ from legato_lab.commands.workload_flags import (
 )
 
 if TYPE_CHECKING:
-    from legato_lab.report.report_file import Report
-    from legato_lab.workload.choice import WorkloadChoice
     from legato.observe.traces.tracer import TraceWriter
+    from legato_lab.report.report_file import Report
     from legato_lab.simulation.fleet import SimulatedFleet
     from legato_lab.simulation.fleet_run import FleetRun
     from legato_lab.simulation.profiled_server import SimulatedServer
     from legato_lab.simulation.simulated_run import SimulatedRun
+    from legato_lab.workload.choice import WorkloadChoice
 
 _TRIAL_REQUESTS = 1000
 _MOST_RECORDS = 100_000

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legato.cli.flags import add_engine_flags, engine_config, given_fields
-from legato_lab.commands.fleet_flags import add_link_flags, link
 from legato.cli.values import count, duration_s, whole
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato_lab.commands.bench_flags import add_output_flag, add_prompt_flags
 from legato_lab.commands.bench_reports import report_settings
+from legato_lab.commands.fleet_flags import add_link_flags, link
 from legato_lab.commands.simulate_flags import add_acceptance_flag, told_acceptance
 from legato_lab.commands.workload_flags import add_workload_flags, tell_notes, workload_choice
 from legato_lab.load.ending import closing_when_ended

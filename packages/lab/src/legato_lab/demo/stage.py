@@ -17,9 +17,9 @@ from legato.engine.assembly.builder import load_runtime
 from legato.engine.errors import RequestFailedError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.kv.manager import KVCacheManager
-from legato_lab.demo.traffic import Traffic
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
+from legato_lab.demo.traffic import Traffic
 from legato_lab.simulation.record import ProbeResult
 from legato_lab.simulation.workload import RandomPrompts
 

@@ -14,9 +14,9 @@ from legato_lab.load.client import Address, Client, ServedModel, connect
 from legato_lab.load.open_loop import send_workload, warm_up
 from legato_lab.load.vocabulary import prompt_vocab_size
 from legato_lab.report.console import print_trial, progress_bar
-from legato_lab.workload.choice import WorkloadChoice
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.workload import RandomPrompts, Workload, WorkloadRequest
+from legato_lab.workload.choice import WorkloadChoice
 
 _IDLE_FACTOR = 2.0
 _IDLE_SLACK_S = 0.1

@@ -2,14 +2,13 @@
 
 import math
 
+from legato.observe.traces.tracer import TraceWriter
 from legato_lab.capacity.rule import TrialWatch
 from legato_lab.capacity.search import Capacity, SearchSettings, find_capacity
 from legato_lab.capacity.trial import Load
 from legato_lab.capacity.unloaded import UnloadedTtft, unloaded_workload
 from legato_lab.report.console import print_trial, progress_bar
 from legato_lab.report.fleet_figures import FleetFigures, ReplicaFigures
-from legato_lab.workload.choice import WorkloadChoice
-from legato.observe.traces.tracer import TraceWriter
 from legato_lab.simulation.fleet import SimulatedFleet
 from legato_lab.simulation.fleet_run import FleetRun, simulate_fleet
 from legato_lab.simulation.record import OnProgress, RequestRecord, StopWhen
@@ -17,6 +16,7 @@ from legato_lab.simulation.replica import ReplicaRun
 from legato_lab.simulation.simulated_run import Simulable, SimulatedRun, simulate
 from legato_lab.simulation.tally import Tally
 from legato_lab.simulation.workload import Workload
+from legato_lab.workload.choice import WorkloadChoice
 
 
 def simulate_run(

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from legato_lab.load.client import Address, connect
 from legato_lab.load.open_loop import send_workload, warm_up
 from legato_lab.report.console import progress_bar
-from legato_lab.sweep import LoadKind, at_rate, closed_loop
-from legato_lab.workload.choice import WorkloadChoice
 from legato_lab.simulation.record import RequestError, RequestRecord, Status
 from legato_lab.simulation.workload import RandomPrompts, WorkloadRequest
+from legato_lab.sweep import LoadKind, at_rate, closed_loop
+from legato_lab.workload.choice import WorkloadChoice
 
 _MANY_FAILED = 100
 

@@ -10,11 +10,11 @@ import msgspec
 from legato.core.errors import ConfigError
 from legato_lab.capacity.search import Capacity
 from legato_lab.report.fleet_figures import FleetFigures
-from legato_lab.sweep import LoadKind, Throughput
-from legato_lab.workload.notes import NO_NOTES, WorkloadNotes
 from legato_lab.simulation.record import ProbeResult, RequestRecord
 from legato_lab.simulation.summary import Slos, Summary, summarize, summarize_classes
 from legato_lab.simulation.tally import Tally
+from legato_lab.sweep import LoadKind, Throughput
+from legato_lab.workload.notes import NO_NOTES, WorkloadNotes
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):

@@ -10,11 +10,11 @@ from legato.core.cache_config import TransferConfig
 from legato.core.errors import ConfigError
 from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
-from legato_lab.simulation.link import Link, Traffic
 from legato.transfer.keys import read_key
 from legato.transfer.memory import CacheMemory, Region, Spans
 from legato.transfer.mover import ReadState
 from legato.transfer.transport import Transport
+from legato_lab.simulation.link import Link, Traffic
 
 
 class TimedMover:

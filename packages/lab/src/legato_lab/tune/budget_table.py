@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from legato_lab.tune.measure import BudgetTime, TypicalLoad
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
 from legato_lab.simulation.machine import Machine
+from legato_lab.tune.measure import BudgetTime, TypicalLoad
 
 _TAIL = 0.99
 

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 
 from legato_lab.bootstrap import interval, resampled
-from legato_lab.tune.score import attained
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.summary import Slos, summarize
+from legato_lab.tune.score import attained
 
 _NUM_RESAMPLES = 2000
 

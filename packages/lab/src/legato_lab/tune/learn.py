@@ -6,12 +6,12 @@ from collections.abc import Callable
 import msgspec
 
 from legato.core.config import EngineConfig
-from legato_lab.tune.budget_table import BudgetRow, budget_rows
-from legato_lab.tune.measure import TypicalLoad, measure_idle
-from legato_lab.tune.real import record_real
 from legato.scheduler.cost_fit import MOST_DISTURBED
 from legato_lab.simulation.machine import Machine
 from legato_lab.simulation.workload import RandomPrompts, Workload
+from legato_lab.tune.budget_table import BudgetRow, budget_rows
+from legato_lab.tune.measure import TypicalLoad, measure_idle
+from legato_lab.tune.real import record_real
 
 Tell = Callable[[str], None]
 """Called with a description of the current work."""

@@ -11,14 +11,14 @@ import msgspec
 
 from legato.core.config import EngineConfig
 from legato.core.serve_flags import serve_flags
+from legato.observe.traces.trace_file import read_trace
 from legato_lab.load.client import Address, connect
 from legato_lab.load.local_server import SERVE, local_server
 from legato_lab.load.open_loop import send_workload, warm_up
 from legato_lab.report.console import progress_bar
-from legato_lab.tune.recording import Recording
-from legato.observe.traces.trace_file import read_trace
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.workload import RandomPrompts, Workload
+from legato_lab.tune.recording import Recording
 
 
 class RealRun(msgspec.Struct, frozen=True, kw_only=True):

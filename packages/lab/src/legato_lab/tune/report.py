@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from legato.core.slo import SloClass
+from legato_lab.simulation.summary import Summary
 from legato_lab.tune.budget_table import BudgetRow
 from legato_lab.tune.candidate import Candidate
 from legato_lab.tune.lead import Lead
@@ -13,7 +14,6 @@ from legato_lab.tune.score import Figures
 from legato_lab.tune.search import Tried
 from legato_lab.tune.splits import SplitFigures
 from legato_lab.workload.notes import WorkloadNotes
-from legato_lab.simulation.summary import Summary
 
 
 class Finalist(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,16 +11,16 @@ from functools import partial
 import msgspec
 
 from legato.core.errors import ConfigError
-from legato_lab.tune.candidate import Candidate, Space
-from legato_lab.tune.pool import simulators
-from legato_lab.tune.score import Figures
-from legato_lab.tune.trial import Problem
 from legato_lab.simulation.fleet import SimulatedFleet, Split
 from legato_lab.simulation.fleet_run import simulate_fleet
 from legato_lab.simulation.link import Link
 from legato_lab.simulation.machine import MeasuredServer
 from legato_lab.simulation.summary import summarize
 from legato_lab.simulation.workload import stretched
+from legato_lab.tune.candidate import Candidate, Space
+from legato_lab.tune.pool import simulators
+from legato_lab.tune.score import Figures
+from legato_lab.tune.trial import Problem
 
 LOADS = (0.5, 0.7, 1.0, 1.4, 2.0)
 """Multiples of the workload's own rate at which splits are compared."""

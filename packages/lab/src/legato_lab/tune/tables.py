@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from legato.cli.table import Table, duration
+from legato.observe.distribution import Distribution
 from legato_lab.report.tables import notes_table
 from legato_lab.tune.budget_table import BudgetRow, largest_budget
 from legato_lab.tune.candidate import Candidate
 from legato_lab.tune.report import Finalist, TuneReport
 from legato_lab.tune.search import Tried
 from legato_lab.tune.splits import LOADS, SplitFigures, served_load
-from legato.observe.distribution import Distribution
 
 _NOTHING = "–"
 _MEASURED = "  measured"

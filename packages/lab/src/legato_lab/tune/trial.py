@@ -5,13 +5,13 @@ import math
 import msgspec
 
 from legato.core.config import SchedulerConfig
-from legato_lab.tune.candidate import Candidate
-from legato_lab.tune.score import Figures
 from legato_lab.simulation.drafts import Acceptance
 from legato_lab.simulation.machine import Machine, MeasuredServer
 from legato_lab.simulation.simulated_run import simulate
 from legato_lab.simulation.summary import Slos, Summary, summarize
 from legato_lab.simulation.workload import Workload, mean_rate_per_s, rescaled, within
+from legato_lab.tune.candidate import Candidate
+from legato_lab.tune.score import Figures
 
 _SATURATION = 4.0
 

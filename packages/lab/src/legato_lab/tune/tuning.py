@@ -12,6 +12,11 @@ from legato.core.serve_flags import serve_flags
 from legato.core.slo import INTERACTIVE
 from legato.engine.assembly.blueprint import model_context
 from legato_lab.report.console import step_bar
+from legato_lab.simulation.drafts import Acceptance
+from legato_lab.simulation.machine_file import load_machine, write_machine
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.summary import Slos, summarize
+from legato_lab.simulation.workload import RandomPrompts, Workload, within
 from legato_lab.tune.candidate import Candidate, Space, check_goal
 from legato_lab.tune.front import pareto_front
 from legato_lab.tune.lead import lead
@@ -23,11 +28,6 @@ from legato_lab.tune.search import SearchResult, Tried, search
 from legato_lab.tune.splits import Fleet, SplitFigures, compare_splits
 from legato_lab.tune.trial import Problem, evaluate
 from legato_lab.workload.notes import NO_NOTES, WorkloadNotes
-from legato_lab.simulation.drafts import Acceptance
-from legato_lab.simulation.machine_file import load_machine, write_machine
-from legato_lab.simulation.record import RequestRecord
-from legato_lab.simulation.summary import Slos, summarize
-from legato_lab.simulation.workload import RandomPrompts, Workload, within
 
 _NUM_RUNS = 8
 """Number of simulations of a finalist."""

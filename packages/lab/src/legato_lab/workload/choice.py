@@ -9,13 +9,6 @@ import msgspec
 import numpy as np
 
 from legato.core.errors import ConfigError
-from legato_lab.workload.formats.rows import WorkloadFile
-from legato_lab.workload.mixes import MIXES, draw_mix
-from legato_lab.workload.notes import WorkloadNotes
-from legato_lab.workload.quantiles import are_quantiles, draw_quantiles
-from legato_lab.workload.too_long import TooLong, TooLongAction, fit_into
-from legato_lab.workload.traces import Reading, read_file
-from legato_lab.workload.trials import TrialSource
 from legato_lab.simulation.workload import (
     Workload,
     from_time,
@@ -25,6 +18,13 @@ from legato_lab.simulation.workload import (
     with_poisson_arrivals,
     within,
 )
+from legato_lab.workload.formats.rows import WorkloadFile
+from legato_lab.workload.mixes import MIXES, draw_mix
+from legato_lab.workload.notes import WorkloadNotes
+from legato_lab.workload.quantiles import are_quantiles, draw_quantiles
+from legato_lab.workload.too_long import TooLong, TooLongAction, fit_into
+from legato_lab.workload.traces import Reading, read_file
+from legato_lab.workload.trials import TrialSource
 
 Arrivals = Literal["trace", "poisson"]
 _NUM_DRAWN = 100

@@ -17,13 +17,13 @@ import msgspec
 
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import ConfigError
+from legato.observe.traces.trace_file import open_binary
+from legato_lab.simulation.workload import Workload
 from legato_lab.workload.formats.csv_table import Columns, csv_rows, header_of, known_columns
 from legato_lab.workload.formats.json_lines import json_lines_rows
 from legato_lab.workload.formats.recorded import RECORDED, read_recorded
 from legato_lab.workload.formats.rows import Rows, WorkloadFile, read_rows
 from legato_lab.workload.formats.share_gpt import CountTokens, share_gpt_rows
-from legato.observe.traces.trace_file import open_binary
-from legato_lab.simulation.workload import Workload
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

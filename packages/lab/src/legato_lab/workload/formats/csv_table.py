@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from legato.core.errors import ConfigError
-from legato_lab.workload.formats.rows import Rows
 from legato_lab.simulation.workload import WorkloadRequest
+from legato_lab.workload.formats.rows import Rows
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True, rename={"slo_class": "class"}):

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from legato_lab.workload.formats.rows import Rows
 from legato_lab.simulation.workload import WorkloadRequest
+from legato_lab.workload.formats.rows import Rows
 
 
 class _MooncakeRow(msgspec.Struct, frozen=True):

@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 import msgspec
 
 from legato.core.errors import ConfigError
-from legato_lab.workload.formats.rows import Rows
 from legato_lab.simulation.workload import WorkloadRequest
+from legato_lab.workload.formats.rows import Rows
 
 CountTokens = Callable[[Sequence[str]], list[int]]
 """Returns the number of tokens of each text."""
