@@ -31,7 +31,7 @@ PATHS = [
     if "__pycache__" not in path.parts
 ]
 ROOMS = {path.parts[2] for path in PATHS if len(path.parts) > 3 and path.parts[0] == "src"}
-ROOMS |= house.DISTRIBUTIONS.keys()
+ROOMS |= house.DISTRIBUTIONS.keys() - {"legato"}
 SOURCE = re.compile(r"(?!out/)[\w./*-]+\.(?:cpp|css|hpp|js|md|png|py|svg|toml|yml)")
 FOLDER = re.compile(rf"(?:{'|'.join([*FOLDERS, *ROOMS])})/[\w./-]*")
 MODULE = re.compile(rf"python -m ((?:{'|'.join(FOLDERS)})[\w.]*)")
