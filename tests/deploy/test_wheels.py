@@ -80,6 +80,8 @@ def test_a_wheel_of_a_package_beside_legato(package: str, tmp_path: Path) -> Non
     info = f"legato_{package}-{__version__}.dist-info"
     assert {name for name in wheel.namelist() if not name.startswith(info)} == files
     assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    # A source distribution would keep the link, which leads out of it.
+    assert not (folder / "LICENSE").is_symlink()
     metadata = message_from_bytes(wheel.read(f"{info}/METADATA"))
     assert f"legato=={__version__}" in metadata.get_all("Requires-Dist", [])
     entries = ConfigParser()
