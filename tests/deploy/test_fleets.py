@@ -152,8 +152,9 @@ def test_the_router_knows_its_flags() -> None:
 
 
 def test_ray_is_of_a_version_that_is_installed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    [ray] = [Requirement(one) for one in project["optional-dependencies"]["fleet"]]
+    package = ROOT / "packages" / "fleet" / "pyproject.toml"
+    project = tomllib.loads(package.read_text())["project"]
+    [ray] = [Requirement(one) for one in project["optional-dependencies"]["ray"]]
     assert ray.specifier.contains(CLUSTER["rayVersion"])
 
 
