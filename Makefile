@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# In one command with Legato itself: each names the others, which pip would look for in an index.
+PACKAGES := --editable packages/fleet --editable packages/lab
 # A file is one worker's, with its servers and engines, and so are files that share a server
 # (tests/distribution.py); tests/conftest.py puts the longest first.
 # Three workers keep two cores busy: they wait for servers a third of their time.
@@ -68,19 +70,20 @@ clean:
 	rm -rf $(VENV) out
 
 # Each compiles the kernels. A later one has all of those before it, and counts for them, too.
-$(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-fleet: $(VENV)/.torch pyproject.toml $(wildcard native/*)
+$(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-fleet: $(VENV)/.torch pyproject.toml \
+	$(wildcard packages/*/pyproject.toml native/*)
 
 $(VENV)/.installed:
-	$(PIP) install --editable .
+	$(PIP) install --editable . $(PACKAGES)
 	@touch $@
 
 # Tests run kernels for instructions that the processor lacks by emulation.
 $(VENV)/.installed-dev:
-	$(PIP) install --editable '.[dev]' --config-settings=cmake.define.LEGATO_EMULATION=ON
+	$(PIP) install --editable '.[dev]' $(PACKAGES) --config-settings=cmake.define.LEGATO_EMULATION=ON
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-fleet:
-	$(PIP) install --editable '.[dev,fleet,disaggregated]' vllm-router sglang-router \
+	$(PIP) install --editable '.[dev,fleet,disaggregated]' $(PACKAGES) vllm-router sglang-router \
 		--config-settings=cmake.define.LEGATO_EMULATION=ON
 	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
 

@@ -12,6 +12,11 @@ import argparse
 import asyncio
 import re
 
+from benchmarks.runner.flags import add_peers, add_seed
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE_AS_PEERS_DO, Server, running_server, servers
+from legato.cli.values import count
 from legato_lab.capacity.search import Capacity
 from legato_lab.commands.bench_flags import add_search_flags
 from legato_lab.commands.bench_reports import report_settings
@@ -22,12 +27,6 @@ from legato_lab.load.sessions import ask_model, random_prompts, search_capacity
 from legato_lab.report.page import render_page
 from legato_lab.report.report_file import CapacityReport, write_report
 from legato_lab.report.tables import tables
-
-from benchmarks.runner.flags import add_peers, add_seed
-from benchmarks.runner.main import main
-from benchmarks.runner.run import Run
-from benchmarks.runner.servers import SERVE_AS_PEERS_DO, Server, running_server, servers
-from legato.cli.values import count
 
 MINUTES = 30
 

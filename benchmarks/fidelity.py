@@ -14,6 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.runner.flags import add_rounds
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
+from legato.cli.flags import add_engine_flags, engine_config
+from legato.cli.table import Table
+from legato.core.config import EngineConfig
+from legato.engine.build.blueprint import model_context
 from legato_lab.report.report_file import RunReport, read_report, write_report
 from legato_lab.simulation.machine import Machine, MeasuredServer
 from legato_lab.simulation.machine_file import load_machine, write_machine
@@ -23,14 +31,6 @@ from legato_lab.simulation.workload import RandomPrompts, Workload, cut_to, resc
 from legato_lab.tune.learn import learn
 from legato_lab.tune.real import run_real
 from legato_lab.workload.traces import read_workload
-
-from benchmarks.runner.flags import add_rounds
-from benchmarks.runner.main import main
-from benchmarks.runner.run import Run
-from legato.cli.flags import add_engine_flags, engine_config
-from legato.cli.table import Table
-from legato.core.config import EngineConfig
-from legato.engine.build.blueprint import model_context
 
 MINUTES = 12
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from legato_lab.probe import Probe, ProbeResult
 
 from benchmarks.runner.flags import add_rounds, add_server_flags
 from benchmarks.runner.interference import spinning
@@ -36,6 +35,7 @@ from benchmarks.runner.servers import SERVE, running_server, with_flags
 from legato.cli.table import Table
 from legato.cli.values import count, gap_promise
 from legato.core.errors import ConfigError
+from legato_lab.probe import Probe, ProbeResult
 
 MINUTES = 14
 

@@ -18,8 +18,6 @@ from pydoc_data import topics
 import httpx
 import msgspec
 import numpy as np
-from legato_lab.simulation.record import RequestError
-from legato_lab.simulation.summary import Distribution, distribution
 
 from benchmarks.runner.events import stream
 from benchmarks.runner.flags import add_peers, add_rounds, add_server_flags
@@ -33,6 +31,8 @@ from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import DEFAULT_MODEL
 from legato.language.conversation.template import rendered_chat
 from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from legato.observe.distribution import Distribution, distribution
+from legato_lab.simulation.record import RequestError
 
 MINUTES = 5
 

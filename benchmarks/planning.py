@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from legato_lab.simulation.profiles import PROFILES
 
 from benchmarks.runner.main import main
 from benchmarks.runner.run import Run
@@ -35,6 +34,7 @@ from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+from legato_lab.simulation.profiles import PROFILES
 
 MINUTES = 4
 

@@ -17,8 +17,6 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from legato_lab.load.client import Address, Client, connect
-from legato_lab.simulation.workload import RandomPrompts
 
 from benchmarks.runner.flags import add_peers, add_rounds, add_server_flags
 from benchmarks.runner.main import main
@@ -26,6 +24,8 @@ from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE_AS_PEERS_DO, running_server, servers
 from legato.cli.table import Table
+from legato_lab.load.client import Address, Client, connect
+from legato_lab.simulation.workload import RandomPrompts
 
 MINUTES = 8
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
-from legato_lab.probe import Probe, ProbeResult
 from matplotlib.figure import Figure
 
 from benchmarks.runner.flags import add_peers, add_rounds, add_server_flags
@@ -22,6 +21,7 @@ from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Run
 from benchmarks.runner.servers import SERVE_AS_PEERS_DO, running_server, servers
 from legato.cli.table import Table, duration
+from legato_lab.probe import Probe, ProbeResult
 
 MINUTES = 4
 

@@ -16,6 +16,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
+
+from benchmarks.runner.flags import add_seconds, add_server_flags
+from benchmarks.runner.main import main
+from benchmarks.runner.run import Run
+from benchmarks.runner.servers import SERVE, running_server, with_flags
+from legato.cli.table import Table, duration
+from legato.core.config import SchedulerConfig
 from legato_lab.load.client import Address, connect
 from legato_lab.load.open_loop import send_workload, warm_up
 from legato_lab.simulation.policies import parse_policy
@@ -29,13 +36,6 @@ from legato_lab.simulation.workload import (
     WorkloadRequest,
     with_poisson_arrivals,
 )
-
-from benchmarks.runner.flags import add_seconds, add_server_flags
-from benchmarks.runner.main import main
-from benchmarks.runner.run import Run
-from benchmarks.runner.servers import SERVE, running_server, with_flags
-from legato.cli.table import Table, duration
-from legato.core.config import SchedulerConfig
 
 MINUTES = 5
 

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 import torch
-from legato_lab.made_up_steps import MadeUpSteps
 from matplotlib.figure import Figure
 
 from benchmarks.runner.flags import add_rounds
@@ -37,6 +36,7 @@ from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, Kernels, ModelConfig
 from legato.engine.build.builder import load_runtime
 from legato.model.process_group import ProcessGroup
+from legato_lab.made_up_steps import MadeUpSteps
 
 MINUTES = 4
 

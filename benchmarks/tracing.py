@@ -20,7 +20,6 @@ from pathlib import Path
 import httpx
 import msgspec
 import numpy as np
-from legato_lab.load.token_stream import TokenStream
 
 from benchmarks.runner.flags import add_rounds, add_seed, add_server_flags
 from benchmarks.runner.main import main
@@ -31,6 +30,7 @@ from benchmarks.runner.servers import SERVE, running_server, with_flags
 from legato.cli.table import Table
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import read_story
+from legato_lab.load.token_stream import TokenStream
 
 MINUTES = 4
 

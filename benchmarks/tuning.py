@@ -15,14 +15,6 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-from legato_lab.commands.workload_flags import add_workload_flags, workload_choice
-from legato_lab.report.report_file import RunReport, read_report, write_report
-from legato_lab.simulation.summary import Slos
-from legato_lab.simulation.workload import RandomPrompts, Workload
-from legato_lab.tune.candidate import Candidate, Steps
-from legato_lab.tune.real import run_real
-from legato_lab.tune.report import TuneReport
-from legato_lab.tune.tables import describe
 
 from benchmarks.runner.flags import add_seed
 from benchmarks.runner.main import main
@@ -31,6 +23,14 @@ from legato.cli.flags import add_engine_flags, engine_config
 from legato.cli.table import Table
 from legato.core.config import EngineConfig
 from legato.core.slo import INTERACTIVE
+from legato_lab.commands.workload_flags import add_workload_flags, workload_choice
+from legato_lab.report.report_file import RunReport, read_report, write_report
+from legato_lab.simulation.summary import Slos
+from legato_lab.simulation.workload import RandomPrompts, Workload
+from legato_lab.tune.candidate import Candidate, Steps
+from legato_lab.tune.real import run_real
+from legato_lab.tune.report import TuneReport
+from legato_lab.tune.tables import describe
 
 MINUTES = 55
 

@@ -30,7 +30,7 @@ _NOT_PROSE = re.compile(
     r"<!-- generated: .*?<!-- end -->|^(?: {4}|\t)[^\n]*$|```.*?```|`[^`]*`|\]\([^)]*\)",
     re.MULTILINE | re.DOTALL,
 )
-_ROOMS = "src", "benchmarks", "scripts", "grafana", "tests"
+_ROOMS = "src", "packages", "benchmarks", "scripts", "grafana", "tests"
 _GENERATED = ROOT / "docs" / "contributing" / "seams.md"
 
 
@@ -43,6 +43,7 @@ def main() -> int:
 def phrases() -> list[str]:
     """Each phrase of the project with its file and line."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
+    pages += ROOT.glob("packages/*/*.md")
     modules = [file for room in _ROOMS for file in ROOT.glob(f"{room}/**/*.py")]
     return [
         f"{file.relative_to(ROOT)}:{line}: {phrase}"

@@ -1,4 +1,4 @@
-"""Writes docs/contributing/seams.md from the protocols of src/legato: `python -m scripts.seams`."""
+"""Writes docs/contributing/seams.md from the sources' protocols: `python -m scripts.seams`."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -10,15 +10,16 @@ from scripts.api_reference.markdown import code, table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "contributing" / "seams.md"
-_SOURCES = ROOT / "src" / "legato"
+# Paths are told from there.
+_SOURCES = (ROOT / "src" / "legato", *sorted(ROOT.glob("packages/*/src")))
 _TESTS = ROOT / "tests"
 
 _INTRODUCTION = """# Which seams are there?
 A seam is a protocol: a class that states what one part of Legato needs from another part, so that
 the two do not import each other. `python -m scripts.seams` writes this page from the `Protocol`
-classes in `src/legato`.
+classes in `src/legato` and in `packages`.
 
-The last columns list the classes that have every member of the protocol, in `src/legato` and in
+The last columns list the classes that have every member of the protocol, in the sources and in
 `tests`. A seam is built together with its second implementation. `LayerWatch` alone has one: with
 it, the model calls back into a floor above its own.
 """
@@ -49,7 +50,7 @@ def text() -> str:
             code(seam.protocol.name),
             code(_place(seam.protocol.path)),
             seam.protocol.summary,
-            _names(cls for cls in seam.implementations if cls.path.is_relative_to(_SOURCES)),
+            _names(cls for cls in seam.implementations if _is_source(cls.path)),
             _names(cls for cls in seam.implementations if cls.path.is_relative_to(_TESTS)),
         )
         for seam in seams()
@@ -66,9 +67,7 @@ def _names(classes: Iterable[Class]) -> str:
 def seams() -> list[Seam]:
     """All protocols, sorted by file."""
     classes = list(_classes())
-    protocols = [
-        cls for cls in classes if "Protocol" in cls.bases and cls.path.is_relative_to(_SOURCES)
-    ]
+    protocols = [cls for cls in classes if "Protocol" in cls.bases and _is_source(cls.path)]
     members = {cls: _inherited(cls, classes) for cls in classes}
     return [
         Seam(
@@ -86,7 +85,7 @@ def seams() -> list[Seam]:
 
 
 def _classes() -> Iterator[Class]:
-    for path in (*sorted(_SOURCES.rglob("*.py")), *sorted(_TESTS.rglob("*.py"))):
+    for path in (path for root in (*_SOURCES, _TESTS) for path in sorted(root.rglob("*.py"))):
         source = path.read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             if isinstance(node, ast.ClassDef):
@@ -134,11 +133,16 @@ def _bases(cls: Class, classes: list[Class]) -> Iterator[Class]:
     for name in cls.bases - {cls.name}:
         named = [base for base in classes if base.name == name]
         own = [base for base in named if base.path == cls.path]
-        yield from own or (base for base in named if base.path.is_relative_to(_SOURCES))
+        yield from own or (base for base in named if _is_source(base.path))
+
+
+def _is_source(path: Path) -> bool:
+    return any(path.is_relative_to(root) for root in _SOURCES)
 
 
 def _place(path: Path) -> str:
-    return path.relative_to(_SOURCES).as_posix()
+    (root,) = (root for root in _SOURCES if path.is_relative_to(root))
+    return path.relative_to(root).as_posix()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOTS = {"legato": ROOT / "src", "benchmarks": ROOT}
+DISTRIBUTIONS = {
+    "legato": ROOT / "src",
+    "legato_fleet": ROOT / "packages" / "fleet" / "src",
+    "legato_lab": ROOT / "packages" / "lab" / "src",
+}
+ROOTS = {**DISTRIBUTIONS, "benchmarks": ROOT}
 """Key a package; value the folder that it lies in."""
 
 
@@ -20,6 +25,15 @@ def modules() -> dict[str, Path]:
             parts = path.relative_to(folder).with_suffix("").parts
             found[".".join(parts).removesuffix(".__init__")] = path
     return found
+
+
+def sources() -> list[Path]:
+    """The files of what is installed: of `modules`, all but the benchmarks."""
+    return [path for name, path in modules().items() if package(name) in DISTRIBUTIONS]
+
+
+def package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 @cache
@@ -86,10 +100,10 @@ def _visit(start: str, graph: dict[str, set[str]], seen: set[str], finished: lis
 
 
 def classes() -> dict[str, list[str]]:
-    """Key the name of a public class of the package; value the modules that define one."""
+    """Key the name of a public class; value the modules of what is installed that define one."""
     found: dict[str, list[str]] = defaultdict(list)
     for module, path in modules().items():
-        if module.startswith("legato"):
+        if package(module) in DISTRIBUTIONS:
             for node in tree(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append(module)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import house
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -49,8 +51,25 @@ def test_rooms_and_their_documentation_name_the_floors_of_the_contract() -> None
         re.MULTILINE,
     )
     told = {
-        f"legato.{room}": int(floor)
+        room if room in house.DISTRIBUTIONS else f"legato.{room}": int(floor)
         for floor, rooms in rows
         for room in re.findall(r"`(\w+)/`", rooms)
     }
     assert told == floors
+
+
+def test_serving_needs_neither_the_fleet_nor_the_lab() -> None:
+    """All of `legato` can be imported without them; libraries of extras may be missing."""
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('legato_fleet', 'legato_lab'))\n"
+        "from importlib import import_module\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n"
+        "        import_module(name)\n"
+        "    except ImportError as error:\n"
+        "        assert not (error.name or '').startswith('legato'), (name, error)\n"
+    )
+    names = [name for name in house.modules() if house.package(name) == "legato"]
+    assert len(names) > 300
+    subprocess.run([sys.executable, "-c", code, *names], check=True)

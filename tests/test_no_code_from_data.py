@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = sorted((Path(__file__).parent.parent / "src" / "legato").rglob("*.py"))
+from tests import house
+
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 # `torch.load` unpickles; `multiprocessing` pickles what it sends.
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "np.load"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", house.sources(), ids=lambda path: path.name)
 def test_no_pickle_and_no_eval(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

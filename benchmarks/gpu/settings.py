@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import torch
-from legato_lab.simulation.workload import RandomPrompts
 
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import EngineConfig
+from legato_lab.simulation.workload import RandomPrompts
 
 LLAMA_3_1_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
-from legato_lab.load.token_stream import TokenStream
-from legato_lab.simulation.record import RequestError, RequestRecord, Status
-
 from benchmarks.overload.traffic import Arrival
 from benchmarks.runner.raw_http import post
+from legato_lab.load.token_stream import TokenStream
+from legato_lab.simulation.record import RequestError, RequestRecord, Status
 
 _PATIENCE_S = 180.0
 """After which a request that has not ended is lost."""

@@ -4,9 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from legato_lab.report.plots import log_durations, new_figure
-from legato_lab.simulation.record import gaps_s
-from legato_lab.simulation.summary import Slos, distribution
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.overload.busy import Span
@@ -14,6 +11,10 @@ from benchmarks.overload.client import Answer
 from benchmarks.overload.traffic import KINDS, kind_of
 from legato.cli.table import Table, duration
 from legato.core.slo import SloClass
+from legato.observe.distribution import distribution
+from legato_lab.report.plots import log_durations, new_figure
+from legato_lab.simulation.record import gaps_s
+from legato_lab.simulation.summary import Slos
 
 _ROWS = {
     "sent": "sent",

@@ -7,11 +7,11 @@ from pydoc_data import topics
 from typing import Any
 
 import msgspec
-from legato_lab.simulation.workload import WorkloadRequest
 
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.language.tokenizer.tokenizer import load_tokenizer
+from legato_lab.simulation.workload import WorkloadRequest
 
 KINDS = {"chat": (5, 200), "prompt": (500, 2000), "document": (4000, 7000)}
 """Value the fewest and most tokens."""

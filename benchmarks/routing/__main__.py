@@ -16,13 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from legato_fleet.routing.router import ROUTING_POLICIES
-from legato_lab.report.console import progress_bar
-from legato_lab.report.page import render_page
-from legato_lab.report.report_file import RunReport
-from legato_lab.simulation.record import RequestRecord
-from legato_lab.simulation.workload import Workload
-from legato_lab.workload.choice import WorkloadChoice
 
 from benchmarks.routing.fleets import (
     Fleet,
@@ -37,6 +30,13 @@ from benchmarks.runner.flags import add_seconds
 from benchmarks.runner.main import main
 from benchmarks.runner.run import Run
 from legato.cli.table import duration
+from legato_fleet.routing.router import ROUTING_POLICIES
+from legato_lab.report.console import progress_bar
+from legato_lab.report.page import render_page
+from legato_lab.report.report_file import RunReport
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.workload import Workload
+from legato_lab.workload.choice import WorkloadChoice
 
 MINUTES = 20
 

@@ -11,6 +11,10 @@ from typing import IO
 
 import msgspec
 import psutil
+
+from benchmarks.runner.flags import add_promises
+from benchmarks.runner.servers import server_process
+from legato.core.config import SchedulerConfig
 from legato_lab.load.client import Address, connect
 from legato_lab.load.open_loop import send_workload
 from legato_lab.simulation.fleet import SimulatedFleet, Split
@@ -20,10 +24,6 @@ from legato_lab.simulation.machine_file import load_machine
 from legato_lab.simulation.record import OnProgress, RequestRecord
 from legato_lab.simulation.summary import Slos
 from legato_lab.simulation.workload import RandomPrompts, Workload
-
-from benchmarks.runner.flags import add_promises
-from benchmarks.runner.servers import server_process
-from legato.core.config import SchedulerConfig
 
 _RAY_CPUS = 0.01
 """Of each replica: they share what cores there are."""

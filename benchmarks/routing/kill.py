@@ -14,11 +14,6 @@ import re
 from collections import Counter
 
 import psutil
-from legato_fleet.routing.router import ROUTING_POLICIES
-from legato_lab.report.console import progress_bar
-from legato_lab.simulation import engine_process
-from legato_lab.simulation.record import RequestRecord
-from legato_lab.simulation.workload import Workload
 
 from benchmarks.routing.fleets import add_fleet_flags, fleet_of, running, send
 from benchmarks.routing.traffic import conversations
@@ -26,6 +21,11 @@ from benchmarks.runner.flags import add_seconds, add_seed
 from benchmarks.runner.main import main
 from benchmarks.runner.run import Run
 from legato.cli.table import Table
+from legato_fleet.routing.router import ROUTING_POLICIES
+from legato_lab.report.console import progress_bar
+from legato_lab.simulation import engine_process
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.workload import Workload
 
 MINUTES = 2
 

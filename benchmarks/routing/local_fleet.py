@@ -12,12 +12,6 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable
 from functools import partial
 
-from legato_fleet.config import FleetConfig
-from legato_fleet.engine import FleetEngine
-from legato_fleet.replica import Replica
-from legato_fleet.replicas import Line
-from legato_lab.simulation.engine_process import program
-
 from legato.api.run import serve
 from legato.checkpoint.defaults import ModelDefaults
 from legato.cli.flags import (
@@ -31,6 +25,10 @@ from legato.cli.flags import (
 from legato.cli.serve import announce
 from legato.core.config import EngineConfig
 from legato.core.vocabulary import Vocabulary
+from legato_fleet.config import FleetConfig, simulated_program
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica import Replica
+from legato_fleet.replicas import Line
 
 
 class LocalReplicas:
@@ -70,7 +68,7 @@ def main() -> int:
 async def _start(
     config: EngineConfig, fleet: FleetConfig, text: Awaitable[tuple[Vocabulary, ModelDefaults]]
 ) -> FleetEngine:
-    steps_last = None if fleet.simulate is None else program(fleet.simulate)
+    steps_last = None if fleet.simulate is None else simulated_program(fleet.simulate)
     assert fleet.replicas is not None
     replica_ids = [str(place) for place in range(fleet.replicas)]
     replicas = await asyncio.gather(

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from legato_lab.simulation.record import RequestRecord
-from legato_lab.simulation.summary import Slos, summarize
 from matplotlib.figure import Figure
 
 from legato.cli.table import Table, duration
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.summary import Slos, summarize
 
 _BARS = {
     "attainment": "SLO attained, %",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
+
 from legato_lab.simulation.workload import (
     HASH_BLOCK,
     Workload,

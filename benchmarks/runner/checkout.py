@@ -7,7 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parents[2]
 
-# An editable installation finds its package before PYTHONPATH is looked at.
+# An editable installation finds its packages before PYTHONPATH is looked at.
 _SITE = """import sys
 sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in type(one).__module__]
 import legato
@@ -28,5 +28,6 @@ def environment(checkout: Path, out: Path) -> Mapping[str, str]:
     folder = out / "site"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(_SITE.format(kernels=kernels), encoding="utf-8")
-    paths = (folder.resolve(), checkout.resolve() / "src", HERE)
+    there = checkout.resolve()
+    paths = (folder.resolve(), there / "src", *sorted(there.glob("packages/*/src")), HERE)
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}

@@ -5,9 +5,9 @@ from typing import Any
 
 import httpx
 import msgspec
-from legato_lab.simulation.record import RequestError
 
 from legato.core.lines import LineBuffer
+from legato_lab.simulation.record import RequestError
 
 
 class Delta(msgspec.Struct, frozen=True):

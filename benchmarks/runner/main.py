@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from legato_lab.load.ending import closing_when_ended
-from legato_lab.simulation.record import RequestError
-
 from benchmarks.runner.catalog import Benchmark, benchmark
 from benchmarks.runner.flags import SERVER_FLAGS, add_out
 from benchmarks.runner.run import Run
 from legato.core.errors import ConfigError
+from legato_lab.load.ending import closing_when_ended
+from legato_lab.simulation.record import RequestError
 
 
 def main(name: str) -> NoReturn:

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, NamedTuple
 
-from legato_lab.load import local_server
-
 from legato.core.config import DEFAULT_MODEL
+from legato_lab.load import local_server
 
 SERVE = shlex.join(local_server.SERVE)
 SERVE_AS_PEERS_DO = f"{SERVE} --kv-cache-memory 4G"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import httpx
 import msgspec
 import numpy as np
+
 from legato_lab.simulation.workload import RandomPrompts
 
 _VOCAB_SIZE = 49_152  # of the default model

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import httpx
 import msgspec
 import numpy as np
-from legato_lab.simulation.record import RequestError
 
 from benchmarks.runner.events import stream
 from benchmarks.speculation.workloads import Asked, Completion
+from legato_lab.simulation.record import RequestError
 
 _TIMEOUT = httpx.Timeout(600.0, connect=60.0)
 _NO_LIMITS = httpx.Limits(max_connections=None)

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 import psutil
-from legato_lab.load.local_server import local_server
 
 from benchmarks.runner.checkout import HERE, environment
 from benchmarks.runner.flags import add_rounds
@@ -28,6 +27,7 @@ from benchmarks.runner.rounds import in_turn
 from benchmarks.runner.run import Run
 from benchmarks.token_cost.client import REQUESTS, Streams
 from legato.cli.table import Table
+from legato_lab.load.local_server import local_server
 
 MINUTES = 2
 

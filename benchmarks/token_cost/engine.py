@@ -8,10 +8,6 @@ All else is the engine's own. What it takes of a processor is what a token costs
 import sys
 from functools import partial
 
-from legato_lab.simulation.profiled_server import calibrate
-from legato_lab.simulation.profiles import PROFILES
-from legato_lab.simulation.simulated_run import simulated_engine
-
 from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import EngineConfig
 from legato.core.stats import CacheInfo
@@ -19,6 +15,9 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.main import main
 from legato.engine.process.engine_messages import EngineInfo
 from legato.executor.simulated import RealTimeClock
+from legato_lab.simulation.profiled_server import calibrate
+from legato_lab.simulation.profiles import PROFILES
+from legato_lab.simulation.simulated_run import simulated_engine
 
 _PROFILE = PROFILES["llama-3-8b-h100"]
 _VOCAB_SIZE = 2**16

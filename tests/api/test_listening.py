@@ -5,13 +5,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from legato_fleet.exposure import check_reach
 
 from legato.api.config import ServerConfig
 from legato.core.addresses import is_loopback
 from legato.core.cache_config import TransferConfig
 from legato.core.errors import ConfigError
 from legato.transfer.keys import read_key
+from legato_fleet.exposure import check_reach
 
 OWN = ["127.0.0.1", "127.8.8.8", "::1", "localhost", "LOCALHOST"]
 OTHERS = ["0.0.0.0", "::", "10.0.0.1", "prefill", "localhost.evil.example", "", "127.0.0.1.", "*"]

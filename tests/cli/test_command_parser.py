@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.cli.main import _parser, full_parser
+from legato.cli.main import _asked_for, _parser, full_parser
 from legato.cli.vllm_flags import _NOTES, vllm_flag_note
 from legato.core.config import engine_fields
 from legato.core.config_fields import Field
@@ -29,7 +29,7 @@ VLLM_FLAGS = (Path(__file__).parent / "vllm_flags.txt").read_text().split()
 
 
 def serve_options() -> set[str]:
-    parsers = _parser(["serve"])._subparsers
+    parsers = _parser(_asked_for(["serve"]))._subparsers
     assert parsers is not None
     choices: Any = parsers._group_actions[0].choices
     return set(choices["serve"]._option_string_actions)
@@ -85,13 +85,13 @@ def test_underscores_may_stand_for_dashes(field: Field, data: st.DataObject) -> 
     parts = field.option.removeprefix("--").split("-")
     spelt = "".join(part + data.draw(st.sampled_from("-_")) for part in parts)[:-1]
     value = [field.choices[-1]] if field.choices else VALUES.get(field.kind, ["1"])
-    parser = _parser(["serve"])
+    parser = _parser(_asked_for(["serve"]))
     plain = parser.parse_args(["serve", field.option, *value])
     assert parser.parse_args(["serve", f"--{spelt}", *value]) == plain
 
 
 def test_values_keep_their_underscores() -> None:
-    args = _parser(["serve"]).parse_args(["serve", "a_b", "--served_model_name=c_d"])
+    args = _parser(_asked_for(["serve"])).parse_args(["serve", "a_b", "--served_model_name=c_d"])
     assert args.positional_model == "a_b"
     assert args.served_model_names == ["c_d"]
 

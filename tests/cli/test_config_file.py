@@ -7,7 +7,7 @@ import pytest
 
 from legato.api.config import ServerConfig
 from legato.cli.flags import engine_config, server_config
-from legato.cli.main import _parser
+from legato.cli.main import _asked_for, _parser
 from legato.core.slo import SloClass
 from tests.cli.test_main import legato
 
@@ -18,7 +18,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def parsed(file: Path, *flags: str) -> argparse.Namespace:
-    return _parser(["serve"]).parse_args(["serve", "--config", str(file), *flags])
+    parser = _parser(_asked_for(["serve"]))
+    return parser.parse_args(["serve", "--config", str(file), *flags])
 
 
 EVERYTHING = """\

@@ -1,13 +1,21 @@
 """The `legato` command from outside."""
 
+import argparse
+import os
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from legato import __version__
+from legato.cli.main import _COMMANDS, _asked_for, _parser, full_parser, main
 from tests.forks.start import run
+
+PLUGINS = [command for command, plugin in _COMMANDS.items() if plugin]
 
 
 def legato(*args: str) -> "subprocess.CompletedProcess[str]":
@@ -21,18 +29,103 @@ def test_version() -> None:
 
 def test_help_names_the_commands() -> None:
     text = legato("--help").stdout
-    assert all(command in text for command in ("serve", "generate", "chat"))
+    assert re.findall(r"^    ([a-z]+)(?: |$)", text, re.MULTILINE) == [*_COMMANDS]
 
 
 def test_commands_load_what_they_need_when_they_run() -> None:
     code = (
         "import sys\n"
-        "from legato.cli.main import _COMMANDS, _parser\n"
-        "_parser(_COMMANDS)\n"
+        "from legato.cli.main import full_parser\n"
+        "full_parser()\n"
         "sys.exit(str({'torch', 'transformers', 'fastapi', 'rich'} & set(sys.modules) or ''))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize("args", [("serve", "--help"), ("--help",)])
+def test_what_is_not_named_is_not_looked_for(args: tuple[str, ...]) -> None:
+    """Neither entry points nor the packages that they lead to."""
+    code = (
+        "import contextlib, sys\n"
+        "from legato.cli.main import main\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    main(sys.argv[1:])\n"
+        "loaded = {'importlib.metadata', 'legato_fleet', 'legato_lab'} & set(sys.modules)\n"
+        "sys.exit(str(loaded or ''))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() == ""
+    assert "usage: legato" in done.stdout
+
+
+def helps(parser: argparse.ArgumentParser) -> dict[str, str | None]:
+    """Key a command; value what `--help` says of it."""
+    assert parser._subparsers is not None
+    (action,) = parser._subparsers._group_actions
+    assert isinstance(action, argparse._SubParsersAction)
+    return {choice.dest: choice.help for choice in action._choices_actions}
+
+
+def test_help_says_of_plugins_what_they_say() -> None:
+    assert helps(_parser(_asked_for(["--help"]))) == helps(full_parser())
+
+
+@pytest.fixture
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+
+
+@pytest.mark.usefixtures("no_plugins")
+@pytest.mark.parametrize("command", PLUGINS)
+def test_a_missing_plugin_is_named_with_its_extra(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extra = "fleet" if command == "fleet" else "lab"
+    message = f"legato: {command} is not installed: pip install 'legato[{extra}]'\n"
+    for args in ([command, "--help"], [command, "some", "--thing"]):
+        assert main(args) == 2
+        assert capsys.readouterr() == ("", message)
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_without_plugins_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [*helps(full_parser())] == [*_COMMANDS]
+    assert main(["completion", "bash"]) == 0
+    (commands,) = re.findall(r"_legato_subparsers=\((.*)\)", capsys.readouterr().out)
+    assert commands.split() == [*_COMMANDS]
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Mapping[str, str]:
+    """An environment with a distribution whose modules are not there."""
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    lines = "".join(f"{command} = no_such_package.{command}\n" for command in PLUGINS)
+    (info / "entry_points.txt").write_text(f"[legato.commands]\n{lines}")
+    return os.environ | {"PYTHONPATH": str(tmp_path)}
+
+
+def in_environment(
+    environment: Mapping[str, str], *args: str
+) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "legato", *args]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_broken_plugin_breaks_itself_alone(broken: Mapping[str, str]) -> None:
+    done = in_environment(broken, "bench", "--help")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "legato: bench cannot be loaded (No module named 'no_such_package'): "
+        "pip install 'legato[lab]'\n"
+    )
+    for args in (("serve", "--help"), ("--help",), ("completion", "bash")):
+        done = in_environment(broken, *args)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

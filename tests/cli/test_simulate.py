@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from legato_lab.report.report_file import CapacityReport, RunReport, read_report
 
 from legato.cli.main import main
+from legato_lab.report.report_file import CapacityReport, RunReport, read_report
 from tests.cli.test_main import legato
 
 CHAT = ("--workload", "chat", "--num-requests", "20")

@@ -5,9 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from legato_lab.simulation.machine_file import write_machine
 
 from legato.cli.main import main
+from legato_lab.simulation.machine_file import write_machine
 from tests.cli.test_main import legato
 from tests.lab.tune.machines import CPU
 

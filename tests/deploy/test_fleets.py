@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from legato_fleet.config import FleetConfig, FleetSettings, check_fleet, fleet_settings
 from packaging.requirements import Requirement
 
 from legato.cli.flags import engine_config, given_fields, server_config
@@ -15,6 +14,7 @@ from legato.cli.main import full_parser
 from legato.cli.values import duration_s
 from legato.core.errors import ConfigError
 from legato.transfer.keys import read_key
+from legato_fleet.config import FleetConfig, FleetSettings, check_fleet, fleet_settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -45,7 +45,7 @@ def served(service: dict[str, Any]) -> dict[str, Any]:
 def args_of(service: dict[str, Any]) -> dict[str, Any]:
     """Those of the application."""
     [application] = served(service)["applications"]
-    assert application["import_path"] == "legato_fleet:app"
+    assert application["import_path"] == "legato.fleet:app"
     args: dict[str, Any] = application["args"]
     return args
 
@@ -152,8 +152,9 @@ def test_the_router_knows_its_flags() -> None:
 
 
 def test_ray_is_of_a_version_that_is_installed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    [ray] = [Requirement(one) for one in project["optional-dependencies"]["fleet"]]
+    package = ROOT / "packages" / "fleet" / "pyproject.toml"
+    project = tomllib.loads(package.read_text())["project"]
+    [ray] = [Requirement(one) for one in project["optional-dependencies"]["ray"]]
     assert ray.specifier.contains(CLUSTER["rayVersion"])
 
 

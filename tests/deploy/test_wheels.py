@@ -6,12 +6,21 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from configparser import ConfigParser
+from email import message_from_bytes
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from legato.cli.main import _COMMANDS
+from legato.core.version import __version__
+
 ROOT = Path(__file__).parents[2]
 BUILD = "import sys, scikit_build_core.build as build; build.build_wheel(sys.argv[1])"
+PACKAGES = ("fleet", "lab")
 
 
 def test_a_wheel_without_a_compiler(tmp_path: Path) -> None:
@@ -31,7 +40,7 @@ def test_a_wheel_without_a_compiler(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "legato/cli/main.py" in names
     assert "legato/api/operations/reference/static/reference.js" in names
-    assert not [name for name in names if name.endswith(".so")]
+    assert not [name for name in names if name.endswith(".so") or "legato_" in name]
 
 
 def test_wheels_are_built_for_all_versions_that_may_install_them() -> None:
@@ -40,3 +49,82 @@ def test_wheels_are_built_for_all_versions_that_may_install_them() -> None:
     stable = project["tool"]["scikit-build"]["wheel"]["py-api"]
     built = {name.partition("-")[0] for name in project["tool"]["cibuildwheel"]["build"]}
     assert built == {"cp311", stable} == {"cp311", "cp312"}
+
+
+def project_of(folder: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())
+    return settings["project"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_wheel_of_a_package_beside_legato(package: str, tmp_path: Path) -> None:
+    """All its files, for any platform, without a compiler or cmake."""
+    pytest.importorskip("scikit_build_core")
+    folder = ROOT / "packages" / package
+    subprocess.run(
+        [sys.executable, "-c", BUILD, str(tmp_path)],
+        cwd=folder,
+        env={**os.environ, "PATH": ""},
+        capture_output=True,
+        check=True,
+    )
+    [path] = tmp_path.glob("*.whl")
+    assert path.name == f"legato_{package}-{__version__}-py3-none-any.whl"
+    wheel = zipfile.ZipFile(path)
+    source = folder / "src"
+    files = {
+        file.relative_to(source).as_posix()
+        for file in source.rglob("*")
+        if file.is_file() and file.suffix != ".pyc"
+    }
+    info = f"legato_{package}-{__version__}.dist-info"
+    assert {name for name in wheel.namelist() if not name.startswith(info)} == files
+    assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    # A source distribution would keep the link, which leads out of it.
+    assert not (folder / "LICENSE").is_symlink()
+    metadata = message_from_bytes(wheel.read(f"{info}/METADATA"))
+    assert f"legato=={__version__}" in metadata.get_all("Requires-Dist", [])
+    entries = ConfigParser()
+    entries.read_string(wheel.read(f"{info}/entry_points.txt").decode())
+    assert dict(entries["legato.commands"]) == project_of(folder)["entry-points"]["legato.commands"]
+
+
+def test_the_packages_have_one_version() -> None:
+    """And name each other by it."""
+    for package in PACKAGES:
+        project = project_of(ROOT / "packages" / package)
+        assert project["version"] == __version__
+        pins = {pin for pin in project["dependencies"] if pin.startswith("legato")}
+        names = {pin.partition("=")[0] for pin in pins}
+        assert pins == {f"{name}=={__version__}" for name in names}
+        assert "legato" in names
+
+
+def test_every_command_of_another_package_has_an_entry_point() -> None:
+    """Its extra of `legato` brings the package that has it."""
+    extras = project_of(ROOT)["optional-dependencies"]
+    found = {}
+    for package in PACKAGES:
+        for command, module in project_of(ROOT / "packages" / package)["entry-points"][
+            "legato.commands"
+        ].items():
+            assert callable(import_module(module).add_parser)
+            found[command] = f"legato-{package}"
+    told = {
+        command: extras[plugin.extra][0].partition("[")[0]
+        for command, plugin in _COMMANDS.items()
+        if plugin is not None
+    }
+    assert found == told
+
+
+def test_the_documented_path_of_a_fleets_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`legato.fleet:app` is where files of deployments name it."""
+    fleet = import_module("legato.fleet")
+    if find_spec("ray") is not None:
+        assert fleet.app is import_module("legato_fleet.front_door").app
+    monkeypatch.setitem(sys.modules, "legato_fleet", None)
+    monkeypatch.setitem(sys.modules, "legato_fleet.front_door", None)
+    with pytest.raises(ImportError, match=r"pip install 'legato\[fleet\]'"):
+        _ = fleet.app
+    assert not hasattr(fleet, "anything_else")

@@ -11,6 +11,7 @@ from scripts.api_reference.pages import PAGES, rendered
 
 from legato.api.config import ServerConfig
 from legato.core.config_fields import fields_of
+from tests import house
 
 SOURCES = Path(__file__).parents[2] / "src" / "legato"
 
@@ -32,7 +33,7 @@ def test_every_endpoint_has_a_place_on_the_page() -> None:
 
 def test_every_error_code_is_explained() -> None:
     raised = set()
-    for file in SOURCES.rglob("*.py"):
+    for file in house.sources():
         raised |= set(re.findall(r'\bcode="(\w+)"', file.read_text(encoding="utf-8")))
     assert raised == words.CODES.keys()
 

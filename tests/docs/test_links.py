@@ -17,10 +17,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from legato.cli.main import main
+from tests import house
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-FOLDERS = ("benchmarks", "docs", "grafana", "native", "scripts", "src", "tests")
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")])
+FOLDERS = ("benchmarks", "docs", "grafana", "native", "packages", "scripts", "src", "tests")
 PATHS = [
     PurePosixPath(path.relative_to(ROOT))
     for path in [
@@ -30,6 +31,7 @@ PATHS = [
     if "__pycache__" not in path.parts
 ]
 ROOMS = {path.parts[2] for path in PATHS if len(path.parts) > 3 and path.parts[0] == "src"}
+ROOMS |= house.DISTRIBUTIONS.keys() - {"legato"}
 SOURCE = re.compile(r"(?!out/)[\w./*-]+\.(?:cpp|css|hpp|js|md|png|py|svg|toml|yml)")
 FOLDER = re.compile(rf"(?:{'|'.join([*FOLDERS, *ROOMS])})/[\w./-]*")
 MODULE = re.compile(rf"python -m ((?:{'|'.join(FOLDERS)})[\w.]*)")

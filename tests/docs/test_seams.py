@@ -1,16 +1,15 @@
 """The page of seams lists the protocols of the sources."""
 
 import re
-from pathlib import Path
 
 from scripts import seams
+
+from tests import house
 
 ONE_USER = {
     # The model calls back into a floor above its own.
     "LayerWatch",
 }
-
-SOURCES = Path(__file__).parents[2] / "src" / "legato"
 
 
 def test_page_is_up_to_date() -> None:
@@ -20,7 +19,7 @@ def test_page_is_up_to_date() -> None:
 def test_every_protocol_is_listed() -> None:
     named = [
         name
-        for file in SOURCES.rglob("*.py")
+        for file in house.sources()
         for name in re.findall(r"^class (\w+)\(.*\bProtocol\)", file.read_text(), re.MULTILINE)
     ]
     assert len(named) > 20

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from legato_lab.simulation.profiles import load_profile
 from psutil import cpu_count
 
 from legato.cli.main import main
@@ -21,6 +20,7 @@ from legato.engine.calibration.disturbance import MOST_ERROR, CoreWait, Quality
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
+from legato_lab.simulation.profiles import load_profile
 from tests.engine.test_calibration import COSTS
 from tests.scheduler.step_times import step_shape
 

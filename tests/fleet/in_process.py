@@ -8,12 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from legato_fleet.config import replica_config
-from legato_fleet.engine import FleetEngine
-from legato_fleet.replica import Replica
-from legato_fleet.replicas import Line
-from legato_fleet.routing.request import Role
-from legato_lab.simulation.engine_process import program
 
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.config import EngineConfig, SchedulerConfig
@@ -23,6 +17,11 @@ from legato.core.vocabulary import Vocabulary
 from legato.engine.client.submission import Prompts, Submission
 from legato.engine.errors import EngineDeadError
 from legato.language.completion import Completion, CompletionDelta
+from legato_fleet.config import replica_config, simulated_program
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica import Replica
+from legato_fleet.replicas import Line
+from legato_fleet.routing.request import Role
 
 STEP_S = 0.004
 
@@ -46,7 +45,7 @@ class InProcessReplicas:
         self.lines: dict[str, Line] = {}
         self.num_frames = 0
         self._config = config
-        self._program = None if profile is None else program(profile)
+        self._program = None if profile is None else simulated_program(profile)
         self._waiting: list[Line] = []
 
     async def add(self, replica_id: str, role: Role = "both") -> Replica:

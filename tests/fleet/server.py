@@ -6,8 +6,6 @@ import sys
 from collections.abc import Awaitable
 from pathlib import Path
 
-from legato_fleet.engine import FleetEngine
-
 from legato.api.run import serve
 from legato.checkpoint.defaults import ModelDefaults
 from legato.cli.flags import add_engine_flags, add_server_flags, engine_config, server_config
@@ -15,6 +13,7 @@ from legato.cli.serve import announce
 from legato.core.config import EngineConfig
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.engine import Engine
+from legato_fleet.engine import FleetEngine
 from tests.api.launch import ServerProcess
 from tests.fleet.in_process import InProcessReplicas, joined
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from legato_fleet.autoscaling import STRAIN, keep_promises, strain, wanted_replicas
 
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
+from legato_fleet.autoscaling import STRAIN, keep_promises, strain, wanted_replicas
 
 PROMISE = SloClass(itl_s=0.1, ttft_s=2.0)
 

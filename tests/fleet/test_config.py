@@ -1,13 +1,15 @@
 """What a fleet is made of, as it is asked for."""
 
+import importlib.util
+import sys
 from typing import Any
 
 import pytest
-from legato_fleet.config import FleetConfig, Pool, check_fleet, replica_config
 
 from legato.core.cache_config import CacheConfig, TransferConfig
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
+from legato_fleet.config import FleetConfig, Pool, check_fleet, replica_config, simulated_program
 
 
 @pytest.mark.parametrize(
@@ -68,3 +70,15 @@ def test_what_a_fleet_decides_or_lacks(config: EngineConfig, message: str) -> No
         check_fleet(config, apart, is_on_cluster=True)
     check_fleet(EngineConfig(), apart, is_on_cluster=False)
     check_fleet(EngineConfig(), FleetConfig(), is_on_cluster=True)
+
+
+def test_the_program_of_a_simulated_engine_is_there() -> None:
+    python, option, module, profile = simulated_program("of-a-test")
+    assert (python, option, profile) == (sys.executable, "-m", "of-a-test")
+    assert importlib.util.find_spec(module) is not None
+
+
+def test_a_simulated_fleet_needs_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legato_fleet.config.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'legato\[lab\]'"):
+        check_fleet(EngineConfig(), FleetConfig(simulate="of-a-test"), is_on_cluster=False)

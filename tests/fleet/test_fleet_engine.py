@@ -9,10 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.routing.kill import LEFT
-from legato_fleet import link as link_module
-from legato_fleet import replica as replica_module
-from legato_fleet.replica import Replica
-from legato_fleet.replica_messages import Brought, FromReplica, Joined, Sent
 
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
@@ -23,6 +19,10 @@ from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.pulse import Pulse
+from legato_fleet import link as link_module
+from legato_fleet import replica as replica_module
+from legato_fleet.replica import Replica
+from legato_fleet.replica_messages import Brought, FromReplica, Joined, Sent
 from tests.fleet.in_process import (
     CONFIG,
     LONG,

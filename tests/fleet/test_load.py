@@ -4,8 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from legato_fleet.autoscaling import strain, wanted_replicas
-from legato_fleet.engine import FleetEngine
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.outputs import RefusalReason
@@ -13,6 +11,8 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.errors import OverloadedError
 from legato.language.completion import Completion
+from legato_fleet.autoscaling import strain, wanted_replicas
+from legato_fleet.engine import FleetEngine
 from tests.fleet.in_process import (
     CONFIG,
     EVERYONES,

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from legato_fleet.engine import FleetEngine
-from legato_fleet.routing.request import Role
 from transformers import LlamaConfig
 
 from legato.core.config import EngineConfig
 from legato.core.sampling_params import SamplingParams
 from legato.transfer.nixl_mover import nixl_package
+from legato_fleet.engine import FleetEngine
+from legato_fleet.routing.request import Role
 from tests.checkpoint.test_dummy import described
 from tests.fleet.in_process import InProcessReplicas, complete, joined, no_text
 from tests.model.conftest import TINY

@@ -11,10 +11,6 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from legato_fleet.engine import FleetEngine
-from legato_fleet.records import _TIMES
-from legato_fleet.replica import Replica
-from legato_fleet.replica_messages import Brought, FromReplica, Joined, Sent, Ticketed
 
 from legato.core.cache_config import TransferConfig
 from legato.core.config import EngineConfig, SchedulerConfig
@@ -32,6 +28,10 @@ from legato.engine.process.channel import pack, unpacker
 from legato.language.completion import CompletionDelta
 from legato.observe.traces.request_story import read_stories
 from legato.observe.traces.tracer import Tracer
+from legato_fleet.engine import FleetEngine
+from legato_fleet.records import _TIMES
+from legato_fleet.replica import Replica
+from legato_fleet.replica_messages import Brought, FromReplica, Joined, Sent, Ticketed
 from tests.fleet.in_process import (
     LONG,
     SHORT,

@@ -1,4 +1,4 @@
-"""`serve run legato_fleet:app` as it runs: behind Ray's proxies, deployed anew under load."""
+"""`serve run legato.fleet:app` as it runs: behind Ray's proxies, deployed anew under load."""
 
 import json
 import os

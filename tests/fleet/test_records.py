@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from legato_fleet.engine import FleetEngine
-from legato_fleet.records import ForeignClock
-from legato_fleet.totals import Totals
 
 from legato.cli.explain import explanation
 from legato.core.stats import EngineStats, TenantStats
@@ -18,6 +15,9 @@ from legato.core.step_record import RequestSent, StepBegun
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import RequestStory, read_stories
 from legato.observe.traces.tracer import Tracer
+from legato_fleet.engine import FleetEngine
+from legato_fleet.records import ForeignClock
+from legato_fleet.totals import Totals
 from tests.fleet.in_process import SHORT, begun, complete, ends_because, fleet, home
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from legato_fleet.engine import FleetEngine
-from legato_fleet.replica_messages import ChangeSettings, Sent
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.engine.process.channel import pack
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica_messages import ChangeSettings, Sent
 from tests.fleet.in_process import CONFIG, SHORT, complete, fleet, joined
 
 _CHUNK = 32

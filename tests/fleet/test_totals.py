@@ -4,9 +4,9 @@ from typing import TypeVar
 
 import msgspec
 import pytest
-from legato_fleet.totals import Totals
 
 from legato.core.stats import EngineStats, TenantStats, TransferStats
+from legato_fleet.totals import Totals
 
 _Stats = TypeVar("_Stats", bound=msgspec.Struct)
 

@@ -9,10 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from legato_fleet.engine import FleetEngine
-from legato_fleet.replica import Replica
-from legato_fleet.replica_messages import Brought, FromReplica, Sent
-from legato_fleet.replicas import Line
 
 from legato.core.config import EngineConfig
 from legato.core.errors import InvalidRequestError
@@ -26,6 +22,10 @@ from legato.engine.client.submission import Prompts
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import pack, unpacker
 from legato.language.completion import CompletionDelta
+from legato_fleet.engine import FleetEngine
+from legato_fleet.replica import Replica
+from legato_fleet.replica_messages import Brought, FromReplica, Sent
+from legato_fleet.replicas import Line
 from tests.fleet.in_process import CONFIG, InProcessReplicas, fleet, joined, no_text, write_profile
 from tests.fuzz.frames import broken
 from tests.profiles import scaled

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import msgspec
+
 from legato_lab.load.token_stream import TokenStream
 from legato_lab.simulation.record import RequestError
-
 from tests.api.launch import ServerProcess, long_request, wait_until
 from tests.api.wire import post
 

@@ -1,6 +1,6 @@
 import pytest
-from legato_lab.load.client import Address
 
+from legato_lab.load.client import Address
 from tests.api.launch import ServerProcess
 from tests.api.servers import Servers
 

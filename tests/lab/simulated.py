@@ -1,13 +1,12 @@
 """What the tests of the simulator share."""
 
+from legato.core.config import SchedulerConfig
 from legato_lab.simulation.policies import parse_policy
 from legato_lab.simulation.profiled_server import SimulatedServer
 from legato_lab.simulation.profiles import PROFILES
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.simulated_run import simulate
 from legato_lab.simulation.workload import Workload
-
-from legato.core.config import SchedulerConfig
 
 CPU = PROFILES["smollm2-135m-cpu"]
 

@@ -28,6 +28,7 @@ from benchmarks.runner.raw_http import post
 from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Record, Run
 from benchmarks.runner.servers import SERVE, servers
+
 from legato_lab.simulation.record import RequestError
 
 TINY = Benchmark(name="tiny", module="tests.lab.tiny", question="Is it small?", minutes=0.1)

@@ -3,12 +3,12 @@
 import random
 
 import msgspec
+
+from legato.core.config import SchedulerConfig
 from legato_lab.simulation.profiled_server import SimulatedServer
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.simulated_run import simulate
 from legato_lab.simulation.workload import Workload, WorkloadRequest
-
-from legato.core.config import SchedulerConfig
 from tests.lab.simulated import CPU
 
 TTFT_S = 2.0

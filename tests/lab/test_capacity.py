@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from legato.core.errors import ConfigError
 from legato_lab.capacity.rule import CapacityRule, TrialWatch
 from legato_lab.capacity.search import Capacity, SearchSettings, TrialLength, find_capacity
 from legato_lab.capacity.trial import Load, Trial
@@ -19,8 +21,6 @@ from legato_lab.simulation.record import RequestRecord, Status
 from legato_lab.simulation.workload import Workload, WorkloadRequest
 from legato_lab.workload.mixes import draw_mix
 from legato_lab.workload.trials import TrialSource
-
-from legato.core.errors import ConfigError
 from tests.profiles import examples
 
 RULE = CapacityRule(itl_slo_s=0.1, unloaded=UnloadedTtft([100, 200], [1.0, 3.0]))

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from legato.core.errors import ConfigError
 from legato_lab.simulation.workload import mean_rate_per_s
 from legato_lab.workload.choice import WorkloadChoice
 from legato_lab.workload.mixes import MIXES, draw_mix
 from legato_lab.workload.notes import NO_NOTES
 from legato_lab.workload.traces import Reading
-
-from legato.core.errors import ConfigError
 from tests.lab.test_traces import AZURE, VIDUR
 
 

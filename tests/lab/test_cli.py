@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from legato.cli.main import main
+from legato.cli.values import duration_s
 from legato_lab.commands import capacity_settings
 from legato_lab.load.client import Address
 from legato_lab.report.report_file import CapacityReport, ProbeReport, RunReport, read_report
 from legato_lab.workload.mixes import MIXES
-
-from legato.cli.main import main
-from legato.cli.values import duration_s
 from tests.api.launch import MODEL
 from tests.forks.start import run
 from tests.lab.test_traces import AZURE

@@ -5,15 +5,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+
+from legato.cli.main import main
+from legato.core.slo import SloClass
 from legato_lab.bootstrap import resampled
 from legato_lab.comparison import Difference, compare, unlike_requests, unlike_settings
 from legato_lab.report.report_file import ProbeReport, RunReport, write_report
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.summary import Slos
 from legato_lab.simulation.workload import WorkloadRequest
-
-from legato.cli.main import main
-from legato.core.slo import SloClass
 from tests.lab.test_probe import RESULT
 
 SLOS = Slos(default=SloClass(itl_s=0.12))

@@ -7,6 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
+
+from legato.core.config import Policy, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.step_record import ChunkRecord
+from legato.scheduler.step_time import StepTimeModel
 from legato_lab.demo.comparison import verdict
 from legato_lab.demo.play import play
 from legato_lab.demo.stage import Run
@@ -14,12 +20,6 @@ from legato_lab.demo.toy import toy_steps
 from legato_lab.demo.traffic import Traffic, sized_traffic
 from legato_lab.demo.view import View, strip
 from legato_lab.simulation.profiles import load_profile
-from rich.console import Console
-
-from legato.core.config import Policy, SchedulerConfig
-from legato.core.errors import ConfigError
-from legato.core.step_record import ChunkRecord
-from legato.scheduler.step_time import StepTimeModel
 from tests.forks.start import run
 from tests.scheduler.step_times import calibrate
 

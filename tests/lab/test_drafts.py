@@ -4,6 +4,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from legato.cli.main import main
+from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.step_record import EngineRecord, StepRecord
+from legato.observe.traces.trace_file import read_trace
+from legato.scheduler.cost_fit import fit
 from legato_lab.simulation.drafts import Acceptance
 from legato_lab.simulation.fleet import SimulatedFleet, Split
 from legato_lab.simulation.fleet_run import simulate_fleet
@@ -14,13 +21,6 @@ from legato_lab.simulation.published import rooflines
 from legato_lab.simulation.simulated_run import Simulable, SimulatedRun, simulate
 from legato_lab.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from legato_lab.workload.mixes import draw_mix
-
-from legato.cli.main import main
-from legato.core.config import SchedulerConfig
-from legato.core.errors import ConfigError
-from legato.core.step_record import EngineRecord, StepRecord
-from legato.observe.traces.trace_file import read_trace
-from legato.scheduler.cost_fit import fit
 from tests.lab.simulated import CPU
 from tests.scheduler.step_times import step_shape
 

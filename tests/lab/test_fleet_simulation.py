@@ -5,6 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.slo import INTERACTIVE
 from legato_fleet.routing.router import ROUTING_POLICIES
 from legato_lab.simulation.fleet import Hang, SimulatedFleet, Split
 from legato_lab.simulation.fleet_run import FleetRun, simulate_fleet
@@ -16,10 +20,6 @@ from legato_lab.simulation.summary import Slos, summarize
 from legato_lab.simulation.tally import Tally
 from legato_lab.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from legato_lab.workload.mixes import draw_mix
-
-from legato.core.config import SchedulerConfig
-from legato.core.errors import ConfigError
-from legato.core.slo import INTERACTIVE
 from tests.lab.simulated import CPU
 
 PROMISED = SchedulerConfig(itl_slo_s=0.1, ttft_slo_s=3.0)

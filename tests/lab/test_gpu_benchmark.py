@@ -20,10 +20,10 @@ from benchmarks.gpu.page import page
 from benchmarks.gpu.parts import correctness
 from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes, shape_folder
-from legato_lab.work import MeasuredRates
 
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
+from legato_lab.work import MeasuredRates
 from tests.api.launch import wait_until
 
 TINY = {
@@ -219,7 +219,7 @@ UNINSTALLED = """
 import importlib.util, os, sys
 importlib.util.find_spec = lambda name: None
 import benchmarks
-print(sys.path[0], os.environ["PYTHONPATH"])
+print(*sys.path[:3], os.environ["PYTHONPATH"])
 """
 
 
@@ -229,7 +229,8 @@ def test_a_clone_that_is_not_installed_is_measured() -> None:
     command = [sys.executable, "-c", UNINSTALLED]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     told = subprocess.check_output(command, cwd=root, env=environment, text=True).split()
-    assert told == [str(root / "src")] * 2
+    sources = [str(root / name) for name in ("src", "packages/fleet/src", "packages/lab/src")]
+    assert told == [*sources, os.pathsep.join(sources)]
 
 
 def test_a_page(settings: Settings) -> None:

@@ -1,8 +1,8 @@
 """The work that a step cannot do without, by hand."""
 
 import pytest
-from legato_lab.work import MeasuredRates, Work, operators_of, work_of
 
+from legato_lab.work import MeasuredRates, Work, operators_of, work_of
 from tests.executor.test_native import decoder_spec
 from tests.scheduler.step_times import step_shape
 

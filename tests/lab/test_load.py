@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from legato.core.errors import ConfigError
 from legato_lab.load.client import Address, ServedModel, connect
 from legato_lab.load.open_loop import StopWhen, send_workload, warm_up
 from legato_lab.simulation.record import OnProgress, RequestRecord, Status
 from legato_lab.simulation.workload import RandomPrompts, Workload, WorkloadRequest
-
-from legato.core.errors import ConfigError
 from tests.api.launch import MODEL, ServerProcess, running_server
 
 

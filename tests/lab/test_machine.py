@@ -8,12 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from legato_lab.simulation.clients import Delays
-from legato_lab.simulation.machine import MeasuredServer
-from legato_lab.simulation.machine_file import load_machine, write_machine
-from legato_lab.simulation.simulated_run import simulate
-from legato_lab.simulation.step_errors import ErrorSampler, StepErrors
-from legato_lab.simulation.workload import WorkloadRequest
 
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
@@ -21,6 +15,12 @@ from legato.engine.calibration.calibration_file import shape_counts
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import StepShape
+from legato_lab.simulation.clients import Delays
+from legato_lab.simulation.machine import MeasuredServer
+from legato_lab.simulation.machine_file import load_machine, write_machine
+from legato_lab.simulation.simulated_run import simulate
+from legato_lab.simulation.step_errors import ErrorSampler, StepErrors
+from legato_lab.simulation.workload import WorkloadRequest
 from tests.lab.tune.machines import CPU, DELAYS
 
 DECODE, PREFILL = StepShape(), StepShape()

@@ -1,11 +1,11 @@
 """The policies that a user can name."""
 
 import pytest
-from legato_lab.simulation.policies import parse_policy
 
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
+from legato_lab.simulation.policies import parse_policy
 
 GOLD = SloClass(itl_s=0.05, ttft_s=1.0)
 PROMISED = SchedulerConfig(

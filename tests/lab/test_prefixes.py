@@ -4,6 +4,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from legato.core.cache_config import BLOCK_SIZES
+from legato.core.config import SchedulerConfig
 from legato_lab.simulation.profiled_server import SimulatedServer
 from legato_lab.simulation.prompts import SimulatedPrompts
 from legato_lab.simulation.simulated_run import simulate
@@ -15,9 +18,6 @@ from legato_lab.simulation.workload import (
     WorkloadRequest,
     num_hash_blocks,
 )
-
-from legato.core.cache_config import BLOCK_SIZES
-from legato.core.config import SchedulerConfig
 from tests.lab.simulated import CPU
 from tests.lab.test_workload import workloads
 

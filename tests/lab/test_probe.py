@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from legato_lab.load.client import Address, connect
 from legato_lab.probe import Probe, ProbeResult
 from legato_lab.simulation.record import RequestError
-
 from tests.api.launch import ServerProcess, running_server
 from tests.api.servers import DRAFTING, Servers
 

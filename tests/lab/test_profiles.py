@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from legato_lab.simulation.machine_file import load_machine, write_machine
-from legato_lab.simulation.profiled_server import calibrate
-from legato_lab.simulation.profiles import PROFILES, load_profile
-from legato_lab.simulation.published import rooflines
 
 from legato.cli.main import main
 from legato.core.errors import ConfigError
 from legato.engine.calibration.calibration_file import Measurements, shape_counts, write_profile
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
+from legato_lab.simulation.machine_file import load_machine, write_machine
+from legato_lab.simulation.profiled_server import calibrate
+from legato_lab.simulation.profiles import PROFILES, load_profile
+from legato_lab.simulation.published import rooflines
 from tests.lab.simulated import CPU
 from tests.lab.tune.machines import CPU as MACHINE
 from tests.scheduler.step_times import step_shape

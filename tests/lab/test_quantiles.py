@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from legato_lab.workload.choice import WorkloadChoice
-from legato_lab.workload.quantiles import draw_quantiles
 
 from legato.core.errors import ConfigError
+from legato_lab.workload.choice import WorkloadChoice
+from legato_lab.workload.quantiles import draw_quantiles
 
 CODE = "prompt p50=1469 p90=5194 p99=7436, output p50=13 p90=55"
 

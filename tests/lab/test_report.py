@@ -5,6 +5,10 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+
+from legato.cli.table import Table, duration
+from legato.core.errors import ConfigError
+from legato.core.slo import SloClass
 from legato_lab.capacity.rule import CapacityRule
 from legato_lab.capacity.search import Capacity
 from legato_lab.capacity.trial import Load
@@ -23,10 +27,6 @@ from legato_lab.report.tables import tables
 from legato_lab.simulation.summary import Slos
 from legato_lab.workload.notes import WorkloadNotes
 from legato_lab.workload.too_long import TooLong
-
-from legato.cli.table import Table, duration
-from legato.core.errors import ConfigError
-from legato.core.slo import SloClass
 from tests.lab.test_capacity import GOOD_S, LATE_S
 from tests.lab.test_capacity import record as capacity_record
 from tests.lab.test_probe import RESULT

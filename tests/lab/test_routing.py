@@ -8,6 +8,7 @@ from benchmarks.routing.fleets import Fleet, on_a_virtual_clock
 from benchmarks.routing.kill import LOST, REFUSED, TOLD_AFTER, TOLD_BEFORE, WHOLE, outcome
 from benchmarks.routing.report import figures
 from benchmarks.routing.traffic import MAX_MODEL_LEN, TRAFFIC, conversations
+
 from legato_lab.simulation.record import RequestRecord, Status
 from legato_lab.simulation.workload import Workload, WorkloadRequest
 

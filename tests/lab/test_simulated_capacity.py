@@ -5,6 +5,10 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from legato.core.config import SchedulerConfig
+from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
+from legato.scheduler.step_shape import chunk_area
 from legato_lab.capacity.search import Capacity, SearchSettings, TrialLength
 from legato_lab.load.simulated_sessions import simulate_search
 from legato_lab.simulation.policies import parse_policy
@@ -14,10 +18,6 @@ from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.simulated_run import simulate
 from legato_lab.simulation.workload import Workload, WorkloadRequest
 from legato_lab.workload.choice import WorkloadChoice
-
-from legato.core.config import SchedulerConfig
-from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
-from legato.scheduler.step_shape import chunk_area
 from tests.lab.simulated import CPU
 from tests.lab.workload_file import write_workload
 from tests.profiles import examples

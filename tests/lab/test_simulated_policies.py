@@ -5,12 +5,12 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-from legato_lab.simulation.record import RequestRecord
-from legato_lab.simulation.workload import Workload, WorkloadRequest, cut_to, with_poisson_arrivals
-from legato_lab.workload.mixes import draw_mix
 
 from legato.core.config import SchedulerConfig
 from legato.core.slo import SloClass
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.workload import Workload, WorkloadRequest, cut_to, with_poisson_arrivals
+from legato_lab.workload.mixes import draw_mix
 from tests.lab.simulated import CPU, serve
 
 

@@ -7,6 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.slo import SloClass
+from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato_lab.simulation.clients import SimulatedClients
 from legato_lab.simulation.policies import parse_policy
 from legato_lab.simulation.profiled_server import SimulatedServer
@@ -14,12 +20,6 @@ from legato_lab.simulation.profiles import Profile
 from legato_lab.simulation.simulated_run import simulate
 from legato_lab.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from legato_lab.workload.mixes import draw_mix
-
-from legato.core.config import SchedulerConfig
-from legato.core.errors import ConfigError
-from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.slo import SloClass
-from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from tests.lab.simulated import CPU, serve
 
 CHAT = with_poisson_arrivals(draw_mix("chat", 30, seed=0), 1.0, seed=0)

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+
+from legato.core.slo import SloClass
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.summary import Slos, summarize, summarize_classes
 from legato_lab.simulation.workload import WorkloadRequest
-
-from legato.core.slo import SloClass
 
 
 def record(

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from legato.cli.main import main
 from legato_lab.report.report_file import SweepReport, read_report
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.workload import WorkloadRequest, mean_rate_per_s
 from legato_lab.sweep import Throughput, at_rate, closed_loop
 from legato_lab.workload.choice import WorkloadChoice
-
-from legato.cli.main import main
 from tests.lab.test_cli import bench, to_server
 
 __all__ = ["to_server"]

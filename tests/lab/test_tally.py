@@ -4,12 +4,13 @@ import random
 
 import numpy as np
 import pytest
-from legato_lab.simulation.record import RequestRecord
-from legato_lab.simulation.summary import Distribution, Slos, Summary, summarize, summarize_classes
-from legato_lab.simulation.tally import Histogram, Tally
-from legato_lab.simulation.workload import WorkloadRequest
 
 from legato.core.slo import SloClass
+from legato.observe.distribution import Distribution
+from legato_lab.simulation.record import RequestRecord
+from legato_lab.simulation.summary import Slos, Summary, summarize, summarize_classes
+from legato_lab.simulation.tally import Histogram, Tally
+from legato_lab.simulation.workload import WorkloadRequest
 
 SLOS = Slos(default=SloClass(itl_s=0.1, ttft_s=1.0), by_class={"batch": SloClass(ttft_s=0.2)})
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from legato_lab.load.token_stream import TokenStream
 from legato_lab.simulation.record import RequestError
 

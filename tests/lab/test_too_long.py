@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from legato_lab.simulation.workload import Workload, WorkloadRequest
-from legato_lab.workload.too_long import fit_into
 
 from legato.core.errors import ConfigError
+from legato_lab.simulation.workload import Workload, WorkloadRequest
+from legato_lab.workload.too_long import fit_into
 from tests.lab.test_workload import lengths, workloads
 
 contexts = st.integers(2, 20_000)

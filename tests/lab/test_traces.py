@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from legato_lab.simulation.workload import Workload, WorkloadRequest
-from legato_lab.workload.formats.csv_table import Columns
-from legato_lab.workload.formats.rows import WorkloadFile
-from legato_lab.workload.traces import Reading, read_file, read_workload
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from legato.core.errors import ConfigError
+from legato_lab.simulation.workload import Workload, WorkloadRequest
+from legato_lab.workload.formats.csv_table import Columns
+from legato_lab.workload.formats.rows import WorkloadFile
+from legato_lab.workload.traces import Reading, read_file, read_workload
 from tests.lab.test_workload import workloads
 from tests.lab.workload_file import write_workload
 

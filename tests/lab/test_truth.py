@@ -1,11 +1,11 @@
 """How long simulated steps take, and what is believed of it."""
 
 import pytest
-from legato_lab.simulation.profiled_server import Truth, calibrate
 
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
+from legato_lab.simulation.profiled_server import Truth, calibrate
 from tests.lab.simulated import CPU
 
 PLAN = StepPlan(

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from legato_lab.load.client import Address, Client, connect
-from legato_lab.load.vocabulary import prompt_vocab_size, vocab_size_by_trial
 
 from legato.core.errors import ConfigError
+from legato_lab.load.client import Address, Client, connect
+from legato_lab.load.vocabulary import prompt_vocab_size, vocab_size_by_trial
 
 VOCAB_SIZE = 49_152
 

@@ -7,6 +7,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from legato.core.errors import ConfigError
 from legato_lab.simulation.workload import (
     Workload,
     WorkloadRequest,
@@ -17,8 +19,6 @@ from legato_lab.simulation.workload import (
     with_poisson_arrivals,
     within,
 )
-
-from legato.core.errors import ConfigError
 
 requests = st.builds(
     WorkloadRequest,

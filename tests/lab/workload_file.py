@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+
 from legato_lab.simulation.workload import Workload
 
 

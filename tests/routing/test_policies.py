@@ -5,8 +5,6 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from legato_fleet.routing.request import Placement, Role, RoutedRequest
-from legato_fleet.routing.router import ROUTING_POLICIES, NoReplicaError, Router
 
 from legato.core.block_hash import block_hashes
 from legato.core.errors import ConfigError
@@ -14,6 +12,8 @@ from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, H
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 from legato.core.token_ids import token_array
+from legato_fleet.routing.request import Placement, Role, RoutedRequest
+from legato_fleet.routing.router import ROUTING_POLICIES, NoReplicaError, Router
 
 PROMPT = token_array(range(160))
 SLO = SloClass(itl_s=0.1, ttft_s=2.0)

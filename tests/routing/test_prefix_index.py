@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from legato_fleet.routing.prefix_index import PrefixIndex
 
 from legato.core.block_hash import block_hashes
 from legato.core.token_ids import token_array
+from legato_fleet.routing.prefix_index import PrefixIndex
 from tests.profiles import examples
 
 BLOCK = 2

@@ -1,11 +1,11 @@
 """A request whose blocks come from another engine is foreseen by what the link makes of them."""
 
 import pytest
-from legato_fleet.routing.replica_view import ReplicaView
 
 from legato.core.outputs import FinishReason
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
+from legato_fleet.routing.replica_view import ReplicaView
 from tests.scheduler.harness import Harness
 from tests.scheduler.step_times import calibrate
 

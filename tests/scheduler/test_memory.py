@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from legato_lab.simulation.profiles import PROFILES
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason
@@ -20,6 +19,7 @@ from legato.scheduler.memory_forecast import MemoryForecast
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_shape import StepShape
+from legato_lab.simulation.profiles import PROFILES
 from tests.scheduler.harness import Harness
 from tests.scheduler.requests import waiting_request
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from legato_lab.work import MeasuredRates, Work
 from torch.nn.attention.bias import causal_lower_right
 
 from benchmarks.gpu.clock import median_in_graph_s
@@ -18,6 +17,7 @@ from legato.gpu.kernels.attention import attend
 from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.work_items import Span, Tiling, section_size, work_lists, write_work
 from legato.model.spec import DecoderSpec
+from legato_lab.work import MeasuredRates, Work
 
 _BLOCK_SIZE = BLOCK_SIZES["cuda"]
 _TOLERANCE = 2e-2

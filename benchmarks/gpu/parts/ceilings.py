@@ -4,11 +4,11 @@ import platform
 
 import msgspec
 import torch
-from legato_lab.work import MeasuredRates
 
 from benchmarks.gpu.clock import median_s
 from benchmarks.gpu.figures import Figures, Report, Row
 from benchmarks.gpu.settings import Settings
+from legato_lab.work import MeasuredRates
 
 _COPY, _PRODUCT = "copy on the device", "matrix product, bfloat16"
 _FEW_ROWS = 32

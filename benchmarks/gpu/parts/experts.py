@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import msgspec
 import torch
-from legato_lab.work import MeasuredRates, Work
 
 from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
@@ -17,6 +16,7 @@ from legato.model.experts import Experts
 from legato.model.mlp_spec import MoeSpec
 from legato.model.quantization import quantize
 from legato.model.quantized_forms import in_blocks
+from legato_lab.work import MeasuredRates, Work
 
 _HIDDEN_SIZE = 2048
 _QWEN3_30B_A3B = MoeSpec(num_experts=128, num_active=8, size=768)

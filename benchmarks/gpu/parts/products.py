@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from legato_lab.work import Work
 
 from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
@@ -18,6 +17,7 @@ from legato.gpu.linear import Fp8Linear, QuantizedLinear, rounded
 from legato.gpu.weights import check_fp8
 from legato.model.mlp_spec import MlpSpec
 from legato.model.quantization import quantize
+from legato_lab.work import Work
 
 _SCALE_BITS = 1
 """A weight's share of a scale and a minimum in float16, for 32 weights."""

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from legato_lab.work import Work
 
 from benchmarks.gpu.clock import median_in_graph_s
 from benchmarks.gpu.figures import Report, Row
@@ -14,6 +13,7 @@ from benchmarks.gpu.settings import Settings
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.sampling_params import SamplingParams
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable, sample
+from legato_lab.work import Work
 
 _KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

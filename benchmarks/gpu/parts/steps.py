@@ -5,9 +5,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-from legato_lab.made_up_steps import MadeUpSteps, TimedStep
-from legato_lab.work import operators_of
-
 from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import Settings
@@ -18,6 +15,8 @@ from legato.engine.build.builder import load_runtime
 from legato.engine.build.runtime import ModelRuntime
 from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
+from legato_lab.made_up_steps import MadeUpSteps, TimedStep
+from legato_lab.work import operators_of
 
 _WARM_UP = 5
 _SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=0, max_tokens=10_000)

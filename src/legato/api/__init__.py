@@ -1,1 +1,1 @@
-"""Floor 8: HTTP to text: the server, its endpoints, and the processes that read bodies."""
+"""Floor 7: HTTP to text: the server, its endpoints, and the processes that read bodies."""

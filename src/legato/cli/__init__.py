@@ -1,1 +1,1 @@
-"""Floor 10: the `legato` command."""
+"""Floor 8: the `legato` command."""

@@ -2,31 +2,46 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
 
 from legato.cli.command_parser import CommandParser
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
 from legato.core.memory_limits import check_address_space, describe_shortage, is_shortage
 from legato.core.version import __version__
 
-_SERVING, _LAB = "legato.cli", "legato_lab.commands"
-_COMMANDS = {
-    "serve": _SERVING,
-    "fleet": _SERVING,
-    "generate": _SERVING,
-    "chat": _SERVING,
-    "demo": _LAB,
-    "calibrate": _SERVING,
-    "bench": _LAB,
-    "simulate": _LAB,
-    "tune": _LAB,
-    "explain": _SERVING,
-    "trace": _SERVING,
-    "models": _SERVING,
-    "completion": _SERVING,
+
+class _Plugin(NamedTuple):
+    """A command of another distribution, found by entry point and loaded only when it is named.
+
+    Attributes:
+        extra: the one of `legato` that brings it.
+        help: as its own parser says it.
+    """
+
+    extra: str
+    help: str
+
+
+_COMMANDS: Mapping[str, _Plugin | None] = {
+    "serve": None,
+    "fleet": _Plugin("fleet", "serve a model by several engines, on Ray Serve"),
+    "generate": None,
+    "chat": None,
+    "demo": _Plugin("lab", "see what a long prompt does to running streams"),
+    "calibrate": None,
+    "bench": _Plugin("lab", "load and measure any OpenAI-compatible server"),
+    "simulate": _Plugin("lab", "compare scheduling policies without a machine to run them on"),
+    "tune": _Plugin("lab", "find the settings of a server for a workload and its SLOs"),
+    "explain": None,
+    "trace": None,
+    "models": None,
+    "completion": None,
 }
-"""Key a command, value the package of its module."""
+"""Key a command; value None for a module of this package."""
+_ENTRY_POINTS = "legato.commands"
 _FAILURE = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
@@ -35,9 +50,9 @@ _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    args = _parser(_asked_for(argv)).parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = args.run
     try:
+        args = _parser(_asked_for(argv)).parse_args(argv)
+        run: Callable[[argparse.Namespace], int] = args.run
         if getattr(args, "loads_model", False):
             check_address_space()
         return run(args)
@@ -54,19 +69,54 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def full_parser() -> CommandParser:
-    """Return the parser of all commands."""
-    return _parser([*_COMMANDS])
+    """Return the parser of all commands; one that cannot be loaded has a name and no flags."""
+    return _parser({command: _installed(command) for command in _COMMANDS})
 
 
-def _asked_for(argv: Sequence[str]) -> Sequence[str]:
-    """Return only the command named first, to save the others' imports; otherwise all."""
-    return argv[:1] if argv and argv[0] in _COMMANDS else [*_COMMANDS]
+def _asked_for(argv: Sequence[str]) -> Mapping[str, ModuleType | None]:
+    """Load only the command named first, to save the others' imports; else all but plugins.
+
+    Raises:
+        ConfigError: as `_module`.
+    """
+    if argv and argv[0] in _COMMANDS:
+        return {argv[0]: _module(argv[0])}
+    return {name: None if plugin else _module(name) for name, plugin in _COMMANDS.items()}
 
 
-def _parser(commands: Sequence[str]) -> CommandParser:
+def _installed(command: str) -> ModuleType | None:
+    try:
+        return _module(command)
+    except ConfigError:
+        return None
+
+
+def _module(command: str) -> ModuleType:
+    """Import a command's module; raises `ConfigError` if its distribution is not usable."""
+    plugin = _COMMANDS[command]
+    if plugin is None:
+        return import_module(f"legato.cli.{command}")
+    from importlib.metadata import entry_points  # slow, and serving does without
+
+    remedy = f"pip install 'legato[{plugin.extra}]'"
+    found = [*entry_points(group=_ENTRY_POINTS, name=command)]
+    if not found:
+        raise ConfigError(f"{command} is not installed: {remedy}")
+    try:
+        module: ModuleType = found[0].load()
+    except ImportError as error:
+        raise ConfigError(f"{command} cannot be loaded ({error}): {remedy}") from error
+    return module
+
+
+def _parser(commands: Mapping[str, ModuleType | None]) -> CommandParser:
+    """Make the parser of commands. Args: commands: value a module, or None for a name alone."""
     parser = CommandParser(prog="legato", description="LLM serving whose streams never stall.")
     parser.add_argument("--version", action="version", version=f"legato {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in commands:
-        import_module(f"{_COMMANDS[command]}.{command}").add_parser(subparsers)
+    for command, module in commands.items():
+        if module is not None:
+            module.add_parser(subparsers)
+        elif plugin := _COMMANDS[command]:
+            subparsers.add_parser(command, help=plugin.help)
     return parser

@@ -4,8 +4,9 @@ from typing import Literal
 
 import msgspec
 import rich.table
-from legato_lab.simulation.summary import Distribution
 from rich.console import Console
+
+from legato.observe.distribution import Distribution
 
 NOTHING = "–"
 """Stands for a missing value."""

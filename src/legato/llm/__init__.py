@@ -1,1 +1,1 @@
-"""Floor 8: the Python API: engines within a program of the caller's own."""
+"""Floor 7: the Python API: engines within a program of the caller's own."""

@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from legato.core.slo import SloClass
 from legato_lab.simulation.record import RequestRecord
 from legato_lab.simulation.summary import Slos
 from legato_lab.simulation.workload import WorkloadRequest
@@ -11,8 +13,6 @@ from legato_lab.tune.front import pareto_front
 from legato_lab.tune.lead import lead
 from legato_lab.tune.score import Figures
 from legato_lab.tune.search import Tried
-
-from legato.core.slo import SloClass
 
 SLOS = Slos(default=SloClass(ttft_s=1.0))
 

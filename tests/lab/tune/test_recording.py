@@ -4,17 +4,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from legato.core.config import SchedulerConfig
+from legato.core.slo import SloClass
+from legato.core.step_record import EngineRecord
+from legato.observe.traces.trace_file import JsonlTrace, TraceHeader
 from legato_lab.simulation.machine import Machine, MeasuredServer
 from legato_lab.simulation.simulated_run import SimulatedRun, simulate
 from legato_lab.simulation.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from legato_lab.tune.recording import Recording
 from legato_lab.workload.mixes import draw_mix
 from legato_lab.workload.traces import read_workload
-
-from legato.core.config import SchedulerConfig
-from legato.core.slo import SloClass
-from legato.core.step_record import EngineRecord
-from legato.observe.traces.trace_file import JsonlTrace, TraceHeader
 from tests.lab.tune.machines import CALIBRATION, CPU, DELAYS
 
 WORKLOAD = with_poisson_arrivals(draw_mix("mixed", 60, seed=1), 1.0, seed=1)

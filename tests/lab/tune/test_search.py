@@ -4,6 +4,10 @@ import itertools
 
 import msgspec
 import pytest
+
+from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.slo import SloClass
 from legato_lab.simulation.drafts import Acceptance
 from legato_lab.simulation.summary import Slos
 from legato_lab.simulation.workload import WorkloadRequest, with_poisson_arrivals
@@ -12,10 +16,6 @@ from legato_lab.tune.search import search
 from legato_lab.tune.tables import describe
 from legato_lab.tune.trial import Problem, evaluate
 from legato_lab.workload.mixes import draw_mix
-
-from legato.core.config import SchedulerConfig
-from legato.core.errors import ConfigError
-from legato.core.slo import SloClass
 from tests.lab.tune.machines import CPU
 
 SLO = SloClass(itl_s=0.15, ttft_s=3.0)

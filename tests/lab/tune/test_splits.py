@@ -1,6 +1,8 @@
 """What is said of splits, from what was simulated of them."""
 
 import pytest
+
+from legato.core.config import SchedulerConfig
 from legato_lab.simulation.fleet import Split
 from legato_lab.tune.candidate import Candidate, Space
 from legato_lab.tune.score import Figures
@@ -15,8 +17,6 @@ from legato_lab.tune.splits import (
     served_load,
     verdict,
 )
-
-from legato.core.config import SchedulerConfig
 
 CANDIDATE = Candidate(
     steps="slo", max_num_batched_tokens=512, max_num_seqs=16, prefill_order="srf", pace=0.8

@@ -1,5 +1,7 @@
 """Settings of a fleet, and how deployment files give them."""
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -17,6 +19,8 @@ from legato_fleet.routing.scaling import SLOWER_S, SOONER_S
 Routing = Literal["kept-promise", "prefix-affinity", "power-of-two", "round-robin"]
 
 _DEFAULT_REPLICAS = 2
+_SIMULATED = "legato_lab.simulation.engine_process"
+"""The program of a simulated engine. A fleet starts it, and does not import it."""
 
 _PROXY, _ONE_ENGINE = "of Ray Serve's proxies", "of one engine, for routers in front of several"
 _NOT_HERE = {
@@ -180,12 +184,28 @@ def replica_config(config: EngineConfig, role: Role, host: str) -> EngineConfig:
     return msgspec.structs.replace(config, transfer=transfer)
 
 
+def simulated_program(profile: str) -> tuple[str, ...]:
+    """Return the command that starts a simulated engine, without the last argument.
+
+    Args:
+        profile: as of `FleetConfig.simulate`.
+
+    Raises:
+        ConfigError: the program is not installed.
+    """
+    if find_spec(_SIMULATED.partition(".")[0]) is None:
+        raise ConfigError("simulate needs the lab: pip install 'legato[lab]'")
+    return (sys.executable, "-m", _SIMULATED, profile)
+
+
 def check_fleet(config: EngineConfig, fleet: FleetConfig, *, is_on_cluster: bool) -> None:
     """Raises `ConfigError` if the engine's settings conflict with a fleet's, or it lacks any.
 
     Args:
         is_on_cluster: whether replicas may be on several machines.
     """
+    if fleet.simulate is not None:
+        simulated_program(fleet.simulate)
     default = TransferConfig()
     for name in ("kv_role", "kv_transfer_host", "kv_transfer_port", "kv_transfer_peers"):
         if getattr(config.transfer, name) != getattr(default, name):
@@ -216,7 +236,7 @@ def fleet_settings(settings: dict[str, Any]) -> FleetSettings:
     """Make the settings from field names and values.
 
     Args:
-        settings: as of `legato_fleet.app`.
+        settings: as of `front_door.app`.
 
     Raises:
         ConfigError: there is no such setting, or it has no such value, or Ray's proxies decide it;

@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import ray
-from legato_lab.simulation.engine_process import program
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
@@ -13,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
 from legato_fleet.autoscaling import STRAIN, keep_promises, strain
-from legato_fleet.config import FleetConfig, Pool, replica_config
+from legato_fleet.config import FleetConfig, Pool, replica_config, simulated_program
 from legato_fleet.exposure import check_reach, open_on_this_node
 from legato_fleet.replica import Replica
 from legato_fleet.replicas import Line
@@ -48,9 +47,8 @@ class ReplicaDeployment:
         host = ray.util.get_node_ip_address()
         engine_config = replica_config(unpacker(EngineConfig).decode(config), role, host)
         self._role: Role = role
-        self._replica = await Replica.start(
-            replica_id, engine_config, program=None if simulate is None else program(simulate)
-        )
+        program = None if simulate is None else simulated_program(simulate)
+        self._replica = await Replica.start(replica_id, engine_config, program=program)
 
     async def attach(self, door_id: str) -> AsyncGenerator[bytes]:
         """See `Replica.attach`."""

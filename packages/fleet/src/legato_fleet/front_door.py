@@ -1,4 +1,4 @@
-"""The server in front of the replicas, as a deployment: `serve run legato_fleet:app`.
+"""The server in front of the replicas, as a deployment: `serve run legato.fleet:app`.
 
 Ray Serve's proxies hold the connections.
 """
@@ -118,7 +118,7 @@ class FrontDoor:
 
 
 def app(settings: dict[str, Any]) -> Application:
-    """Build the application that `serve run legato_fleet:app` runs.
+    """Build the application that `serve run legato.fleet:app` runs.
 
     Args:
         settings: `name=value` for fields of the engine's, the server's and the fleet's settings,

@@ -1,8 +1,8 @@
 """Delivers a front door's messages through Ray Serve.
 
-`legato_fleet.routing` has already chosen the replica of each request: that needs the prompt's tokens
-and the replicas' reports of each step. This router finds the replica that a message is addressed to,
-and replicas that a front door has not joined yet.
+`legato_fleet.routing` has already chosen the replica of each request: that needs the prompt's
+tokens and the replicas' reports of each step. This router finds the replica that a message is
+addressed to, and replicas that a front door has not joined yet.
 """
 
 from typing import Any

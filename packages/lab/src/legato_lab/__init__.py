@@ -1,1 +1,1 @@
-"""Floor 11: workloads, load over HTTP, capacity search, the tuner, the demo, and reports."""
+"""Floor 10: workloads, load over HTTP, capacity search, the tuner, the demo, and reports."""

@@ -1,1 +1,1 @@
-"""Floor 10: the `legato` command."""
+"""The `legato fleet` command."""

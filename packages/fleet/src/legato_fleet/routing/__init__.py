@@ -1,1 +1,1 @@
-"""Floor 4: which replica of a fleet serves a request, for routers and simulators alike."""
+"""Which replica of a fleet serves a request, for routers and simulators alike."""

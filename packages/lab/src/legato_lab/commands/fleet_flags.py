@@ -3,10 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from legato_fleet.routing.router import ROUTING_POLICIES
-
 from legato.cli.values import byte_size, count, duration_s, whole
 from legato.core.errors import ConfigError
+from legato_fleet.routing.router import ROUTING_POLICIES
 
 if TYPE_CHECKING:
     from legato_lab.simulation.fleet import SimulatedFleet

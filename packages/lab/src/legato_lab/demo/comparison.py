@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from legato.cli.table import Table, duration
+from legato.observe.distribution import distribution
 from legato_lab.demo.stage import Run
-from legato_lab.simulation.summary import distribution
 
 _NOTICEABLE = 1.05
 _IN_TIME, _LATE, _SHADE = "#1f5fa8", "#c0392b", "#f2d7a0"

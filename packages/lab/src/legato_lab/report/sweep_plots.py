@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from legato.observe.distribution import Distribution
 from legato_lab.report.plots import log_durations, new_figure, svg
 from legato_lab.report.report_file import Report, SweepReport, by_kind
-from legato_lab.simulation.summary import Distribution, Summary
+from legato_lab.simulation.summary import Summary
 
 _LATENCIES: dict[str, Callable[[Summary], Distribution | None]] = {
     "ITL": lambda summary: summary.itl_s,

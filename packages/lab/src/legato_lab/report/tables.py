@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from legato.cli.table import NOTHING, Table, duration
 from legato.core.slo import SloClass, percentile
+from legato.observe.distribution import Distribution, distribution
 from legato_lab.capacity.rule import CapacityRule
 from legato_lab.capacity.search import Capacity
 from legato_lab.capacity.trial import Trial
@@ -21,7 +22,7 @@ from legato_lab.report.report_file import (
     by_kind,
 )
 from legato_lab.report.sweep_table import sweep_table
-from legato_lab.simulation.summary import Distribution, Summary, distribution
+from legato_lab.simulation.summary import Summary
 from legato_lab.workload.notes import WorkloadNotes
 
 __all__ = ["Table", "duration", "tables"]

@@ -1,1 +1,1 @@
-"""Floor 7: engines, servers and fleets on a virtual clock."""
+"""Engines, servers and fleets on a virtual clock."""

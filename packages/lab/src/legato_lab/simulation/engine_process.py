@@ -27,11 +27,6 @@ _VOCAB_SIZE = 2**20
 """Prompts may come from any tokenizer."""
 
 
-def program(profile: str) -> tuple[str, ...]:
-    """Return the command that starts it, without the last argument."""
-    return (sys.executable, "-m", __name__, profile)
-
-
 def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     """Build a simulated engine, as `build_engine` builds a real one.
 

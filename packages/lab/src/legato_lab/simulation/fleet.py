@@ -5,9 +5,9 @@ from collections import Counter
 from typing import get_args
 
 import msgspec
-from legato_fleet.routing.request import Role
 
 from legato.core.errors import ConfigError
+from legato_fleet.routing.request import Role
 from legato_lab.simulation.link import Link
 from legato_lab.simulation.simulated_run import Simulable
 

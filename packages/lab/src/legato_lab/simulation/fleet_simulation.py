@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 import msgspec
-from legato_fleet.routing.request import Placement, Role, RoutedRequest
-from legato_fleet.routing.router import NoReplicaError, Router
-from legato_fleet.routing.scaling import strain
 
 from legato.core.block_hash import block_hashes
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
+from legato_fleet.routing.request import Placement, Role, RoutedRequest
+from legato_fleet.routing.router import NoReplicaError, Router
+from legato_fleet.routing.scaling import strain
 from legato_lab.simulation.clients import SimulatedClients
 from legato_lab.simulation.fleet import SimulatedFleet
 from legato_lab.simulation.handover import Handovers

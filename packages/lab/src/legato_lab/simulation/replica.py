@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 import msgspec
-from legato_fleet.routing.request import Role
 
 from legato.core.outputs import RequestOutput
 from legato.core.request import Event
 from legato.core.stats import EngineStats
 from legato.executor.simulated import VirtualClock
+from legato_fleet.routing.request import Role
 from legato_lab.simulation.simulated_run import Simulable
 
 

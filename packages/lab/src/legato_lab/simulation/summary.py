@@ -7,26 +7,8 @@ import msgspec
 import numpy as np
 
 from legato.core.slo import SloClass
+from legato.observe.distribution import Distribution, distribution
 from legato_lab.simulation.record import RequestRecord, Status, gaps_s
-
-
-class Distribution(msgspec.Struct, frozen=True):
-    """Percentiles of values, interpolated linearly."""
-
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: float
-
-
-def distribution(values: np.ndarray) -> Distribution | None:
-    """Return the distribution of values; None without values."""
-    if values.size == 0:
-        return None
-    p50, p90, p95, p99, largest = np.percentile(values, [50, 90, 95, 99, 100]).tolist()
-    return Distribution(float(values.mean()), p50, p90, p95, p99, largest)
 
 
 class Slos(msgspec.Struct, frozen=True, kw_only=True):

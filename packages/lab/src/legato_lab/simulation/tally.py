@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from legato.observe.distribution import Distribution
 from legato_lab.simulation.record import RequestRecord, Status
-from legato_lab.simulation.summary import Distribution, Slos, Summary
+from legato_lab.simulation.summary import Slos, Summary
 
 _LEAST_S, _MOST_S = 1e-6, 1e6
 _STEP = math.log(1.01)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from legato.cli.table import Table, duration
+from legato.observe.distribution import Distribution
 from legato_lab.report.tables import notes_table
-from legato_lab.simulation.summary import Distribution
 from legato_lab.tune.budget_table import BudgetRow, largest_budget
 from legato_lab.tune.candidate import Candidate
 from legato_lab.tune.report import Finalist, TuneReport
