@@ -61,23 +61,34 @@ def assert_best(model: PreTrainedModel, prompt: list[int], output: list[int]) ->
     assert bool((best - chosen <= NEAR_TIE * logits.abs().max()).all())
 
 
-def check_schedules(reference: PreTrainedModel, folder: Path, **settings: Any) -> None:
+def settings(folder: Path, **more: Any) -> dict[str, Any]:
+    """Return settings of an `LLM` of a tiny model, in float32."""
+    return {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "block_size": BLOCK_SIZE,
+        "max_model_len": 128,
+        "kv_cache_memory_bytes": 2**21,
+        **more,
+    }
+
+
+def generate(llm: LLM, prompts: list[list[int]], num_tokens: int = NUM_TOKENS) -> list[list[int]]:
+    """Return the greedy tokens of each prompt, all sent together."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    given = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return [one.outputs[0].token_ids for one in llm.generate(given, params, use_tqdm=False)]
+
+
+def check_schedules(reference: PreTrainedModel, folder: Path, **more: Any) -> None:
     """Compare with `reference` in float32: chunked at 7 and 64, mixed, and with prefix hits.
 
     Args:
         folder: where the model is saved.
-        settings: of `LLM`.
+        more: settings of the `LLM`.
     """
-    llm = LLM(
-        model=str(folder),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        block_size=BLOCK_SIZE,
-        max_num_batched_tokens=7,
-        max_model_len=128,
-        kv_cache_memory_bytes=2**21,
-        **settings,
-    )
+    llm = LLM(**settings(folder, max_num_batched_tokens=7, **more))
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
     expected: dict[int, tuple[list[int], list[float]]] = {}
     for budget in (7, 64):
