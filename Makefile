@@ -19,7 +19,7 @@ serve: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(PYTEST) $(ARGS)
 
-# Twenty times as many examples, as much fuzzing and as long a soak.
+# Forty times as many examples, as much fuzzing and as long a soak.
 test-thorough: $(VENV)/.installed-dev
 	$(PYTEST) --hypothesis-profile thorough --timeout 7200 $(ARGS)
 

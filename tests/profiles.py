@@ -1,4 +1,4 @@
-"""How much the tests try: in CI a little; with `make test-thorough` twenty times as much.
+"""How much the tests try: in CI a little; with `make test-thorough` forty times as much.
 
 Both are profiles of hypothesis, and what has no examples, a soak or a fuzzer, follows them too.
 """
@@ -7,8 +7,11 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
+_DEFAULT = 50
+_THOROUGH = 40
 _PER_CENT = 100
-_THOROUGH = 20
+_FEWEST = 10
+"""The default profile makes no fewer examples of a test, unless the test needs fewer."""
 
 
 def register() -> None:
@@ -18,20 +21,23 @@ def register() -> None:
         "deadline": None,
         "suppress_health_check": [HealthCheck.too_slow],
     }
-    settings.register_profile("default", max_examples=_PER_CENT, **timeless)
-    settings.register_profile("thorough", max_examples=_THOROUGH * _PER_CENT, **timeless)
+    settings.register_profile("default", max_examples=_DEFAULT, **timeless)
+    settings.register_profile("thorough", max_examples=_THOROUGH * _DEFAULT, **timeless)
     settings.load_profile("default")
 
 
 def scaled(count: int) -> int:
     """`count` in the default profile, and in another as many times more as that has examples."""
-    return count * settings.default.max_examples // _PER_CENT
+    return count * settings.default.max_examples // _DEFAULT
 
 
 def examples(count: int, **more: Any) -> settings:
-    """The profile's settings with `scaled(count)` examples.
+    """Settings of a test that needs `count` examples where another needs 100.
+
+    The default profile makes half of them, but no fewer than ten, or all where `count` is less.
 
     Args:
         more: other settings.
     """
-    return settings(max_examples=scaled(count), **more)
+    made = count * settings.default.max_examples // _PER_CENT
+    return settings(max_examples=max(made, min(count, _FEWEST)), **more)

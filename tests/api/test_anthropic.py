@@ -11,6 +11,7 @@ from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from tests.api.launch import MODEL, ServerProcess
+from tests.api.wire import named_events
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -46,16 +47,10 @@ def ask(claude: anthropic.Anthropic, messages: list[Any] = QUESTION, **fields: A
 def events(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
     """All events of a stream; Anthropic's types describe each."""
     body = {"messages": QUESTION, "max_tokens": 50, **GREEDY, "stream": True, **fields}
-    *sent, rest = http.post("/v1/messages", json=body).text.split("\n\n")
-    assert not rest
-    found = []
-    for one in sent:
-        name, data = one.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
+    found = named_events(http.post("/v1/messages", json=body).text)
+    for event in found:
         if event["type"] != "ping":
             validate_event(event)
-        found.append(event)
     return found
 
 

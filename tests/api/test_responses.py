@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from tests.api.launch import MODEL, ServerProcess
 from tests.api.test_errors import check
+from tests.api.wire import named_events
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -47,15 +48,9 @@ def events(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
     body = {"input": QUESTION, "temperature": 0, "stream": True, **fields}
     answer = http.post("/v1/responses", json=body)
     assert answer.headers["content-type"].startswith("text/event-stream")
-    *sent, rest = answer.text.split("\n\n")
-    assert not rest
-    found = []
-    for one in sent:
-        name, data = one.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
+    found = named_events(answer.text)
+    for event in found:
         validate_event(event)
-        found.append(event)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 

@@ -67,3 +67,16 @@ def is_closed(sock: socket.socket) -> bool:
         return sock.recv(1) == b""
     except ConnectionError:
         return True
+
+
+def named_events(stream: str) -> list[dict[str, Any]]:
+    """Data of all events of a stream whose events have names, which are also the data's types."""
+    *sent, rest = stream.split("\n\n")
+    assert not rest
+    found = []
+    for one in sent:
+        name, data = one.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        found.append(event)
+    return found

@@ -22,6 +22,7 @@ from legato.engine.build.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.draft_model import DraftModel
 from legato.executor.torch_executor import TorchExecutor
+from tests.engine.tokens import tokens_of
 
 VOCAB_SIZE = 320
 NUM_TOKENS = 24
@@ -94,19 +95,12 @@ def request(name: str, params: SamplingParams = GREEDY, prompt: Sequence[int] = 
 
 def run(core: EngineLoop, events: Sequence[Event]) -> dict[str, list[int]]:
     """Tokens; key request id."""
-    return tokens(core.step(events) + list(rest(core)))
+    return tokens_of(core.step(events) + list(rest(core)))
 
 
 def rest(core: EngineLoop) -> Iterator[RequestOutput]:
     while core.has_work:
         yield from core.step()
-
-
-def tokens(outputs: Sequence[RequestOutput]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for output in outputs:
-        found.setdefault(output.request_id, []).extend(output.new_token_ids)
-    return found
 
 
 def drafts(core: EngineLoop) -> tuple[int, int]:
@@ -189,7 +183,7 @@ def test_aborted(target: str) -> None:
         outputs += core.step()
     outputs += core.step([AbortRequest(request_id="0"), AbortRequest(request_id="2")])
     outputs += rest(core)
-    found = tokens(outputs)
+    found = tokens_of(outputs)
     for name in ("1", "3"):
         assert found[name] == expected[name]
     pool = draft_model(core)._pool
@@ -216,7 +210,7 @@ def test_a_broken_one_harms_no_stream(
         raise RuntimeError("boom")
 
     monkeypatch.setattr(model, "forward", broken)
-    assert tokens(outputs + list(rest(core))) == plain
+    assert tokens_of(outputs + list(rest(core))) == plain
     assert [r.getMessage() for r in caplog.records if "draft model" in r.getMessage()] == [
         "the draft model failed, and drafts nothing any more"
     ]

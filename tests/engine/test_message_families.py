@@ -33,6 +33,7 @@ from legato.language.message.message_syntax import (
 )
 from tests.api.chat_templates import FAMILIES
 from tests.api.written_calls import Call, tools_of, written
+from tests.engine.messages import Calls, read_pieces
 from tests.profiles import examples
 
 _STRING, _ANY = ArgumentType(is_text=True), ArgumentType.any()
@@ -61,9 +62,6 @@ _TOOLS = {
     **dict.fromkeys(("h", "a.b"), ToolParameters()),
 }
 _SYNTAXES = [getattr(known_syntaxes, name.upper()) for name in FAMILIES if name != "harmony"]
-
-Calls = list[tuple[str, str]]
-"""Name and arguments of each."""
 
 
 def _of(calls: ToolCallSyntax) -> MessageSyntax:
@@ -395,36 +393,20 @@ _FRAGMENTS = [
 @examples(400)
 def test_cuts_make_no_difference(fragments: list[str], syntax: MessageSyntax) -> None:
     text = "".join(fragments)
-    whole = _cut([text], syntax)
-    assert _cut(list(text), syntax) == whole
-    assert _cut(fragments, syntax) == whole
-    assert _cut(re.findall(r"(?s).{1,7}", text), syntax) == whole
+    whole = read_pieces([text], syntax)
+    assert read_pieces(list(text), syntax) == whole
+    assert read_pieces(fragments, syntax) == whole
+    assert read_pieces(re.findall(r"(?s).{1,7}", text), syntax) == whole
     if syntax.channels is None and not whole[2]:
         assert whole[0] == text
 
 
 def _check_cuts(text: str, syntax: MessageSyntax) -> None:
     """Check that letters one by one, and any two pieces, make the same message."""
-    whole = _cut([text], syntax)
-    assert _cut(list(text), syntax) == whole
+    whole = read_pieces([text], syntax)
+    assert read_pieces(list(text), syntax) == whole
     for at in range(1, len(text)):
-        assert _cut([text[:at], text[at:]], syntax) == whole, text[:at]
-
-
-def _cut(pieces: list[str], syntax: MessageSyntax) -> tuple[str, str, Calls]:
-    reader = MessageReader(syntax)
-    deltas = [reader.feed(piece, None) for piece in pieces]
-    deltas.append(reader.feed("", FinishReason.STOP))
-    calls: Calls = []
-    for delta in deltas:
-        for call in delta.tool_calls:
-            if call.name is not None:
-                assert call.index == len(calls)
-                calls.append((call.name, ""))
-            name, arguments = calls.pop()
-            calls.append((name, arguments + call.arguments))
-    content = "".join(delta.content for delta in deltas)
-    return content, "".join(delta.reasoning for delta in deltas), calls
+        assert read_pieces([text[:at], text[at:]], syntax) == whole, text[:at]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from legato.language.message.known_syntaxes import (
     MISTRAL_NAMED,
     QWEN_CODER,
 )
-from legato.language.message.message import Message, MessageReader, read_message
+from legato.language.message.message import Message, read_message
 from legato.language.message.message_syntax import (
     Marks,
     MessageSyntax,
@@ -28,13 +28,11 @@ from legato.language.message.message_syntax import (
     ToolParameters,
 )
 from tests.api.written_calls import written
+from tests.engine.messages import Calls, read_pieces
 from tests.profiles import examples
 
 _THINK = Marks("<think>", "</think>")
 _SYNTAXES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
-
-Calls = list[tuple[str, str]]
-"""Name and arguments of each."""
 
 
 def _read(text: str, syntax: MessageSyntax, reason: FinishReason = FinishReason.STOP) -> Message:
@@ -43,25 +41,6 @@ def _read(text: str, syntax: MessageSyntax, reason: FinishReason = FinishReason.
 
 def _calls(message: Message) -> Calls:
     return [(call.name, call.arguments) for call in message.tool_calls]
-
-
-def _read_pieces(pieces: list[str], syntax: MessageSyntax) -> tuple[str, str, Calls, str | None]:
-    reader = MessageReader(syntax)
-    deltas = [reader.feed(piece, None) for piece in pieces]
-    deltas.append(reader.feed("", FinishReason.STOP))
-    calls: Calls = []
-    for delta in deltas:
-        for call in delta.tool_calls:
-            if call.name is not None:
-                assert call.id
-                assert call.index == len(calls)
-                calls.append((call.name, ""))
-            assert call.index == len(calls) - 1
-            name, arguments = calls.pop()
-            calls.append((name, arguments + call.arguments))
-    content = "".join(delta.content for delta in deltas)
-    reasoning = "".join(delta.reasoning for delta in deltas)
-    return content, reasoning, calls, deltas[-1].finish_reason
 
 
 @pytest.mark.parametrize(
@@ -184,7 +163,7 @@ def test_a_call_names_a_tool_that_was_offered(text: str) -> None:
     syntax = MessageSyntax(tool_calls=LLAMA, tools={"f": ToolParameters()})
     named = text.replace("Alice", "f").replace("Rex", "f").replace('"g"', '"f"')
     for pieces in ([text], list(text), [text[:12], text[12:]]):
-        assert _read_pieces(pieces, syntax) == (text, "", [], "stop")
+        assert read_pieces(pieces, syntax) == (text, "", [], "stop")
     [(name, _)] = _calls(_read(named, syntax))
     assert name == "f"
 
@@ -251,9 +230,9 @@ def test_cuts_make_no_difference(
             reasoning=_THINK, is_reasoning_open=True, tool_calls=syntax.tool_calls
         )
     text = "".join(fragments)
-    whole = _read_pieces([text], syntax)
-    assert _read_pieces(list(text), syntax) == whole
-    assert _read_pieces(fragments, syntax) == whole
+    whole = read_pieces([text], syntax)
+    assert read_pieces(list(text), syntax) == whole
+    assert read_pieces(fragments, syntax) == whole
     message = _read(text, syntax)
     assert (message.content or "", message.reasoning or "", _calls(message)) == whole[:3]
     if syntax.reasoning is None and not whole[2]:
@@ -318,7 +297,7 @@ def test_time_is_linear(syntax: ToolCallSyntax | MessageSyntax, unit: str) -> No
         gc.disable()  # one collection visits the objects of the whole test process
         try:
             started_s = time.process_time()
-            _read_pieces(pieces, syntax)
+            read_pieces(pieces, syntax)
             _read("".join(pieces), syntax)
             return time.process_time() - started_s
         finally:

@@ -14,6 +14,7 @@ from legato.executor import kernel_check
 from legato.model.native_kernels import native_instructions
 from legato.model.native_operators import NativeLinear
 from tests.checkpoint.test_dummy import described
+from tests.executor.checked import checked_again  # noqa: F401
 from tests.model.conftest import TINY
 
 pytestmark = pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
@@ -48,7 +49,7 @@ def _wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_check, "NativeLinear", WrongLinear)
 
 
-@pytest.mark.usefixtures("_wrong_kernels")
+@pytest.mark.usefixtures("checked_again", "_wrong_kernels")
 def test_the_next_best_kernels_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     wrong, *others = native_instructions()
     with caplog.at_level(logging.ERROR):
@@ -59,7 +60,7 @@ def test_the_next_best_kernels_are_used(tmp_path: Path, caplog: pytest.LogCaptur
     assert f"WRONG KERNELS: those for {wrong}" in caplog.text
 
 
-@pytest.mark.usefixtures("_wrong_kernels")
+@pytest.mark.usefixtures("checked_again", "_wrong_kernels")
 def test_an_engine_does_not_start_on_wrong_kernels(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="wrong numbers"):
         build_engine(config(tmp_path, native_instructions()[0]))

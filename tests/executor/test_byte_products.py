@@ -1,5 +1,7 @@
 """Products with activations in 8 bits, and weights in 8 or 4, on every set of instructions."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -195,14 +197,17 @@ def test_the_largest_products_of_a_block(instructions: str) -> None:
 
 @pytest.mark.parametrize("quantization", ["w8a8", "w4a8"])
 def test_the_default_models_text_stays_as_likely(quantization: Quantization) -> None:
+    assert likelihood(loaded(quantization)) == pytest.approx(exact_likelihood(), abs=0.02)
+
+
+@cache
+def exact_likelihood() -> float:
+    return likelihood(legato_model(torch.float32))
+
+
+def likelihood(model: Model) -> float:
+    """Return the mean log-probability of the tokens of a text after the first."""
     tokens = natural_tokens(256)
-    models = legato_model(torch.float32), loaded(quantization)
-    exact, rounded = (likelihood(model, tokens) for model in models)
-    assert rounded == pytest.approx(exact, abs=0.02)
-
-
-def likelihood(model: Model, tokens: list[int]) -> float:
-    """Return the mean log-probability of the tokens after the first."""
     logits = chunked_logits(model, tokens, 100, len(tokens))[:-1]
     scores = logits.float().log_softmax(dim=-1)
     return float(scores[torch.arange(len(scores)), torch.tensor(tokens[1:])].mean())

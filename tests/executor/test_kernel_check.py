@@ -14,6 +14,7 @@ from legato.executor.kernel_check import ALL_COUNTS, START_COUNTS, choose_kernel
 from legato.model.native_kernels import NativeKernels, emulated_instructions, native_instructions
 from legato.model.native_operators import NativeLinear
 from legato.model.quantization import BLOCK, QuantizedWeight
+from tests.executor.checked import checked_again  # noqa: F401
 from tests.executor.instructions import SETS, TESTED, module_of
 
 OUTPUTS, DEPTH = 100, 192
@@ -81,6 +82,7 @@ class TestChoice:
         assert choose_kernels(native_instructions()).instructions == native_instructions()[0]
         assert choose_kernels([]).instructions is None
 
+    @pytest.mark.usefixtures("checked_again")
     def test_wrong_kernels_are_rejected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernel_check, "NativeLinear", WrongLinear)
         choice = choose_kernels(native_instructions())

@@ -26,7 +26,7 @@ from legato.model.native_operators import NativeLinear, NativeMLP, NativeNorm, N
 from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight, quantize, quantize_rotated
 from legato.model.spec import DecoderSpec
 from legato.model.states import Run
-from tests.executor.instructions import RUNNABLE
+from tests.executor.instructions import TESTED
 from tests.executor.test_native import BLOCK_SIZE
 from tests.executor.test_native import pytestmark as needs_native
 from tests.executor.test_native_experts import MIXTURES, mixture_of, native_mixture
@@ -37,8 +37,7 @@ from tests.model.test_native_recurrence import MIXERS, Step
 from tests.profiles import examples
 
 pytestmark = needs_native
-every_set = pytest.mark.parametrize("instructions", RUNNABLE)
-"""Natively and by emulation."""
+every_set = pytest.mark.parametrize("instructions", TESTED)
 
 ODD_NAN = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
 """All bits set, as erased memory has them: rounding such a number up carries into its sign."""

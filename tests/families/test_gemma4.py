@@ -1,6 +1,7 @@
 """Gemma 4: layers of different geometry have cache groups of their own, and read each other's."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from legato import LLM, SamplingParams
+from legato import LLM
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
@@ -23,44 +24,23 @@ from legato.model.native_model import NativeModel
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.engine.test_tensor_parallel import poisoned_on
 from tests.executor.test_native import pytestmark as needs_native
+from tests.families import schedules
 from tests.families.conftest import Saved
 from tests.families.layouts import without
-from tests.families.schedules import PROMPTS, greedy
+from tests.families.schedules import NUM_TOKENS, PROMPTS, generate, greedy
 from tests.families.test_windows import poisoned
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, random_model
 
-NUM_TOKENS = 6
 BYTES = 4  # of a number in float32
 SLIDING, FULL = LayerCache(1, 32, WINDOW), LayerCache(1, 64)
 
+settings = partial(schedules.settings, max_num_batched_tokens=7, max_num_seqs=4)
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+
+@pytest.fixture
+def checkpoint(saved: Saved) -> tuple[Path, PreTrainedModel]:
     """Six layers like those of E2B: the last three read keys and values of the first three."""
-    model = random_model(MODELS["gemma4-e2b"])
-    path = tmp_path_factory.mktemp("gemma4")
-    model.save_pretrained(path)
-    return path, model
-
-
-def settings(path: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "model": str(path),
-        "skip_tokenizer_init": True,
-        "dtype": "float32",
-        "block_size": 8,
-        "max_num_batched_tokens": 7,
-        "max_num_seqs": 4,
-        "max_model_len": 128,
-        "kv_cache_memory_bytes": 2**21,
-        **more,
-    }
-
-
-def generate(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    given = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return [result.outputs[0].token_ids for result in llm.generate(given, params, use_tqdm=False)]
+    return saved("gemma4-e2b")
 
 
 def test_layers_without_keys_and_values_of_their_own_have_no_cache(
@@ -160,12 +140,9 @@ def check_failure_of_rank_1(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("ranks_are_threads")
-def test_ranks_divide_experts_beside_an_mlp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = random_model(MODELS["gemma4-26b-a4b"])
-    model.save_pretrained(tmp_path)
-    llm = LLM(**settings(tmp_path, tensor_parallel_size=2, max_num_batched_tokens=64))
+def test_ranks_divide_experts_beside_an_mlp(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, model = saved("gemma4-26b-a4b")
+    llm = LLM(**settings(folder, tensor_parallel_size=2, max_num_batched_tokens=64))
     assert generate(llm, PROMPTS) == [greedy(model, prompt)[0] for prompt in PROMPTS]
     check_failure_of_rank_1(llm, monkeypatch)
 

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from benchmarks.formats.hub_writers import FORMATS
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from legato import LLM, SamplingParams
+from legato import LLM
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig
@@ -25,6 +26,7 @@ from legato.model.latent_architectures import LATENT_ARCHITECTURES
 from legato.model.spec import MoeSpec
 from tests.checkpoint.test_dummy import described as described_folder
 from tests.engine import peers
+from tests.families import schedules
 from tests.families.conftest import Saved
 from tests.families.layouts import (
     CPU,
@@ -39,7 +41,7 @@ from tests.families.layouts import (
     renamed,
     without,
 )
-from tests.families.schedules import BLOCK_SIZE, PROMPTS, check_schedules
+from tests.families.schedules import BLOCK_SIZE, PROMPTS, assert_best, check_schedules
 from tests.families.test_expert_layouts import fused
 from tests.families.test_hub_layouts import nested, with_images
 from tests.families.tiny import MODELS, VOCAB_SIZE
@@ -49,6 +51,8 @@ from tests.model.conftest import assert_same_logits, reference_logits
 TOKEN_BYTES = 3 * (32 + 16) * 4
 """Of the models here in float32: a latent and the rotated part of a key, in each layer."""
 NUM_TOKENS = 24
+
+generate = partial(schedules.generate, num_tokens=NUM_TOKENS)
 
 
 @pytest.fixture
@@ -63,32 +67,8 @@ def reference(saved: Saved) -> PreTrainedModel:
 
 def settings(folder: Path, num_tokens: int, **more: Any) -> dict[str, Any]:
     """Return settings of an engine whose cache has room for so many tokens."""
-    return {
-        "model": str(folder),
-        "skip_tokenizer_init": True,
-        "dtype": "float32",
-        "block_size": BLOCK_SIZE,
-        "max_model_len": 128,
-        "max_num_batched_tokens": 16,
-        "kv_cache_memory_bytes": num_tokens * TOKEN_BYTES,
-        **more,
-    }
-
-
-def generate(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    given = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return [one.outputs[0].token_ids for one in llm.generate(given, params, use_tqdm=False)]
-
-
-@torch.inference_mode()
-def assert_greedy(model: PreTrainedModel, prompt: list[int], output: list[int]) -> None:
-    """Each token is the best after those before it, or nearly as good."""
-    assert len(output) == NUM_TOKENS
-    logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
-    best = logits.max(-1).values
-    chosen = logits[torch.arange(len(output)), torch.tensor(output)]
-    assert bool((best - chosen <= 1e-4 * logits.abs().max()).all())
+    room = {"kv_cache_memory_bytes": num_tokens * TOKEN_BYTES}
+    return schedules.settings(folder, max_num_batched_tokens=16, **room, **more)
 
 
 def test_the_cache_has_latents_alone(folder: Path) -> None:
@@ -107,7 +87,8 @@ def test_preempted_in_a_full_cache(reference: PreTrainedModel, folder: Path) -> 
         for salt, length in enumerate((34, 30, 26, 33))
     ]
     for prompt, output in zip(prompts, generate(llm, prompts), strict=True):
-        assert_greedy(reference, prompt, output)
+        assert len(output) == NUM_TOKENS
+        assert_best(reference, prompt, output)
     assert llm.stats.num_preemptions > 0
     check_blocks(llm._engine._kv)
 
@@ -118,7 +99,8 @@ def test_blocks_come_back_from_the_swap_space(reference: PreTrainedModel, folder
     prompts = [PROMPTS[0], PROMPTS[1], [9] + PROMPTS[0]]
     for prompt in (*prompts, *prompts):
         (output,) = generate(llm, [prompt])
-        assert_greedy(reference, prompt, output)
+        assert len(output) == NUM_TOKENS
+        assert_best(reference, prompt, output)
     assert llm.stats.num_prefix_cache_hits >= 88 + 64 + 88
 
 

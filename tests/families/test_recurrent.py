@@ -27,9 +27,10 @@ from legato.model.native_recurrence import NativeMixer
 from legato.model.recurrence import RecurrentMixer
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 from tests.engine.test_faults import BROKEN
+from tests.engine.tokens import tokens_of
 from tests.executor.instructions import TESTED
+from tests.families.conftest import Saved
 from tests.families.schedules import PROMPTS, greedy
-from tests.families.tiny import MODELS, random_model
 from tests.scheduler.foretold import Foretold, token_in
 
 NAMES = ("lfm2", "qwen3.5", "qwen3-next", "granite-4-h", "falcon-h1", "nemotron-3")
@@ -46,13 +47,9 @@ TOKENS = {
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def model(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, list[int]]]:
+def model(request: pytest.FixtureRequest, saved: Saved) -> tuple[Path, dict[str, list[int]]]:
     """A checkpoint, and the tokens that transformers generates for each prompt."""
-    folder = tmp_path_factory.mktemp(request.param)
-    reference = random_model(MODELS[request.param])
-    reference.save_pretrained(folder)
+    folder, reference = saved(request.param)
     return folder, {name: greedy(reference, prompt)[0] for name, prompt in TOKENS.items()}
 
 
@@ -79,10 +76,7 @@ def run(engine: EngineLoop, requests: list[AddRequest]) -> dict[str, list[int]]:
     outputs = engine.step(requests)
     while engine.has_work:
         outputs += engine.step()
-    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    for output in outputs:
-        tokens[output.request_id] += output.new_token_ids
-    return tokens
+    return tokens_of(outputs)
 
 
 def use_native_mixers(engine: EngineLoop, instructions: str) -> None:

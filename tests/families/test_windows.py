@@ -3,6 +3,7 @@
 Every block that comes free is filled with NaN, so that reading one shows in all later tokens.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from legato import LLM, SamplingParams
+from legato import LLM
 from legato.engine.calibration import calibration
 from legato.engine.errors import RequestFailedError
 from legato.engine.loop.engine_loop import EngineLoop
@@ -20,11 +21,11 @@ from legato.executor.torch_executor import TorchExecutor
 from legato.gpu.gpu_executor import GpuExecutor
 from legato.model.model import CacheSpec
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
-from tests.families.schedules import assert_best
+from tests.families import schedules
+from tests.families.schedules import BLOCK_SIZE, assert_best
 from tests.families.tiny import MODELS, VOCAB_SIZE, WINDOW, Tiny, random_model
 from tests.kv.conservation import check_blocks
 
-BLOCK_SIZE = 8
 NUM_TOKENS = 30
 """More than a window."""
 FAMILIES = {
@@ -36,6 +37,11 @@ FAMILIES = {
     "gemma4-26b-a4b": MODELS["gemma4-26b-a4b"],
 }
 LENGTHS = (61, 90, 34, 75)
+
+settings = partial(
+    schedules.settings, max_num_seqs=4, max_model_len=136, kv_cache_memory_bytes=2**22
+)
+generate = partial(schedules.generate, num_tokens=NUM_TOKENS)
 
 
 def prompt(length: int, salt: int) -> list[int]:
@@ -86,25 +92,6 @@ def poisoned(llm: LLM) -> EngineLoop:
 def _poison(cache: torch.Tensor) -> float:
     """Return NaN; in a quantized cache, the bytes that make scales NaN."""
     return -1 if cache.dtype == torch.int8 else torch.nan
-
-
-def settings(path: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "model": str(path),
-        "skip_tokenizer_init": True,
-        "dtype": "float32",
-        "block_size": BLOCK_SIZE,
-        "max_num_seqs": 4,
-        "max_model_len": 136,
-        "kv_cache_memory_bytes": 2**22,
-        **more,
-    }
-
-
-def generate(llm: LLM, prompts: list[list[int]], num_tokens: int = NUM_TOKENS) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    given = [{"prompt_token_ids": one} for one in prompts]
-    return [one.outputs[0].token_ids for one in llm.generate(given, params, use_tqdm=False)]
 
 
 def test_chunked_mixed_and_with_prefix_hits(checkpoint: tuple[Path, PreTrainedModel]) -> None:

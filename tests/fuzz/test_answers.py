@@ -9,7 +9,7 @@ from tests.fuzz.answers import REQUESTS, ask
 from tests.fuzz.pipelines import KINDS, send_pipelines
 from tests.profiles import scaled
 
-_NUM_ANSWERS, _NUM_PIPELINES = scaled(30), scaled(20)
+_NUM_ANSWERS, _NUM_PIPELINES = scaled(15), scaled(10)
 
 
 @pytest.mark.endurance

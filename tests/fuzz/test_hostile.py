@@ -10,7 +10,7 @@ from tests.fuzz.checkpoints import memory_limit
 from tests.fuzz.hostile import BREAKERS, ROOM_BYTES, HostileSeeds, load, try_hostile
 from tests.profiles import scaled
 
-_NUM_FILES = scaled(100)
+_NUM_FILES = scaled(50)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from tests.fleet.in_process import CONFIG, InProcessReplicas, fleet, joined, no_
 from tests.fuzz.frames import broken
 from tests.profiles import scaled
 
-_NUM_FRAMES = scaled(400)
+_NUM_FRAMES = scaled(200)
 _NUM_ROUNDS = scaled(10)
 _LIES = 0.4
 _MOST_TRIES = 30

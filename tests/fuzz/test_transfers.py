@@ -28,7 +28,7 @@ NAME = "prompt"
 _BLOCK_BYTES = 64
 _NUM_BLOCKS = 8
 _LENGTH = struct.Struct("<I")
-_NUM_CONNECTIONS = scaled(150)
+_NUM_CONNECTIONS = scaled(75)
 
 
 class Side:

@@ -23,6 +23,7 @@ from legato.kv.state_slots import StateSlots
 from legato.model.decoder import Decoder
 from legato.scheduler.scheduler import Scheduler
 from legato.speculation.drafter import Drafter
+from tests.engine.tokens import tokens_of
 from tests.gpu.host_twin import HostTwin
 
 MAX_LEN = 64
@@ -116,10 +117,7 @@ class Engine(EngineLoop):
         self.outputs += self.step(requests)
         while self.has_work:
             self.outputs += self.step()
-        tokens: dict[str, list[int]] = {}
-        for output in self.outputs:
-            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
-        return tokens
+        return tokens_of(self.outputs)
 
 
 def request(

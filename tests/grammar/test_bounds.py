@@ -26,6 +26,7 @@ from legato.language.forms.source import MAX_GRAMMAR_CHARS
 from legato.language.message.argument_types import tool_parameters
 from legato.language.message.known_syntaxes import GEMMA, GLM, HERMES, LFM
 from legato.language.message.message_syntax import MessageSyntax, NamedCall, ToolCallSyntax
+from tests.grammar.schemas import nested
 from tests.profiles import examples
 
 _VOCABULARY = Vocabulary.of([bytes([byte]) for byte in range(256)], frozenset())
@@ -169,13 +170,6 @@ def test_json_schema_without_a_schema_is_an_object(strict: bool) -> None:
         assert (matcher.try_consume_tokens(list(text.encode())) == len(text)) == is_allowed
 
 
-def _nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
-
-
 def _wide(count: int) -> dict[str, Any]:
     properties = {f"p{i}": {"type": "string"} for i in range(count)}
     return {"type": "object", "properties": properties, "required": list(properties)}
@@ -184,7 +178,7 @@ def _wide(count: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
-        (_nested(400), f"is nested over {MAX_NESTING} deep"),
+        (nested(400), f"is nested over {MAX_NESTING} deep"),
         (_wide(6_000), f"has over {MAX_SCHEMAS} schemas"),
         ({"enum": [json.loads("[" * 400 + "]" * 400)]}, f"is nested over {MAX_NESTING} deep"),
     ],
@@ -206,7 +200,7 @@ def test_schemas_that_are_too_large_are_refused_before_any_work(
 
 
 def test_schemas_within_the_bounds_compile() -> None:
-    for schema in (_nested(MAX_NESTING // 2 - 1), _wide(MAX_SCHEMAS - 2)):
+    for schema in (nested(MAX_NESTING // 2 - 1), _wide(MAX_SCHEMAS - 2)):
         assert excess(schema) is None
         assert not _takes(schema, "", is_strict=True)
 
@@ -265,7 +259,7 @@ def test_a_rule_has_only_the_definitions_that_it_uses(syntax: ToolCallSyntax) ->
 
 def test_the_search_for_a_fault_is_bounded() -> None:
     """Counts schemas that are compiled, each time that they are."""
-    definitions = {f"d{i}": _nested(3) for i in range(500)}
+    definitions = {f"d{i}": nested(3) for i in range(500)}
     schema = {
         "$defs": definitions,
         "properties": {f"x{i}": {"$ref": f"#/$defs/d{i}"} for i in range(500)},
@@ -281,5 +275,5 @@ def test_the_search_for_a_fault_is_bounded() -> None:
 
     assert faulty_place(schema, is_faulty) == "#/properties/bad/properties/worse"
     assert num_compiled < 20_000
-    faulty_place(_nested(300), is_faulty)
+    faulty_place(nested(300), is_faulty)
     assert num_compiled < 40_000

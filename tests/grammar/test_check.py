@@ -11,6 +11,7 @@ from legato import SamplingParams, StructuredOutputs
 from legato.core.errors import InvalidRequestError
 from legato.language.forms.check import GrammarChecker
 from legato.language.tokenizer.tokenizer import Tokenizer
+from tests.grammar.schemas import nested
 
 AHEAD = {"type": "string", "pattern": "(?=a)b"}
 
@@ -96,13 +97,6 @@ def test_a_schema_may_ask_to_pass_over_what_is_not_supported(checker: GrammarChe
     assert params.structured_outputs is not None
     assert params.structured_outputs.form == "grammar"
     assert checker.resolved(SamplingParams()) == SamplingParams()
-
-
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
 
 
 def named(count: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Blocks that are kept for another engine, or on their way from it."""
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 from hypothesis import example, given
@@ -12,19 +10,12 @@ from legato.core.request import Request
 from legato.core.slo import ServiceParams, SloClass
 from legato.kv.hold import Hold, prompt_digest
 from legato.kv.manager import BorrowedBlocks, KVCacheManager
+from tests.kv.conftest import BLOCK_SIZE
 from tests.kv.conservation import check_blocks
 from tests.kv.requests import request_for
 
-BLOCK_SIZE = 4
 PROMPT = range(100, 118)  # four full blocks, and two tokens more
 FETCHED, SENT = FetchBlocks("a", "127.0.0.1", 1), SendBlocks("a")
-
-
-@pytest.fixture
-def kv() -> Iterator[KVCacheManager]:
-    manager = KVCacheManager(num_blocks=16, block_size=BLOCK_SIZE)
-    yield manager
-    check_blocks(manager)
 
 
 def transferred(request_id: str, transfer: KVTransfer | None = FETCHED) -> Request:

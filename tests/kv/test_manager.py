@@ -1,7 +1,5 @@
 """Which request has which blocks, and which blocks are shared."""
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -11,20 +9,13 @@ from legato.kv import cache_events
 from legato.kv.block_pool import runs_of
 from legato.kv.manager import KVCacheManager
 from tests.kv.cache_watcher import CacheWatcher, cached_prompts
+from tests.kv.conftest import BLOCK_SIZE
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
 from tests.kv.requests import request_for
 from tests.profiles import examples
 
-BLOCK_SIZE = 4
 HELLO = range(100, 110)  # two full blocks, and two tokens more
-
-
-@pytest.fixture
-def kv() -> Iterator[KVCacheManager]:
-    manager = KVCacheManager(num_blocks=16, block_size=BLOCK_SIZE)
-    yield manager
-    check_blocks(manager)
 
 
 def compute(kv: KVCacheManager, request: Request, num_tokens: int | None = None) -> None:

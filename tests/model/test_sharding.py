@@ -25,6 +25,7 @@ from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
 from legato.model.states import Run, StepStates, make_states
 from tests.executor.instructions import TESTED
+from tests.model.dense import DenseAttention
 from tests.model.random_models import (
     CPU,
     EXPERTS,
@@ -51,36 +52,6 @@ class Rank:
     gather = sum
 
 
-class CausalAttention:
-    """Of one prompt in a step of its own."""
-
-    def __init__(self) -> None:
-        # Key a layer, value its keys and values.
-        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor | None,
-        value: torch.Tensor | None,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        del sliding_window, softcap, sinks
-        if key is None or value is None:
-            key, value = self._written[layer]
-        self._written[layer] = key, value
-        heads = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-        out = torch.nn.functional.scaled_dot_product_attention(
-            *heads, is_causal=True, scale=scale, enable_gqa=True
-        )
-        return out[0].transpose(0, 1)
-
-
 def checkpoint_of(spec: DecoderSpec) -> Checkpoint:
     slots = random_decoder(spec, torch.float32).checkpoint_slots()
     return Checkpoint(
@@ -102,8 +73,8 @@ def logits(
     """
     model = load_model(checkpoint, dtype=torch.float32, device=CPU, communicator=communicator)
     assert isinstance(model, Decoder)
-    attention: StepAttention = CausalAttention()
     ids = torch.arange(11) * 7 % VOCAB_SIZE
+    attention: StepAttention = DenseAttention([len(ids)])
     states: StepStates | None = None
     if shapes := model.spec.states:
         states = StepStates(make_states(shapes, 2, model.dtype, CPU), [Run(0, 11, 0, 0, 1)])

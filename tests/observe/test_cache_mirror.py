@@ -5,23 +5,9 @@
 
 import msgspec
 
-from legato.core.block_hash import block_hashes
-from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, HitEnds, Medium
+from legato.core.kv_events import AllBlocksCleared, BlockRemoved, HitEnds
 from legato.observe.cache_mirror import CacheMirror
-
-SIZE = 4
-PROMPT = list(range(300, 312))
-NAMES = block_hashes(PROMPT, SIZE)
-
-
-def stored(first: int = 0, last: int = 3, medium: Medium = "GPU") -> BlockStored:
-    return BlockStored(
-        block_hashes=NAMES[first:last],
-        parent_block_hash=NAMES[first - 1] if first else None,
-        token_ids=PROMPT[first * SIZE : last * SIZE],
-        block_size=SIZE,
-        medium=medium,
-    )
+from tests.observe.cached_prompt import NAMES, stored
 
 
 def test_a_mirror_tells_each_block_after_the_one_before_it() -> None:

@@ -6,17 +6,16 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from legato.core.block_hash import block_hashes
 from legato.core.errors import ConfigError
 from legato.core.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
-    BlockStored,
     HitEnds,
     KVEvent,
     KVEventBatch,
 )
 from tests.kv.cache_watcher import CacheWatcher
+from tests.observe.cached_prompt import NAMES, PROMPT, SIZE, stored
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 from legato.observe.cache_publisher import (  # noqa: E402 (it needs zmq)
@@ -27,21 +26,9 @@ from legato.observe.cache_publisher import (  # noqa: E402 (it needs zmq)
 
 pytestmark = pytest.mark.fleet
 
-SIZE = 4
 TOPIC = "kv@a"
-PROMPT = list(range(300, 312))
-NAMES = block_hashes(PROMPT, SIZE)
 PATIENCE_MS = 20_000
 END = b"\xff" * 8
-
-
-def stored(first: int = 0, last: int = 3) -> BlockStored:
-    return BlockStored(
-        block_hashes=NAMES[first:last],
-        parent_block_hash=NAMES[first - 1] if first else None,
-        token_ids=PROMPT[first * SIZE : last * SIZE],
-        block_size=SIZE,
-    )
 
 
 @pytest.fixture

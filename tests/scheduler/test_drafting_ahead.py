@@ -18,6 +18,7 @@ from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_costs import StepCosts
+from tests.engine.tokens import tokens_of
 from tests.profiles import examples
 from tests.scheduler.foretold import Foretold
 from tests.scheduler.step_times import steady_model, truth
@@ -85,10 +86,7 @@ class Engine(EngineLoop):
         self.outputs += self.step(requests)
         while self.has_work:
             self.outputs += self.step()
-        tokens: dict[str, list[int]] = {}
-        for output in self.outputs:
-            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
-        return tokens
+        return tokens_of(self.outputs)
 
 
 def ticking(clock: VirtualClock, host_s: float) -> Callable[[], float]:

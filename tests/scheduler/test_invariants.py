@@ -330,7 +330,8 @@ def _is_fetched(hold: Hold) -> bool:
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = examples(200, stateful_step_count=60)
+# Of two seeds, one showed a withdrawn step that does not end after 112 examples only.
+TestScheduler.settings = examples(400, stateful_step_count=60)
 
 
 @given(prompt_len=st.integers(1, 500), budget=st.integers(1, 130))

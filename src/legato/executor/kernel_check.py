@@ -6,6 +6,7 @@ both sides of every edge of its blocks and tiles finds it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 
 import msgspec
@@ -114,11 +115,21 @@ def choose_kernels(candidates: Iterable[str]) -> KernelChoice:
     """
     rejected: dict[str, str] = {}
     for instructions in candidates:
-        disagreement = next(disagreements(NativeKernels(1, instructions), START_COUNTS), None)
+        disagreement = first_disagreement(instructions)
         if disagreement is None:
             return KernelChoice(instructions, rejected)
         rejected[instructions] = disagreement
     return KernelChoice(None, rejected)
+
+
+@cache
+def first_disagreement(instructions: str) -> str | None:
+    """Return what the kernels of a set of instructions get wrong first, None if nothing.
+
+    Computed once in a process, however many engines it has: neither the kernels nor the processor
+    change.
+    """
+    return next(disagreements(NativeKernels(1, instructions), START_COUNTS), None)
 
 
 @torch.inference_mode()
