@@ -27,7 +27,7 @@ _CLASSES = (legato.LLM, legato.AsyncLLM)
 _HEAVY = {"PreTrainedTokenizerBase": PreTrainedTokenizerBase}
 """What annotations name and their modules import only where types are checked."""
 _DEFAULT = re.compile(r" \(default: (.+)\)$")
-_OF_THE_ENGINE = {
+_OF_THE_ENGINE: dict[type, str] = {
     RequestOutput: "`CompletionDelta` has what most programs need of it.",
 }
 """Types whose fields their docstrings explain; value the words on the page."""
