@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from scripts.api_reference.markdown import code, table
+from scripts.api_reference.markdown import code, items
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "contributing" / "seams.md"
@@ -16,12 +16,11 @@ _TESTS = ROOT / "tests"
 
 _INTRODUCTION = """# Which seams are there?
 A seam is a protocol: a class that states what one part of Legato needs from another part, so that
-the two do not import each other. `python -m scripts.seams` writes this page from the `Protocol`
-classes in `src/legato` and in `packages`.
+the two do not import each other. `python -m scripts.seams` writes this list of the `Protocol`
+classes in `src/legato` and `packages`, each with the classes that have all of its members.
 
-The last columns list the classes that have every member of the protocol, in the sources and in
-`tests`. A seam is built together with its second implementation. `LayerWatch` alone has one: with
-it, the model calls back into a floor above its own.
+A seam is built together with its second implementation. `LayerWatch` alone has one: with it, the
+model calls back into a floor above its own.
 """
 
 
@@ -45,18 +44,14 @@ class Seam:
 
 
 def text() -> str:
-    rows = [
-        (
-            code(seam.protocol.name),
-            code(_place(seam.protocol.path)),
-            seam.protocol.summary,
-            _names(cls for cls in seam.implementations if _is_source(cls.path)),
-            _names(cls for cls in seam.implementations if cls.path.is_relative_to(_TESTS)),
-        )
-        for seam in seams()
-    ]
-    columns = ("protocol", "where", "", "implemented by", "in tests by")
-    return f"{_INTRODUCTION}\n{table(columns, rows)}\n"
+    return f"{_INTRODUCTION}\n{items(map(_item, seams()))}\n"
+
+
+def _item(seam: Seam) -> tuple[str, str]:
+    own = _names(cls for cls in seam.implementations if _is_source(cls.path))
+    tests = _names(cls for cls in seam.implementations if cls.path.is_relative_to(_TESTS))
+    words = f"{seam.protocol.summary} {own}" + (f"; in tests {tests}" if tests else "")
+    return f"{code(seam.protocol.name)} in {code(_place(seam.protocol.path))}", words
 
 
 def _names(classes: Iterable[Class]) -> str:

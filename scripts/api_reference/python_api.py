@@ -17,6 +17,7 @@ import legato
 from legato.core import errors as input_errors
 from legato.core import stats
 from legato.core.config import engine_fields
+from legato.core.outputs import RequestOutput
 from legato.engine import errors as engine_errors
 from scripts.api_reference import http_api
 from scripts.api_reference.docstrings import parse
@@ -26,6 +27,10 @@ _CLASSES = (legato.LLM, legato.AsyncLLM)
 _HEAVY = {"PreTrainedTokenizerBase": PreTrainedTokenizerBase}
 """What annotations name and their modules import only where types are checked."""
 _DEFAULT = re.compile(r" \(default: (.+)\)$")
+_OF_THE_ENGINE: dict[type, str] = {
+    RequestOutput: "`CompletionDelta` has what most programs need of it.",
+}
+"""Types whose fields their docstrings explain; value the words on the page."""
 _TOLD_ELSEWHERE = frozenset(
     {
         "legato.core.cache_config",
@@ -155,9 +160,9 @@ def _description(cls: type) -> str:
 
 
 def _attributes(cls: type) -> str:
-    if cls.__module__ == stats.__name__:
+    if cls in _OF_THE_ENGINE or cls.__module__ == stats.__name__:
         names = ", ".join(code(f"{name}: {_text(hint)}") for name, hint in _hints(cls).items())
-        return f"{names}. The [metrics](metrics.md) explain them."
+        return f"{names}. {_OF_THE_ENGINE.get(cls, 'The [metrics](metrics.md) explain them.')}"
     words: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         words |= parse(vars(base).get("__doc__")).words("Attributes")
