@@ -241,13 +241,13 @@ class _Engine:
         self.replicas: dict[str, Any] = {}
         self.num_restarts = self.num_stuck = 0
         self._loop = _engine_loop(info)
-        self._loop.grammars.know(tokenizer.vocabulary)
+        self._loop.grammars.set_vocabulary(tokenizer.vocabulary)
         self._loop.set_recording(is_on=True)
         self.stats = self._loop.stats
         self._arrivals = Arrivals(self._loop)
         self._events: list[Event] = []
         self._running: asyncio.Task[None] | None = None
-        self._deliveries = Deliveries(scheduler.classes, self._loop.note_way)
+        self._deliveries = Deliveries(scheduler.classes, self._loop.record_delivery)
         self._submissions = Submissions(
             info,
             self.vocabulary,

@@ -26,7 +26,7 @@ def test_a_promise_must_be_a_positive_number(field: str, value: float) -> None:
 )
 def test_what_a_class_promises(slo: SloClass, is_best_effort: bool, step_s: float | None) -> None:
     assert slo.is_best_effort is is_best_effort
-    assert slo.step_s == step_s
+    assert slo.promise_s == step_s
 
 
 def test_a_class_says_its_promises() -> None:

@@ -28,13 +28,13 @@ from legato.engine.process.engine_messages import (
     EngineInfo,
     EngineReady,
     EngineStats,
+    GetState,
     LongStepBegins,
     Reconfigure,
     SetRecording,
-    StateTold,
+    StateReport,
     StepOutputs,
     Taken,
-    TellState,
 )
 
 LONG_S = 60.0  # a test that fails leaves no process behind for long
@@ -53,7 +53,7 @@ INFO = EngineInfo(
 def main(script: Path, fd: int) -> int:
     channel = Channel(
         socket.socket(fileno=fd),
-        EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure | TellState | Ping,
+        EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure | GetState | Ping,
     )
     [config] = channel.receive(wait_s=None)
     life, *later = script.read_text().splitlines()
@@ -73,10 +73,10 @@ def main(script: Path, fd: int) -> int:
                 serve(channel, message.request_id, config.scheduler.max_num_batched_tokens)
             elif isinstance(message, Ping):
                 channel.send(Pong())
-            elif isinstance(message, TellState):
+            elif isinstance(message, GetState):
                 budget = config.scheduler.max_num_batched_tokens
                 state = ReplicaState(num_blocks=budget, num_free_blocks=0, block_size=1)
-                channel.send(StateTold(state))
+                channel.send(StateReport(state))
 
 
 def serve(channel: Channel, request_id: str, budget: int) -> None:

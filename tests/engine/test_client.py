@@ -127,7 +127,7 @@ async def test_an_error_in_noting_a_delivery_ends_that_stream_alone(
     add = RecentGaps.add
 
     def failing(gaps: RecentGaps, gap_s: float, now_s: float) -> None:
-        if gaps._promised_s == 7.0:
+        if gaps._promise_s == 7.0:
             raise OverflowError("too small a promise")
         add(gaps, gap_s, now_s)
 

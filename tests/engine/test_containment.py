@@ -12,7 +12,7 @@ from legato.core.config import EngineConfig
 from legato.core.outputs import FinishReason
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.slo import ServiceParams
-from legato.engine.process.engine_messages import StateTold, StepOutputs, TellState
+from legato.engine.process.engine_messages import GetState, StateReport, StepOutputs
 from legato.engine.process.engine_process import EngineProcess
 from tests.engine import raising_engine
 from tests.engine.raising_engine import BookkeepingError
@@ -146,9 +146,9 @@ async def test_a_real_engine_process_goes_on() -> None:
     async with EngineProcess.starting(EngineConfig(), program) as engine:
         await engine.ready()
         messages = told(engine)
-        engine.send(TellState())
+        engine.send(GetState())
         state = await anext(messages)
-        assert isinstance(state, StateTold)
+        assert isinstance(state, StateReport)
         assert state.state is not None
         for name in ("a", "order 1", "surrogate", "b", "order 2"):
             engine.send(request(name, 20))
@@ -165,6 +165,6 @@ async def test_a_real_engine_process_goes_on() -> None:
         failed = {name for name, reason in ends.items() if reason is FinishReason.ERROR}
         assert failed == {"order 1", "order 2", "surrogate"}
         assert num_errors == 3
-        engine.send(TellState())
-        assert await anext(messages) == StateTold(None)
+        engine.send(GetState())
+        assert await anext(messages) == StateReport(None)
         await engine.close()

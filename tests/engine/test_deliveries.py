@@ -44,8 +44,8 @@ def test_gaps_are_between_the_times_at_which_tokens_were_handed_on(
 
 
 def test_the_engine_is_told_how_the_way_of_mixed_steps_differed() -> None:
-    later_s: list[float] = []
-    told = Deliveries(CLASSES, later_s.append)
+    delay_change_s: list[float] = []
+    told = Deliveries(CLASSES, delay_change_s.append)
     for way_s, is_mixed in ((0.001, False), (0.004, True), (0.002, True), (0.003, False)):
         told.end_step(100.0, 100.0 + way_s, is_mixed=is_mixed)
-    assert later_s == pytest.approx([0.003, -0.002])
+    assert delay_change_s == pytest.approx([0.003, -0.002])

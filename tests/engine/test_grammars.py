@@ -21,7 +21,7 @@ VOCABULARY = Vocabulary.of((bytes([i]) for i in range(256)), frozenset())
 @pytest.fixture
 def grammars() -> Grammars:
     made = Grammars(max_waiting=2)
-    made.know(VOCABULARY)
+    made.set_vocabulary(VOCABULARY)
     return made
 
 

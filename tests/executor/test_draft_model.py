@@ -221,7 +221,7 @@ def test_a_model_that_is_always_wrong_is_tried_again_some_day() -> None:
     believed = model.outlook(request("another", prompt(5)), 1)[0]
     assert believed < 0.1
     for _ in range(2000):
-        model.rest()
+        model.skip_step()
     assert model.outlook(request("another", prompt(5)), 1)[0] > 0.5
 
 

@@ -34,7 +34,7 @@ class Followers:
         self.told: list[ToRank] = []
         self.is_given_up = False
 
-    def tell(self, message: ToRank) -> None:
+    def broadcast(self, message: ToRank) -> None:
         if self.is_given_up:
             raise RankLostError("given up")
         received: Any = unpacker(FromLead).decode(pack(message))

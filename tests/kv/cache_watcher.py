@@ -113,7 +113,7 @@ class Routers:
             if any(end[: len(tokens)] == tokens for end in ends)
         }
         anew = CacheWatcher()
-        anew.take(self._mirror.told_anew())
+        anew.take(self._mirror.snapshot())
         assert anew.prompts() == self.other.prompts()
 
 

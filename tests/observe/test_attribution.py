@@ -40,7 +40,7 @@ def story_of(records: list[EngineRecord], request_id: str) -> RequestStory:
             story.ended = record
             break
         elif isinstance(record, StepRecord) and story.arrived is not None:
-            story.see(ObservedStep(record))
+            story.add_step(ObservedStep(record))
     return story
 
 

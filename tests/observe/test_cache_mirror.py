@@ -17,9 +17,9 @@ def test_a_mirror_tells_each_block_after_the_one_before_it() -> None:
     # From the last on, as blocks are evicted.
     for event in (stored(0, 1), stored(1, 3), host[2], host[1], host[0], on_device):
         assert mirror.note(event) == [event]
-    assert list(mirror.told_anew()) == [AllBlocksCleared(), *host]
+    assert list(mirror.snapshot()) == [AllBlocksCleared(), *host]
     mirror.note(AllBlocksCleared())
-    assert list(mirror.told_anew()) == [AllBlocksCleared()]
+    assert list(mirror.snapshot()) == [AllBlocksCleared()]
 
 
 def test_blocks_are_published_up_to_the_last_end() -> None:
@@ -29,10 +29,10 @@ def test_blocks_are_published_up_to_the_last_end() -> None:
     assert mirror.note(HitEnds(added=[NAMES[0]])) == [stored(0, 1)]
     assert mirror.note(HitEnds(added=[NAMES[2]])) == [stored(1, 3)]
     assert mirror.note(HitEnds(removed=[NAMES[0]])) == [], "it is on the way to another end"
-    assert list(mirror.told_anew()) == [AllBlocksCleared(), *(stored(i, i + 1) for i in range(3))]
+    assert list(mirror.snapshot()) == [AllBlocksCleared(), *(stored(i, i + 1) for i in range(3))]
     assert mirror.note(HitEnds(removed=[NAMES[2]])) == [BlockRemoved(block_hashes=NAMES[::-1])]
     assert mirror.note(BlockRemoved(block_hashes=[NAMES[2]])) == []
-    assert list(mirror.told_anew()) == [AllBlocksCleared()]
+    assert list(mirror.snapshot()) == [AllBlocksCleared()]
 
 
 def test_an_end_that_rolls_on_removes_nothing() -> None:

@@ -94,7 +94,7 @@ class RandomDraftModel:
     def advance(self, request: Request) -> None:
         assert request.finish_reason is None
 
-    def rest(self) -> None:
+    def skip_step(self) -> None:
         pass
 
     def outlook(self, request: Request, most: int) -> Sequence[float]:

@@ -176,8 +176,8 @@ class ProbedServer:
         for output in outputs:
             if output.new_token_ids:
                 self._written_s.setdefault(output.request_id, []).append(self.clock() + way_s)
-        later_s, self._way_s = way_s - self._way_s, way_s
-        self.engine.note_way(later_s)
+        delay_change_s, self._way_s = way_s - self._way_s, way_s
+        self.engine.record_delivery(delay_change_s)
 
     def _name(self, kind: str, index: int) -> str:
         return f"{kind}-{self._num_probes}-{index}"

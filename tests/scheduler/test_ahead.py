@@ -60,7 +60,7 @@ class Line:
         self.now_s = 0.0
         # Counters of tenants differ: among equals the queue may take either first.
         for i, counter in enumerate(counters):
-            self.tenants.see(f"t{i}", 0.0).counter_s = counter + i / 2**20
+            self.tenants.on_request(f"t{i}", 0.0).counter_s = counter + i / 2**20
         for i, prompt in enumerate(prompts):
             self.now_s += 0.125
             request = self.request(str(i), prompt)
@@ -72,7 +72,7 @@ class Line:
 
     def request(self, name: str, prompt: tuple[int, int, SloClass, int, bool]) -> Request:
         tenant, size, slo, priority, _ = prompt
-        self.tenants.see(f"t{tenant}", self.now_s)
+        self.tenants.on_request(f"t{tenant}", self.now_s)
         return waiting_request(
             name,
             arrival_s=self.now_s,

@@ -52,10 +52,10 @@ def test_a_tighter_promise_lets_no_more_streams_run(
     budget = TimeBudget(model, 2048)
     streams = step_shape(num_decodes=num_decodes, context=context)
     tight_s, loose_s = sorted(limits_s)
-    assert budget.paces(step_shape(num_decodes=1, context=context), tight_s)
-    assert budget.paces(streams, loose_s) or not budget.paces(streams, tight_s)
+    assert budget.keeps_pace(step_shape(num_decodes=1, context=context), tight_s)
+    assert budget.keeps_pace(streams, loose_s) or not budget.keeps_pace(streams, tight_s)
     alone_s = model.seconds(step_shape(num_decodes=1, context=context))
-    if num_decodes > 1 and budget.paces(streams, loose_s):
+    if num_decodes > 1 and budget.keeps_pace(streams, loose_s):
         assert model.seconds(streams) <= max(loose_s, 1.1 * alone_s) * (1 + 1e-9)
 
 

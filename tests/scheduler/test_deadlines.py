@@ -135,31 +135,31 @@ def test_the_belief_learns_the_work_that_was_done(speed: float) -> None:
 
 @given(wanted=st.lists(st.floats(0.0, 0.4), min_size=200, max_size=400))
 def test_few_rows_are_dropped_however_long_steps_are_planned(wanted: list[float]) -> None:
-    """`wanted`: by which share each step is planned too long, without haste."""
+    """`wanted`: by which share each step is planned too long, without shortening."""
     deadlines, dropped = Deadlines(), []
     for share in wanted:
-        dropped.append(max(0.0, share - deadlines.haste))
+        dropped.append(max(0.0, share - deadlines.shortening))
         deadlines.observe(0.1, LIMIT_S, None, dropped[-1])
-        assert 0.0 <= deadlines.haste <= 0.5
+        assert 0.0 <= deadlines.shortening <= 0.5
     assert sum(dropped) <= 0.02 * len(dropped) + 5.0 + 1e-9
     for _ in range(250):
         deadlines.expire()
-    assert deadlines.haste == 0.0
+    assert deadlines.shortening == 0.0
 
 
 @given(seed=st.integers(0, 999), most=st.floats(0.0, 0.4))
 def test_few_steps_are_late_however_long_steps_are_planned(seed: int, most: float) -> None:
     """Each step must be planned to be shorter by some share, up to `most`, to be in time."""
     rng, deadlines, num_late = random.Random(seed), Deadlines(), 0
-    deadlines.aim_at(0.001)
+    deadlines.set_miss_rate(0.001)
     for _ in range(1000):
-        is_late = most * rng.random() > deadlines.haste
+        is_late = most * rng.random() > deadlines.shortening
         num_late += is_late
         deadlines.observe(1.1 * LIMIT_S if is_late else 0.1, LIMIT_S, None, 0.0)
     assert num_late <= 0.005 * 1000 + 0.5 / 0.03
-    haste = deadlines.haste
+    shortening = deadlines.shortening
     deadlines.observe(2.0 * LIMIT_S, LIMIT_S, None, 0.0)  # no shorter step would be in time
-    assert deadlines.haste <= haste
+    assert deadlines.shortening <= shortening
 
 
 def test_the_guard_covers_what_comes_after_the_last_look() -> None:
@@ -187,7 +187,7 @@ def test_only_steps_that_may_drop_rows_need_no_room_for_interruptions() -> None:
 
     assert longest(dropping, streams) > 1.2 * longest(usual, streams)
     assert longest(dropping, nothing) == longest(usual, nothing)
-    assert dropping.caution(LIMIT_S) == usual.caution(LIMIT_S)  # of decodes and drafts
+    assert dropping.safety_factor(LIMIT_S) == usual.safety_factor(LIMIT_S)  # of decodes and drafts
     assert dropping.margin_at(LIMIT_S) == usual.margin_at(LIMIT_S)
     mixed = step_shape(num_decodes=8, context=100, chunk=100)
     assert usual.deadline(mixed, LIMIT_S) is None
@@ -206,7 +206,7 @@ def test_no_margin_is_larger_than_the_step() -> None:
     model = StepTimeModel(calibrate(COSTS, MAX_LEN), tails=tails, drops_rows=True)
     streams = step_shape(num_decodes=8, context=100)
     assert model.margin == 1.0
-    assert model.prefill_caution(streams, LIMIT_S) == model.caution(LIMIT_S) == 2.0
+    assert model.prefill_safety_factor(streams, LIMIT_S) == model.safety_factor(LIMIT_S) == 2.0
 
 
 @given(num_decodes=st.integers(1, 600))
@@ -214,13 +214,13 @@ def test_what_a_step_cannot_drop_any_more_needs_room(num_decodes: int) -> None:
     """Two thirds of its prefill, on average, and all of its streams."""
     model = StepTimeModel(calibrate(COSTS, MAX_LEN), tails=INTERRUPTED, drops_rows=True)
     streams = step_shape(num_decodes=num_decodes, context=100)
-    streams_s, caution = model.seconds(streams), model.caution(LIMIT_S)
-    prefill_s = LIMIT_S / model.prefill_caution(streams, LIMIT_S) - streams_s
-    if streams_s * caution >= LIMIT_S:
-        assert model.prefill_caution(streams, LIMIT_S) == caution
+    streams_s, safety_factor = model.seconds(streams), model.safety_factor(LIMIT_S)
+    prefill_s = LIMIT_S / model.prefill_safety_factor(streams, LIMIT_S) - streams_s
+    if streams_s * safety_factor >= LIMIT_S:
+        assert model.prefill_safety_factor(streams, LIMIT_S) == safety_factor
     else:
-        assert caution * (streams_s + prefill_s * 2.0 / 3.0) <= LIMIT_S * (1.0 + 1e-9)
-        assert model.prefill_caution(streams, LIMIT_S) < caution
+        assert safety_factor * (streams_s + prefill_s * 2.0 / 3.0) <= LIMIT_S * (1.0 + 1e-9)
+        assert model.prefill_safety_factor(streams, LIMIT_S) < safety_factor
 
 
 def test_nothing_is_due_without_a_promise() -> None:

@@ -185,7 +185,7 @@ def test_it_takes_the_best_of_those_that_fit(
     limit_s = float("inf") if plan.limit_s is None else plan.limit_s
 
     def is_late(prefix: Prefix) -> bool:
-        return model.seconds(prefix.shape) * model.caution(limit_s) > limit_s
+        return model.seconds(prefix.shape) * model.safety_factor(limit_s) > limit_s
 
     def is_over(prefix: Prefix) -> bool:
         return prefix.shape.num_tokens > budget
@@ -257,7 +257,7 @@ def test_a_step_with_drafts_ends_in_time_to_the_last_key(
     plan = streams.plan({"0": [0.99] * 16})
     assume(counts(plan))
     assert plan.limit_s is not None
-    assert model.seconds(StepShape.of(plan)) * model.caution(plan.limit_s) <= plan.limit_s
+    assert model.seconds(StepShape.of(plan)) * model.safety_factor(plan.limit_s) <= plan.limit_s
 
 
 @pytest.mark.parametrize("is_known", [True, False])

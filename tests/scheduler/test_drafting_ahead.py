@@ -174,7 +174,7 @@ def test_drafts_are_not_worth_a_wait_that_is_longer_than_they_save(
     drafter = Foretold(token_at, chance=0.5)
     engine = Engine(drafter, speculative="auto")
     for _ in range(100):
-        engine.scheduler.note_turnaround(turnaround_s)
+        engine.scheduler.record_turnaround(turnaround_s)
     engine.run(ask("it", **params))
     kinds = {chunk.kind for plan, _ in engine.plans for chunk in plan.chunks}
     assert ("verify" in kinds) is is_drafted
@@ -187,7 +187,7 @@ def test_a_wait_is_what_the_host_does_beside_a_device_that_computes(
     """Where steps are planned one by one, none is lost by drafts."""
     engine = Engine(Foretold(token_at), depth=depth, speculative="off", host_s=0.001)
     noted: list[float] = []
-    monkeypatch.setattr(engine.scheduler, "note_turnaround", noted.append)
+    monkeypatch.setattr(engine.scheduler, "record_turnaround", noted.append)
     engine.run(ask("it"))
     engine.step()
     engine.executor._clock.advance_to(1000.0)  # with nothing to do

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from legato.core.request import Request
 from legato.core.slo import SloClass
-from legato.scheduler.margin import Margin, bearable
+from legato.scheduler.margin import Margin, allowed_miss_rate
 from tests.profiles import examples
 from tests.scheduler.requests import waiting_request
 
 LIMIT_S = 0.12
 MANY = 0.1
-"""Of the gaps that may be late, the share that a stream of many gaps bears (`bearable`)."""
+"""The share of gaps that may be late in a stream of many gaps (`allowed_miss_rate`)."""
 
 
 class Phase(NamedTuple):
@@ -42,7 +42,7 @@ def serve(margin: Margin, phase: Phase, seed: int = 0, limit_s: float = LIMIT_S)
 
 def margin_for(quantile: float = 0.99, share: float = MANY) -> Margin:
     margin = Margin()
-    margin.aim_at(share * (1.0 - quantile))
+    margin.set_miss_rate(share * (1.0 - quantile))
     return margin
 
 
@@ -137,7 +137,7 @@ def test_a_margin_that_keeps_prefill_out_is_forgotten() -> None:
 def test_another_quantile_goes_by_the_same_errors(quantile: float) -> None:
     margin = Margin()
     serve(margin, Phase(1000, rate=5.0, longest_s=0.05))
-    margin.aim_at(MANY * (1.0 - quantile))
+    margin.set_miss_rate(MANY * (1.0 - quantile))
     assert margin.factor(LIMIT_S) >= 1.2
 
 
@@ -161,13 +161,13 @@ def test_every_limit_has_a_finite_factor(limit_s: float) -> None:
 def test_streams_of_few_gaps_bear_less() -> None:
     """One late gap of less than a hundred breaks the promise of 99 in 100, one of more may not."""
     few, many = (streaming(num_output) for num_output in (99, 100))
-    assert bearable([few, many]) == bearable([few]) < bearable([many])
-    assert bearable([many, streaming(100, quantile=0.999)]) < bearable([many])
+    assert allowed_miss_rate([few, many]) == allowed_miss_rate([few]) < allowed_miss_rate([many])
+    assert allowed_miss_rate([many, streaming(100, quantile=0.999)]) < allowed_miss_rate([many])
     best_effort, prompt = streaming(2, itl_s=None), streaming(0)
-    assert bearable([many, best_effort, prompt]) == bearable([many])
+    assert allowed_miss_rate([many, best_effort, prompt]) == allowed_miss_rate([many])
     serve(margin := Margin(), Phase(3000, rate=0.03, longest_s=0.05))
     strict = margin.factor(LIMIT_S)
-    margin.aim_at(bearable([many]))
+    margin.set_miss_rate(allowed_miss_rate([many]))
     assert margin.factor(LIMIT_S) < strict
 
 

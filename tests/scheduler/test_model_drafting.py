@@ -49,7 +49,7 @@ class FakeDraftModel:
         self.asked: list[tuple[int, int]] = []
         self.slices: list[float] = []
         self.num_rests, self.spent_s = 0, 0.0
-        self.slowness = 1.0
+        self.slowdown = 1.0
 
     def advance(self, request: Request) -> None:
         pass
@@ -57,7 +57,7 @@ class FakeDraftModel:
     def forget(self, request: Request) -> None:
         self._num_computed.pop(request.request_id, None)
 
-    def rest(self) -> None:
+    def skip_step(self) -> None:
         self.num_rests += 1
 
     def outlook(self, request: Request, most: int) -> Sequence[float]:  # noqa: ARG002
@@ -105,7 +105,7 @@ class FakeDraftModel:
         return Drafted(drafts, self._clock.now_s - begun_s)
 
     def _compute(self, num_rows: int) -> None:
-        taken_s = self.slowness * self.pass_s(num_rows)
+        taken_s = self.slowdown * self.pass_s(num_rows)
         self._clock.advance_to(self._clock.now_s + taken_s)
         self.spent_s += taken_s
 

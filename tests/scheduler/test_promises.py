@@ -49,7 +49,7 @@ class PromiseHarness(Harness):
         self.num_kept = 0
 
     def allowed_for_s(self, shape: StepShape, limit_s: float) -> float:
-        return self.model.seconds(shape) * self.model.caution(limit_s)
+        return self.model.seconds(shape) * self.model.safety_factor(limit_s)
 
     def plan(self) -> StepPlan | None:
         running = self.scheduler._queues.running

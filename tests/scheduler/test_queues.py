@@ -48,7 +48,7 @@ class QueuesMachine(RuleBasedStateMachine):
         self, passed_s: float, prompt_len: int, priority: int, slo: SloClass, tenant: str
     ) -> None:
         self.now_s += passed_s
-        self.tenants.see(tenant, self.now_s)
+        self.tenants.on_request(tenant, self.now_s)
         request = waiting_request(
             next(self.ids),
             arrival_s=self.now_s,
@@ -154,7 +154,7 @@ class QueuesMachine(RuleBasedStateMachine):
 
         Where deadlines are kept, all go before it that are due before it, of whichever tenant.
         """
-        self.tenants.see(tenant, self.now_s)
+        self.tenants.on_request(tenant, self.now_s)
         new = waiting_request(
             "new", arrival_s=self.now_s, prompt_len=prompt_len, slo=slo, tenant=tenant
         )
@@ -211,7 +211,7 @@ TestQueues.settings = examples(100, stateful_step_count=40)
 
 def test_equal_ranks_go_in_the_order_they_came() -> None:
     queues = Queues(ORDERS["fcfs"], tenants := Tenants({}))
-    tenants.see(DEFAULT_TENANT, 0.0)
+    tenants.on_request(DEFAULT_TENANT, 0.0)
     for request_id in "abc":
         queues.add(waiting_request(request_id))
     for request_id in "abc":

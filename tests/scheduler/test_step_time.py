@@ -159,7 +159,7 @@ def test_no_measurement_unmakes_the_belief(
         model.observe(shape, seconds, delivered_s, limit_s)
         if model.is_known:
             assert 0.0 < model.seconds(shape) < math.inf
-            assert 1.0 <= model.caution(0.05) < math.inf
+            assert 1.0 <= model.safety_factor(0.05) < math.inf
             assert 0 <= model.longest_chunk(shape, 100, 0.05, 500) <= 500
 
 
@@ -186,13 +186,13 @@ def test_what_makes_no_full_step_late_widens_no_margin() -> None:
 def test_a_slowdown_is_noticed_at_its_first_steps_and_forgotten_when_it_is_over() -> None:
     model = StepTimeModel(calibrate(COSTS, MAX_LEN))
     run(model, 600, spread(0.03))
-    assert model.slowness < 1.1
+    assert model.slowdown < 1.1
     run(model, 3, steadily(4.0))
-    assert model.slowness > 1.3
+    assert model.slowdown > 1.3
     run(model, 20, steadily(4.0))
-    assert model.slowness > 2.0
+    assert model.slowdown > 2.0
     model.forget_present()
-    assert model.slowness == 1.0
+    assert model.slowdown == 1.0
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])
@@ -228,7 +228,7 @@ def test_the_longest_chunk_leaves_the_margin(
         shape = step_shape(
             num_decodes=num_decodes, context=50, chunk=num_tokens, start=start, samples=True
         )
-        return model.seconds(shape) * model.caution(limit_s)
+        return model.seconds(shape) * model.safety_factor(limit_s)
 
     longest = model.longest_chunk(
         step_shape(num_decodes=num_decodes, context=50), start, limit_s, cap=1000
@@ -257,6 +257,6 @@ def test_a_chunk_that_time_bounds_fills_the_rows_that_are_computed() -> None:
     costs = StepCosts(step_s=2e-3, row_s=(20e-6,) * 5, area_s=1e-8, rows=GPU_ROWS)
     model = steady_model(costs, MAX_LEN)
     beside = step_shape(num_decodes=100, context=500)
-    assert costs.longest_chunk(beside, 3000, 0.0297 / model.caution(0.0297), 8192) == 444
+    assert costs.longest_chunk(beside, 3000, 0.0297 / model.safety_factor(0.0297), 8192) == 444
     assert model.longest_chunk(beside, 3000, 0.0297, 8192) == 512 - 100
     assert model.longest_chunk(beside, 3000, 0.0297, 430) == 430

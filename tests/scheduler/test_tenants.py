@@ -53,7 +53,7 @@ class TenantsMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("abc"))
     def come(self, name: str) -> None:
-        tenant = self.tenants.see(name, 0.0)
+        tenant = self.tenants.on_request(name, 0.0)
         assert tenant.counter_s >= self.tenants._reached_s - _CREDIT_S / tenant.weight or (
             tenant.num_waiting
         )
@@ -61,19 +61,19 @@ class TenantsMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("abc"))
     def go(self, name: str) -> None:
-        tenant = self.tenants.see(name, 0.0)
+        tenant = self.tenants.on_request(name, 0.0)
         if tenant.num_waiting:
             tenant.count(waiting=-1)
 
     @rule(name=st.sampled_from("abc"), seconds=st.floats(0.0, 20.0))
     def serve(self, name: str, seconds: float) -> None:
-        tenant = self.tenants.see(name, 0.0)
+        tenant = self.tenants.on_request(name, 0.0)
         before_s, reached_s = tenant.counter_s, self.tenants._reached_s
         tenant.charge(seconds)
         self.charged[name] += seconds
         weight = self.weights.get(name, 1.0)
         assert tenant.counter_s == pytest.approx(before_s + seconds / weight)
-        self.tenants.reach(tenant.counter_s)
+        self.tenants.raise_floor(tenant.counter_s)
         assert self.tenants._reached_s == max(reached_s, tenant.counter_s)
 
     @invariant()
@@ -284,7 +284,7 @@ def test_a_burst_is_owed_no_more_than_its_credit() -> None:
     def serve(until_s: float, *names: str) -> dict[str, float]:
         while harness.clock() < until_s:
             for name in names:
-                while harness.scheduler._tenants.see(name, harness.clock()).num_waiting < 4:
+                while harness.scheduler._tenants.on_request(name, harness.clock()).num_waiting < 4:
                     harness.add(str(next(ids)), 60, 1, tenant=name)
             harness.step()
         return service_s(harness)

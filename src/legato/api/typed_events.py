@@ -10,7 +10,7 @@ from legato.api.http.json_text import json_pieces
 from legato.language.completion import CompletionDelta
 
 
-class EventTeller(Protocol):
+class EventSource(Protocol):
     """Makes the typed events of one endpoint's stream."""
 
     def begun(self, first: CompletionDelta | None) -> Sequence[TypedEvent]:
@@ -27,16 +27,16 @@ class EventTeller(Protocol):
 
 
 class TypedEventWriter:
-    """The `EventWriter` of an `EventTeller`.
+    """The `EventWriter` of an `EventSource`.
 
     Args:
         encode: makes JSON of an event, in pieces.
     """
 
     def __init__(
-        self, teller: EventTeller, encode: Callable[[TypedEvent], Iterable[bytes]] = json_pieces
+        self, source: EventSource, encode: Callable[[TypedEvent], Iterable[bytes]] = json_pieces
     ) -> None:
-        self._teller = teller
+        self._source = source
         self._encode = encode
         self._has_begun = False
 
@@ -45,19 +45,19 @@ class TypedEventWriter:
 
     def pieces(self, choice: int, delta: CompletionDelta) -> Iterator[bytes]:
         """Return the pieces of `delta`."""
-        return chain(self._begun(delta), self.written(self._teller.take(choice, delta)))
+        return chain(self._begun(delta), self.written(self._source.take(choice, delta)))
 
     def end(self) -> Iterator[bytes]:
-        return chain(self._begun(), self.written(self._teller.ended()))
+        return chain(self._begun(), self.written(self._source.ended()))
 
     def failed(self, error: ApiError) -> Iterator[bytes]:
-        return chain(self._begun(), self.written(self._teller.failed(error)))
+        return chain(self._begun(), self.written(self._source.failed(error)))
 
     def _begun(self, first: CompletionDelta | None = None) -> Iterable[bytes]:
         if self._has_begun:
             return ()
         self._has_begun = True
-        return self.written(self._teller.begun(first))
+        return self.written(self._source.begun(first))
 
     def written(self, events: Sequence[TypedEvent]) -> Iterator[bytes]:
         """Return the pieces of events."""

@@ -293,13 +293,13 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     @property
     def promises_pace(self) -> bool:
         """Whether any class bounds the length of a step."""
-        return self.shortest_step_s < math.inf
+        return self.shortest_promise_s < math.inf
 
     @property
-    def shortest_step_s(self) -> float:
+    def shortest_promise_s(self) -> float:
         """The longest step that every stream can bear again and again; infinite if all can."""
-        steps_s = (slo.step_s for slo in self.classes.values() if slo.step_s is not None)
-        return min(steps_s, default=math.inf)
+        promises_s = (slo.promise_s for slo in self.classes.values() if slo.promise_s is not None)
+        return min(promises_s, default=math.inf)
 
     @property
     def idle_limit_s(self) -> float:

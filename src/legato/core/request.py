@@ -75,7 +75,7 @@ class Request:
 
     Attributes:
         slo: its promise.
-        is_best_effort, step_s: as the SLO says; `step_s` is infinite if it bounds no step.
+        is_best_effort, promise_s: as the SLO says; `promise_s` is infinite if it bounds no step.
         is_pooled: whether it ends with its prompt, without a token.
         num_tokens, num_prompt_tokens: tokens with and without the output, stored because they are
             read so often.
@@ -125,12 +125,12 @@ class Request:
         "num_tokens",
         "params",
         "passed_since_s",
+        "promise_s",
         "rank",
         "request_id",
         "scheduled_s",
         "slo",
         "stalled_since_s",
-        "step_s",
         "stop_reason",
         "token_due_s",
         "token_ids",
@@ -256,7 +256,7 @@ class Request:
     def _promise(self, slo: SloClass) -> None:
         self.slo = slo
         self.is_best_effort = slo.is_best_effort
-        self.step_s = math.inf if slo.step_s is None else slo.step_s
+        self.promise_s = math.inf if slo.promise_s is None else slo.promise_s
 
     def settle(self) -> None:
         """Expect nothing more from steps in flight."""

@@ -64,7 +64,7 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return ", ".join(told) or "best-effort"
 
     @property
-    def step_s(self) -> float | None:
+    def promise_s(self) -> float | None:
         """The longest step that a stream of this class can bear again and again."""
         return min((s for s in (self.itl_s, self.tpot_s) if s is not None), default=None)
 

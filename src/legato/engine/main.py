@@ -25,21 +25,21 @@ from legato.engine.loop.arrivals import Arrivals
 from legato.engine.process.channel import Channel, ChannelClosedError, Ping, Pong, pack_frame
 from legato.engine.process.engine_messages import (
     Control,
-    Delivered,
     EngineFailed,
     EngineInfo,
     EngineReady,
     ForgetCache,
-    KnowVocabulary,
+    GetState,
     LongStepBegins,
     Reconfigure,
     SetAnnouncing,
     SetRecording,
-    StateTold,
+    SetVocabulary,
+    StateReport,
     StepAnnounced,
+    StepDelivered,
     StepOutputs,
     Taken,
-    TellState,
     WatchCache,
 )
 
@@ -98,9 +98,9 @@ def _run(engine: "EngineLoop", channel: Channel) -> int:
         if Ping() in messages:
             channel.send(Pong())
             messages = [message for message in messages if message != Ping()]
-        if TellState() in messages:
-            channel.send(StateTold(engine.state))
-            messages = [message for message in messages if message != TellState()]
+        if GetState() in messages:
+            channel.send(StateReport(engine.state))
+            messages = [message for message in messages if message != GetState()]
         if not (messages or arrivals or engine.has_work):
             engine.use_idle_time()
             continue
@@ -155,12 +155,12 @@ def _events(
                 engine.reconfigure(scheduler)
             case ForgetCache():
                 engine.forget_cache()
-            case Delivered(later_s):
-                engine.note_way(later_s)
+            case StepDelivered(delay_change_s):
+                engine.record_delivery(delay_change_s)
             case WatchCache():
                 engine.watch_cache()
-            case KnowVocabulary(vocabulary):
-                engine.grammars.know(vocabulary)
+            case SetVocabulary(vocabulary):
+                engine.grammars.set_vocabulary(vocabulary)
                 engine.grammars.prepare()  # now, while there are no streams to delay
             case AddRequest() | AbortRequest():
                 events.append(message)

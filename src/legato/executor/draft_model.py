@@ -150,7 +150,7 @@ class DraftModel:
             row.depth_luck.recover()
         self._take(row, request)
 
-    def rest(self) -> None:
+    def skip_step(self) -> None:
         self._depths.recover()
 
     def outlook(self, request: Request, most: int) -> Sequence[float]:

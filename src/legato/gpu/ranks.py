@@ -43,7 +43,7 @@ class GpuLeadExecutor(GpuExecutor):
         self._loader = StepLoader(program, device, depth=depth, tell=self._tell)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        self._followers.tell(Moves(tuple(moves)))
+        self._followers.broadcast(Moves(tuple(moves)))
         with self._as_others_do():
             super().move(moves)
 
@@ -52,12 +52,12 @@ class GpuLeadExecutor(GpuExecutor):
             return super()._forward(step)
 
     def _logits_of(self, rows: Int32s) -> torch.Tensor:
-        self._followers.tell(RowLogits(rows.tobytes()))
+        self._followers.broadcast(RowLogits(rows.tobytes()))
         with self._as_others_do():
             return super()._logits_of(rows)
 
     def _tell(self, step: HostStep) -> None:
-        self._followers.tell(
+        self._followers.broadcast(
             DeviceStep(*step.size, step.words.tobytes(), step.table_changes.tobytes())
         )
 

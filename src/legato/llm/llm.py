@@ -92,7 +92,7 @@ class LLM:
         self._prompts = PromptReader(text.tokenizer, self.info)
         self._ids = itertools.count()
         if text.tokenizer is not None:
-            self._engine.grammars.know(text.vocabulary)
+            self._engine.grammars.set_vocabulary(text.vocabulary)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the settings that the model's makers recommend; they are the default."""

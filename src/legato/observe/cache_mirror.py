@@ -59,7 +59,7 @@ class CacheMirror:
                 self._ends = None
                 return [event]
 
-    def told_anew(self) -> Iterator[KVEvent]:
+    def snapshot(self) -> Iterator[KVEvent]:
         """Yield events that describe all published blocks, each after its parent."""
         yield AllBlocksCleared()
         blocks = self._blocks.items()

@@ -155,7 +155,7 @@ class CachePublisher:
         return True
 
     def _tell_anew(self) -> None:
-        self._send(self._mirror.told_anew())
+        self._send(self._mirror.snapshot())
         self._is_to_tell_anew = False
         self._told_anew_s = time.monotonic()
 

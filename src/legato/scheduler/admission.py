@@ -54,7 +54,7 @@ class Admission:
         self.short_hits: dict[str, ShortHit] = {}
         self.preempted: list[Request] = []
         self._promised = StepShape()  # decodes of all running requests with a promise
-        self._pace_s = UNLIMITED  # the tightest limit on a step among these
+        self._promise_s = UNLIMITED  # the tightest limit on a step among these
         self._memory: MemoryForecast | None = None  # of the running requests, made on demand
         self._note_pace(running)
         self._runs_best_effort = any(request.is_best_effort for request in running)
@@ -120,13 +120,13 @@ class Admission:
         request.catch_up(found.num_computed_tokens)
         return True
 
-    def make_way(self) -> None:
+    def preempt_best_effort(self) -> None:
         """Preempt a best-effort request that keeps a promised one from being admitted."""
         victim = self.yielding_request()
         if victim is not None:
             self._preempt(victim)
 
-    def make_room(self, request: Request, spared: Collection[str]) -> None:
+    def preempt_for(self, request: Request, spared: Collection[str]) -> None:
         """Preempt requests until a decode's token finds a block, at last the request itself.
 
         Args:
@@ -201,12 +201,12 @@ class Admission:
         if request.is_best_effort or (self._may_exceed_pace and request.is_late):
             return True
         self._promised.add_decode(request.num_tokens)
-        limit_s = (1.0 - kept) * min(self._pace_s, request.step_s)
-        fits = self._budget.paces(self._promised, limit_s)
+        limit_s = (1.0 - kept) * min(self._promise_s, request.promise_s)
+        fits = self._budget.keeps_pace(self._promised, limit_s)
         self._promised.remove_decode(request.num_tokens)
         return fits
 
     def _note_pace(self, requests: Iterable[Request]) -> None:
         promised = [request for request in requests if not request.is_best_effort]
         self._promised.add_decodes([request.num_tokens for request in promised])
-        self._pace_s = min([self._pace_s, *[request.step_s for request in promised]])
+        self._promise_s = min([self._promise_s, *[request.promise_s for request in promised]])

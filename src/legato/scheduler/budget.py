@@ -49,7 +49,7 @@ class StepBudget(Protocol):
         """Return the limit that the step exceeds with its drafts; None if they fit."""
         ...
 
-    def paces(self, streams: StepShape, limit_s: float) -> bool:
+    def keeps_pace(self, streams: StepShape, limit_s: float) -> bool:
         """Whether steps of these decodes end in time at the machine's usual speed.
 
         True for one stream, and for all streams that a tighter limit accepts.
@@ -93,7 +93,7 @@ class TokenBudget:
     def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
         return "token_budget" if self.is_exceeded(shape, limit_s) else None
 
-    def paces(self, streams: StepShape, limit_s: float) -> bool:  # noqa: ARG002
+    def keeps_pace(self, streams: StepShape, limit_s: float) -> bool:  # noqa: ARG002
         return True
 
     def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:  # noqa: ARG002
@@ -139,17 +139,17 @@ class TimeBudget:
             return False
         if limit_s == UNLIMITED or not self._model.is_known:
             return True
-        return self._model.seconds(shape) * self._model.caution(limit_s) <= limit_s
+        return self._model.seconds(shape) * self._model.safety_factor(limit_s) <= limit_s
 
     def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
         if limit_s < UNLIMITED:
             # No stream's token may be late because of a draft.
-            caution = self._model.caution(limit_s)
-            if not self._model.is_known or self._model.seconds(shape) * caution > limit_s:
+            safety_factor = self._model.safety_factor(limit_s)
+            if not self._model.is_known or self._model.seconds(shape) * safety_factor > limit_s:
                 return "time_budget"
         return self._tokens.drafts_bound(shape, limit_s)
 
-    def paces(self, streams: StepShape, limit_s: float) -> bool:
+    def keeps_pace(self, streams: StepShape, limit_s: float) -> bool:
         if limit_s == UNLIMITED or streams.num_decode_rows == 1 or not self._model.is_known:
             return True
         alone = StepShape()
@@ -222,8 +222,8 @@ class MemoryBudget:
             return "memory"  # drafts may have caused the shortage
         return self._budget.drafts_bound(shape, limit_s)
 
-    def paces(self, streams: StepShape, limit_s: float) -> bool:
-        return self._budget.paces(streams, limit_s)
+    def keeps_pace(self, streams: StepShape, limit_s: float) -> bool:
+        return self._budget.keeps_pace(streams, limit_s)
 
     def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
         return self._budget.is_exceeded(shape, limit_s)

@@ -15,8 +15,8 @@ _DROPPED = 0.02
 _LONGEST_LATE = 1.5
 """Steps that took more than this multiple of their limit do not count: shorter ones would be late,
 too."""
-_PER_DROPPED, _PER_LATE, _MOST_HASTE = 0.1, 0.03, 0.5
-"""By how much a haste rises with a step that drops all rows, and with a late one; its bound."""
+_PER_DROPPED, _PER_LATE, _MOST_SHORTENING = 0.1, 0.03, 0.5
+"""How much a shortening rises with a step that drops all rows, and with a late one; its bound."""
 
 
 class Deadlines:
@@ -26,22 +26,22 @@ class Deadlines:
     the tokens. The guard is a high quantile of what all that took beyond what was foreseen then,
     interruptions included.
 
-    A step that drops rows, or is late, was planned too long. A haste for each rises then, and falls
-    while all is well, so that few rows are computed in vain and few steps are late in the long run
-    on any machine (adaptive conformal inference: Gibbs and Candès, NeurIPS 2021).
+    A step that drops rows, or is late, was planned too long. A shortening for each rises then, and
+    falls while all is well, so that few rows are computed in vain and few steps are late in the
+    long run on any machine (adaptive conformal inference: Gibbs and Candès, NeurIPS 2021).
     """
 
     def __init__(self) -> None:
         self._unforeseen_s = RecentQuantile(_STEPS, _IN_TIME)
         self._late = 0.0
-        self._dropped_haste = self._late_haste = 0.0
+        self._dropped_shortening = self._late_shortening = 0.0
 
     @property
-    def haste(self) -> float:
+    def shortening(self) -> float:
         """Share by which steps that may drop rows are planned to be shorter."""
-        return max(self._dropped_haste, self._late_haste)
+        return max(self._dropped_shortening, self._late_shortening)
 
-    def aim_at(self, late: float) -> None:
+    def set_miss_rate(self, late: float) -> None:
         """Set the chance of a late step that a margin would aim at."""
         self._late = late
 
@@ -64,14 +64,14 @@ class Deadlines:
         if foreseen_s is not None:
             self._unforeseen_s.add(delivered_s - foreseen_s)
         is_late = limit_s < delivered_s <= _LONGEST_LATE * limit_s
-        self._hasten(dropped, float(is_late))
+        self._adjust_shortening(dropped, float(is_late))
 
     def expire(self) -> None:
-        """Forget a little: a haste that keeps prefill out of all steps observes nothing."""
-        self._hasten(0.0, 0.0)
+        """Forget a little: a shortening that keeps prefill out of all steps observes nothing."""
+        self._adjust_shortening(0.0, 0.0)
 
-    def _hasten(self, dropped: float, late: float) -> None:
-        dropped_haste = self._dropped_haste + _PER_DROPPED * (dropped - _DROPPED)
-        late_haste = self._late_haste + _PER_LATE * (late - self._late)
-        self._dropped_haste = min(max(0.0, dropped_haste), _MOST_HASTE)
-        self._late_haste = min(max(0.0, late_haste), _MOST_HASTE)
+    def _adjust_shortening(self, dropped: float, late: float) -> None:
+        dropped_haste = self._dropped_shortening + _PER_DROPPED * (dropped - _DROPPED)
+        late_haste = self._late_shortening + _PER_LATE * (late - self._late)
+        self._dropped_shortening = min(max(0.0, dropped_haste), _MOST_SHORTENING)
+        self._late_shortening = min(max(0.0, late_haste), _MOST_SHORTENING)

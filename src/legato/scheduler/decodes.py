@@ -118,7 +118,7 @@ class Decodes:
         """
         if step.ends_within(step.limit_s):
             return False
-        return step.ends_within(min(request.step_s for request in self._streams))
+        return step.ends_within(min(request.promise_s for request in self._streams))
 
     def _add(self, step: Step, requests: list[Request]) -> None:
         step.add_decodes(self._with_room(requests, step.request_ids))
@@ -137,7 +137,7 @@ class Decodes:
         spared = set(spared)
         for request in requests:
             if request.num_expected_tokens > request.num_reserved_tokens:
-                self._admission.make_room(request, spared)
+                self._admission.preempt_for(request, spared)
             if self._is_running(request):
                 spared.add(request.request_id)
                 kept.append(request)

@@ -46,7 +46,7 @@ class Dispatch:
         self._step_time = step_time
         self._in_flight: deque[Flight] = deque()
         self._landed_s = -math.inf  # end of the last step
-        self._later_s = 0.0  # from `note_way`, for the next step that is observed
+        self._later_s = 0.0  # from `record_delivery`, for the next step that is observed
         self._known_to_executor: set[str] = set()
         self._ended: list[str] = []  # request ids that the next plan ends in the executor
         # Since the last step. A request that waits for remote blocks is admitted without a chunk.
@@ -142,7 +142,9 @@ class Dispatch:
             budget_tokens=budget_tokens,
             deadline=deadline,
         )
-        ends_s = begins_s + step.drafting_s + (predicted_s or 0.0) * model.caution(step.limit_s)
+        ends_s = (
+            begins_s + step.drafting_s + (predicted_s or 0.0) * model.safety_factor(step.limit_s)
+        )
         for request in step.becoming_streams:
             request.in_flight_since_s = ends_s
         self._in_flight.append(
@@ -181,9 +183,9 @@ class Dispatch:
         self._kv.withdraw(plan.chunks)
         return plan
 
-    def note_way(self, later_s: float) -> None:
-        """Record the delivery of a step's tokens, as `Scheduler.note_way`."""
-        self._later_s = later_s
+    def record_delivery(self, delay_change_s: float) -> None:
+        """Record the delivery of a step's tokens, as `Scheduler.record_delivery`."""
+        self._later_s = delay_change_s
 
     def end(self, request_id: str) -> None:
         """End a request in the executor, with the next plan, if the executor knows it."""

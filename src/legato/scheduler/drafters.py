@@ -62,10 +62,10 @@ class Drafters:
         if self._drafting is not None:
             self._drafting.advance(request)
 
-    def note_turnaround(self, seconds: float) -> None:
-        """See `Scheduler.note_turnaround`."""
+    def record_turnaround(self, seconds: float) -> None:
+        """See `Scheduler.record_turnaround`."""
         if self._drafting is not None:
-            self._drafting.note_turnaround(seconds)
+            self._drafting.record_turnaround(seconds)
 
     def forget(self, request: Request) -> None:
         """Forget a request that has ended."""

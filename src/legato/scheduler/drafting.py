@@ -87,8 +87,8 @@ class Drafting:
         self._exploration = _Exploration()
         self._turnaround_s = 0.0
 
-    def note_turnaround(self, seconds: float) -> None:
-        """See `Scheduler.note_turnaround`."""
+    def record_turnaround(self, seconds: float) -> None:
+        """See `Scheduler.record_turnaround`."""
         self._turnaround_s += _NEWS * (seconds - self._turnaround_s)
 
     def advance(self, request: Request) -> None:
@@ -165,7 +165,7 @@ class Drafting:
         num_unknown = request.num_expected_tokens - 1 - request.num_tokens  # tokens in flight
         proposed = [drafter.propose(request, num_unknown + most) for drafter in self._drafters]
         return max(
-            (_behind(draft, num_unknown) for draft in proposed if draft is not None),
+            (_after_in_flight(draft, num_unknown) for draft in proposed if draft is not None),
             key=lambda draft: sum(draft.survival),
             default=None,
         )
@@ -279,7 +279,7 @@ class _Worth:
             self.best, self._best_rate = self._num_rows, rate
 
 
-def _behind(draft: Draft, count: int) -> Draft:
+def _after_in_flight(draft: Draft, count: int) -> Draft:
     """Return the draft after its first `count` tokens, which guess tokens in flight."""
     chances = draft.chances[count:]
     if count and chances:

@@ -62,7 +62,7 @@ class _Turns:
         return min(self.num_left, math.ceil(owed_s / mean_s)) if mean_s else self.num_left
 
 
-def is_lates_turn(tenant: Tenant) -> bool:
+def is_turn_of_late(tenant: Tenant) -> bool:
     """Whether the tenant's late requests go first in the next step."""
     return tenant.num_timely_steps >= LATE_TURN - 1
 
@@ -216,7 +216,7 @@ class FairQueue:
     def _first_of(self, name: str) -> Request:
         queue = self._by_tenant[name]
         place = 0
-        if queue[-1].rank[0] == LATE and is_lates_turn(self._tenants[name]):
+        if queue[-1].rank[0] == LATE and is_turn_of_late(self._tenants[name]):
             place = queue.bisect_key_left(_FIRST_LATE)
         first: Request = queue[place]
         return first

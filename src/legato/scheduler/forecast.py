@@ -10,11 +10,11 @@ from legato.core.slo import ServiceParams, SloClass
 from legato.core.token_ids import token_array
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget
 from legato.scheduler.fetch_time import FetchTime
-from legato.scheduler.foreseen import ForeseenStreams
 from legato.scheduler.order import LATE_TURN
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+from legato.scheduler.streams_ahead import StreamsAhead
 from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES, NEWCOMER, places_left
 
 _ALONE, _TOGETHER, _MOST_PLAYED = 8, 4, 40
@@ -112,19 +112,19 @@ class Forecast:
         one_s = self._model.seconds(shape)
         shape.add_decode(num_tokens)
         another_s = self._model.seconds(shape) - one_s
-        return one_s * self._model.slowness, another_s * self._model.slowness
+        return one_s * self._model.slowdown, another_s * self._model.slowdown
 
-    def _streams(self, now_s: float) -> ForeseenStreams:
+    def _streams(self, now_s: float) -> StreamsAhead:
         running = [
             request
             for request in self._queues.running.values()
             if request.is_stream and not request.is_best_effort
         ]
-        return ForeseenStreams(self._idle_limit_s, running, now_s)
+        return StreamsAhead(self._idle_limit_s, running, now_s)
 
     def _streams_after_queue(
         self, request: Request, now_s: float, up_to_s: float, without: Collection[Request] = ()
-    ) -> ForeseenStreams:
+    ) -> StreamsAhead:
         """Return the streams after all requests ahead of this one have been served."""
         streams = self._streams(now_s)
         for ahead in self._begun_before(request):
@@ -144,7 +144,7 @@ class Forecast:
         return streams
 
     def _ttft_s(
-        self, request: Request, streams: ForeseenStreams, now_s: float, up_to_s: float
+        self, request: Request, streams: StreamsAhead, now_s: float, up_to_s: float
     ) -> float:
         tenant = self._queues.tenant(request)
         leaves_room = self._queues.tenants.may_come(tenant, now_s, self._max_num_seqs)
@@ -153,7 +153,7 @@ class Forecast:
         ttft_s = streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)
         if self._queues.has_late(self._queues.tenant(request)):
             ttft_s *= LATE_TURN / (LATE_TURN - 1)
-        return ttft_s * self._model.slowness + self._fetch_time.seconds(request)
+        return ttft_s * self._model.slowdown + self._fetch_time.seconds(request)
 
     def _begun_before(self, request: Request) -> Iterator[Request]:
         """Yield the begun prompts that go before the request."""
@@ -165,7 +165,7 @@ class Forecast:
             ):
                 yield running
 
-    def _serve(self, ahead: Sequence[Request], streams: ForeseenStreams, up_to_s: float) -> None:
+    def _serve(self, ahead: Sequence[Request], streams: StreamsAhead, up_to_s: float) -> None:
         if self._prefill(ahead, streams, up_to_s, is_ahead=True):
             streams.add(ahead)
 
@@ -175,7 +175,7 @@ class Forecast:
         return self._model.chunk_s(_NOTHING, start, request.num_missing_tokens)
 
     def _await_place(
-        self, requests: Sequence[Request], streams: ForeseenStreams, *, for_others: bool = False
+        self, requests: Sequence[Request], streams: StreamsAhead, *, for_others: bool = False
     ) -> None:
         """Advance until the requests find places and pace beside the streams that are left.
 
@@ -191,18 +191,20 @@ class Forecast:
             num_steps = streams.until_end_of(num_missing) if num_missing > 0 else streams.num_steps
             streams.advance(num_steps, self._model.seconds(streams.shape))
 
-    def _can_join(self, requests: Sequence[Request], streams: ForeseenStreams, kept: float) -> bool:
-        limit_s = min(streams.steady_limit_s, *[request.step_s for request in requests])
+    def _can_join(self, requests: Sequence[Request], streams: StreamsAhead, kept: float) -> bool:
+        limit_s = min(streams.steady_limit_s, *[request.promise_s for request in requests])
         if limit_s == UNLIMITED:
             return True
         shape = streams.shape.copy()
         shape.add_decodes([request.num_tokens for request in requests])
-        return self._budget.paces(shape, limit_s * (1.0 - max(_SPARE, kept)) / self._model.slowness)
+        return self._budget.keeps_pace(
+            shape, limit_s * (1.0 - max(_SPARE, kept)) / self._model.slowdown
+        )
 
     def _prefill(
         self,
         requests: Sequence[Request],
-        streams: ForeseenStreams,
+        streams: StreamsAhead,
         until_s: float,
         *,
         is_ahead: bool,
@@ -221,12 +223,12 @@ class Forecast:
                 streams.advance(streams.rest_of_step, step_s)
         return prompts.num_left <= 0
 
-    def _stroke(self, prompts: "_Prompts", streams: ForeseenStreams) -> tuple[int, float]:
+    def _stroke(self, prompts: "_Prompts", streams: StreamsAhead) -> tuple[int, float]:
         """Return the prompts' tokens per step, and the number of such steps."""
         most_steps, middle = streams.num_steps, prompts.middle
         limit_s = streams.limit_s
-        caution = self._model.prefill_caution(streams.shape, limit_s)
-        settled_s = streams.settled_limit_s(caution)
+        safety_factor = self._model.prefill_safety_factor(streams.shape, limit_s)
+        settled_s = streams.settled_limit_s(safety_factor)
         chunk = self._chunk(middle, streams, limit_s)
         if not chunk:
             return 0, most_steps
@@ -238,17 +240,17 @@ class Forecast:
             if limit_s > settled_s and spent_s > 0.0:
                 num_steps = min(num_steps, max(1.0, (limit_s - settled_s) / spent_s))
             return chunk, num_steps
-        # A step takes `limit / caution`, so the limit approaches its settled value step by step.
-        kept = 1.0 - 1.0 / caution
+        # A step takes `limit / safety_factor`: the limit approaches its settled value in steps.
+        kept = 1.0 - 1.0 / safety_factor
         mean = (1.0 - kept**num_steps) / (num_steps * (1.0 - kept))
         chunk = max(1, self._chunk(middle, streams, settled_s + (limit_s - settled_s) * mean))
         return chunk, min(most_steps, prompts.num_left / chunk)
 
-    def _chunk(self, start: int, streams: ForeseenStreams, limit_s: float) -> int:
+    def _chunk(self, start: int, streams: StreamsAhead, limit_s: float) -> int:
         chunk = self._budget.max_chunk(streams.shape, start, self._longest_chunk, limit_s)
         return chunk if chunk or streams else MIN_CHUNK
 
-    def _step_s(self, streams: ForeseenStreams, prompts: "_Prompts", chunk: int) -> float:
+    def _step_s(self, streams: StreamsAhead, prompts: "_Prompts", chunk: int) -> float:
         """Return the seconds of a step filled with such chunks of the prompts."""
         step_s = self._model.seconds(streams.shape)
         if chunk:

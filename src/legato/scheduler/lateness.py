@@ -73,7 +73,7 @@ class Lateness:
             return math.inf
         streams_s, room_s = self._streams_and_room_s()
         slack_s, work_s = math.inf, 0.0
-        stretch = self._model.slowness * (1.0 + margin)
+        stretch = self._model.slowdown * (1.0 + margin)
         for request in prompts:
             num_tokens = request.num_missing_tokens
             start = request.num_tokens - num_tokens
@@ -95,7 +95,7 @@ class Lateness:
         step_s = prompt_s / num_steps + streams_s
         # One more step may be under way, and some steps begin with late prompts.
         num_steps += 1 + num_steps // (LATE_TURN - 1)
-        return num_steps * step_s * self._model.slowness
+        return num_steps * step_s * self._model.slowdown
 
     def _streams_and_room_s(self) -> tuple[float, float]:
         """Return the seconds of a step that streams take and leave; cached for one step."""
@@ -103,8 +103,8 @@ class Lateness:
             streams_s = self._model.seconds(self._streams)
             room_s = UNLIMITED
             if self._limit_s < UNLIMITED:
-                caution = self._model.prefill_caution(self._streams, self._limit_s)
-                room_s = self._limit_s / caution - streams_s
+                safety_factor = self._model.prefill_safety_factor(self._streams, self._limit_s)
+                room_s = self._limit_s / safety_factor - streams_s
                 room_s = max(room_s, _LEAST_ROOM * self._limit_s)
             self._beside_s = streams_s, room_s
         return self._beside_s

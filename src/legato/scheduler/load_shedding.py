@@ -79,7 +79,7 @@ class LoadShedding:
         self._forecast = forecast
         self._errors = errors
 
-    def judge(self, request: Request, now_s: float) -> list[Refusal]:
+    def check_arrival(self, request: Request, now_s: float) -> list[Refusal]:
         """Return the refusals that a new request causes: its own, or those of waiting requests.
 
         A request that allows it becomes best-effort instead of being refused for its TTFT.

@@ -11,7 +11,7 @@ from legato.core.request import Request
 from legato.core.slo import P99
 from legato.scheduler.recent_quantile import RecentQuantile
 
-_OF_MANY, _OF_FEW = 0.1, 0.02
+_MANY_GAPS_MISS_RATE, _FEW_GAPS_MISS_RATE = 0.1, 0.02
 """The margin aims at this share of the late gaps that a promise allows. A stream of few gaps may
 have none that is late, and on a busy server a prompt is beside each of them: so 98 in 100 such
 streams have none. A stream of many may have some, and hardly more gaps beside a prompt than allow
@@ -43,18 +43,18 @@ one, or so many times the aim if that is less. Else one interruption in five min
 prompts half as fast for as long."""
 
 
-def bearable(requests: Iterable[Request]) -> float:
+def allowed_miss_rate(requests: Iterable[Request]) -> float:
     """Return the largest chance of a late step that the promises of all these requests bear.
 
     Requests without a token do not count yet.
     """
-    streams = (r for r in requests if r.first_token_s is not None and r.step_s < math.inf)
+    streams = (r for r in requests if r.first_token_s is not None and r.promise_s < math.inf)
     return min((_bearable(r.slo.itl_quantile, r.num_output_tokens) for r in streams), default=_NEW)
 
 
 def _bearable(quantile: float, num_gaps: int) -> float:
     late = 1.0 - quantile
-    return late * (_OF_MANY if num_gaps * late >= 1.0 else _OF_FEW)
+    return late * (_MANY_GAPS_MISS_RATE if num_gaps * late >= 1.0 else _FEW_GAPS_MISS_RATE)
 
 
 _NEW = _bearable(P99, 0)
@@ -116,7 +116,7 @@ class Margin:
             interruptions_s=tuple(size_s for _, size_s in self._peaks),
         )
 
-    def aim_at(self, late: float) -> None:
+    def set_miss_rate(self, late: float) -> None:
         """Aim at another chance of a late step; keep what is known of the machine."""
         if late != self._aim:
             self._aim = late

@@ -138,7 +138,7 @@ class ModelDrafting:
         if best is not without:
             self._ask(step, drafts, best)
         else:
-            self._drafter.rest()
+            self._drafter.skip_step()
         share_s = self._drafter.pass_s(num_asked) / num_asked
         behind = [c for c in candidates if c.num_missing > _MOST_MISSING]
         self._catch_up(step, self._repaying(behind, without, share_s), best, without.seconds)
@@ -161,13 +161,13 @@ class ModelDrafting:
 
     def _best(self, ready: Sequence[_Candidate], base: _Base, without: _Option) -> _Option:
         """Return the option with most tokens per second; most tokens if the number is fixed."""
-        best, caution = without, self._step_time.caution(base.step.limit_s)
+        best, safety_factor = without, self._step_time.safety_factor(base.step.limit_s)
         deepest = max((len(candidate.expected) for candidate in ready), default=0)
         depths = sorted({deepest, *(depth for depth in _DEPTHS if depth < deepest)})
         for count in _sizes(len(ready)):
             for depth in depths:
                 option = self._option(base, ready[:count], depth)
-                is_late = caution * option.seconds > base.step.limit_s
+                is_late = safety_factor * option.seconds > base.step.limit_s
                 if is_late or option.shape.num_draft_rows > base.most_rows:
                     break
                 if self._value(option) > self._value(best) and self._repays(option, base):
@@ -227,7 +227,9 @@ class ModelDrafting:
         """Return the seconds that the step leaves before the first token is due."""
         if step.limit_s == UNLIMITED:
             return UNLIMITED
-        return step.limit_s / self._step_time.caution(step.limit_s) - self._seconds(option.shape)
+        return step.limit_s / self._step_time.safety_factor(step.limit_s) - self._seconds(
+            option.shape
+        )
 
     def _catch_up(
         self, step: Step, behind: list[_Candidate], option: _Option, step_s: float

@@ -73,7 +73,7 @@ class Prefills:
 
     def add_promised(self, step: Step) -> None:
         """Give the step's room to promised prompts, except for the turns of best-effort ones."""
-        if self._turns.is_best_efforts:
+        if self._turns.is_best_effort_turn:
             self._add_by_rank(step, best_effort=True, most=1)
             self._gave_turn = bool(step.shape.num_prefill_chunks)
             if self._lacks_room is not None:
@@ -129,7 +129,7 @@ class Prefills:
         """
         if not self._serves_behind or self._queues.is_urgent:
             return False
-        return not self._queues.tenants.is_behind(self._queues.tenant(request))
+        return not self._queues.tenants.is_owed(self._queues.tenant(request))
 
     def _continue(self, step: Step, request: Request) -> None:
         """Add the next chunk of a begun prompt, unless another's chunk computes its tokens."""
@@ -184,7 +184,7 @@ class Prefills:
     def _add(self, step: Step, request: Request, num_tokens: int) -> None:
         if step.add_prefill(request, num_tokens, self._ended_by(step, request, num_tokens)):
             self._turns.served(best_effort=request.is_best_effort)
-            self._serves_behind |= self._queues.tenants.is_behind(self._queues.tenant(request))
+            self._serves_behind |= self._queues.tenants.is_owed(self._queues.tenant(request))
 
     def _chunk_end(self, request: Request, found: Way | None = None) -> int:
         """Return where the next chunk of a prompt ends, at the latest.

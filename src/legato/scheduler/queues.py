@@ -8,7 +8,7 @@ from itertools import chain, islice
 from sortedcontainers import SortedKeyList
 
 from legato.core.request import Request
-from legato.scheduler.fair_queue import Ahead, FairQueue, is_lates_turn
+from legato.scheduler.fair_queue import Ahead, FairQueue, is_turn_of_late
 from legato.scheduler.order import LATE, PREEMPTED, Order, Rank, edf, rank
 from legato.scheduler.tenants import Tenant, Tenants
 
@@ -122,7 +122,7 @@ class Queues:
         if self.is_urgent and _is_due(request):
             return True, -math.inf, False, edf(request)
         tenant = self.tenant(request)
-        return True, tenant.counter_s, (group == LATE) is not is_lates_turn(tenant), rank_s
+        return True, tenant.counter_s, (group == LATE) is not is_turn_of_late(tenant), rank_s
 
     def least(self) -> Tenant | None:
         """Return the waiting tenant with the least service."""

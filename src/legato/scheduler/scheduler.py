@@ -25,13 +25,13 @@ from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.forecast import Forecast, Outlook
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
-from legato.scheduler.margin import bearable
+from legato.scheduler.margin import allowed_miss_rate
+from legato.scheduler.metering import book_step
 from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.prefills import Prefills
 from legato.scheduler.queues import Queues
-from legato.scheduler.service import book_step
 from legato.scheduler.step import Step
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
@@ -170,7 +170,7 @@ class Scheduler:
     def _configure(self, config: SchedulerConfig) -> None:
         self._config = config
         self._classes = config.classes
-        self._step_time.promise(config.shortest_step_s)
+        self._step_time.promise(config.shortest_promise_s)
         self._turns.promise(config.classes.values())
         # Drops a memory limit: a prompt that must not be chunked would never fit into it.
         self._budget = step_budget(config, self._step_time)
@@ -239,7 +239,7 @@ class Scheduler:
         self._look_up_waiting()
         self._queues.is_urgent = self._is_urgent()
         queues, kv, config, dispatch = self._queues, self._kv, self._config, self._dispatch
-        self._step_time.bear(bearable(queues.running.values()))
+        self._step_time.set_miss_rate(allowed_miss_rate(queues.running.values()))
         begins_s = dispatch.look_ahead(now_s, queues.running)
         running = [request for request in queues.running.values() if not request.ends_in_flight]
         streams, begun = divided(running, kv)
@@ -258,7 +258,7 @@ class Scheduler:
         if dispatch.has_drafts or (dispatch.num_in_flight and decodes.must_wait):
             return None
         prefills = Prefills(begun, queues, self._turns, admission, dispatch, kv, config, now_s)
-        admission.make_way()
+        admission.preempt_best_effort()
         step = self._fill(decodes, prefills)
         drafts_ended_by = self._drafters.draft(step, decodes)
         self._num_preemptions += len(admission.preempted)
@@ -318,22 +318,22 @@ class Scheduler:
                 outputs.append(self.fail(chunk.request_id, error))
         return outputs
 
-    def note_way(self, later_s: float) -> None:
+    def record_delivery(self, delay_change_s: float) -> None:
         """Record the delivery of a step's tokens to clients.
 
         Args:
-            later_s: how much longer the delivery took than that of the step before; may be
+            delay_change_s: how much longer the delivery took than that of the step before; may be
                 negative.
         """
-        self._dispatch.note_way(later_s)
+        self._dispatch.record_delivery(delay_change_s)
 
-    def note_turnaround(self, seconds: float) -> None:
+    def record_turnaround(self, seconds: float) -> None:
         """Record the work between two steps, which a step in flight hides from the device.
 
         Args:
             seconds: from the landing of a step to the submission of the next.
         """
-        self._drafters.note_turnaround(seconds)
+        self._drafters.record_turnaround(seconds)
 
     def withdraw(self) -> list[RequestOutput]:
         """Forget the newest step in flight, which the executor will not compute.
@@ -369,8 +369,8 @@ class Scheduler:
         if not self.has_work:
             self._step_time.forget_present()
         begins_s = self._dispatch.look_ahead(now_s, self._queues.running)
-        self._tenants.see(message.service.tenant, now_s)
-        refusals = [] if message.is_rerun else self._shedding.judge(request, begins_s)
+        self._tenants.on_request(message.service.tenant, now_s)
+        refusals = [] if message.is_rerun else self._shedding.check_arrival(request, begins_s)
         for refused, output in refusals:
             self._queues.tenant(refused).count_refused()
             outputs.append(output)
@@ -403,7 +403,7 @@ class Scheduler:
     def _note_budget(self, step: Step, prefills: Prefills) -> None:
         self.broken_promise = ""
         if prefills.are_left_out(step):
-            self._step_time.expire_margin()
+            self._step_time.decay_margin()
         if step.is_over_budget:
             self._num_steps_over_budget += 1
             self.broken_promise = self._budget.explain(step.shape, step.limit_s)

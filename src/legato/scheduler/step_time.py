@@ -57,7 +57,7 @@ class StepTimeModel:
         self._deadlines = Deadlines() if drops_rows else None
         self._num_steps = 0
         self._margin = Margin(tails)
-        self._gap_s = math.inf
+        self._promise_s = math.inf
         self.begin_again(prior)
         if tails is None:
             for shape, seconds in prior:
@@ -110,7 +110,7 @@ class StepTimeModel:
                 time.
         """
         assert self._costs is not None
-        allowed_s = limit_s / self.prefill_caution(shape, limit_s) if has_margin else limit_s
+        allowed_s = limit_s / self.prefill_safety_factor(shape, limit_s) if has_margin else limit_s
         longest = self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
         return longest if longest == cap else self._costs.cheapest_chunk(shape, start, longest)
 
@@ -129,7 +129,7 @@ class StepTimeModel:
         If the executor drops rows, it is that of steps that may drop some.
         """
         own = self._prefill_factor
-        return self.margin_at(self._gap_s) if own is None else own - 1.0
+        return self.margin_at(self._promise_s) if own is None else own - 1.0
 
     @property
     def tails(self) -> Tails:
@@ -140,36 +140,36 @@ class StepTimeModel:
         """Return the share by which a step that must end in `limit_s` may exceed its prediction."""
         return self._margin.factor(limit_s) - 1.0
 
-    def promise(self, gap_s: float) -> None:
+    def promise(self, promise_s: float) -> None:
         """Set the shortest promise, for `margin`."""
-        self._gap_s = gap_s
+        self._promise_s = promise_s
 
-    def bear(self, late: float) -> None:
+    def set_miss_rate(self, late: float) -> None:
         """Set the chance of a late step that the streams of the next step bear."""
-        self._margin.aim_at(late)
+        self._margin.set_miss_rate(late)
         if self._deadlines is not None:
-            self._deadlines.aim_at(late)
+            self._deadlines.set_miss_rate(late)
 
-    def expire_margin(self) -> None:
+    def decay_margin(self) -> None:
         """Shrink the margin a little after a step without room for prefill."""
         self._margin.expire()
         if self._deadlines is not None:
             self._deadlines.expire()
 
-    def caution(self, limit_s: float) -> float:
+    def safety_factor(self, limit_s: float) -> float:
         """Return the factor on the prediction of a step that must end in `limit_s`."""
         return max(self._margin.factor(limit_s), self._present.factor)
 
-    def prefill_caution(self, streams: StepShape, limit_s: float) -> float:
+    def prefill_safety_factor(self, streams: StepShape, limit_s: float) -> float:
         """Return the factor on the prediction of a step that is filled with prefill.
 
         Beside streams, rows can be dropped if the executor does so. What can be dropped after an
         interruption, on average, needs no room for it.
         """
-        caution, own = self.caution(limit_s), self._prefill_factor
+        safety_factor, own = self.safety_factor(limit_s), self._prefill_factor
         if own is None or not streams.num_decode_rows or not 0.0 < limit_s < math.inf:
-            return caution
-        whole_s = limit_s / caution
+            return safety_factor
+        whole_s = limit_s / safety_factor
         prefill_s = whole_s - self.seconds(streams.without_prefill())
         longest_s = whole_s + max(0.0, prefill_s * _DROPPABLE / (1.0 - _DROPPABLE))
         return max(own, self._present.factor, limit_s / longest_s)
@@ -178,7 +178,7 @@ class StepTimeModel:
     def _prefill_factor(self) -> float | None:
         if self._deadlines is None:
             return None
-        return min(self._margin.body_factor + self._deadlines.haste, LARGEST_FACTOR)
+        return min(self._margin.body_factor + self._deadlines.shortening, LARGEST_FACTOR)
 
     def deadline(self, shape: StepShape, limit_s: float) -> Deadline | None:
         """Return the deadline of a step whose streams' tokens are due at `limit_s`.
@@ -203,13 +203,13 @@ class StepTimeModel:
             self._deadlines.observe(delivered_s, deadline.late_s, foreseen_s, dropped)
 
     @property
-    def slowness(self) -> float:
+    def slowdown(self) -> float:
         """Factor by which steps exceed their usual time, at present or over the last seconds."""
         return max(self._present.factor, self._lasting.factor)
 
     def forget_present(self) -> None:
         """Assume the machine's usual speed: no recent step measures the present one."""
-        self._present, self._lasting = _Slowness(_PRESENT_S), _Slowness(_LASTING_S)
+        self._present, self._lasting = _Slowdown(_PRESENT_S), _Slowdown(_LASTING_S)
 
     def observe(
         self,
@@ -288,7 +288,7 @@ def _kind(shape: StepShape) -> StepKind:
     return "drafts" if shape.num_draft_rows else "decodes"
 
 
-class _Slowness:
+class _Slowdown:
     """Factor by which the last steps together exceeded their usual time, at least 1.
 
     Args:

@@ -128,7 +128,7 @@ class Tenants:
             for name, shown in self._shown.items()
         )
 
-    def see(self, name: str, now_s: float) -> Tenant:
+    def on_request(self, name: str, now_s: float) -> Tenant:
         """Record a new request of a tenant; return the tenant."""
         tenant = self._by_name.get(name)
         if tenant is None:
@@ -144,7 +144,7 @@ class Tenants:
         tenant.last_seen_s = now_s
         return tenant
 
-    def reach(self, counter_s: float) -> None:
+    def raise_floor(self, counter_s: float) -> None:
         """Raise the counter up to which tenants are owed service, apart from their credit.
 
         It is the least counter of the waiting tenants. If no tenant waits, every tenant has what it
@@ -152,7 +152,7 @@ class Tenants:
         """
         self._reached_s = max(self._reached_s, counter_s)
 
-    def is_behind(self, tenant: Tenant) -> bool:
+    def is_owed(self, tenant: Tenant) -> bool:
         """Whether a tenant has had less than it is owed."""
         return tenant.counter_s < self._reached_s
 

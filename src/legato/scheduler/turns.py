@@ -33,7 +33,7 @@ class PrefillTurns:
         self._hold_s = min([_LONGEST_HOLD_S, *[_SHARE_OF_TTFT * ttft_s for ttft_s in ttfts_s]])
 
     @property
-    def is_best_efforts(self) -> bool:
+    def is_best_effort_turn(self) -> bool:
         return self._num_promised >= _TURN - 1
 
     def served(self, *, best_effort: bool) -> None:

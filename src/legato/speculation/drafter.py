@@ -71,7 +71,7 @@ class CostlyDrafter(Protocol):
         """Learn the tokens that have come since the last call."""
         ...
 
-    def rest(self) -> None:
+    def skip_step(self) -> None:
         """Record a step without its drafts, which are not worth their time."""
         ...
 

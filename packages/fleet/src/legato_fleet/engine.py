@@ -28,14 +28,14 @@ from legato.engine.client.submissions import Submissions
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_messages import (
     ForgetCache,
-    KnowVocabulary,
     SetAnnouncing,
     SetRecording,
+    SetVocabulary,
 )
 from legato.transfer.keys import read_key
 from legato_fleet.dispatcher import Asked, Dispatcher
 from legato_fleet.link import Link
-from legato_fleet.placements import told_id
+from legato_fleet.placements import client_request_id
 from legato_fleet.records import lost, on_our_clock, output_on_our_clock, renamed
 from legato_fleet.replica_messages import (
     Begun,
@@ -321,7 +321,7 @@ class FleetEngine:
     def _introduce(self, link: Link) -> None:
         """Send a new replica the vocabulary and settings that the others have."""
         if self.vocabulary.num_ids:  # a caller may have no tokenizer
-            link.put(KnowVocabulary(self.vocabulary))
+            link.put(SetVocabulary(self.vocabulary))
         if self._is_only_door:
             link.put(ChangeSettings(self.settings.asked))
         if self.activity.records.is_wanted:
@@ -336,7 +336,9 @@ class FleetEngine:
                     self._take(link, message)
                 case Begun(step=step, sent_s=sent_s):
                     behind_s = link.clock.note(sent_s, time.monotonic())
-                    self.activity.note_begun(renamed(on_our_clock(step, behind_s), told_id))
+                    self.activity.note_begun(
+                        renamed(on_our_clock(step, behind_s), client_request_id)
+                    )
                 case Tells(state=state, transfer=transfer):
                     link.state, link.transfer = state, transfer
                     self._dispatcher.note_state(link, state)
@@ -377,7 +379,7 @@ class FleetEngine:
             one = None if half is None else self._submissions.get(half.request_id)
             if one is not None:
                 record = msgspec.structs.replace(record, arrived_s=one.request.sent_s)
-        return renamed(record, told_id)
+        return renamed(record, client_request_id)
 
     def _send(self, request: AddRequest) -> None:
         self._dispatcher.send(request)

@@ -110,6 +110,6 @@ class Placements:
         return self._halves.pop(half.sent_id, None) is not None
 
 
-def told_id(sent_id: str) -> str:
+def client_request_id(sent_id: str) -> str:
     """Return the id of a half for watchers, the same each time that it is sent."""
     return sent_id.rpartition(".")[0]

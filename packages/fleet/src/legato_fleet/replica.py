@@ -26,10 +26,10 @@ from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.engine_messages import (
     EngineInfo,
     ForgetCache,
-    KnowVocabulary,
     Reconfigure,
     SetAnnouncing,
     SetRecording,
+    SetVocabulary,
     StepOutputs,
     WatchCache,
 )
@@ -105,7 +105,7 @@ class Replica:
         self._unpacker = unpacker(Sent)
         self._stats = EngineStats()
         self._started_s = time.time()
-        self._vocabulary: KnowVocabulary | None = None
+        self._vocabulary: SetVocabulary | None = None
         self._is_recording = self._is_announcing = False  # for any front door
         self._role: Role = config.transfer.kv_role or "both"
         self._tickets = Tickets(config.transfer, info.transfer, is_from_router=True)
@@ -189,9 +189,9 @@ class Replica:
         except (msgspec.DecodeError, ValueError) as error:
             raise InvalidRequestError(f"no frame of a front door: {error}") from error
         now_s = self._doors[door_id].heard_s = time.monotonic()
-        later_s = now_s - sent.sent_s
+        delay_change_s = now_s - sent.sent_s
         for event in sent.events:
-            self._take(door_id, event, later_s)
+            self._take(door_id, event, delay_change_s)
 
     async def close(self) -> None:
         """End the engine, and the messages to front doors."""
@@ -199,9 +199,9 @@ class Replica:
         self._end_doors()
         await self._supervisor.close()
 
-    def _take(self, door_id: str, event: ToReplica, later_s: float) -> None:
+    def _take(self, door_id: str, event: ToReplica, delay_change_s: float) -> None:
         match event:
-            case KnowVocabulary():
+            case SetVocabulary():
                 if self._vocabulary is None:
                     self._vocabulary = event
                     self._supervisor.send(event)
@@ -210,9 +210,9 @@ class Replica:
                 if self._owners.pop(own_id, None) is not None:
                     self._supervisor.send(AbortRequest(request_id=own_id))
             case AddRequest():
-                self._add(door_id, event, None, later_s)
+                self._add(door_id, event, None, delay_change_s)
             case Ticketed(request=request, ticket=ticket):
-                self._add(door_id, request, ticket, later_s)
+                self._add(door_id, request, ticket, delay_change_s)
             case SetRecording() | SetAnnouncing():
                 self._change_watch(self._doors[door_id], event)
             case ChangeSettings(scheduler):
@@ -255,11 +255,15 @@ class Replica:
         self._settings.change(scheduler, resolved)
 
     def _add(
-        self, door_id: str, request: AddRequest, ticket: KVTransferParams | None, later_s: float
+        self,
+        door_id: str,
+        request: AddRequest,
+        ticket: KVTransferParams | None,
+        delay_change_s: float,
     ) -> None:
         own_id = _own_id(door_id, request.request_id)
         own = msgspec.structs.replace(
-            request, request_id=own_id, arrival_time_s=request.arrival_time_s + later_s
+            request, request_id=own_id, arrival_time_s=request.arrival_time_s + delay_change_s
         )
         try:
             check_request(own, self.info)

@@ -17,9 +17,9 @@ from legato.engine.client.kv_tickets import KVTransferParams
 from legato.engine.process.engine_messages import (
     EngineInfo,
     ForgetCache,
-    KnowVocabulary,
     SetAnnouncing,
     SetRecording,
+    SetVocabulary,
     TransferAddress,
 )
 from legato_fleet.routing.request import Role
@@ -46,7 +46,7 @@ class Ticketed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToReplica = (
-    Event | KnowVocabulary | SetRecording | SetAnnouncing | ChangeSettings | ForgetCache | Ticketed
+    Event | SetVocabulary | SetRecording | SetAnnouncing | ChangeSettings | ForgetCache | Ticketed
 )
 
 

@@ -303,7 +303,7 @@ async def create_chat_completion(
         answer_id=f"chatcmpl-{arrival.answer_id}",
         created=int(time.time()),
         model=context.model_name,
-        ticket=tickets.told(transfer),
+        ticket=tickets.answer_params(transfer),
     )
     job = Job.of(
         asked,

@@ -232,6 +232,6 @@ async def create_completion(body: JsonBytes, context: ContextDep, arrival: Arriv
         answer_id=f"cmpl-{arrival.answer_id}",
         created=int(time.time()),
         model=context.model_name,
-        ticket=tickets.told(transfer),
+        ticket=tickets.answer_params(transfer),
     )
     return await respond(context, job, InChunks(answer_format, job, asked))

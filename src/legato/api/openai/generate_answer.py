@@ -266,7 +266,7 @@ async def generate(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) ->
         mode=terms.output_mode,
         request_id=f"generate-tokens-{arrival.named(terms.request_id)}",
         model=context.model_name,
-        ticket=tickets.told(transfer),
+        ticket=tickets.answer_params(transfer),
     )
     job = Job.of(
         asked,

@@ -22,12 +22,12 @@ from legato.engine.client.submission import Prompts, Submission, Take
 from legato.engine.client.submissions import Submissions, Unfinished
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_messages import (
-    Delivered,
     EngineInfo,
     ForgetCache,
-    KnowVocabulary,
     SetAnnouncing,
     SetRecording,
+    SetVocabulary,
+    StepDelivered,
     StepOutputs,
     WatchCache,
 )
@@ -69,7 +69,8 @@ class EngineClient:
         self.replicas: dict[str, ReplicaStats] = {}
         self.activity = Activity(self._set_recording, self._set_announcing)
         self._deliveries = Deliveries(
-            config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
+            config.scheduler.classes,
+            lambda delay_change_s: self._supervisor.send(StepDelivered(delay_change_s)),
         )
         self._cache_watchers: list[Callable[[Sequence[KVEvent]], object]] = []
         self._submissions = Submissions(
@@ -220,7 +221,7 @@ class EngineClient:
         """Set a new engine up, and send it the unfinished requests, oldest first."""
         self.tickets = Tickets(self._supervisor.config.transfer, info.transfer)
         if self.vocabulary.num_ids:  # a caller may have no tokenizer
-            self._supervisor.send(KnowVocabulary(self.vocabulary))
+            self._supervisor.send(SetVocabulary(self.vocabulary))
         if self.activity.records.is_wanted:
             self._set_recording(True)
         if self.activity.live.is_wanted:

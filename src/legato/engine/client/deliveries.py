@@ -20,15 +20,15 @@ class RecentGaps:
     than four times the promise count as four times.
     """
 
-    def __init__(self, promised_s: float) -> None:
-        self._promised_s = promised_s
+    def __init__(self, promise_s: float) -> None:
+        self._promise_s = promise_s
         self._slices: deque[tuple[int, list[int]]] = deque(maxlen=_NUM_SLICES)
 
     def add(self, gap_s: float, now_s: float) -> None:
         current = int(now_s / _SLICE_S)
         if not self._slices or self._slices[-1][0] != current:
             self._slices.append((current, [0] * (_NUM_BINS + 1)))
-        place = min(_NUM_BINS, _BINS_PER_PROMISE * gap_s / self._promised_s)
+        place = min(_NUM_BINS, _BINS_PER_PROMISE * gap_s / self._promise_s)
         self._slices[-1][1][int(place)] += 1
 
     def quantile_s(self, quantile: float, now_s: float) -> float | None:
@@ -39,7 +39,7 @@ class RecentGaps:
         for place, count in enumerate(counts):
             num_within += count
             if count and num_within >= wanted:
-                return (place + 1) / _BINS_PER_PROMISE * self._promised_s
+                return (place + 1) / _BINS_PER_PROMISE * self._promise_s
         return None
 
     def _recent(self, oldest: int) -> list[list[int]]:

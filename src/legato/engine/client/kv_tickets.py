@@ -70,7 +70,7 @@ class Tickets:
         self._check_role("decode")
         return self._fetched(params)
 
-    def told(self, transfer: KVTransfer | None) -> KVTransferParams | None:
+    def answer_params(self, transfer: KVTransfer | None) -> KVTransferParams | None:
         """The ticket for the engine that decodes; None if there is none."""
         if not isinstance(transfer, SendBlocks):
             return None

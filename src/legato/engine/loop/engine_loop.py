@@ -104,7 +104,7 @@ class EngineLoop:
         self._at_end = at_end
         self._announce: Callable[[StepBegun], None] | None = None
         self._clock = clock
-        self._told_s = -math.inf
+        self._reported_s = -math.inf
         self._waits_for_blocks = False  # as of the last step
         self._landed_s: float | None = None  # when a step landed while another was in flight
         self._scheduler = scheduler
@@ -180,10 +180,10 @@ class EngineLoop:
         """Forget all cached blocks that no request uses, once no step is in flight."""
         self._forgets = True
 
-    def note_way(self, later_s: float) -> None:
-        """See `Scheduler.note_way`."""
+    def record_delivery(self, delay_change_s: float) -> None:
+        """See `Scheduler.record_delivery`."""
         with self._containment.containing("learning of deliveries"):
-            self._scheduler.note_way(later_s)
+            self._scheduler.record_delivery(delay_change_s)
 
     def announce_steps(self, announce: Callable[[StepBegun], None] | None) -> None:
         """Call `announce` before each step is computed; None ends it."""
@@ -294,7 +294,7 @@ class EngineLoop:
     def _note_turnaround(self) -> None:
         """Measure how long the device would have waited without another step in flight."""
         if self._landed_s is not None:
-            self._scheduler.note_turnaround(self._clock() - self._landed_s)
+            self._scheduler.record_turnaround(self._clock() - self._landed_s)
             self._landed_s = None
 
     def _begin_transfers(self, moves: Sequence[BlockMove]) -> None:
@@ -395,6 +395,6 @@ class EngineLoop:
 
     def _tell_of_broken_promise(self) -> None:
         reason, now_s = self._scheduler.broken_promise, self._clock()
-        if reason and now_s - self._told_s > _WARN_EVERY_S:
-            self._told_s = now_s
+        if reason and now_s - self._reported_s > _WARN_EVERY_S:
+            self._reported_s = now_s
             logger.warning("an SLO cannot be kept: %s", reason)

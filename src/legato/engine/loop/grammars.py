@@ -53,7 +53,7 @@ class Grammars:
         self._tokenizer: Future[LLTokenizer] | None = None
         self._compile_s: dict[str, float] = {}  # key as in `_ready`
 
-    def know(self, vocabulary: Vocabulary) -> None:
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Set the vocabulary of outputs, before the first request with a grammar."""
         self._vocabulary = vocabulary
 

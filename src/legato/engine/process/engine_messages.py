@@ -43,19 +43,19 @@ class ForgetCache(msgspec.Struct, frozen=True, tag=True):
     """To the engine: forget all cached blocks that no request uses."""
 
 
-class Delivered(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: a step's tokens were delivered; see `Scheduler.note_way`."""
+class StepDelivered(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: a step's tokens were delivered; see `Scheduler.record_delivery`."""
 
-    later_s: float
+    delay_change_s: float
 
 
-class KnowVocabulary(msgspec.Struct, frozen=True, tag=True):
+class SetVocabulary(msgspec.Struct, frozen=True, tag=True):
     """To the engine, once: the vocabulary, for grammars."""
 
     vocabulary: Vocabulary
 
 
-class TellState(msgspec.Struct, frozen=True, tag=True):
+class GetState(msgspec.Struct, frozen=True, tag=True):
     """To the engine: report the state."""
 
 
@@ -68,9 +68,9 @@ Control = (
     | SetAnnouncing
     | Reconfigure
     | ForgetCache
-    | Delivered
-    | KnowVocabulary
-    | TellState
+    | StepDelivered
+    | SetVocabulary
+    | GetState
     | WatchCache
     | Ping
 )
@@ -207,8 +207,8 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     kv_events: list[KVEvent] = []
 
 
-class StateTold(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `TellState`; None if the engine failed to report it."""
+class StateReport(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `GetState`; None if the engine failed to report it."""
 
     state: ReplicaState | None
 
@@ -221,5 +221,5 @@ FromEngine = (
     | StepAnnounced
     | LongStepBegins
     | StepOutputs
-    | StateTold
+    | StateReport
 )

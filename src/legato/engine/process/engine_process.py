@@ -25,7 +25,7 @@ from legato.engine.process.engine_messages import (
     EngineReady,
     FromEngine,
     LongStepBegins,
-    StateTold,
+    StateReport,
     StepAnnounced,
     StepOutputs,
     Taken,
@@ -171,7 +171,7 @@ class EngineProcess:
 
     async def steps(
         self,
-    ) -> AsyncGenerator[StepAnnounced | LongStepBegins | StepOutputs | StateTold | Pong]:
+    ) -> AsyncGenerator[StepAnnounced | LongStepBegins | StepOutputs | StateReport | Pong]:
         """Yield the outputs of each step, announcements, states and answers, until it ends."""
         try:
             while data := await self._reader.read(_READ_BYTES):

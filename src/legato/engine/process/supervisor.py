@@ -20,13 +20,13 @@ from legato.engine.process.channel import Ping
 from legato.engine.process.engine_messages import (
     Control,
     EngineInfo,
+    GetState,
     LongStepBegins,
     Reconfigure,
     SetRecording,
-    StateTold,
+    StateReport,
     StepAnnounced,
     StepOutputs,
-    TellState,
 )
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.pulse import TICK_S, Pulse
@@ -147,7 +147,7 @@ class EngineSupervisor:
         self.check_running()
         answer: asyncio.Future[ReplicaState] = asyncio.get_running_loop().create_future()
         if not self._asking:  # one answer serves all callers
-            self.send(TellState())
+            self.send(GetState())
         self._asking.append(answer)
         return await answer
 
@@ -194,7 +194,7 @@ class EngineSupervisor:
                         self._pulse.note_step(predicted_s)
                     case StepAnnounced(begun):
                         self._listener.note_begun(begun)
-                    case StateTold(state):
+                    case StateReport(state):
                         self._tell(state or EngineDeadError("the engine cannot tell its state"))
                     case StepOutputs():
                         self._stats = step.stats

@@ -131,7 +131,7 @@ class LeadModel:
 
     def _on_all(self, message: ToRank, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         try:
-            self._followers.tell(message)
+            self._followers.broadcast(message)
             return compute()
         except FailedElsewhereError:
             raise _failure(self._followers.reports()) from None
@@ -162,7 +162,7 @@ class LeadExecutor(TorchExecutor):
         self._followers = followers
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        self._followers.tell(Moves(tuple(moves)))
+        self._followers.broadcast(Moves(tuple(moves)))
         super().move(moves)
 
 

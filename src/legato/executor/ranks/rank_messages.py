@@ -146,7 +146,7 @@ class Follower(Protocol):
 class Followers(Protocol):
     """All ranks after the first."""
 
-    def tell(self, message: ToRank) -> None:
+    def broadcast(self, message: ToRank) -> None:
         """Send a message to each. Raises `RankLostError` if one of them is gone."""
         ...
 

@@ -87,8 +87,8 @@ class SloMetrics:
         }
         self._seconds.clear()
         for name, promises in self._promises.items():
-            for kind, promised_s in promises.items():
-                self._seconds.of(name, kind).set(promised_s)
+            for kind, promise_s in promises.items():
+                self._seconds.of(name, kind).set(promise_s)
 
     def itl_quantile(self, slo_class: str) -> float:
         """Return the share of a request's gaps that its class's ITL SLO wants in time."""
@@ -100,17 +100,17 @@ class SloMetrics:
         Args:
             kind: "ttft", "itl" or "tpot".
         """
-        promised_s = self._promises[slo_class].get(kind)
-        if promised_s is None:
+        promise_s = self._promises[slo_class].get(kind)
+        if promise_s is None:
             return True
-        is_kept = seconds <= promised_s
+        is_kept = seconds <= promise_s
         self._checks[slo_class, kind, is_kept].inc()
         return is_kept
 
     def is_over(self, slo_class: str, kind: str, seconds: float) -> bool:
         """Whether a latency exceeds its class's promise; not counted."""
-        promised_s = self._promises.get(slo_class, {}).get(kind)
-        return promised_s is not None and seconds > promised_s
+        promise_s = self._promises.get(slo_class, {}).get(kind)
+        return promise_s is not None and seconds > promise_s
 
     def num_verdicts(self) -> dict[str, int]:
         """Return the number of requests for each verdict, over all classes; key as in `count`."""

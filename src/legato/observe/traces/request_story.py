@@ -62,7 +62,7 @@ class RequestStory(msgspec.Struct, kw_only=True):
     steps: list[ObservedStep] = msgspec.field(default_factory=list)
     num_dropped: int = 0
 
-    def see(self, step: ObservedStep) -> None:
+    def add_step(self, step: ObservedStep) -> None:
         """Add a step that ran while the engine held the request.
 
         Steps before its first record and steps of other replicas are ignored.
@@ -201,7 +201,7 @@ class _Stories:
             if request_id not in self._ended:
                 self._of(request_id)  # a new story if the request came before the trace began
         for story in self._running.values():
-            story.see(step)
+            story.add_step(step)
 
     def _end(self, ended: RequestEnded) -> Iterator[RequestStory]:
         story = self._of(ended.request_id)

@@ -32,8 +32,8 @@ def strain(state: ReplicaState, classes: Iterable[SloClass], role: Role = "both"
     for slo in classes:
         if slo.ttft_s is not None:
             shares.append(state.delay_s / slo.ttft_s)
-        if slo.step_s is not None and role != "prefill":
-            shares.append(state.itl_s / slo.step_s)
+        if slo.promise_s is not None and role != "prefill":
+            shares.append(state.itl_s / slo.promise_s)
     return max(shares) if shares else state.num_waiting / _UNPROMISED_WAITING
 
 

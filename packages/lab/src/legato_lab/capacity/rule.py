@@ -103,7 +103,7 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
         """Args: num_requests, num_gaps: totals of the trial."""
         return bool(self._broken(seen, num_requests, num_gaps))
 
-    def see(self, record: RequestRecord, now_s: float) -> _Seen:
+    def observe(self, record: RequestRecord, now_s: float) -> _Seen:
         """Return what is already certain of a request, which may be in flight."""
         ttft_s = now_s - record.request.arrival_s if record.ttft_s is None else record.ttft_s
         num_gaps = record.request.num_output_tokens - 1
@@ -170,7 +170,7 @@ class TrialWatch:
         for place, record in enumerate(records):
             if place in self._ended or record.request.arrival_s < self._load.warm_up_s:
                 continue
-            found = self._rule.see(record, now_s)
+            found = self._rule.observe(record, now_s)
             seen += found
             if record.status != "cancelled":
                 self._ended[place] = found

@@ -42,7 +42,7 @@ class CpuRank:
         states: of this rank's parts of recurrent layers; None if there are none.
     """
 
-    cannot_be_told = False
+    blocks_on_lost_rank = False
     attention: AttentionBackend
     states: StateCache | None = None
     untaken: UntakenPages | None = None

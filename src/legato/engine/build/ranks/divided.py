@@ -34,11 +34,11 @@ def _with_others(blueprint: Blueprint, others: RankProcesses) -> ModelRuntime:
     first = make_rank(blueprint, 0)
     others.wait()
     blueprint.timer.end("weights")
-    if first.cannot_be_told:
+    if first.blocks_on_lost_rank:
         others.end_process_when_one_is_lost()
     cache = configured_cache(blueprint, blueprint.checkpoint.spec.cache(blueprint.dtype))
     kv = make_kv_manager(blueprint, cache.groups(blueprint.max_model_len), _join(first, others))
-    others.tell(MakeCache(kv.group_sizes, kv.num_states, kv.host_sizes, kv.num_host_states))
+    others.broadcast(MakeCache(kv.group_sizes, kv.num_states, kv.host_sizes, kv.num_host_states))
     first.make_cache(kv.group_sizes, kv.num_states)
     others.wait()
     blueprint.timer.end("cache")
@@ -50,7 +50,7 @@ def _join(first: Rank, others: RankProcesses) -> int:
     # Ranks learn at different times that all have joined: the folder stays until every rank knows.
     with TemporaryDirectory(prefix="legato-ranks-") as folder:
         meeting_point = Path(folder) / "store"
-        others.tell(Join(str(meeting_point)))
+        others.broadcast(Join(str(meeting_point)))
         first.join(meeting_point)
         own = first.cache_bytes()
         return min(own, *(answer.cache_bytes for answer in others.wait()))

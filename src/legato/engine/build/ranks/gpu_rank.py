@@ -28,7 +28,7 @@ class GpuRank:
         self._group = ProcessGroup(
             rank, blueprint.config.model.tensor_parallel_size, self._device.torch_device
         )
-        self.cannot_be_told = self._device.torch_device.type != "cpu"
+        self.blocks_on_lost_rank = self._device.torch_device.type != "cpu"
         self._shard = GpuShard(blueprint, self._device, self._group)
 
     def join(self, meeting_point: Path) -> None:

@@ -42,7 +42,7 @@ def _follow(channel: Channel, sock: socket.socket) -> int:
             from legato.engine.build.ranks.rank import load_rank
 
             rank = load_rank(start.config, start.rank)
-            if rank.cannot_be_told:
+            if rank.blocks_on_lost_rank:
                 on_hang_up([sock], lambda: os._exit(0))
             channel.send(RankReady())
             rank.join(Path(_next(channel, Join).meeting_point))

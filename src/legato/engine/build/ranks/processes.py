@@ -48,7 +48,7 @@ class RankProcesses:
                 processes.append(_started(theirs.fileno()))
             self._channels[-1].send(BeRank(config, rank))
 
-    def tell(self, message: FromLead | ToRank) -> None:
+    def broadcast(self, message: FromLead | ToRank) -> None:
         try:
             for channel in self._channels:
                 channel.send(message)

@@ -20,11 +20,11 @@ class Rank(Protocol):
     """A rank's part of the model and the cache: it loads, joins the others, and makes its cache.
 
     Attributes:
-        cannot_be_told: whether a rank that waits for a lost rank waits for ever.
+        blocks_on_lost_rank: whether a rank that waits for a lost rank waits for ever.
         untaken: the cache's pages to allocate while the rank is idle; None if there are none.
     """
 
-    cannot_be_told: bool
+    blocks_on_lost_rank: bool
     untaken: UntakenPages | None
 
     def join(self, meeting_point: Path) -> None:

@@ -49,7 +49,7 @@ class _Pace:
         self.count = 0
         self._tpot_s = slo.tpot_s or UNLIMITED
         self._itl_s = slo.itl_s or UNLIMITED
-        self.is_bounded = slo.step_s is not None
+        self.is_bounded = slo.promise_s is not None
         # Heap of (time that the token of step 0 is due by the pace, the stream's last step). The
         # time may be before the forecast. Streams that have ended leave at the top.
         self._dues: list[tuple[float, float]] = []
@@ -66,12 +66,12 @@ class _Pace:
         if self._tpot_s < UNLIMITED:
             heapq.heappush(self._dues, (due_s, last_step))
 
-    def steady_s(self, caution: float = 1.0) -> float:
-        """Return the limit that many steps settle at if each takes `limit / caution`.
+    def steady_limit_s(self, safety_factor: float = 1.0) -> float:
+        """Return the limit that many steps settle at if each takes `limit / safety_factor`.
 
         A step shorter than the pace puts its streams ahead, which raises the next limit.
         """
-        return min(self._itl_s, self._tpot_s * caution)
+        return min(self._itl_s, self._tpot_s * safety_factor)
 
     def limit_s(self, num_done: float, elapsed_s: float) -> float:
         """Return the limit of the next step after `num_done` steps."""
@@ -83,7 +83,7 @@ class _Pace:
         return min(self._itl_s, max(self._tpot_s, ahead_s))
 
 
-class ForeseenStreams:
+class StreamsAhead:
     """The running streams; steps are counted in fractions, since prompts share them.
 
     Args:
@@ -114,9 +114,9 @@ class ForeseenStreams:
                 self._by_end.append(self._begun(request, num_left, due_s))
         self._by_end.sort(key=_by_end)
 
-    def copy(self) -> "ForeseenStreams":
+    def copy(self) -> "StreamsAhead":
         """Return an independent copy."""
-        other = ForeseenStreams(self._idle_limit_s)
+        other = StreamsAhead(self._idle_limit_s)
         paces = {slo: pace.copy() for slo, pace in self._paces.items()}
         known = {id(self._paces[slo]): pace for slo, pace in paces.items()}
         other._paces = paces
@@ -140,9 +140,9 @@ class ForeseenStreams:
         """Limit of each of many steps."""
         return self._steady_s(1.0)
 
-    def settled_limit_s(self, caution: float) -> float:
-        """Return the limit that steps settle at if each takes `limit / caution`."""
-        settled_s = self._steady_s(caution)
+    def settled_limit_s(self, safety_factor: float) -> float:
+        """Return the limit that steps settle at if each takes `limit / safety_factor`."""
+        settled_s = self._steady_s(safety_factor)
         return self._idle_limit_s if settled_s == UNLIMITED else settled_s
 
     @property
@@ -157,9 +157,9 @@ class ForeseenStreams:
             default=self._idle_limit_s,
         )
 
-    def _steady_s(self, caution: float) -> float:
+    def _steady_s(self, safety_factor: float) -> float:
         return min(
-            (pace.steady_s(caution) for pace in self._paces.values() if pace.count),
+            (pace.steady_limit_s(safety_factor) for pace in self._paces.values() if pace.count),
             default=UNLIMITED,
         )
 

@@ -36,7 +36,7 @@ def book_step(
         tenant.charge(step_s * share)
     least = queues.least()
     waiting_or_served = shares if least is None else (least,)
-    tenants.reach(max(tenant.counter_s for tenant in waiting_or_served))
+    tenants.raise_floor(max(tenant.counter_s for tenant in waiting_or_served))
 
 
 def _shares(
