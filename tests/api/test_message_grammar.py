@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from legato.api.bodies.chat_tools import Choice, Tool, tool_use
+from legato.api.bodies.chat_tools import Choice, Tool, functions_of, tool_use
 from legato.api.openai.chat_body import ChatRequest
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
@@ -55,7 +55,7 @@ class Held:
         content: str | None = None,
     ) -> None:
         wanted = Choice.model_validate({"type": choice})
-        use = tool_use(tools, wanted, is_parallel=is_parallel, param="tool_choice")
+        use = tool_use(functions_of(tools), wanted, is_parallel=is_parallel, param="tool_choice")
         self.grammar = message_grammar(
             use, syntax, default_tokenizer().special_marks(syntax), content=content
         )
@@ -246,7 +246,8 @@ def test_an_answer_of_a_form_is_no_call_without_a_mark(
     body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool], **form}
     checker = GrammarChecker(lambda: default_tokenizer().vocabulary)
     syntax = MessageSyntax(tool_calls=LLAMA, tools={"f": ToolParameters()})
-    held = message_form(ChatRequest.model_validate(body), syntax, checker, {})
+    request = ChatRequest.model_validate(body)
+    held = message_form(request.tool_use, request.output_form, syntax, checker, {})
     text = '{"name": "f", "parameters": {"unit": "c"}}'
     assert held.outputs is not None
     assert held.outputs.grammar is not None

@@ -1,6 +1,7 @@
 """Makes the engine's prompts from those of the Python API, with a tokenizer or without."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 
 import msgspec
@@ -17,7 +18,7 @@ from legato.engine.client.requests import last_tokens, with_bad_words
 from legato.engine.process.engine_messages import EngineInfo
 from legato.language.conversation.guard import MessageSpecialTokens
 from legato.language.conversation.rewrite import arguments_object, content_text
-from legato.language.conversation.template import rendered_chat
+from legato.language.conversation.template import ChatTemplates
 from legato.language.embedding import Side, kept_tokens
 from legato.language.forms.check import GrammarChecker
 from legato.language.message.message_syntax import MessageSyntax
@@ -121,6 +122,10 @@ class PromptReader:
             raise _no_tokenizer("there is none to work with text")
         return self._tokenizer
 
+    @cached_property
+    def _templates(self) -> ChatTemplates:
+        return ChatTemplates(self.tokenizer)
+
     def read(
         self, prompt: Prompt, params: SamplingParams, service: ServiceParams | None = None
     ) -> ReadPrompt:
@@ -180,11 +185,11 @@ class PromptReader:
                 f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
             )
         keeps_parts = chat_template_content_format == "openai"
-        rendered = rendered_chat(
-            self.tokenizer,
+        functions = [dict(tool) for tool in tools or ()]
+        template = self._templates.get(chat_template, has_tools=bool(functions))
+        text, stand_ins = template.render(
             [_for_template(message, keeps_parts=keeps_parts) for message in messages],
-            [dict(tool) for tool in tools or ()],
-            chat_template=chat_template,
+            functions,
             options={
                 "add_generation_prompt": add_generation_prompt,
                 "continue_final_message": continue_final_message,
@@ -192,9 +197,10 @@ class PromptReader:
             },
             special_tokens=message_special_tokens,
         )
-        token_ids = self.tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
+        token_ids = self.tokenizer.encode_rendered(text, stand_ins)
         read = self.read(TokensPrompt(prompt_token_ids=token_ids), params, service)
-        syntax = rendered.syntax if tools else rendered.syntax.without_calls()
+        syntax = template.reply_syntax(text, functions)
+        syntax = syntax if functions else syntax.without_calls()
         if syntax.is_plain or params.structured_outputs is not None:  # a form covers the whole text
             return read
         kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax).values())
