@@ -55,26 +55,40 @@ def message_form(
     Raises:
         InvalidRequestError: the form cannot be enforced; `param` names its field.
     """
-    form, content = None, None
-    if outputs is not None and not use.is_required:
-        content = rule_of(outputs)
-        form = checker.resolve(outputs)
+    form = None if use.is_required else outputs
+    content = None if form is None else rule_of(form)
     _check_enforced(use.callable, checker, is_enforced=use.is_required or form is not None)
     grammar = None
     if form is None or content is not None:
         grammar = message_grammar(use, syntax, special_marks, content=content)
-    if grammar is None and form is not None:
-        # The form applies from the first token on, even if the prompt ends in open reasoning.
-        answer = msgspec.structs.replace(_with_marked_calls(syntax), is_reasoning_open=False)
-        return MessageForm(form, answer)
-    if grammar is None:
+    if grammar is not None:
+        outputs = _resolved(grammar, use, form, checker)
+        return MessageForm(outputs, syntax if form is None else _with_marked_calls(syntax))
+    if form is None:
         return MessageForm(None, syntax)
+    # The form applies from the first token on, even if the prompt ends in open reasoning.
+    answer = msgspec.structs.replace(_with_marked_calls(syntax), is_reasoning_open=False)
+    return MessageForm(checker.resolve(form), answer)
+
+
+def _resolved(
+    grammar: str, use: ToolUse, form: StructuredOutputs | None, checker: GrammarChecker
+) -> StructuredOutputs:
+    """Return a message's grammar as one that compiles; if it does not, find the field at fault.
+
+    Args:
+        form: of the content, if the grammar has it as a part.
+    """
+    if form is not None:
+        checker.check_part(form)
     try:
-        resolved = checker.resolve(StructuredOutputs(grammar=grammar))
+        return checker.resolve(StructuredOutputs(grammar=grammar))
     except InvalidRequestError as error:
+        if form is not None:
+            checker.resolve(form)
         _check_tools(use.callable, checker)
-        raise InvalidRequestError(str(error), param="tools") from error
-    return MessageForm(resolved, syntax if content is None else _with_marked_calls(syntax))
+        param = "tools" if use.callable or form is None else f"structured_outputs.{form.form}"
+        raise InvalidRequestError(str(error), param=param) from error
 
 
 def _with_marked_calls(syntax: MessageSyntax) -> MessageSyntax:
