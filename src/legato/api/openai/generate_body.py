@@ -133,7 +133,7 @@ class GenerateRequest(ServiceOptions, ModelRequest):
 
     @property
     def shown_functions(self) -> list[ToolFunction]:
-        """Those that the model was shown in the prompt."""
+        """The functions shown in the prompt."""
         shown = None if self.parse_context is None else self.parse_context.tools
         return functions_of(shown or ())
 

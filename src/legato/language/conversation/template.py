@@ -65,7 +65,7 @@ class RenderedText(NamedTuple):
 
 
 class ChatTemplates:
-    """The chat templates of one tokenizer and those that requests bring, each read once."""
+    """The chat templates of one tokenizer, and others that requests bring; each is read once."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
