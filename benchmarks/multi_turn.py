@@ -29,7 +29,7 @@ from legato.checkpoint.source import resolve_source
 from legato.cli.table import Table, duration
 from legato.core.cache_config import BLOCK_SIZES
 from legato.core.config import DEFAULT_MODEL
-from legato.language.conversation.template import rendered_chat
+from legato.language.conversation.template import ChatTemplates
 from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from legato.observe.distribution import Distribution, distribution
 from legato_lab.simulation.record import RequestError
@@ -153,9 +153,10 @@ async def _ask(
 def ideal_hit_rate(answers: list[Answer], tokenizer: Tokenizer, block_size: int) -> float:
     """Share of the prompt tokens in full blocks that an earlier prompt or answer began with."""
     seen: set[tuple[int, ...]] = set()
+    template = ChatTemplates(tokenizer).get()
     num_hits = num_tokens = 0
     for answer in answers:
-        rendered = rendered_chat(tokenizer, answer.messages)
+        rendered = template.render(answer.messages, options={})
         prompt = tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
         row = prompt + tokenizer.encode(answer.text)
         ends = range(block_size, len(row), block_size)

@@ -17,6 +17,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of Franc
 ANSWER = "The capital of France is Paris."
 GREEDY = {"temperature": 0}
 
+_UNKNOWN: Any = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
 WEATHER: Any = {
     "name": "get_weather",
     "description": "Tells the weather in a city.",
@@ -313,6 +314,13 @@ def test_a_client_that_goes_away_frees_its_request(server: ServerProcess) -> Non
         ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type: "),
         ({"tools": [{**WEATHER, "input_schema": {"type": "x"}}]}, "tools.0.input_schema.type: "),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "g"}}, "no tool 'g'"),
+        (
+            {
+                "tools": [WEATHER, {"name": "f", "strict": True, "input_schema": _UNKNOWN}],
+                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+            },
+            "Unknown format: no-such, at #/properties/a of the schema",
+        ),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: "),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences: "),
         ({"stop_sequences": ["x" * 5000]}, "stop_sequences"),

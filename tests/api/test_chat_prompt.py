@@ -7,12 +7,12 @@ import pytest
 
 from legato.api.anthropic.input_blocks import AnthropicMessage, assistant_message
 from legato.api.bodies.chat_messages import ChatMessage, TemplateOptions
-from legato.api.bodies.chat_tools import Tool
+from legato.api.bodies.chat_tools import Tool, functions_of
 from legato.api.responses.input_items import messages_of, read_items
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError
-from legato.language.conversation.prompt import ChatPrompt, ChatPrompts
+from legato.language.conversation.prompt import ChatPrompts, RenderedChat
 from legato.language.message.known_syntaxes import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED
 from legato.language.message.message_syntax import ToolCallSyntax
 from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -52,7 +52,7 @@ def make(
     tools: tuple[Tool, ...] = (),
     effort: str | None = None,
     **options: Any,
-) -> tuple[ChatPrompt, str]:
+) -> tuple[RenderedChat, str]:
     prompts = ChatPrompts(
         tokenizer,
         trusts_templates=True,
@@ -60,10 +60,10 @@ def make(
         check_fits=lambda _chars, _field: None,
     )
     prompt = prompts.make(
-        [ChatMessage.model_validate(message) for message in messages],
-        TemplateOptions(**options),
-        tools,
-        effort,
+        [ChatMessage.model_validate(message).for_template() for message in messages],
+        TemplateOptions(**options).conversation_options,
+        functions_of(tools),
+        effort=effort,
     )
     return prompt, tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 

@@ -3,15 +3,19 @@
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
-from legato.api.bodies.chat_tools import Choice, Tool, tool_use
+from legato.api.bodies.chat_tools import Choice, Tool, functions_of, tool_use
 from legato.api.openai.chat_body import ChatRequest
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
+from legato.core.structured_outputs import StructuredOutputs
+from legato.grammar.matcher import Grammar, compile_grammar
+from legato.language.forms import check
 from legato.language.forms.check import GrammarChecker
 from legato.language.forms.message_grammar import (
     MAX_PARALLEL_CALLS,
+    MessageForm,
     message_form,
     message_grammar,
 )
@@ -55,7 +59,7 @@ class Held:
         content: str | None = None,
     ) -> None:
         wanted = Choice.model_validate({"type": choice})
-        use = tool_use(tools, wanted, is_parallel=is_parallel, param="tool_choice")
+        use = tool_use(functions_of(tools), wanted, is_parallel=is_parallel, param="tool_choice")
         self.grammar = message_grammar(
             use, syntax, default_tokenizer().special_marks(syntax), content=content
         )
@@ -246,7 +250,8 @@ def test_an_answer_of_a_form_is_no_call_without_a_mark(
     body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool], **form}
     checker = GrammarChecker(lambda: default_tokenizer().vocabulary)
     syntax = MessageSyntax(tool_calls=LLAMA, tools={"f": ToolParameters()})
-    held = message_form(ChatRequest.model_validate(body), syntax, checker, {})
+    request = ChatRequest.model_validate(body)
+    held = message_form(request.tool_use, request.output_form, syntax, checker, {})
     text = '{"name": "f", "parameters": {"unit": "c"}}'
     assert held.outputs is not None
     assert held.outputs.grammar is not None
@@ -348,3 +353,84 @@ def test_the_input_of_a_custom_tool(syntax: ToolCallSyntax | MessageSyntax, choi
     assert held.takes(written(syntax, ("patch", {"input": right})))
     assert not held.takes(written(syntax, ("patch", {"input": right[1:]})))
     assert not held.takes(written(syntax, ("patch", {"input": right + "\n+"})))
+
+
+_NEVER = r"[^\s\S]"
+_THINK = MessageSyntax(
+    reasoning=Marks("<think>", "</think>"), tool_calls=HERMES, is_reasoning_open=True
+)
+
+
+def _form_of(syntax: MessageSyntax, **fields: Any) -> MessageForm:
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    request = ChatRequest.model_validate(body)
+    checker = GrammarChecker(lambda: default_tokenizer().vocabulary)
+    marks = default_tokenizer().special_marks(syntax)
+    return message_form(request.tool_use, request.output_form, syntax, checker, marks)
+
+
+@pytest.mark.parametrize("syntax", [MessageSyntax(tool_calls=HERMES), _THINK, HARMONY])
+@pytest.mark.parametrize("name", ["regex", "choice", "json"])
+def test_a_form_that_cannot_be_met_is_named_beside_tools(syntax: MessageSyntax, name: str) -> None:
+    """A pattern without any match fails alone only: a grammar with a call beside it compiles."""
+    value = {"regex": _NEVER, "choice": ["a" * 300_000], "json": {"type": "strin"}}[name]
+    tools = [_tool("f", parameters=_UNIT).model_dump()]
+    with pytest.raises(InvalidRequestError) as refused:
+        _form_of(syntax, tools=tools, structured_outputs={name: value})
+    assert refused.value.param == f"structured_outputs.{name}"
+
+
+def test_a_tool_that_cannot_be_called_is_named_beside_a_form() -> None:
+    tools = [_LOOSE, _tool("f", parameters={"properties": {"a": {"format": "no"}}}, strict=True)]
+    with pytest.raises(InvalidRequestError, match="#/properties/a of the schema") as refused:
+        _form_of(
+            MessageSyntax(tool_calls=HERMES),
+            tools=[tool.model_dump() for tool in tools],
+            response_format={"type": "json_object"},
+        )
+    assert refused.value.param == "tools.1.function.parameters"
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_an_input_that_fails_only_alone_is_named(choice: str) -> None:
+    """The grammar of all calls compiles without it: the model would have the other tool."""
+    patch = _tool("patch", parameters=_INPUT, strict=True)
+    patch.function.input_grammar = f"start: /{_NEVER}/"
+    syntax = MessageSyntax(tool_calls=HERMES)
+    checker = GrammarChecker(lambda: default_tokenizer().vocabulary)
+    wanted = Choice.model_validate({"type": choice})
+    use = tool_use(functions_of([_STRICT, patch]), wanted, is_parallel=True, param="tool_choice")
+    grammar = message_grammar(use, syntax, {})
+    assert checker.resolve(StructuredOutputs(grammar=grammar)).grammar
+    with pytest.raises(InvalidRequestError, match="no output at all") as refused:
+        message_form(use, None, syntax, checker, {})
+    assert refused.value.param == "tools.1.function.parameters"
+
+
+@pytest.mark.parametrize("syntax", [MessageSyntax(tool_calls=HERMES), _THINK, HARMONY])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"tools": [_LOOSE.model_dump()], "response_format": {"type": "json_object"}},
+        {"tools": [_LOOSE.model_dump(), _STRICT.model_dump()]},
+        {"tools": [_LOOSE.model_dump()], "structured_outputs": {"grammar": 'start: "a"'}},
+        {"structured_outputs": {"regex": "a"}},
+    ],
+)
+def test_a_form_is_compiled_once(
+    syntax: MessageSyntax, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    def counted(tokenizer: LLTokenizer, source: str) -> Grammar:
+        compiled.append(source)
+        return compile_grammar(tokenizer, source)
+
+    monkeypatch.setattr(check, "compile_grammar", counted)
+    held = _form_of(syntax, **fields)
+    assert held.outputs is not None
+    assert compiled.count(held.outputs.grammar or "") == 1
+    is_framed = syntax.reasoning is not None or syntax.channels is not None
+    # A pattern that becomes a part is compiled alone, too.
+    assert len(compiled) == 1 + (is_framed and "regex" in fields.get("structured_outputs", {}))

@@ -21,6 +21,10 @@ DATE: dict[str, Any] = {
     "description": "Opens the calendar at a date.",
     "format": {"type": "grammar", "syntax": "regex", "definition": r"20\d\d\n\"[0-9]{2}\" (é|ü)"},
 }
+_UNKNOWN: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "format": "no-such"}},
+}
 HOSTED: dict[str, Any] = {"type": "web_search", "external_web_access": False}
 
 
@@ -168,6 +172,34 @@ def test_tools_are_allowed_beside_a_hosted_one(client: openai.OpenAI) -> None:
             "tools.0.format",
         ),
         ({"tools": [{**DATE, "format": {"type": "grammar"}}]}, "tools.0.format"),
+        # Beside another tool, the grammar of all calls compiles without it.
+        (
+            {"tools": [WEATHER, {**DATE, "format": {**DATE["format"], "definition": r"[^\s\S]"}}]},
+            "tools.1.format",
+        ),
+        (
+            {
+                "tools": [{**WEATHER, "strict": True, "parameters": _UNKNOWN}],
+                "text": {
+                    "format": {"type": "json_schema", "name": "n", "schema": WEATHER["parameters"]}
+                },
+            },
+            "tools.0.parameters",
+        ),
+        (
+            {
+                "tools": [WEATHER],
+                "text": {
+                    "format": {
+                        "type": "json_schema",
+                        "name": "n",
+                        "schema": _UNKNOWN,
+                        "strict": True,
+                    }
+                },
+            },
+            "text.format.schema",
+        ),
         ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input.0.input"),
     ],
 )

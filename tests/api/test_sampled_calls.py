@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from legato.api.bodies.chat_tools import Choice, Tool, tool_use
+from legato.api.bodies.chat_tools import Choice, Tool, functions_of, tool_use
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.core.structured_outputs import StructuredOutputs
@@ -45,14 +45,15 @@ class Called:
     def __init__(self, name: str, parameters: dict[str, Any], *, is_strict: bool) -> None:
         function = {"name": "f", "parameters": parameters, "strict": is_strict}
         tool = Tool.model_validate({"type": "function", "function": function})
+        functions = functions_of([tool])
         calls = _SYNTAXES[name]
-        offered = tool_parameters([tool.for_template()], has_types=True)
+        offered = tool_parameters([tool.for_template() for tool in functions], has_types=True)
         self.syntax = (
             MessageSyntax(tool_calls=calls, tools=offered)
             if isinstance(calls, ToolCallSyntax)
             else calls
         )
-        use = tool_use([tool], Choice(type="required"), is_parallel=True, param="tool_choice")
+        use = tool_use(functions, Choice(type="required"), is_parallel=True, param="tool_choice")
         grammar = message_grammar(use, self.syntax, {})
         source = _CHECKER.resolve(StructuredOutputs(grammar=grammar)).grammar
         assert source is not None

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel, ValidationError
 
 from legato.api.bodies.chat_messages import ChatMessage, TemplateOptions
-from legato.api.bodies.chat_tools import Tool
+from legato.api.bodies.chat_tools import Tool, functions_of
 from legato.api.limits import (
     MAX_TOOL_CALLS,
     MAX_TOOL_NAME_CHARS,
@@ -270,7 +270,8 @@ def calling(num_calls: int) -> dict[str, Any]:
 def test_tools_at_their_limits() -> None:
     names = [f"{i:0>{MAX_TOOL_NAME_CHARS}}" for i in range(MAX_TOOLS)]
     tools = [{"type": "function", "function": {"name": name}} for name in names]
-    size = len(msgspec.json.encode([Tool.model_validate(one).for_template() for one in tools]))
+    functions = functions_of(list(map(Tool.model_validate, tools)))
+    size = len(msgspec.json.encode([function.for_template() for function in functions]))
     tools[0]["function"] = {"name": names[0], "description": "a" * (MAX_TOOLS_CHARS - size)}
     options = TemplateOptions.model_validate({"tools": tools})
     assert options.tools is not None

@@ -40,7 +40,7 @@ def may_compile(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def request(request_id: str, regex: str | None = "[ab]+", *, is_rerun: bool = False) -> AddRequest:
-    form = None if regex is None else StructuredOutputs(regex=regex)
+    form = None if regex is None else StructuredOutputs(grammar=f"start: /{regex}/")
     return AddRequest(
         request_id=request_id,
         prompt_token_ids=token_array([1]),

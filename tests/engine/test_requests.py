@@ -8,6 +8,7 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import CacheInfo
+from legato.core.structured_outputs import StructuredOutputs
 from legato.engine.client.requests import build_requests, last_tokens, with_bad_words
 from legato.engine.process.engine_messages import EngineInfo
 
@@ -72,6 +73,7 @@ _NONE_LEFT = "allowed_token_ids", None
         ([1] * 5, {"max_tokens": None, "min_tokens": 6}, "min_tokens", None),
         ([1], {"allowed_token_ids": [5, 100], "max_tokens": 1}, "allowed_token_ids", None),
         ([1], {"bad_words_token_ids": [[5, 100]], "max_tokens": 1}, "bad_words", None),
+        ([1], {"structured_outputs": StructuredOutputs(regex="a")}, "structured_outputs", None),
         # All that is left to begin with would end it.
         ([1], {"allowed_token_ids": [2], "min_tokens": 1, "max_tokens": 1}, *_NONE_LEFT),
         (

@@ -15,6 +15,7 @@ from legato.core.outputs import FinishReason
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.structured_outputs import StructuredOutputs
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import pack, unpacker
@@ -191,6 +192,12 @@ async def test_a_replica_believes_no_frame_unchecked(tmp_path: Path) -> None:
         "prompt": msgspec.structs.replace(good, prompt_token_ids=token_array((-1,))),
         "maximum context": msgspec.structs.replace(good, prompt_token_ids=token_array((1,)) * 4000),
         "nothing open": msgspec.structs.replace(good, params=SamplingParams(max_tokens=1)),
+        "as a grammar only": msgspec.structs.replace(
+            good,
+            params=msgspec.structs.replace(
+                good.params, structured_outputs=StructuredOutputs(regex="a")
+            ),
+        ),
         "slo_class": msgspec.structs.replace(good, service=ServiceParams(slo_class="none")),
     }
     try:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from legato.api.bodies.chat_tools import FunctionDefinition
 from legato.api.bodies.output_form import enforced
 from legato.api.openai.chat_body import ChatRequest
 from legato.core.errors import InvalidRequestError
@@ -26,6 +25,7 @@ from legato.language.forms.source import MAX_GRAMMAR_CHARS
 from legato.language.message.argument_types import tool_parameters
 from legato.language.message.known_syntaxes import GEMMA, GLM, HERMES, LFM
 from legato.language.message.message_syntax import MessageSyntax, NamedCall, ToolCallSyntax
+from legato.language.message.tools import ToolFunction
 from tests.grammar.schemas import nested
 from tests.profiles import examples
 
@@ -94,7 +94,11 @@ def test_an_integer_of_a_tool_names_its_field(
         InvalidRequestError, match=r"const 9007199254740993 .* #/properties/id"
     ) as e:
         message_form(
-            ChatRequest.model_validate(body), MessageSyntax(tool_calls=syntax), _CHECKER, {}
+            ChatRequest.model_validate(body).tool_use,
+            None,
+            MessageSyntax(tool_calls=syntax),
+            _CHECKER,
+            {},
         )
     assert e.value.param == "tools.0.function.parameters"
 
@@ -236,7 +240,7 @@ def test_the_grammar_of_arguments_is_bounded(
     assert sum(len(of.values) + len(of.texts) for of in types.named.values()) <= 200_000
     assert isinstance(syntax.call, NamedCall)
     grammar = ArgumentGrammar(syntax.call, LarkText({}))
-    function = FunctionDefinition(name="f", parameters=parameters)
+    function = ToolFunction(name="f", parameters=parameters)
     with suppress(InvalidRequestError):
         grammar.of(function, is_lenient=True)
     longest = len(json.dumps(parameters))
@@ -250,7 +254,7 @@ def test_a_rule_has_only_the_definitions_that_it_uses(syntax: ToolCallSyntax) ->
         "$defs": {"A": {"type": "array", "items": {"$ref": "#/$defs/B"}}, "B": _wide(500)},
         "properties": {**dict.fromkeys(_MANY, _INTEGER), "a": {"$ref": "#/$defs/A"}},
     }
-    function = FunctionDefinition(name="f", parameters=parameters)
+    function = ToolFunction(name="f", parameters=parameters)
     assert isinstance(syntax.call, NamedCall)
     grammar = ArgumentGrammar(syntax.call, LarkText({}))
     grammar.of(function, is_lenient=True)

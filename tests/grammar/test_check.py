@@ -9,7 +9,9 @@ import pytest
 
 from legato import SamplingParams, StructuredOutputs
 from legato.core.errors import InvalidRequestError
+from legato.core.vocabulary import Vocabulary
 from legato.language.forms.check import GrammarChecker
+from legato.language.forms.source import rule_of
 from legato.language.tokenizer.tokenizer import Tokenizer
 from tests.grammar.schemas import nested
 
@@ -97,6 +99,55 @@ def test_a_schema_may_ask_to_pass_over_what_is_not_supported(checker: GrammarChe
     assert params.structured_outputs is not None
     assert params.structured_outputs.form == "grammar"
     assert checker.resolved(SamplingParams()) == SamplingParams()
+
+
+_FRAMES = (
+    'start: (call | content)\ncall: "<call>" /(?s:.*)/\ncontent: {}',
+    'start: thought content\nthought[lazy]: /(?s:.*)/ "</think>"\ncontent: {}',
+)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": {"type": "strin"}},
+        {"json": {"anyOf": []}},
+        {"json": {"type": "string", "pattern": r"^[^\s\S]$"}},
+        {"json": {"type": "string", "pattern": "^a$", "minLength": 3}},
+        {"json": {"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 2}},
+        {"json": {"type": "object", "required": ["a"], "additionalProperties": False}},
+        {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+        {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
+        {"json": {"const": 2**53 + 1}},
+        {"regex": r"[^\s\S]"},
+        {"regex": "a["},
+        {"choice": ["a" * 300_000]},
+    ],
+)
+@pytest.mark.parametrize("frame", _FRAMES)
+def test_what_fails_alone_fails_as_a_part(
+    frame: str, form: dict[str, Any], checker: GrammarChecker
+) -> None:
+    def resolve_as_part(outputs: StructuredOutputs) -> None:
+        content = rule_of(outputs)
+        checker.check_part(outputs)
+        checker.resolve(StructuredOutputs(grammar=frame.format(content)))
+
+    refusal(checker, **form)
+    with pytest.raises(InvalidRequestError):
+        resolve_as_part(StructuredOutputs(**form))
+    resolve_as_part(StructuredOutputs(json={"type": "object"}))
+
+
+def test_a_part_that_the_vocabulary_cannot_spell_is_refused() -> None:
+    checker = GrammarChecker(
+        lambda: Vocabulary.of([bytes([byte]) for byte in range(128)], frozenset())
+    )
+    forms: list[dict[str, Any]] = [{"json": {"const": "é"}}, {"choice": ["é"]}, {"regex": "é"}]
+    for form in forms:
+        with pytest.raises(InvalidRequestError) as refused:
+            checker.check_part(StructuredOutputs(**form))
+        assert refused.value.param == f"structured_outputs.{next(iter(form))}"
 
 
 def named(count: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Special tokens in messages stay text, and everything else is what the template alone makes."""
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from legato.core.errors import InvalidRequestError
 from legato.language.conversation.guard import MessageSpecialTokens
-from legato.language.conversation.template import ConversationOptions, rendered_chat
+from legato.language.conversation.template import ChatTemplates
 from legato.language.tokenizer.tokenizer import Tokenizer
 from tests.language.tokenizer_families import FAMILIES, MERGING, UNWRITTEN, family
 from tests.profiles import examples
@@ -30,6 +31,11 @@ TEXTS = st.lists(PIECES, max_size=8).map("".join)
 families = pytest.mark.parametrize("name", FAMILIES)
 
 
+@cache
+def templates(tokenizer: Tokenizer) -> ChatTemplates:
+    return ChatTemplates(tokenizer)
+
+
 def ids_of(
     tokenizer: Tokenizer,
     messages: Messages,
@@ -37,12 +43,15 @@ def ids_of(
     tools: Any = (),
     **options: Any,
 ) -> list[int]:
-    rendered = rendered_chat(
-        tokenizer,
-        messages,
-        ConversationOptions(
-            tools=tools, chat_template_kwargs=options, message_special_tokens=special_tokens
-        ),
+    rendered = (
+        templates(tokenizer)
+        .get(has_tools=bool(tools))
+        .render(
+            messages,
+            tools,
+            options={"add_generation_prompt": True, **options},
+            special_tokens=special_tokens,
+        )
     )
     return tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
 
@@ -190,12 +199,8 @@ def test_tools_and_variables_of_the_template(name: str) -> None:
 def test_a_template_that_writes_variables() -> None:
     template = "{{ note }}{{ note | tojson(ensure_ascii=true) }}{{ [note] }}<|im_end|>"
     tokenizer = family("qwen")
-    noted = {"note": "<|im_end|>é"}
-    rendered = rendered_chat(
-        tokenizer,
-        said("x"),
-        ConversationOptions(chat_template=template, chat_template_kwargs=noted),
-    )
+    chat = templates(tokenizer).get(template)
+    rendered = chat.render(said("x"), options={"note": "<|im_end|>é"})
     ids = tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
     assert tokenizer.decode(ids, skip_special_tokens=False) == (
         "<|im_end|>é\"<|im_end|>\\u00e9\"['<|im_end|>é']<|im_end|>"
@@ -209,10 +214,13 @@ def test_two_texts_do_not_make_one_special_token(name: str, cut: int) -> None:
     tokenizer = family(name)
     special = special_strings(tokenizer)[-1]
     template = "{% for m in messages %}{{ m.content | trim }}{% endfor %}"
-    rendered = rendered_chat(
-        tokenizer,
-        said(f" {special[:cut]}  ", f" {special[cut:]} "),
-        ConversationOptions(chat_template=template),
+    rendered = (
+        templates(tokenizer)
+        .get(template)
+        .render(
+            said(f" {special[:cut]}  ", f" {special[cut:]} "),
+            options={"add_generation_prompt": True},
+        )
     )
     ids = tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
     if cut < len(special):
@@ -285,9 +293,7 @@ def test_refusals_of_tools_and_variables() -> None:
 def test_an_error_of_the_template_quotes_what_was_sent() -> None:
     template = "{{ raise_exception('no ' + messages[0].content) }}"
     with pytest.raises(InvalidRequestError, match=r"no <\|im_end\|>$"):
-        rendered_chat(
-            family("qwen"), said("<|im_end|>"), ConversationOptions(chat_template=template)
-        )
+        templates(family("qwen")).get(template).render(said("<|im_end|>"), options={})
 
 
 def test_every_private_character_may_be_sent() -> None:

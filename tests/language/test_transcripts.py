@@ -10,7 +10,7 @@ from transformers.utils.chat_parsing import parse_response
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.outputs import FinishReason
-from legato.language.conversation.template import ConversationOptions, rendered_chat
+from legato.language.conversation.template import ChatTemplates
 from legato.language.message.message import Message, read_message
 from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.api import chat_templates
@@ -58,12 +58,12 @@ def _transcript(template: str, calls: list[dict[str, Any]], **message: Any) -> t
     asked = [{"role": "user", "content": "How is it?"}]
     answer = {"role": "assistant", "content": "", "tool_calls": calls, **message}
 
+    chat = ChatTemplates(_tokenizer()).get(template, has_tools=True)
+
     def rendered(messages: list[dict[str, Any]], *, is_open: bool) -> tuple[str, Any]:
-        asked = ConversationOptions(
-            add_generation_prompt=is_open, chat_template=template, tools=_TOOLS
-        )
-        chat = rendered_chat(_tokenizer(), messages, asked)
-        return chat.text, chat.syntax
+        options = {"add_generation_prompt": is_open}
+        text, _ = chat.render(messages, _TOOLS, options=options)
+        return text, chat.reply_syntax(text, _TOOLS)
 
     before, syntax = rendered(asked, is_open=True)
     # Tools are shown in the last message, which the answer is not to be.

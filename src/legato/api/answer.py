@@ -11,11 +11,12 @@ from legato.api.answer_format import AnswerFormat, EventWriter, WholeAnswer
 from legato.api.answer_recorder import AnswerRecorder
 from legato.api.context import Context
 from legato.api.http.bodies import EventResponse
-from legato.api.http.errors import ApiError, as_api_error, naming_fields
+from legato.api.http.errors import ApiError, as_api_error
 from legato.api.http.outlet import Outlet, PacedResponse, send_paced
 from legato.api.job import Job
 from legato.api.limits import MAX_UNREAD_BYTES
 from legato.api.submit import running
+from legato.core.errors import naming_fields
 from legato.core.sampling_params import SamplingParams
 from legato.engine.client.submission import Submission
 from legato.engine.errors import SlowReaderError

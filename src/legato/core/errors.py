@@ -1,5 +1,8 @@
 """Errors that belong to the user's input rather than to Legato."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InvalidRequestError(ValueError):
     """A request that can never be served as asked.
@@ -21,3 +24,17 @@ class UnsupportedModelError(ValueError):
 
 class ConfigError(ValueError):
     """Settings that contradict each other or the machine."""
+
+
+@contextmanager
+def naming_fields(**names: str) -> Iterator[None]:
+    """Rename the field that an error blames from the engine's name to the client's.
+
+    Args:
+        names: key the engine's name, value the client's.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.param = names.get(error.param, error.param) if error.param else None
+        raise

@@ -19,6 +19,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         request_id: unique among all requests the engine holds.
         prompt_token_ids: at least one token.
         params: with `seed` and `max_tokens` resolved to numbers; `n` is 1 (the front end fans out).
+            A form of the output is a grammar for `compile_grammar`.
         eos_token_ids: the model's end-of-sequence tokens; empty if `ignore_eos` is set.
         arrival_time_s: when its first bytes arrived at the front end, on the machine's monotonic
             clock. Deadlines count from then.

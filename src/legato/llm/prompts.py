@@ -1,6 +1,7 @@
 """Makes the engine's prompts from those of the Python API, with a tokenizer or without."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, cast
 
 import msgspec
@@ -18,8 +19,8 @@ from legato.engine.process.engine_messages import EngineInfo
 from legato.language.conversation.rewrite import arguments_object, content_text
 from legato.language.conversation.template import (
     DEFAULT_OPTIONS,
+    ChatTemplates,
     ConversationOptions,
-    rendered_chat,
 )
 from legato.language.embedding import Side, kept_tokens
 from legato.language.forms.check import GrammarChecker
@@ -122,6 +123,10 @@ class PromptReader:
             raise _no_tokenizer("there is none to work with text")
         return self._tokenizer
 
+    @cached_property
+    def _templates(self) -> ChatTemplates:
+        return ChatTemplates(self.tokenizer)
+
     def read(
         self, prompt: Prompt, params: SamplingParams, service: ServiceParams | None = None
     ) -> ReadPrompt:
@@ -174,14 +179,18 @@ class PromptReader:
                 f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
             )
         keeps_parts = options.chat_template_content_format == "openai"
-        rendered = rendered_chat(
-            self.tokenizer,
+        functions = [dict(tool) for tool in options.tools or ()]
+        template = self._templates.get(options.chat_template, has_tools=bool(functions))
+        text, stand_ins = template.render(
             [_for_template(message, keeps_parts=keeps_parts) for message in messages],
-            options,
+            functions,
+            options=options.variables,
+            special_tokens=options.message_special_tokens,
         )
-        token_ids = self.tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
+        token_ids = self.tokenizer.encode_rendered(text, stand_ins)
         read = self.read(TokensPrompt(prompt_token_ids=token_ids), params, service)
-        syntax = rendered.syntax if options.tools else rendered.syntax.without_calls()
+        syntax = template.reply_syntax(text, functions)
+        syntax = syntax if functions else syntax.without_calls()
         if syntax.is_plain or params.structured_outputs is not None:  # a form covers the whole text
             return read
         kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax).values())

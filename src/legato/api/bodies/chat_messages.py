@@ -24,6 +24,7 @@ from legato.api.limits import (
 )
 from legato.core.errors import InvalidRequestError
 from legato.language.conversation.rewrite import arguments_object
+from legato.language.conversation.template import ConversationOptions
 
 # Arguments of the renderer itself, which requests must not set.
 _RESERVED = frozenset(
@@ -146,11 +147,6 @@ class ChatMessage(LenientModel):
         return self
 
     @property
-    def num_chars(self) -> int:
-        """Characters of the texts that a template writes."""
-        return len(self.text) + len(self.thought or "")
-
-    @property
     def text(self) -> str:
         return self.content or self.refusal or ""
 
@@ -214,3 +210,18 @@ class TemplateOptions(RequestModel):
         switch = False if self.thinking_token_budget == 0 else self.enable_thinking
         variables = {} if switch is None else {"enable_thinking": switch}
         return {**variables, **(self.chat_template_kwargs or {})}
+
+    @property
+    def effort(self) -> str | None:
+        """As of `ChatPrompts.make`."""
+        return None
+
+    @property
+    def conversation_options(self) -> ConversationOptions:
+        """The options in plain data."""
+        return ConversationOptions(
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template=self.chat_template,
+            chat_template_kwargs=self.template_variables,
+        )

@@ -24,6 +24,7 @@ from legato.api.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
 from legato.core.errors import InvalidRequestError
 from legato.language.forms.bounds import excess
 from legato.language.forms.schema_walk import ENDLESS, endless_place
+from legato.language.message.tools import ToolFunction, ToolUse
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _SCHEMA = (
@@ -38,9 +39,6 @@ _SCHEMA = (
 )
 _SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-
-CUSTOM_INPUT = "input"
-"""The only parameter of the function that stands for a custom tool."""
 
 _Path = tuple[str | int, ...]
 
@@ -116,6 +114,17 @@ class FunctionDefinition(RequestModel):
     def input_grammar(self, grammar: str | None) -> None:
         self._input_grammar = grammar
 
+    def plain(self, place: str) -> ToolFunction:
+        """Return it in plain data. Args: place: its path in the request."""
+        return ToolFunction(
+            name=self.name,
+            description=self.description,
+            parameters=self.parameters,
+            is_strict=self.strict,
+            input_grammar=self.input_grammar,
+            place=place,
+        )
+
 
 class Tool(RequestModel):
     type: Annotated[str, only("function")]
@@ -123,12 +132,10 @@ class Tool(RequestModel):
     function: FunctionDefinition
     """The function."""
 
-    def for_template(self) -> dict[str, Any]:
-        """Convert to the format of transformers' chat templates."""
-        function = self.function.model_dump(exclude_none=True, exclude={"strict"})
-        function.setdefault("description", "")
-        function.setdefault("parameters", {"type": "object", "properties": {}})
-        return {"type": self.type, "function": function}
+
+def functions_of(tools: Sequence[Tool]) -> list[ToolFunction]:
+    """Return the functions of tools in plain data. Their path in the request is `tools`."""
+    return [tool.function.plain(f"tools.{i}.function") for i, tool in enumerate(tools)]
 
 
 def _checked_tools(tools: list[Tool]) -> list[Tool]:
@@ -136,7 +143,7 @@ def _checked_tools(tools: list[Tool]) -> list[Tool]:
     for i, name in enumerate(names):
         if name in names[:i]:
             raise PartError(f"the name {name!r} is given twice", i, "function", "name")
-    num_chars = len(msgspec.json.encode([tool.for_template() for tool in tools]))
+    num_chars = len(msgspec.json.encode([tool.for_template() for tool in functions_of(tools)]))
     if num_chars > MAX_TOOLS_CHARS:
         raise ValueError(f"has {num_chars} characters, over {MAX_TOOLS_CHARS}")
     return tools
@@ -265,24 +272,8 @@ FunctionChoice = Annotated[
 ]
 
 
-class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request lets a model use tools.
-
-    Attributes:
-        shown: tools that the model is shown.
-        callable: those of them that it may call.
-        is_required: whether it must call one.
-        is_parallel: whether it may call several at once.
-    """
-
-    shown: tuple[Tool, ...] = ()
-    callable: tuple[Tool, ...] = ()
-    is_required: bool = False
-    is_parallel: bool = True
-
-
 def tool_use(
-    tools: Sequence[Tool], choice: Choice | None, *, is_parallel: bool, param: str
+    tools: Sequence[ToolFunction], choice: Choice | None, *, is_parallel: bool, param: str
 ) -> ToolUse:
     """Args: param: the client's name of `choice`.
 
@@ -291,7 +282,7 @@ def tool_use(
     """
     if not tools or (choice is not None and choice.type == "none"):
         return ToolUse()
-    by_name = {tool.function.name: tool for tool in tools}
+    by_name = {tool.name: tool for tool in tools}
     named = None if choice is None else choice.names
     names = tuple(by_name) if named is None else named
     for name in names:

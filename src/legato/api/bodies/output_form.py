@@ -6,9 +6,9 @@ import msgspec
 from pydantic import BeforeValidator, Field, InstanceOf, WithJsonSchema, model_validator
 
 from legato.api.bodies.body_model import ModelRequest, Name, RequestModel
-from legato.api.http.errors import naming_fields
-from legato.core.errors import InvalidRequestError
+from legato.core.errors import InvalidRequestError, naming_fields
 from legato.core.structured_outputs import StructuredOutputs
+from legato.language.forms.json_schema import enforced
 
 _TEXT_OR_OBJECT = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 _FORM = {
@@ -45,15 +45,6 @@ def _as_form(value: Any) -> StructuredOutputs:
 
 
 Form = Annotated[InstanceOf[StructuredOutputs], BeforeValidator(_as_form), WithJsonSchema(_FORM)]
-
-
-def enforced(schema: dict[str, Any], *, is_strict: bool) -> dict[str, Any]:
-    """Prepare a schema for `StructuredOutputs`.
-
-    Args:
-        is_strict: whether unsupported keywords are refused, not ignored.
-    """
-    return schema if is_strict else {**schema, "x-guidance": {"lenient": True}}
 
 
 class JsonSchemaFormat(RequestModel):

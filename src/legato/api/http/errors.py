@@ -2,8 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -223,20 +222,6 @@ def as_api_error(error: Exception) -> ApiError:
         case _:
             detail = ErrorDetail("internal error", _SERVER)
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
-
-
-@contextmanager
-def naming_fields(**names: str) -> Iterator[None]:
-    """Rename the field that an error blames from the engine's name to the client's.
-
-    Args:
-        names: key the engine's name, value the client's.
-    """
-    try:
-        yield
-    except InvalidRequestError as error:
-        error.param = names.get(error.param, error.param) if error.param else None
-        raise
 
 
 def _retry_after(seconds: float | None) -> dict[str, str]:

@@ -10,14 +10,14 @@ from legato.api.bodies.chat_messages import Messages, TemplateOptions
 from legato.api.bodies.chat_tools import (
     FunctionChoice,
     Functions,
-    Tool,
     ToolChoice,
-    ToolUse,
+    functions_of,
     tool_use,
 )
 from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs, UnaskedOfChat
 from legato.api.outcome import Warned
 from legato.core.errors import InvalidRequestError
+from legato.language.message.tools import ToolUse
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -83,25 +83,23 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
         return self
 
     @property
-    def described_tools(self) -> list[tuple[str, Tool]]:
-        """Return all tools, each with the path of its description."""
-        if self.functions:
-            return [
-                (f"functions.{i}", Tool(type="function", function=function))
-                for i, function in enumerate(self.functions)
-            ]
-        return [(f"tools.{i}.function", tool) for i, tool in enumerate(self.tools or ())]
-
-    @property
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError: the choice names a function that is not among the tools."""
-        is_legacy = bool(self.functions)
+        if self.functions:
+            described = [
+                function.plain(f"functions.{i}") for i, function in enumerate(self.functions)
+            ]
+            return tool_use(described, self.function_call, is_parallel=False, param="function_call")
         return tool_use(
-            [tool for _, tool in self.described_tools],
-            self.function_call if is_legacy else self.tool_choice,
-            is_parallel=self.parallel_tool_calls and not is_legacy,
-            param="function_call" if is_legacy else "tool_choice",
+            functions_of(self.tools or ()),
+            self.tool_choice,
+            is_parallel=self.parallel_tool_calls,
+            param="tool_choice",
         )
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning_effort
 
     def unheeded_thinking(self, *, reads_effort: bool) -> Iterator[Warned]:
         """Yield warnings about limits of thinking that do not hold for a model that may think.

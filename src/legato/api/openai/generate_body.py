@@ -8,7 +8,7 @@ import msgspec
 from pydantic import Field, model_validator
 
 from legato.api.bodies.body_model import AtMost, ModelRequest, Name, RequestModel, only
-from legato.api.bodies.chat_tools import ToolChoice, Tools
+from legato.api.bodies.chat_tools import ToolChoice, Tools, functions_of
 from legato.api.bodies.generation_options import (
     KVTransferRequest,
     NumLogprobs,
@@ -24,6 +24,7 @@ from legato.api.openai.completion_body import CompletionRequest
 from legato.api.outcome import OutputMode, RenderTerms
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_N, SamplingParams
+from legato.language.message.tools import ToolFunction
 
 
 class SentSamplingParams(SamplingOptions):
@@ -149,6 +150,12 @@ class GenerateRequest(ServiceOptions, ModelRequest):
             )
         return self
 
+    @property
+    def shown_functions(self) -> list[ToolFunction]:
+        """The functions shown in the prompt."""
+        shown = None if self.parse_context is None else self.parse_context.tools
+        return functions_of(shown or ())
+
 
 @contextmanager
 def in_sampling_params() -> Iterator[None]:
@@ -175,7 +182,11 @@ def parse_context(request: ChatRequest) -> bytes:
     use = request.tool_use
     calls = [len(message.tool_calls or ()) for message in request.messages]
     context: dict[str, Any] = {
-        "tools": [tool.model_dump(exclude_none=True) for tool in use.shown] or None,
+        "tools": [
+            {"type": "function", "function": {**tool.described, "strict": tool.is_strict}}
+            for tool in use.shown
+        ]
+        or None,
         "tool_choice": _choice(request) if use.shown else "none",
         "parallel_tool_calls": use.is_parallel,
         "include_reasoning": True,

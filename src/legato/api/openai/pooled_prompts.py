@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from legato.api.bodies.body_model import BodyParser, Prompt
-from legato.api.http.errors import naming_fields
 from legato.api.openai.embedding_body import EmbeddingRequest, PooledOptions
 from legato.api.openai.score_body import RerankRequest, ScoreRequest
 from legato.api.outcome import EmbeddingTerms, End, Part, PromptTokens, ScoreTerms
+from legato.core.errors import naming_fields
 from legato.core.token_ids import token_array
 from legato.language.embedding import check_dimensions, kept_tokens
 from legato.language.tokenizer.tokenizer import Tokenizer

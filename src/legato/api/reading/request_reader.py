@@ -17,13 +17,13 @@ from legato.api.anthropic.message_body import (
 from legato.api.bodies.answer_size import AnswerForm, check_answer_size
 from legato.api.bodies.as_chat import ChatBody
 from legato.api.bodies.body_model import BodyParser, Kind, Prompt, Serving, validated
+from legato.api.bodies.chat_tools import functions_of
 from legato.api.bodies.generation_options import (
     GenerationOptions,
     GenerationRequest,
     StreamOptions,
     kv_transfer_of,
 )
-from legato.api.http.errors import naming_fields
 from legato.api.limits import MAX_ANSWER_BYTES
 from legato.api.openai.chat_body import ChatRequest
 from legato.api.openai.completion_body import CompletionRequest
@@ -51,11 +51,11 @@ from legato.api.outcome import (
 from legato.api.responses.input_items import Placed, Stored, shown_item, truncated
 from legato.api.responses.response_body import InputTokenCount, ResponsesRequest
 from legato.checkpoint.defaults import ModelDefaults
-from legato.core.errors import InvalidRequestError
+from legato.core.errors import InvalidRequestError, naming_fields
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import TokenIds, token_array
 from legato.engine.client.requests import check_token_ids, last_tokens, with_bad_words
-from legato.language.conversation.prompt import ChatPrompt, ChatPrompts
+from legato.language.conversation.prompt import ChatPrompts, RenderedChat
 from legato.language.forms.check import GrammarChecker
 from legato.language.forms.message_grammar import message_form
 from legato.language.tokenizer.tokenizer import Tokenizer
@@ -245,13 +245,14 @@ class RequestReader:
         if is_rendered:
             yield render_terms(request)
         has_offsets = is_rendered and request.return_token_offsets
-        tools, prompt = request.tool_use.shown, self._prompt(request, has_offsets=has_offsets)
+        use, prompt = request.tool_use, self._prompt(request, has_offsets=has_offsets)
         yield from request.unheeded
         if prompt.may_think:
             yield from request.unheeded_thinking(reads_effort=prompt.reads_effort)
-        syntax = prompt.syntax if tools else prompt.syntax.without_calls()
+        syntax = prompt.syntax if use.shown else prompt.syntax.without_calls()
         special_marks = self._tokenizer.special_marks(syntax)
-        held = message_form(request, syntax, self._forms, special_marks)
+        with naming_fields(**request.form_names):
+            held = message_form(use, request.output_form, syntax, self._forms, special_marks)
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
         with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
@@ -286,12 +287,12 @@ class RequestReader:
 
     def _prompt(
         self, request: ChatRequest, *, is_cut: bool = False, has_offsets: bool = False
-    ) -> ChatPrompt:
+    ) -> RenderedChat:
         return self._prompts.make(
-            request.messages,
-            request,
+            [message.for_template() for message in request.messages],
+            request.conversation_options,
             request.tool_use.shown,
-            effort=request.reasoning_effort,
+            effort=request.effort,
             is_cut=is_cut or request.truncate_prompt_tokens is not None,
             has_offsets=has_offsets,
         )
@@ -351,7 +352,12 @@ class RequestReader:
         request = self._parser.parse(GenerateRequest, body)
         yield GenerateTerms(request_id=request.request_id, output_mode=request.output_mode)
         is_message = request.output_mode == "derender"
-        syntax = self._prompts.reply_syntax(request) if is_message else None
+        syntax = None
+        if is_message:
+            has_reasoned = bool(request.reasoning_ended)
+            syntax = self._prompts.reply_syntax(
+                request.token_ids, request.shown_functions, has_reasoned=has_reasoned
+            )
         marks = self._tokenizer.special_marks(syntax) if syntax else {}
         sent, prompt = request.sampling_params, request.token_ids
         self._parser.check_completions(sent.n)
@@ -387,7 +393,12 @@ class RequestReader:
     def _tokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parser.parse(TokenizeRequest, body)
         if request.messages is not None:
-            token_ids = self._prompts.make(request.messages, request, request.tools or ()).token_ids
+            token_ids = self._prompts.make(
+                [message.for_template() for message in request.messages],
+                request.conversation_options,
+                functions_of(request.tools or ()),
+                effort=request.effort,
+            ).token_ids
         else:
             assert request.prompt is not None, "checked by TokenizeRequest"
             self._parser.check_fits(len(request.prompt), "prompt")

@@ -7,13 +7,14 @@ from itertools import chain
 from legato.api.answer_recorder import AnswerRecorder
 from legato.api.context import Context
 from legato.api.http.bodies import EVENT_END, typed_event_pieces
-from legato.api.http.errors import ApiError, as_api_error, naming_fields
+from legato.api.http.errors import ApiError, as_api_error
 from legato.api.http.json_text import cut, joined
 from legato.api.http.outlet import next_slice
 from legato.api.job import Job
 from legato.api.responses.response_answer import ResponsesFormat, stored_pieces
 from legato.api.responses.response_events import ResponseAnswer, Status, StreamError
 from legato.api.submit import running
+from legato.core.errors import naming_fields
 from legato.language.completion import CompletionDelta
 
 _EVENT_BYTES = 128

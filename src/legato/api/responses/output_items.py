@@ -7,7 +7,6 @@ from typing import Protocol
 
 from msgspec import UNSET
 
-from legato.api.bodies.chat_tools import CUSTOM_INPUT
 from legato.api.http.bodies import TypedEvent
 from legato.api.openai.logprobs import TokenLogprob
 from legato.api.outcome import CalledTool
@@ -34,6 +33,7 @@ from legato.api.responses.response_events import (
     TextDone,
 )
 from legato.language.message.message import MessageDelta, TextSpan, ToolCallDelta
+from legato.language.message.tools import CUSTOM_INPUT
 
 _PART = 0
 """Index of an item's only part."""

@@ -16,10 +16,11 @@ from legato.api.bodies.body_model import (
     by_type,
     only,
 )
-from legato.api.bodies.chat_tools import CUSTOM_INPUT, described_tool, named_tool
+from legato.api.bodies.chat_tools import described_tool, named_tool
 from legato.api.limits import MAX_TOOLS
 from legato.api.outcome import CalledTool
 from legato.core.errors import InvalidRequestError
+from legato.language.message.tools import CUSTOM_INPUT
 
 _HOSTED = (
     *("web_search", "web_search_2025_08_26"),

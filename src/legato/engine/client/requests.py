@@ -44,10 +44,12 @@ def build_requests(
 
     Raises:
         InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; the
-            settings forbid all tokens; or the server has no such class of service.
+            settings forbid all tokens, or have a form that is no grammar; or the server has no such
+            class of service.
     """
     eos_token_ids = () if params.ignore_eos else eos_token_ids
     _check_head(pooling, info)
+    _check_form(params)
     _check_tokens(prompt_token_ids, params, eos_token_ids, info)
     max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, pooling, info)
     _check_class(service, info)
@@ -85,6 +87,7 @@ def check_request(request: AddRequest, info: EngineInfo) -> None:
     """
     prompt, params = request.prompt_token_ids, request.params
     _check_head(request.pooling, info)
+    _check_form(params)
     _check_tokens(prompt, params, request.eos_token_ids, info)
     check_token_ids(request.eos_token_ids, info.vocab_size, "eos_token_ids")
     _max_tokens(len(prompt), params.max_tokens, request.pooling, info)
@@ -175,6 +178,15 @@ def _check_head(pooling: PromptPooling | None, info: EngineInfo) -> None:
         )
     if pooling == "score":
         check_scores(info)
+
+
+def _check_form(params: SamplingParams) -> None:
+    form = params.structured_outputs
+    if form is not None and form.grammar is None:
+        raise InvalidRequestError(
+            f"an engine takes the form of an output as a grammar only, not as {form.form}",
+            param="structured_outputs",
+        )
 
 
 def check_scores(info: EngineInfo) -> None:

@@ -8,15 +8,12 @@ from typing import NamedTuple
 
 from llguidance import LLTokenizer
 
-from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
-from legato.core.structured_outputs import StructuredOutputs
 from legato.core.vocabulary import Vocabulary
 from legato.core.worker import Worker
 from legato.grammar.matcher import STACK_BYTES, Grammar, GrammarError, compile_grammar
-from legato.grammar.tokens import grammar_tokenizer, special_token_texts
-from legato.language.forms.source import grammar_source
+from legato.grammar.tokens import grammar_tokenizer
 
 _LOW_BY = 10
 """Niceness of the compiling thread: the threads of a step go first."""
@@ -47,7 +44,7 @@ class Grammars:
         self._max_waiting = max_waiting
         self._vocabulary: Vocabulary | None = None
         self._worker = Worker("grammars", stack_bytes=STACK_BYTES, low_by=_LOW_BY)
-        self._compiled: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        self._compiled: OrderedDict[str, Grammar] = OrderedDict()  # key its source
         self._waiting: dict[str, _Waiting] = {}  # key: request id
         self._ready: dict[str, Grammar] = {}  # key: id of a request that has not ended
         self._tokenizer: Future[LLTokenizer] | None = None
@@ -95,7 +92,9 @@ class Grammars:
         outputs: list[RequestOutput] = []
         for event in events:
             if isinstance(event, AddRequest) and event.params.structured_outputs is not None:
-                outputs += self._begin(event, event.params.structured_outputs)
+                source = event.params.structured_outputs.grammar
+                assert source is not None, "the form is resolved before it comes here"
+                outputs += self._begin(event, source)
             elif isinstance(event, AbortRequest) and event.request_id in self._waiting:
                 self._waiting.pop(event.request_id).made.cancel()
                 outputs.append(_aborted(event))
@@ -105,7 +104,7 @@ class Grammars:
             del self._waiting[waiting.request.request_id]
             try:
                 made = waiting.made.result()
-            except (GrammarError, InvalidRequestError, MemoryError) as error:
+            except (GrammarError, MemoryError) as error:
                 outputs.append(_failed(waiting.request, error))
             else:
                 self._ready[waiting.request.request_id] = made.grammar
@@ -119,28 +118,26 @@ class Grammars:
             if output.finish_reason is not None:
                 self._ready.pop(output.request_id, None)
 
-    def _begin(self, request: AddRequest, form: StructuredOutputs) -> Sequence[RequestOutput]:
+    def _begin(self, request: AddRequest, source: str) -> Sequence[RequestOutput]:
         if len(self._waiting) >= self._max_waiting and not request.is_rerun:
             told = f"{len(self._waiting)} requests wait for their grammars already"
             return [_refused(request, told)]
         self.prepare()
-        made = self._worker.submit(self._compile, form)
+        made = self._worker.submit(self._compile, source)
         self._waiting[request.request_id] = _Waiting(request, made)
         return []
 
-    def _compile(self, form: StructuredOutputs) -> _Made:
+    def _compile(self, source: str) -> _Made:
         """Return a grammar for one request; only this thread uses the cache."""
         assert self._tokenizer is not None
-        assert self._vocabulary is not None
         tokenizer = self._tokenizer.result()
         started_s = time.perf_counter()
-        if form not in self._compiled:
-            source = grammar_source(form, special_token_texts(self._vocabulary))
-            self._compiled[form] = compile_grammar(tokenizer, source)
-        self._compiled.move_to_end(form)
+        if source not in self._compiled:
+            self._compiled[source] = compile_grammar(tokenizer, source)
+        self._compiled.move_to_end(source)
         if len(self._compiled) > _CACHED:
             self._compiled.popitem(last=False)
-        copied = self._compiled[form].copied()
+        copied = self._compiled[source].copied()
         return _Made(copied, time.perf_counter() - started_s)
 
 

@@ -1,34 +1,33 @@
 """Makes a conversation's prompt, and finds the syntax of the model's answer."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from legato.api.bodies.chat_messages import ChatMessage, TemplateOptions
-from legato.api.bodies.chat_tools import Tool
-from legato.api.openai.generate_body import GenerateRequest, ParseContext
 from legato.core.errors import InvalidRequestError
 from legato.language.conversation.guard import MessageSpecialTokens
-from legato.language.conversation.template import ConversationOptions, rendered_chat, reply_syntax
+from legato.language.conversation.rewrite import Message
+from legato.language.conversation.template import ChatTemplate, ChatTemplates, ConversationOptions
 from legato.language.message.message_syntax import MessageSyntax
-from legato.language.tokenizer.tokenizer import Tokenizer
+from legato.language.message.tools import ToolFunction
+
+if TYPE_CHECKING:  # the import takes two thirds of a second, and bodies have options of prompts
+    from legato.language.tokenizer.tokenizer import Tokenizer
 
 _NO_REASONING = "none"
-_SENT = set(ConversationOptions.__struct_fields__) - {
-    *("tools", "chat_template_kwargs"),  # others are added to them
-    *("chat_template_content_format", "message_special_tokens"),  # the server decides
-}
-"""Options that are as the client sends them."""
 _LAST_TOKENS = 32
 """Tokens at the end of a prompt among which the mark of open reasoning is sought."""
 
 
-class ChatPrompt(msgspec.Struct, frozen=True):
-    """Attributes:
-    syntax, may_think: as of `RenderedChat`.
-    reads_effort: whether the chat template reads the effort, if there is one.
-    offsets: as of `Tokenizer.offsets`; None if not asked for.
+class RenderedChat(msgspec.Struct, frozen=True):
+    """The prompt of a conversation.
+
+    Attributes:
+        syntax: of the reply, whether or not the request asks to parse it.
+        may_think: as of `ChatTemplate`.
+        reads_effort: whether the template reads the effort, if there is one.
+        offsets: as of `Tokenizer.offsets`; None if not asked for.
     """
 
     token_ids: list[int]
@@ -50,32 +49,36 @@ class ChatPrompts:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: "Tokenizer",
         *,
         trusts_templates: bool,
         special_tokens: MessageSpecialTokens,
         check_fits: Callable[[int, str], None],
     ) -> None:
         self._tokenizer = tokenizer
+        self._templates = ChatTemplates(tokenizer)
         self._trusts_templates = trusts_templates
         self._special_tokens = special_tokens
         self._check_fits = check_fits
 
     def make(
         self,
-        messages: Sequence[ChatMessage],
-        options: TemplateOptions,
-        tools: Sequence[Tool] = (),
-        effort: str | None = None,
+        messages: Sequence[Message],
+        options: ConversationOptions,
+        tools: Sequence[ToolFunction] = (),
         *,
+        effort: str | None = None,
         is_cut: bool = False,
         has_offsets: bool = False,
-    ) -> ChatPrompt:
+    ) -> RenderedChat:
         """Render and tokenize a conversation.
 
         Args:
-            tools: shown to the model; those in `options` are ignored.
-            effort: `reasoning_effort`; ignored if the template reads no such thing.
+            messages: in the form of transformers' chat templates, with content as text.
+            options: but for their tools and special tokens.
+            tools: shown to the model.
+            effort: how much to think, as `reasoning_effort` of OpenAI's API; None leaves it open. A
+                template that reads no such thing ignores it.
             is_cut: whether it may be longer than the context.
             has_offsets: whether to find the places of the tokens in the text.
 
@@ -88,50 +91,62 @@ class ChatPrompts:
                 param="chat_template",
             )
         check_fits = (lambda *_: None) if is_cut else self._check_fits
-        check_fits(sum(message.num_chars for message in messages), "messages")
-        template = self._tokenizer.chat_template(options.chat_template, has_tools=bool(tools))
-        reasoning = _reasoning_variables(template, effort)
-        rendered = rendered_chat(
-            self._tokenizer,
-            [message.for_template() for message in messages],
-            ConversationOptions(
-                tools=[tool.for_template() for tool in tools],
-                chat_template_kwargs={**reasoning, **options.template_variables},
-                message_special_tokens=self._special_tokens,
-                **{name: getattr(options, name) for name in _SENT},
-            ),
+        check_fits(sum(map(_num_chars, messages)), "messages")
+        template = self._templates.get(options.chat_template, has_tools=bool(tools))
+        variable = _effort(template, effort)
+        shown = [tool.for_template() for tool in tools]
+        text, stand_ins = template.render(
+            messages,
+            shown,
+            options={**variable, **options.variables},
+            special_tokens=self._special_tokens,
         )
-        check_fits(len(rendered.text), "messages")
-        text, stand_ins = rendered.text, rendered.stand_ins
+        check_fits(len(text), "messages")
         token_ids = self._tokenizer.encode_rendered(text, stand_ins)
         offsets = None
         if has_offsets:
             offsets = self._tokenizer.offsets(text, add_special_tokens=False, stand_ins=stand_ins)
-        return ChatPrompt(
+        return RenderedChat(
             token_ids,
-            rendered.syntax,
-            may_think=rendered.may_think,
-            reads_effort=effort is None or bool(reasoning),
+            template.reply_syntax(text, shown),
+            may_think=template.may_think(text),
+            reads_effort=effort is None or bool(variable),
             offsets=offsets,
         )
 
-    def reply_syntax(self, request: GenerateRequest) -> MessageSyntax:
-        """Return the syntax of the message that answers a rendered prompt."""
-        context = request.parse_context or ParseContext()
-        tools = [tool.for_template() for tool in context.tools or ()]
-        last = request.token_ids[-_LAST_TOKENS:]
+    def reply_syntax(
+        self,
+        prompt_token_ids: Sequence[int],
+        tools: Sequence[ToolFunction] = (),
+        *,
+        has_reasoned: bool = False,
+    ) -> MessageSyntax:
+        """Return the syntax of the message that answers a prompt that was rendered before.
+
+        Args:
+            tools: that the model was shown.
+            has_reasoned: whether the prompt's reasoning has ended.
+        """
+        if self._tokenizer.template_problem is not None:
+            return MessageSyntax()
+        last = list(prompt_token_ids[-_LAST_TOKENS:])
         end = self._tokenizer.decode(last, skip_special_tokens=False)
-        syntax = reply_syntax(self._tokenizer, tools, end)
-        if request.reasoning_ended:
+        template = self._templates.get(has_tools=bool(tools))
+        syntax = template.reply_syntax(end, [tool.for_template() for tool in tools])
+        if has_reasoned:
             syntax = msgspec.structs.replace(syntax, is_reasoning_open=False)
         return syntax if tools else syntax.without_calls()
 
 
-def _reasoning_variables(template: str, effort: str | None) -> dict[str, Any]:
-    if effort is None:
-        return {}
-    if "reasoning_effort" in template:
-        return {"reasoning_effort": effort}
-    if "enable_thinking" in template:
-        return {"enable_thinking": effort != _NO_REASONING}
+def _num_chars(message: Message) -> int:
+    return len(message["content"]) + len(message.get("reasoning_content", ""))
+
+
+def _effort(template: ChatTemplate, effort: str | None) -> dict[str, Any]:
+    """Return the variable that sets an effort, if there is one and the template reads it."""
+    match template.effort_variable:
+        case "reasoning_effort" as name if effort is not None:
+            return {name: effort}
+        case "enable_thinking" as name if effort is not None:
+            return {name: effort != _NO_REASONING}
     return {}

@@ -1,7 +1,8 @@
-"""Renders conversations with a model's chat template, and finds the syntax of the reply."""
+"""Reads a model's chat template once, and renders conversations with it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from legato.core.errors import InvalidRequestError
 from legato.language.conversation.guard import (
     Conversation,
+    MessageGuard,
     MessageSpecialTokens,
     StandIns,
     unescaped,
@@ -81,70 +83,188 @@ DEFAULT_OPTIONS = ConversationOptions()
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PROBE = "any-role"
 _CALL_ID = "call_{id}"
+_EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking")
+_MAX_TEMPLATES = 8
+"""Templates kept; requests may bring their own."""
 _WITH_SYSTEM = [{"role": "system", "content": "Hi"}, {"role": "user", "content": "Hi"}]
 
 
-class RenderedChat(NamedTuple):
-    """A conversation that its chat template has rendered.
+class RenderedText(NamedTuple):
+    """A conversation as its chat template wrote it.
 
     Attributes:
-        text: the rendered text with stand-ins, for `Tokenizer.encode_rendered`.
-        syntax: of the model's reply, whether or not the request asks to parse it.
+        text: with stand-ins, for `Tokenizer.encode_rendered`.
+        stand_ins: the characters that they replace.
     """
 
     text: str
     stand_ins: StandIns
-    syntax: MessageSyntax
 
-    @property
-    def may_think(self) -> bool:
-        """Whether the reply may hold reasoning: the prompt has not ended it already."""
+
+class ChatTemplates:
+    """The chat templates of one tokenizer, and others that requests bring; each is read once."""
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._read = lru_cache(maxsize=_MAX_TEMPLATES)(self._newly_read)
+
+    def get(self, given: str | None = None, *, has_tools: bool = False) -> "ChatTemplate":
+        """Return the template for a conversation; a checkpoint may have several.
+
+        Args:
+            given, has_tools: as of `Tokenizer.chat_template`.
+
+        Raises:
+            InvalidRequestError: the model has no template.
+        """
+        text = self._tokenizer.chat_template(given, has_tools=has_tools)
+        return self._read(text, is_own=given is None)
+
+    def _newly_read(self, text: str, *, is_own: bool) -> "ChatTemplate":
+        return ChatTemplate(self._tokenizer, text, is_own=is_own)
+
+
+class ChatTemplate:
+    """A chat template, and what its text says of it.
+
+    Args:
+        text: in Jinja.
+        is_own: whether it is the checkpoint's, which may declare the syntax of its messages.
+
+    Attributes:
+        syntax: of replies, whether or not a request asks to parse them.
+        effort_variable: the variable that sets how much the model thinks; None without one.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", text: str, *, is_own: bool) -> None:
+        self._tokenizer = tokenizer
+        self._text = text
+        self._reads_tools = reads_tools(text)
+        self._reads_tool_calls = reads_tool_calls(text)
+        self._reads_argument_text = reads_argument_text(text)
+        self._reads_thinking = reads_thinking(text)
+        self._reads_developer = "developer" in text
+        self.effort_variable = next(filter(text.__contains__, _EFFORT_VARIABLES), None)
+        self.syntax = self._syntax(is_own=is_own)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        options: Mapping[str, Any],
+        special_tokens: MessageSpecialTokens = "text",
+    ) -> RenderedText:
+        """Render a conversation; content that is not read is moved to content that is.
+
+        Args:
+            tools: functions that the model may call, in OpenAI's form.
+            options: further arguments of `Tokenizer.render_chat`.
+            special_tokens: how to treat special tokens in all strings from the client: keep them as
+                text, read them as tokens, or reject the request.
+
+        Raises:
+            InvalidRequestError: as `Tokenizer.render_chat`, or a special token must be rejected.
+            MemoryError: as `Tokenizer.render_chat`.
+        """
+        for i, message in enumerate(messages):
+            self._check_role(message.get("role"), f"messages.{i}.role")
+        conversation, stand_ins = Conversation(messages, tools, options), StandIns()
+        if special_tokens != "special":
+            if special_tokens == "refuse":
+                self._guard.check(conversation)
+            conversation, stand_ins = self._guard.guarded(conversation)
+        messages, tools, options = conversation
+        if tools and self._reads_tools:
+            options = {"tools": tools, "xml_tools": tools, **options}
+        readable = self._readable(messages, tools)
+        try:
+            text = _rendered(lambda said: self._written(said, **options), readable)
+        except InvalidRequestError as error:  # its message may quote the conversation
+            told = str(error).translate({ord(key): value for key, value in stand_ins.items()})
+            raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
+        return RenderedText(unescaped(text, stand_ins), stand_ins)
+
+    def reply_syntax(self, prompt: str, tools: Sequence[dict[str, Any]] = ()) -> MessageSyntax:
+        """Return the syntax of the reply to a prompt that this template has rendered.
+
+        Args:
+            prompt: its text, or the end of it.
+            tools: as of `render`.
+        """
+        calls, reasoning = self.syntax.tool_calls, self.syntax.reasoning
+        return msgspec.structs.replace(
+            self.syntax,
+            tools=tool_parameters(tools, has_types=calls is not None and calls.needs_types),
+            is_reasoning_open=reasoning is not None and _ends_with(prompt, reasoning.begin),
+        )
+
+    def may_think(self, prompt: str) -> bool:
+        """Whether the reply may hold reasoning: its prompt has not ended it already."""
         reasoning = self.syntax.reasoning
         if reasoning is None:
             return self.syntax.channels is not None
-        return not self.text.rstrip().endswith(reasoning.end.rstrip())
+        return not _ends_with(prompt, reasoning.end)
 
+    def _written(self, messages: list[Message], **options: Any) -> str:
+        return self._tokenizer.render_chat(messages, chat_template=self._text, **options)
 
-def rendered_chat(
-    tokenizer: "Tokenizer",
-    messages: Sequence[Message],
-    asked: ConversationOptions = DEFAULT_OPTIONS,
-) -> RenderedChat:
-    """Render a conversation; content that its template does not read is moved to content it reads.
+    def _syntax(self, *, is_own: bool) -> MessageSyntax:
+        syntax = syntax_of(self._text, self._tokenizer.is_token)
+        if is_own:
+            syntax = declared_syntax(self._tokenizer.response_template, syntax)
+        if not self._reads_tools and syntax.channels is None:
+            return msgspec.structs.replace(syntax, tool_calls=HERMES)
+        return syntax
 
-    Args:
-        messages: their contents are in the form that the template gets.
+    def _check_role(self, role: object, param: str) -> None:
+        """Raise `InvalidRequestError` for a role that is neither OpenAI's nor the template's.
 
-    Raises:
-        InvalidRequestError: as `Tokenizer.render_chat`, or a special token must be rejected.
-        MemoryError: as `Tokenizer.render_chat`.
-    """
-    chat_template, options = asked.chat_template, asked.variables
-    tools: Sequence[dict[str, Any]] = [dict(tool) for tool in asked.tools or ()]
-    template = tokenizer.chat_template(chat_template, has_tools=bool(tools))
-    syntax = _syntax(tokenizer, template, is_own=chat_template is None)
-    _check_roles(tokenizer, template, messages, chat_template)
-    shown = tools
-    conversation, stand_ins = Conversation(messages, tools, options), StandIns()
-    if asked.message_special_tokens != "special":
-        guard = tokenizer.message_guard(template, syntax)
-        if asked.message_special_tokens == "refuse":
-            guard.check(conversation)
-        conversation, stand_ins = guard.guarded(conversation)
-    messages, tools, variables = conversation
-    if tools and reads_tools(template):
-        variables = {"tools": tools, "xml_tools": tools, **variables}
-    readable = _readable(messages, tools, template, syntax)
-    try:
-        text = _rendered(
-            lambda said: tokenizer.render_chat(said, chat_template=chat_template, **variables),
-            readable,
+        A template takes a role that it names, or any if it writes roles as they come.
+        """
+        if role is None or role in _ROLES or self._names(role) or self._writes_any_role:
+            return
+        raise InvalidRequestError(
+            f"this model's chat template does not take the role {role!r}", param=param
         )
-    except InvalidRequestError as error:  # its message may quote the conversation
-        told = str(error).translate({ord(key): value for key, value in stand_ins.items()})
-        raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
-    text = unescaped(text, stand_ins)
-    return RenderedChat(text, stand_ins, _opened(_offering(syntax, shown), text))
+
+    def _names(self, role: object) -> bool:
+        return any(quoted in self._text for quoted in (f"'{role}'", f'"{role}"'))
+
+    @cached_property
+    def _guard(self) -> MessageGuard:
+        return self._tokenizer.message_guard(self._text, self.syntax)
+
+    @cached_property
+    def _writes_any_role(self) -> bool:
+        try:
+            return _PROBE in self._written([{"role": _PROBE, "content": "Hi"}])
+        except InvalidRequestError:
+            return False
+
+    def _readable(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> list[Message]:
+        """Rewrite the messages for a template that cannot read all of their fields."""
+        written = list(messages)
+        if not self._reads_developer:
+            written = with_role(written, "developer", "system")
+        if not self._reads_tools:
+            written = with_tools_in_system_message(written, tools)
+        if not self._reads_tool_calls:
+            return with_calls_in_content(written)
+        if self._reads_argument_text:
+            written = with_argument_text(written)
+        if self._reads_thinking:
+            written = with_thinking(written)
+        calls = self.syntax.tool_calls
+        named = isinstance(calls.call, NamedCall) and calls.call.id_pattern if calls else None
+        written = with_call_ids(written, named or _CALL_ID)
+        return with_ids_of(written, calls.id_chars) if calls and calls.id_chars else written
+
+
+def _ends_with(prompt: str, mark: str) -> bool:
+    return prompt.rstrip().endswith(mark.rstrip())
 
 
 def _rendered(render: Callable[[list[Message]], str], messages: list[Message]) -> str:
@@ -188,97 +308,3 @@ def _takes_system(render: Callable[[list[Message]], str]) -> bool:
     except InvalidRequestError:
         return False
     return True
-
-
-def _check_roles(
-    tokenizer: "Tokenizer",
-    template: str,
-    messages: Sequence[Message],
-    chat_template: str | None,
-) -> None:
-    """Raise `InvalidRequestError` for a role that is not OpenAI's, unless the template takes it.
-
-    A template takes a role that it names, or any if it writes roles as they come.
-    """
-    for i, message in enumerate(messages):
-        role = message.get("role")
-        if (
-            role is None
-            or role in _ROLES
-            or any(quoted in template for quoted in (f"'{role}'", f'"{role}"'))
-        ):
-            continue
-        probe = {"role": _PROBE, "content": "Hi"}
-        try:
-            told = tokenizer.render_chat([probe], chat_template=chat_template)
-        except InvalidRequestError:
-            told = ""
-        if _PROBE not in told:
-            raise InvalidRequestError(
-                f"this model's chat template does not take the role {role!r}",
-                param=f"messages.{i}.role",
-            )
-        return  # it writes any role
-
-
-def reply_syntax(
-    tokenizer: "Tokenizer", tools: Sequence[dict[str, Any]], prompt: str
-) -> MessageSyntax:
-    """Return the syntax of the reply to a prompt that the model's own template has rendered.
-
-    Args:
-        tools: functions that the model may call, in OpenAI's form.
-        prompt: its text, or the end of it.
-    """
-    if tokenizer.template_problem is not None:
-        return MessageSyntax()
-    template = tokenizer.chat_template(has_tools=bool(tools))
-    return _opened(_offering(_syntax(tokenizer, template, is_own=True), tools), prompt)
-
-
-def _syntax(tokenizer: "Tokenizer", template: str, *, is_own: bool) -> MessageSyntax:
-    """Return the syntax of replies. Args: is_own: whether the template is the checkpoint's."""
-    syntax = syntax_of(template, tokenizer.is_token)
-    if is_own:
-        syntax = declared_syntax(tokenizer.response_template, syntax)
-    if not reads_tools(template) and syntax.channels is None:
-        return msgspec.structs.replace(syntax, tool_calls=HERMES)
-    return syntax
-
-
-def _readable(
-    messages: Sequence[Message],
-    tools: Sequence[dict[str, Any]],
-    template: str,
-    syntax: MessageSyntax,
-) -> list[Message]:
-    """Rewrite the messages for a template that cannot read all of their fields."""
-    written = list(messages)
-    if "developer" not in template:
-        written = with_role(written, "developer", "system")
-    if not reads_tools(template):
-        written = with_tools_in_system_message(written, tools)
-    if not reads_tool_calls(template):
-        return with_calls_in_content(written)
-    if reads_argument_text(template):
-        written = with_argument_text(written)
-    if reads_thinking(template):
-        written = with_thinking(written)
-    calls = syntax.tool_calls
-    named = isinstance(calls.call, NamedCall) and calls.call.id_pattern if calls else None
-    written = with_call_ids(written, named or _CALL_ID)
-    return with_ids_of(written, calls.id_chars) if calls and calls.id_chars else written
-
-
-def _offering(syntax: MessageSyntax, tools: Sequence[dict[str, Any]]) -> MessageSyntax:
-    """Return the syntax of a reply that may call these tools."""
-    has_types = syntax.tool_calls is not None and syntax.tool_calls.needs_types
-    offered = tool_parameters(tools, has_types=has_types)
-    return msgspec.structs.replace(syntax, tools=offered)
-
-
-def _opened(syntax: MessageSyntax, prompt: str) -> MessageSyntax:
-    """Return the syntax of the reply, which may begin inside reasoning that the prompt opened."""
-    reasoning = syntax.reasoning
-    is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin.rstrip())
-    return msgspec.structs.replace(syntax, is_reasoning_open=is_open)

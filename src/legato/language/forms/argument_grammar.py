@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from legato.api.bodies.chat_tools import CUSTOM_INPUT, FunctionDefinition
 from legato.core.errors import InvalidRequestError
 from legato.language.forms.escaped_lark import escaped_lark
 from legato.language.forms.json_schema import guided
@@ -18,6 +17,7 @@ from legato.language.message.argument_types import (
     object_parts,
 )
 from legato.language.message.message_syntax import GEMMA_QUOTE, ArgumentTags, NamedCall
+from legato.language.message.tools import CUSTOM_INPUT, ToolFunction
 
 ANY_TEXT = "/(?s:.*)/"
 
@@ -126,7 +126,7 @@ class ArgumentGrammar:
         self._values: dict[int, tuple[str, Any]] = {}  # key a schema's id, value its rule and it
         self._has_gemma = False
 
-    def of(self, function: FunctionDefinition, *, is_lenient: bool) -> str:
+    def of(self, function: ToolFunction, *, is_lenient: bool) -> str:
         """Return the right side of a rule for a function's arguments.
 
         Args:
@@ -138,9 +138,9 @@ class ArgumentGrammar:
                 grammar grows too long.
         """
         schema = _ANY_OBJECT
-        if function.strict or is_lenient:
+        if function.is_strict or is_lenient:
             schema = function.parameters or _NOTHING
-        self._is_strict, self._root = function.strict, schema
+        self._is_strict, self._root = function.is_strict, schema
         self._alternatives = Alternatives(schema)
         self._refers_to_root = _REFERENCE.search(json.dumps(schema)) is not None
         if function.input_grammar is not None:

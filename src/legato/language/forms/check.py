@@ -64,6 +64,19 @@ class GrammarChecker:
             raise self._blaming(outputs, str(error)) from error
         return StructuredOutputs(grammar=source)
 
+    def check_part(self, outputs: StructuredOutputs) -> None:
+        """Check of a form what does not show when it becomes a part of a grammar that compiles.
+
+        A schema that cannot be met fails wherever it stands; a pattern or a choice alone only.
+
+        Raises:
+            InvalidRequestError: as `resolve`.
+        """
+        if outputs.form in ("json", "json_object"):
+            self._check_spelling(outputs)
+        else:
+            self.resolve(outputs)
+
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         return small_tokenizer(self._vocabulary())

@@ -14,6 +14,15 @@ _COMBINED = frozenset({"$ref", "anyOf", "oneOf"})
 """Keywords that do so too beside `properties`."""
 
 
+def enforced(schema: dict[str, Any], *, is_strict: bool) -> dict[str, Any]:
+    """Prepare a schema for `StructuredOutputs`.
+
+    Args:
+        is_strict: whether unsupported keywords are refused, not ignored.
+    """
+    return schema if is_strict else {**schema, "x-guidance": {"lenient": True}}
+
+
 def guided(schema: dict[str, Any], options: dict[str, Any], *, is_lenient: bool) -> dict[str, Any]:
     """Return the schema for a rule's `%json`.
 

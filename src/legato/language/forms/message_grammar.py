@@ -6,14 +6,11 @@ from typing import Protocol
 
 import msgspec
 
-from legato.api.bodies.chat_tools import Tool, ToolUse
-from legato.api.bodies.output_form import enforced
-from legato.api.http.errors import naming_fields
-from legato.api.openai.chat_body import ChatRequest
-from legato.core.errors import InvalidRequestError
+from legato.core.errors import InvalidRequestError, naming_fields
 from legato.core.structured_outputs import StructuredOutputs
 from legato.language.forms.argument_grammar import ANY_TEXT, ArgumentGrammar, LarkText
 from legato.language.forms.check import GrammarChecker
+from legato.language.forms.json_schema import enforced
 from legato.language.forms.source import check_schema, rule_of
 from legato.language.message.message_syntax import (
     Channels,
@@ -22,6 +19,7 @@ from legato.language.message.message_syntax import (
     NamedCall,
     ToolCallSyntax,
 )
+from legato.language.message.tools import ToolFunction, ToolUse
 
 MAX_PARALLEL_CALLS = 16
 """The most calls in a message that has only calls: small models do not stop on their own."""
@@ -40,42 +38,57 @@ class MessageForm(msgspec.Struct, frozen=True):
 
 
 def message_form(
-    request: ChatRequest,
+    use: ToolUse,
+    outputs: StructuredOutputs | None,
     syntax: MessageSyntax,
     checker: GrammarChecker,
     special_marks: Mapping[str, int],
 ) -> MessageForm:
-    """Return the form that a request asks for, in its model's syntax.
+    """Return the form of an answer in its model's syntax.
 
     Args:
-        syntax: with tool calls, if the model was shown tools.
+        use: of tools that the model was shown.
+        outputs: the form of the answer's content; ignored if a call is required.
+        syntax: with tool calls, if there are tools.
         special_marks: as of `Tokenizer.special_marks`.
 
     Raises:
         InvalidRequestError: the form cannot be enforced; `param` names its field.
     """
-    use, form, content = request.tool_use, None, None
-    if request.output_form is not None and not use.is_required:
-        with naming_fields(**request.form_names):
-            content = rule_of(request.output_form)
-            form = checker.resolve(request.output_form)
-    is_enforced = use.is_required or form is not None
-    _check_enforced(request.described_tools, use.callable, checker, is_enforced=is_enforced)
+    form = None if use.is_required else outputs
+    content = None if form is None else rule_of(form)
+    _check_enforced(use.callable, checker, is_enforced=use.is_required or form is not None)
     grammar = None
     if form is None or content is not None:
         grammar = message_grammar(use, syntax, special_marks, content=content)
-    if grammar is None and form is not None:
-        # The form applies from the first token on, even if the prompt ends in open reasoning.
-        answer = msgspec.structs.replace(_with_marked_calls(syntax), is_reasoning_open=False)
-        return MessageForm(form, answer)
-    if grammar is None:
+    if grammar is not None:
+        outputs = _resolved(grammar, use, form, checker)
+        return MessageForm(outputs, syntax if form is None else _with_marked_calls(syntax))
+    if form is None:
         return MessageForm(None, syntax)
+    # The form applies from the first token on, even if the prompt ends in open reasoning.
+    answer = msgspec.structs.replace(_with_marked_calls(syntax), is_reasoning_open=False)
+    return MessageForm(checker.resolve(form), answer)
+
+
+def _resolved(
+    grammar: str, use: ToolUse, form: StructuredOutputs | None, checker: GrammarChecker
+) -> StructuredOutputs:
+    """Return a message's grammar as one that compiles; if it does not, find the field at fault.
+
+    Args:
+        form: of the content, if the grammar has it as a part.
+    """
+    if form is not None:
+        checker.check_part(form)
     try:
-        resolved = checker.resolve(StructuredOutputs(grammar=grammar))
+        return checker.resolve(StructuredOutputs(grammar=grammar))
     except InvalidRequestError as error:
-        _check_tools(request.described_tools, use.callable, checker)
-        raise InvalidRequestError(str(error), param="tools") from error
-    return MessageForm(resolved, syntax if content is None else _with_marked_calls(syntax))
+        if form is not None:
+            checker.resolve(form)
+        _check_tools(use.callable, checker)
+        param = "tools" if use.callable or form is None else f"structured_outputs.{form.form}"
+        raise InvalidRequestError(str(error), param=param) from error
 
 
 def _with_marked_calls(syntax: MessageSyntax) -> MessageSyntax:
@@ -87,39 +100,33 @@ def _with_marked_calls(syntax: MessageSyntax) -> MessageSyntax:
 
 
 def _check_enforced(
-    described: Sequence[tuple[str, Tool]],
-    held: Sequence[Tool],
-    checker: GrammarChecker,
-    *,
-    is_enforced: bool,
+    functions: Sequence[ToolFunction], checker: GrammarChecker, *, is_enforced: bool
 ) -> None:
-    """Check tools one by one, so that an error names the field.
+    """Check functions one by one, so that an error names the field.
 
     Args:
-        is_enforced: whether the schema of a tool that is not strict is enforced.
+        is_enforced: whether the schema of a function that is not strict is enforced.
 
     Raises:
         InvalidRequestError: the grammar of a custom tool's input does not compile, or a schema that
             is enforced fails `check_schema`.
     """
-    for place, tool in described:
-        function, param = tool.function, f"{place}.parameters"
-        if tool in held and function.input_grammar is not None:
+    for function in functions:
+        param = f"{function.place}.parameters"
+        if function.input_grammar is not None:
             with naming_fields(**{"structured_outputs.grammar": param}):
                 checker.resolve(StructuredOutputs(grammar=function.input_grammar))
-        elif tool in held and (is_enforced or function.strict):
+        elif is_enforced or function.is_strict:
             check_schema(function.parameters, param)
 
 
-def _check_tools(
-    described: Sequence[tuple[str, Tool]], held: Sequence[Tool], checker: GrammarChecker
-) -> None:
-    """Raises InvalidRequestError: a single tool's schema cannot be enforced."""
-    for place, tool in described:
-        if tool not in held or tool.function.parameters is None:
+def _check_tools(functions: Sequence[ToolFunction], checker: GrammarChecker) -> None:
+    """Raises InvalidRequestError: a single function's schema cannot be enforced."""
+    for function in functions:
+        if function.parameters is None:
             continue
-        schema = enforced(tool.function.parameters, is_strict=tool.function.strict)
-        with naming_fields(**{"structured_outputs.json": f"{place}.parameters"}):
+        schema = enforced(function.parameters, is_strict=function.is_strict)
+        with naming_fields(**{"structured_outputs.json": f"{function.place}.parameters"}):
             checker.resolve(StructuredOutputs(json=schema))
 
 
@@ -165,7 +172,7 @@ def message_grammar(
         return grammars.calls()
     if content is not None:
         return grammars.calls_or(content) if use.callable else grammars.reasoned(content)
-    is_strict = any(tool.function.strict for tool in use.callable)
+    is_strict = any(function.is_strict for function in use.callable)
     return grammars.free() if is_strict or not use.is_parallel else None
 
 
@@ -245,8 +252,8 @@ class MarkedGrammar:
         arguments = ArgumentGrammar(call if isinstance(call, NamedCall) else None, self._lark)
         rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(self._tools)))]
         for i, tool in enumerate(self._tools):
-            written = arguments.of(tool.function, is_lenient=is_lenient)
-            begin, end = _around_arguments(call, tool.function.name)
+            written = arguments.of(tool, is_lenient=is_lenient)
+            begin, end = _around_arguments(call, tool.name)
             id_number = " /[0-9]{1,4}/ " if isinstance(call, NamedCall) and call.id_pattern else " "
             head = id_number.join(map(self._lark.literal, begin))
             rules.append(f"call_{i}: {head} {written} {self._lark.literal(end)}")
@@ -316,8 +323,8 @@ class ChannelGrammar:
         arguments = ArgumentGrammar(None, self._lark)
         rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(self._tools)))]
         for i, tool in enumerate(self._tools):
-            written = arguments.of(tool.function, is_lenient=is_lenient)
-            recipient = f"commentary to=functions.{tool.function.name} "
+            written = arguments.of(tool, is_lenient=is_lenient)
+            recipient = f"commentary to=functions.{tool.name} "
             header = self._header(f"{recipient}{self._marks.constrain}json")
             rules.append(f"call_{i}: {header} {written}")
         return rules + arguments.rules

@@ -1,6 +1,6 @@
 """Encodes text, decodes tokens and renders conversations. Torch-free, for the text processes."""
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
@@ -19,8 +19,6 @@ from legato.language.tokenizer.gguf_tokenizer import build_gguf_tokenizer
 from legato.language.tokenizer.stand_ins import StandInEncoder
 from legato.language.tokenizer.token_bytes import TokenDecoder
 
-_MAX_GUARDS = 8
-"""Guards kept, one for each chat template; requests may bring their own templates."""
 _PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
 """Options of a tokenizer that concern this machine only."""
 
@@ -54,7 +52,6 @@ class Tokenizer:
         vocab = self.backend.get_vocab()
         self.max_token_chars = max(map(len, vocab), default=1)
         self._num_ids = 1 + max(vocab.values(), default=-1)
-        self._make_guard = lru_cache(maxsize=_MAX_GUARDS)(self._new_guard)
         self.response_template: object = getattr(pretrained, "response_template", None)
         self.template_problem: str | None = None
         if pretrained.chat_template is None:
@@ -135,9 +132,7 @@ class Tokenizer:
         DeepSeek's `<｜User｜>`, which are not declared special. It lets pass marks of reasoning and
         tool calls that are not declared special.
         """
-        return self._make_guard(template, syntax.marks)
-
-    def _new_guard(self, template: str, marks: tuple[str, ...]) -> MessageGuard:
+        marks = syntax.marks
         in_marks = {added.content for added in self._added.values() if _is_in(added, marks)}
         written = {
             added.content
