@@ -15,7 +15,7 @@ import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -50,8 +50,7 @@ from legato.engine.client.activity import Activity
 from legato.engine.client.deliveries import Deliveries
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
-from legato.engine.client.submission import Prompts, Submission, Take
-from legato.engine.client.submissions import Submissions
+from legato.engine.client.submissions import Submission, Submissions, Take
 from legato.engine.loop.arrivals import Arrivals
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.engine_messages import EngineInfo
@@ -236,6 +235,7 @@ class _Engine:
     ) -> None:
         self.info = info
         self.vocabulary = tokenizer.vocabulary
+        self.defaults = defaults
         self.tickets = Tickets(TransferConfig(), None)
         self.activity = Activity(lambda _: None, lambda _: None)
         self.settings = RunningSettings(scheduler, info)
@@ -250,9 +250,6 @@ class _Engine:
         self._running: asyncio.Task[None] | None = None
         self._deliveries = Deliveries(scheduler.classes, self._loop.note_way)
         self._submissions = Submissions(
-            info,
-            self.vocabulary,
-            defaults,
             check_running=lambda: None,
             send=self._send,
             abort=lambda request_id: self._put(AbortRequest(request_id=request_id)),
@@ -261,8 +258,10 @@ class _Engine:
     def kept(self) -> Any:
         return self._deliveries.kept()
 
-    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
-        return self._submissions.submitted(prompts, take)
+    def submitted(
+        self, requests: Iterable[AddRequest], take: Take
+    ) -> AbstractAsyncContextManager[Submission]:
+        return self._submissions.submitted(requests, take)
 
     def _send(self, request: AddRequest) -> None:
         self._put(request)

@@ -14,7 +14,7 @@ from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.vocabulary import Vocabulary
-from legato.engine.client.submission import Prompts, Submission
+from legato.engine.client.submissions import Submission
 from legato.engine.errors import EngineDeadError
 from legato.fleet.config import replica_config
 from legato.fleet.engine import FleetEngine
@@ -23,6 +23,7 @@ from legato.fleet.replicas import Line
 from legato.language.completion import Completion, CompletionDelta
 from legato.routing.request import Role
 from legato.simulation.engine_process import program
+from tests.engine.submitting import submitted
 
 STEP_S = 0.004
 
@@ -139,9 +140,7 @@ async def complete(
     def take(_: int, delta: CompletionDelta) -> None:
         completion.add(delta)
 
-    async with engine.submitted(
-        Prompts(token_ids=[prompt], params=params, service=service, request_id="r"), take
-    ) as submission:
+    async with submitted(engine, [prompt], params, take, service=service) as submission:
         await submission.ended.wait()
         submission.check()
     return completion
@@ -150,9 +149,7 @@ async def complete(
 @asynccontextmanager
 async def begun(engine: FleetEngine, prompt: list[int]) -> AsyncIterator[Submission]:
     """A stream whose first token has come."""
-    async with engine.submitted(
-        Prompts(token_ids=[prompt], params=LONG, service=EVERYONES, request_id="r"), lambda *_: None
-    ) as submission:
+    async with submitted(engine, [prompt], LONG, service=EVERYONES) as submission:
         await submission.begun.wait()
         submission.check()
         yield submission

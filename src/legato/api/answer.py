@@ -18,7 +18,7 @@ from legato.api.job import Job
 from legato.api.limits import MAX_UNREAD_BYTES
 from legato.api.submit import running
 from legato.core.sampling_params import SamplingParams
-from legato.engine.client.submission import Submission
+from legato.engine.client.submissions import Submission
 from legato.engine.errors import SlowReaderError
 from legato.language.completion import CompletionDelta
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from legato.api.answer_recorder import AnswerRecorder
@@ -10,10 +10,13 @@ from legato.api.context import Context
 from legato.api.http.errors import shutting_down
 from legato.api.job import Job
 from legato.core.errors import InvalidRequestError
-from legato.core.outputs import FinishReason
-from legato.engine.client.submission import Prompts, Submission
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AddRequest
+from legato.core.token_ids import TokenIds
+from legato.engine.client.requests import build_requests
+from legato.engine.client.submissions import Submission
 from legato.engine.errors import EngineDeadError, OverloadedError
-from legato.language.completion import CompletionDelta
+from legato.language.completion import CompletionDelta, CompletionStream
 from legato.observe.metrics.request_metrics import INVALID
 from legato.observe.metrics.request_recorder import JobRecorder
 
@@ -38,29 +41,30 @@ async def running(
     recorder = _recorder(context, job)
     reason = FinishReason.ABORT
 
-    def take_measured(prompt_index: int, delta: CompletionDelta) -> None:
-        choice = prompt_index * job.params.n + delta.index
+    streams: list[CompletionStream] = []  # of each choice
+
+    def requests() -> Iterator[AddRequest]:
+        for prompt in job.prompts:
+            for index, request in enumerate(_requests(context, job, prompt)):
+                streams.append(CompletionStream(index, request, context.engine.vocabulary))
+                yield request
+
+    def take_measured(choice: int, output: RequestOutput, received_s: float) -> bool:
+        stream = streams[choice]
+        delta = stream.push(output, received_s)
         recorder.take(
             choice,
-            delta.output,
+            output,
             num_tokens=len(delta.token_ids),
             finish_reason=delta.finish_reason,
-            received_s=delta.received_s,
+            received_s=received_s,
         )
         answer.take(choice, delta)
         take(choice, delta)
+        return not stream.needs_abort
 
     try:
-        prompts = Prompts(
-            token_ids=job.prompts,
-            params=job.params,
-            request_id=job.arrival.request_id,
-            service=job.service,
-            kv_transfer=job.kv_transfer,
-            pooling=job.pooling,
-            arrived_s=job.arrival.received_s,
-        )
-        async with context.engine.submitted(prompts, take_measured) as submission:
+        async with context.engine.submitted(requests(), take_measured) as submission:
             yield submission
     except (InvalidRequestError, OverloadedError) as error:
         why = error.reason if isinstance(error, OverloadedError) else INVALID
@@ -75,6 +79,23 @@ async def running(
     finally:
         answer.end(sys.exception())
         recorder.end(reason, time.monotonic())
+
+
+def _requests(context: Context, job: Job, prompt: TokenIds) -> list[AddRequest]:
+    """Return the requests for all completions of a prompt."""
+    engine, arrived_s = context.engine, job.arrival.received_s
+    return build_requests(
+        prompt,
+        job.params,
+        service=job.service,
+        request_id=f"{next(context.prompt_numbers)}-{job.arrival.request_id}",
+        info=engine.info,
+        eos_token_ids=engine.defaults.eos_token_ids,
+        arrival_time_s=arrived_s,
+        reading_s=time.monotonic() - arrived_s,
+        kv_transfer=job.kv_transfer,
+        pooling=job.pooling,
+    )
 
 
 def _recorder(context: Context, job: Job) -> JobRecorder:
