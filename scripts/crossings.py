@@ -36,8 +36,9 @@ from legato.api.http import paced
 from legato.api.http.middleware import Lifecycle
 from legato.api.http.outlet import AsgiOutlet
 from legato.api.http_server import metrics_of
+from legato.api.job import End, Part
 from legato.api.readers.reader_pool import TextProcesses
-from legato.api.readers.reader_process import Outcome
+from legato.api.readers.reader_process import Reading
 from legato.api.reading.request_reader import RequestReader
 from legato.checkpoint.source import configured_source
 from legato.core.cache_config import BLOCK_SIZES, TransferConfig
@@ -219,12 +220,13 @@ class _Text(TextProcesses):
         self._requests = reader
         self.num_stuck = Counter[str](reader=0, zygote=0)
 
-    async def outcome(
+    async def read(
         self, kind: Kind, body: bytearray, arrival: Arrival, stored: bytes | None = None
-    ) -> Outcome:
+    ) -> Reading:
         del arrival  # only its warnings matter, and there are none
         *parts, end = self._requests.read(kind, bytes(body), stored)
-        return Outcome(parts, end)
+        assert isinstance(end, End)
+        return [part for part in parts if isinstance(part, Part)], end
 
 
 class _Engine:

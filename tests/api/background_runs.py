@@ -9,11 +9,11 @@ from typing import Any
 from legato.api.arrival import Arrival
 from legato.api.context import Context
 from legato.api.http.middleware import Lifecycle
-from legato.api.job import Job
-from legato.api.outcome import Generation, ResponseTerms
+from legato.api.job import AnswerOptions, Job, JobPrompt, packed
 from legato.api.responses.background import BackgroundRun
 from legato.api.responses.response_answer import ResponsesFormat
 from legato.api.responses.response_body import ResponsesRequest
+from legato.api.submit import JobRun
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
@@ -85,39 +85,28 @@ def context() -> Any:
     )
 
 
-def job() -> tuple[Job, Generation]:
-    asked = Generation(
+ARRIVAL = Arrival("r", "a", 0.0, {})
+
+
+def job(**fields: Any) -> Job:
+    """Args: fields: of the request."""
+    request = ResponsesRequest.model_validate({"input": "Hi", "background": True, **fields})
+    return Job(
+        operation="responses",
+        prompts=(JobPrompt(token_array([1, 2])),),
         params=SamplingParams(max_tokens=100),
         service=ServiceParams(),
-        is_streamed=True,
-        include_usage=False,
-        continuous_usage_stats=False,
-        message_syntax=None,
+        answer=AnswerOptions(is_streamed=True),
+        terms=packed(request.terms()),
     )
-    arrival = Arrival("r", "a", 0.0, {})
-    return Job.of(asked, [token_array([1, 2])], arrival=arrival, operation="responses"), asked
-
-
-def response_format(keep: Callable[[Any], bool], **fields: Any) -> ResponsesFormat:
-    """Args: fields: of the request."""
-    request = ResponsesRequest.model_validate({"input": "Hi", **fields})
-    terms = ResponseTerms(
-        shown=request.shown(),
-        previous_response_id=None,
-        is_stored=True,
-        is_background=True,
-        shows_logprobs=False,
-    )
-    a_job, asked = job()
-    return ResponsesFormat(VOCABULARY, asked, a_job, terms, model="m", keep=keep)
 
 
 def background_run(a_context: Any, finish: Callable[[Any], bool], **fields: Any) -> BackgroundRun:
-    """Start a run; `a_context` is as made by `context`."""
-    a_job, _ = job()
-    return BackgroundRun(
-        a_context, a_job, response_format(finish, **fields), grown=lambda: None, finish=finish
-    )
+    """Start a run; `a_context` is as made by `context`. Args: fields: of the request."""
+    a_job = job(**fields)
+    response = ResponsesFormat(VOCABULARY, a_job, ARRIVAL, model="m", keep=finish)
+    run = JobRun(a_context, a_job, ARRIVAL)
+    return BackgroundRun(run, response, grown=lambda: None, finish=finish)
 
 
 def say(submission: Submission, text: str, finish_reason: FinishReason | None = None) -> None:

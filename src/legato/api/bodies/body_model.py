@@ -213,6 +213,8 @@ def by_type(what: str, *kinds: str, **others: str) -> tuple[Discriminator, Befor
 
 
 Name = Annotated[str, AtMost(MAX_NAME_CHARS)]
+Prompt = str | list[int]
+"""A prompt as a client sends it: a text or token ids."""
 
 
 class ModelRequest(RequestModel):

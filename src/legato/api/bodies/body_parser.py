@@ -5,11 +5,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from legato.api.bodies.body_model import IgnoredFields, ModelRequest
+from legato.api.bodies.body_model import IgnoredFields, ModelRequest, Prompt
 from legato.api.bodies.serving import Serving
 from legato.api.http.errors import first_problem, unknown_model
 from legato.api.http.json_body import parse_json
-from legato.api.openai.completion_body import Prompt
 from legato.core.errors import InvalidRequestError
 from legato.engine.client.requests import check_token_ids
 

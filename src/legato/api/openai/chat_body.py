@@ -17,7 +17,7 @@ from legato.api.bodies.chat_tools import (
 )
 from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs
 from legato.api.bodies.neutral import UnaskedOfChat
-from legato.api.outcome import Warned
+from legato.api.job import Warned
 from legato.core.errors import InvalidRequestError
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer_format import NotedAnswer, Usage
+from legato.api.answer import NotedAnswer, Usage
 from legato.api.openai.logprobs import TokenLogprob
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -10,7 +10,6 @@ from msgspec import UNSET
 from legato.api.bodies.chat_tools import CUSTOM_INPUT
 from legato.api.http.bodies import TypedEvent
 from legato.api.openai.logprobs import TokenLogprob
-from legato.api.outcome import CalledTool
 from legato.api.responses.output import (
     OutputCustomToolCall,
     OutputFunctionCall,
@@ -35,6 +34,7 @@ from legato.api.responses.response_events import (
     TextDelta,
     TextDone,
 )
+from legato.api.responses.response_tools import CalledTool
 from legato.language.message.message import MessageDelta, TextSpan, ToolCallDelta
 
 _PART = 0
