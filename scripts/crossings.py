@@ -52,8 +52,8 @@ from legato.engine.client.deliveries import Deliveries
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
 from legato.engine.client.submissions import Submission, Submissions, Take
-from legato.engine.loop.arrivals import Arrivals
 from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.main import Arrivals
 from legato.engine.process.engine_messages import EngineInfo
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.grammar.matcher import compile_grammar

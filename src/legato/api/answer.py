@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 from starlette.types import Receive, Scope, Send
 
-from legato.api.arrival import LegatoNotes
+from legato.api.arrival import Arrival
 from legato.api.http.bodies import EventResponse
 from legato.api.http.errors import ApiError, as_api_error, naming_fields
 from legato.api.http.outlet import Outlet
@@ -32,10 +32,21 @@ _DELTA_BYTES, _SCORE_BYTES = 700, 120
 logger = logging.getLogger(__name__)
 
 
+class LegatoNotes(msgspec.Struct, frozen=True):
+    """Attributes: `warnings`: the fields and tools of the request that had no effect."""
+
+    warnings: list[str]
+
+
 class NotedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes: `legato` is present if there are warnings."""
 
     legato: LegatoNotes | UnsetType = UNSET
+
+
+def notes_of(arrival: Arrival) -> LegatoNotes | UnsetType:
+    """Return the `legato` of a request's answer, if there are warnings."""
+    return LegatoNotes(arrival.warnings) if arrival.warnings else UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -3,18 +3,9 @@
 import logging
 from dataclasses import dataclass, field
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
 _MAX_WARNING_CHARS = 1000
 
 logger = logging.getLogger(__name__)
-
-
-class LegatoNotes(msgspec.Struct, frozen=True):
-    """Attributes: `warnings`: the fields and tools of the request that had no effect."""
-
-    warnings: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +29,6 @@ class Arrival:
     tenant: str | None = None
     cache_owner: str | None = None
     warnings: list[str] = field(default_factory=list)
-
-    @property
-    def notes(self) -> LegatoNotes | UnsetType:
-        """The `legato` of the answer, if there are warnings."""
-        return LegatoNotes(self.warnings) if self.warnings else UNSET
 
     def named(self, request_id: str | None) -> str:
         """Return the client's name of the request: of its header, else this one, else a new one."""

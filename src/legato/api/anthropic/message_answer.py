@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import UsageCounter, respond
+from legato.api.answer import UsageCounter, notes_of, respond
 from legato.api.anthropic.message_body import (
     CountTokensRequest,
     MessagesRequest,
@@ -82,7 +82,7 @@ class MessagesFormat:
 
     def ended(self) -> list[TypedEvent]:
         change = MessageChange(self._stop_reason, self._stop_sequence)
-        delta = MessageDelta(change, self._message_usage, self._edits, self._arrival.notes)
+        delta = MessageDelta(change, self._message_usage, self._edits, notes_of(self._arrival))
         return [*self._blocks.close(), delta, MessageStop()]
 
     def failed(self, error: ApiError) -> list[TypedEvent]:
@@ -102,7 +102,7 @@ class MessagesFormat:
             stop_sequence=self._stop_sequence,
             usage=self._message_usage,
             context_management=self._edits,
-            legato=self._arrival.notes,
+            legato=notes_of(self._arrival),
         )
 
     @property

@@ -5,9 +5,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import NotedAnswer
+from legato.api.answer import LegatoNotes, NotedAnswer
 from legato.api.anthropic.context_edits import AppliedEdit
-from legato.api.arrival import LegatoNotes
 from legato.api.http.bodies import TypedEvent
 
 StopReason = Literal[

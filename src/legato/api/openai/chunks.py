@@ -6,11 +6,11 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET
 
-from legato.api.answer import NotedAnswer, Usage, UsageCounter
+from legato.api.answer import NotedAnswer, Usage, UsageCounter, notes_of
 from legato.api.arrival import Arrival
-from legato.api.http.bodies import DONE, event
+from legato.api.http.bodies import DONE, event, json_event
 from legato.api.http.errors import ApiError
-from legato.api.http.json_pieces import encode_json, json_pieces
+from legato.api.http.json_pieces import json_pieces
 from legato.api.job import Job
 from legato.core.outputs import FinishReason
 from legato.language.completion import Completion, CompletionDelta
@@ -83,13 +83,13 @@ class _ChunkWriter:
         chunk = self._words.chunk(choice, delta, self._usage_field)
         if delta.finish_reason is not None and not self._options.include_usage:
             chunk = _noted(chunk, self._arrival)  # it may be the stream's last
-        return event(encode_json(chunk))
+        return json_event(chunk)
 
     def end(self) -> list[bytes]:
         if not self._options.include_usage:
             return [DONE]
         chunk = self._words.usage_chunk(self._usage.so_far)
-        return [event(encode_json(_noted(chunk, self._arrival))), DONE]
+        return [json_event(_noted(chunk, self._arrival)), DONE]
 
     def failed(self, error: ApiError) -> list[bytes]:
         return [event(error.body), DONE]
@@ -102,7 +102,7 @@ class _ChunkWriter:
 
 
 def _noted(answer: NotedAnswer, arrival: Arrival) -> NotedAnswer:
-    return msgspec.structs.replace(answer, legato=arrival.notes)
+    return msgspec.structs.replace(answer, legato=notes_of(arrival))
 
 
 def _without_output(delta: CompletionDelta) -> CompletionDelta:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from legato.api.answer import UsageCounter
+from legato.api.answer import UsageCounter, notes_of
 from legato.api.arrival import Arrival
 from legato.api.http.bodies import TypedEvent, in_one_line
 from legato.api.http.errors import ApiError
@@ -147,7 +147,7 @@ class ResponsesFormat:
 
     def _answer(self, status: Status, **known: Any) -> ResponseAnswer:
         fields = {"completed_at": None, "output": list(self._items.done), **self._fixed, **known}
-        return ResponseAnswer(status=status, legato=self._arrival.notes, **fields)
+        return ResponseAnswer(status=status, legato=notes_of(self._arrival), **fields)
 
     def _kept_pieces(self) -> Iterator[bytes]:
         """Yield the finished response in JSON, which says whether it is stored."""

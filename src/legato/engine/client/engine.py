@@ -120,7 +120,7 @@ class Engine(Protocol):
     def submitted(
         self, requests: Iterable[AddRequest], take: Take
     ) -> AbstractAsyncContextManager[Submission]:
-        """Run requests together; leaving the block aborts those that have not ended.
+        """Run requests together; leaving the block aborts the unfinished ones.
 
         Args:
             requests: as made by `build_requests`, with ids that no other request has. Each is made
