@@ -1,4 +1,4 @@
-"""POST /v1/messages: its answers. Its requests are in `requests/anthropic.py`."""
+"""POST /v1/messages: its answers. Its requests are in `message_body.py`."""
 
 from http import HTTPStatus
 

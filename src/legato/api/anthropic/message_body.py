@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/messages and /v1/messages/count_tokens, converted to chats."""
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens: chats, and jobs made of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

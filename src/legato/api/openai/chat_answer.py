@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: its answers. Its requests are in `requests/chat.py`."""
+"""POST /v1/chat/completions: its answers. Its requests are in `chat_body.py`."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""POST /v1/completions: its answers. Its requests are in `requests/completion.py`."""
+"""POST /v1/completions: its answers. Its requests are in `completion_body.py`."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

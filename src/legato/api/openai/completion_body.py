@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions."""
+"""The body of POST /v1/completions, and the job made of it."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial

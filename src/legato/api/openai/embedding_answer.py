@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: its answers. Its requests are in `requests/embeddings.py`."""
+"""POST /v1/embeddings: its answers. Its requests are in `embedding_body.py`."""
 
 import base64
 import sys

@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate: its answers. Its requests are in `requests/generate.py`."""
+"""POST /inference/v1/generate: its answers. Its requests are in `generate_body.py`."""
 
 import time
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""POST /score and POST /rerank: their answers. Their requests are in `requests/scores.py`."""
+"""POST /score and POST /rerank: their answers. Their requests are in `score_body.py`."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""The bodies and answers of POST /tokenize and /detokenize."""
+"""The bodies of POST /tokenize and /detokenize, and their answers."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated

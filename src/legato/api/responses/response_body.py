@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, converted to a chat."""
+"""The body of POST /v1/responses, converted to a chat, and the job made of it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""/v1/responses: its answers. Its requests are in `requests/responses.py`."""
+"""/v1/responses: its answers. Its requests are in `response_body.py`."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
