@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -154,7 +155,8 @@ class ChatFormat:
         ticket: KVTransferParams | None = None,
     ) -> None:
         self._ticket = ticket
-        self._logprobs = LogprobsWriter(vocabulary, names_by_id=job.answer.names_tokens_by_id)
+        self._vocabulary = vocabulary
+        self._names_by_id = job.answer.names_tokens_by_id
         self._syntax = job.answer.message_syntax
         self._returns_token_ids = job.answer.returns_token_ids
         self._prompt = job.prompts[0].token_ids
@@ -163,6 +165,10 @@ class ChatFormat:
         self._created = created
         self._model = model
         self._readers: dict[int, MessageReader] = {}  # key: choice, once begun
+
+    @cached_property
+    def _logprobs(self) -> LogprobsWriter:
+        return LogprobsWriter(self._vocabulary, names_by_id=self._names_by_id)
 
     def answer(self, completions: list[Completion], usage: Usage) -> ChatAnswer:
         scored = completions[0].prompt_scores
@@ -187,7 +193,7 @@ class ChatFormat:
         piece = ChatChunkChoice(
             index=choice,
             delta=self._delta(message, "assistant" if is_first else UNSET),
-            logprobs=self._logprobs.chat(delta.logprobs),
+            logprobs=None if delta.logprobs is None else self._logprobs.chat(delta.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=delta.stop_reason,
             token_ids=self._tokens(delta.token_ids),
