@@ -15,7 +15,7 @@ import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,8 +36,9 @@ from legato.api.http import outlet
 from legato.api.http.middleware import Lifecycle
 from legato.api.http.outlet import AsgiOutlet
 from legato.api.http_server import metrics_of
+from legato.api.job import End, Part
 from legato.api.readers.reader_pool import TextProcesses
-from legato.api.readers.reader_process import Outcome
+from legato.api.readers.reader_process import Reading
 from legato.api.reading.request_reader import RequestReader
 from legato.checkpoint.source import configured_source
 from legato.core.cache_config import BLOCK_SIZES, TransferConfig
@@ -50,10 +51,9 @@ from legato.engine.client.activity import Activity
 from legato.engine.client.deliveries import Deliveries
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
-from legato.engine.client.submission import Prompts, Submission, Take
-from legato.engine.client.submissions import Submissions
-from legato.engine.loop.arrivals import Arrivals
+from legato.engine.client.submissions import Submission, Submissions, Take
 from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.main import Arrivals
 from legato.engine.process.engine_messages import EngineInfo
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.grammar.matcher import compile_grammar
@@ -219,12 +219,13 @@ class _Text(TextProcesses):
         self._requests = reader
         self.num_stuck = Counter[str](reader=0, zygote=0)
 
-    async def outcome(
+    async def read(
         self, kind: Kind, body: bytearray, arrival: Arrival, stored: bytes | None = None
-    ) -> Outcome:
+    ) -> Reading:
         del arrival  # only its warnings matter, and there are none
         *parts, end = self._requests.read(kind, bytes(body), stored)
-        return Outcome(parts, end)
+        assert isinstance(end, End)
+        return [part for part in parts if isinstance(part, Part)], end
 
 
 class _Engine:
@@ -235,6 +236,7 @@ class _Engine:
     ) -> None:
         self.info = info
         self.vocabulary = tokenizer.vocabulary
+        self.defaults = defaults
         self.tickets = Tickets(TransferConfig(), None)
         self.activity = Activity(lambda _: None, lambda _: None)
         self.settings = RunningSettings(scheduler, info)
@@ -249,9 +251,6 @@ class _Engine:
         self._running: asyncio.Task[None] | None = None
         self._deliveries = Deliveries(scheduler.classes, self._loop.record_delivery)
         self._submissions = Submissions(
-            info,
-            self.vocabulary,
-            defaults,
             check_running=lambda: None,
             send=self._send,
             abort=lambda request_id: self._put(AbortRequest(request_id=request_id)),
@@ -260,8 +259,10 @@ class _Engine:
     def kept(self) -> Any:
         return self._deliveries.kept()
 
-    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
-        return self._submissions.submitted(prompts, take)
+    def submitted(
+        self, requests: Iterable[AddRequest], take: Take
+    ) -> AbstractAsyncContextManager[Submission]:
+        return self._submissions.submitted(requests, take)
 
     def _send(self, request: AddRequest) -> None:
         self._put(request)

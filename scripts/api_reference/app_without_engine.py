@@ -45,10 +45,10 @@ class _TextInThisProcess:
             no_tokenizer, ModelDefaults(eos_token_ids=(), sampling={}), serving
         )
 
-    async def generation(self, kind: Kind, body: bytearray, arrival: Arrival) -> None:  # noqa: ARG002
+    async def read(self, kind: Kind, body: bytearray, arrival: Arrival) -> None:  # noqa: ARG002
         list(self._reader.read(kind, bytes(body)))
 
-    answer = outcome = generation
+    answer = job = read
 
 
 @cache

@@ -1,7 +1,7 @@
 """Runs of responses in the background, in this process, with an engine that says nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -9,26 +9,42 @@ from typing import Any
 from legato.api.arrival import Arrival
 from legato.api.context import Context
 from legato.api.http.middleware import Lifecycle
-from legato.api.job import Job
-from legato.api.outcome import Generation, ResponseTerms
+from legato.api.job import AnswerOptions, Job, JobPrompt, packed
 from legato.api.responses.background import BackgroundRun
 from legato.api.responses.response_answer import ResponsesFormat
 from legato.api.responses.response_body import ResponsesRequest
+from legato.api.submit import JobRun
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams, SloClass
+from legato.core.slo import INTERACTIVE, ServiceParams, SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.token_ids import token_array
-from legato.core.vocabulary import Vocabulary
-from legato.engine.client.submission import Prompts, Submission, Take
-from legato.language.completion import CompletionDelta
+from legato.engine.client.submissions import Submission, Take
 from legato.observe.metrics.server_metrics import ServerMetrics
 
-VOCABULARY = Vocabulary.of([b"x"], frozenset())
+
+class _Said:
+    """A `Vocabulary` that grows: each text that the model is to say is a token."""
+
+    special_token_ids = frozenset[int]()
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def id_of(self, text: str) -> int:
+        return self._ids.setdefault(text, len(self._ids))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return next(text for text, known in self._ids.items() if known == token_id).encode()
+
+
+VOCABULARY: Any = _Said()
 
 
 class SilentEngine:
-    """Takes prompts; a test sends the deltas.
+    """Takes requests; a test sends the outputs.
 
     Attributes:
         submissions: in the order in which they came.
@@ -36,13 +52,23 @@ class SilentEngine:
 
     def __init__(self) -> None:
         self.vocabulary = VOCABULARY
+        self.defaults = ModelDefaults(eos_token_ids=(), sampling={})
+        self.info: Any = SimpleNamespace(
+            generates=True, max_model_len=1000, vocab_size=10, slo_classes=[INTERACTIVE]
+        )
         self.activity: Any = SimpleNamespace(records=SimpleNamespace(is_wanted=False))
         self.submissions: list[Submission] = []
 
     @asynccontextmanager
-    async def submitted(self, _prompts: Prompts, take: Take) -> AsyncIterator[Submission]:
-        self.submissions.append(Submission(1, take))
-        yield self.submissions[-1]
+    async def submitted(
+        self, requests: Iterable[AddRequest], take: Take
+    ) -> AsyncIterator[Submission]:
+        submission = Submission(take)
+        for request in requests:
+            submission.add(request.request_id)
+        submission.close()
+        self.submissions.append(submission)
+        yield submission
 
 
 def context() -> Any:
@@ -59,52 +85,39 @@ def context() -> Any:
     )
 
 
-def job() -> tuple[Job, Generation]:
-    asked = Generation(
+ARRIVAL = Arrival("r", "a", 0.0, {})
+
+
+def job(**fields: Any) -> Job:
+    """Args: fields: of the request."""
+    request = ResponsesRequest.model_validate({"input": "Hi", "background": True, **fields})
+    return Job(
+        operation="responses",
+        prompts=(JobPrompt(token_array([1, 2])),),
         params=SamplingParams(max_tokens=100),
         service=ServiceParams(),
-        is_streamed=True,
-        include_usage=False,
-        continuous_usage_stats=False,
-        message_syntax=None,
+        answer=AnswerOptions(is_streamed=True),
+        terms=packed(request.terms()),
     )
-    arrival = Arrival("r", "a", 0.0, {})
-    return Job.of(asked, [token_array([1, 2])], arrival=arrival, operation="responses"), asked
-
-
-def response_format(keep: Callable[[Any], bool], **fields: Any) -> ResponsesFormat:
-    """Args: fields: of the request."""
-    request = ResponsesRequest.model_validate({"input": "Hi", **fields})
-    terms = ResponseTerms(
-        shown=request.shown(),
-        previous_response_id=None,
-        is_stored=True,
-        is_background=True,
-        shows_logprobs=False,
-    )
-    a_job, asked = job()
-    return ResponsesFormat(VOCABULARY, asked, a_job, terms, model="m", keep=keep)
 
 
 def background_run(a_context: Any, finish: Callable[[Any], bool], **fields: Any) -> BackgroundRun:
-    """Start a run; `a_context` is as made by `context`."""
-    a_job, _ = job()
-    return BackgroundRun(
-        a_context, a_job, response_format(finish, **fields), grown=lambda: None, finish=finish
-    )
+    """Start a run; `a_context` is as made by `context`. Args: fields: of the request."""
+    a_job = job(**fields)
+    response = ResponsesFormat(VOCABULARY, a_job, ARRIVAL, model="m", keep=finish)
+    run = JobRun(a_context, a_job, ARRIVAL)
+    return BackgroundRun(run, response, grown=lambda: None, finish=finish)
 
 
-def delta(text: str, finish_reason: FinishReason | None = None) -> CompletionDelta:
-    return CompletionDelta(
-        output=RequestOutput(request_id="q", new_token_ids=(0,), scheduled_s=0.0),
-        index=0,
-        text=text,
-        token_ids=(0,),
-        logprobs=None,
+def say(submission: Submission, text: str, finish_reason: FinishReason | None = None) -> None:
+    """Have the only request of a submission say a text in one token."""
+    output = RequestOutput(
+        request_id="q",
+        new_token_ids=(VOCABULARY.id_of(text),),
+        scheduled_s=0.0,
         finish_reason=finish_reason,
-        stop_reason=None,
-        received_s=0.0,
     )
+    submission.take(0, output, 0.0)
 
 
 async def iterations(number: int) -> None:

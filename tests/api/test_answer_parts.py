@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.api.anthropic.output_blocks import Blocks
+from legato.api.job import AnswerOptions, Job, JobPrompt
 from legato.api.openai.chat_answer import ChatFormat
-from legato.api.outcome import Generation
 from legato.api.responses.output_items import OutputItems
 from legato.api.responses.response_events import OutputTokens
 from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
@@ -111,15 +111,14 @@ def _whole(
 
 
 def _in_chat(deltas: list[CompletionDelta], syntax: MessageSyntax) -> Said:
-    asked = Generation(
+    job = Job(
+        operation="chat",
+        prompts=(JobPrompt(token_array([1])),),
         params=SamplingParams(),
         service=ServiceParams(),
-        is_streamed=True,
-        include_usage=False,
-        continuous_usage_stats=False,
-        message_syntax=syntax,
+        answer=AnswerOptions(is_streamed=True, message_syntax=syntax),
     )
-    chat = ChatFormat(_vocabulary([]), asked, [1], answer_id="a", created=1, model="m")
+    chat = ChatFormat(_vocabulary([]), job, answer_id="a", created=1, model="m")
     content, reasoning, calls = "", "", dict[int, list[str]]()
     for delta in deltas:
         chunk = _json(chat.chunk(0, msgspec.structs.replace(delta, logprobs=None), msgspec.UNSET))

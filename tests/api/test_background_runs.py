@@ -16,7 +16,7 @@ from legato.api.responses.background import BackgroundRun
 from legato.api.responses.response_body import ResponsesRequest
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
-from tests.api.background_runs import background_run, context, delta, iterations
+from tests.api.background_runs import background_run, context, iterations, say
 from tests.profiles import examples
 
 LONG = "y" * 2**18
@@ -72,9 +72,9 @@ def test_a_response_ends_once(gaps: list[int], num_deltas: int, is_complete: boo
         submissions = a_context.engine.submissions
         if submissions:
             for _ in range(num_deltas):
-                submissions[0].take(0, delta(LONG))
+                say(submissions[0], LONG)
             if is_complete:
-                submissions[0].take(0, delta("!", FinishReason.STOP))
+                say(submissions[0], "!", FinishReason.STOP)
         clients = []
         for gap in gaps:
             clients.append(asyncio.create_task(run.cancelled()))
@@ -109,8 +109,8 @@ async def completed(
     await run.begun()
     submission = a_context.engine.submissions.pop()
     for text in texts:
-        submission.take(0, delta(text))
-    submission.take(0, delta("", FinishReason.STOP))
+        say(submission, text)
+    say(submission, "", FinishReason.STOP)
     await followed(run)
     return run, stored[0]
 

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from legato.api.arrival import Arrival
-from legato.api.job import Job
+from legato.api.job import AnswerOptions, Job, JobPrompt
 from legato.api.openai.chunks import InChunks
 from legato.api.openai.completion_answer import CompletionFormat
-from legato.api.outcome import Generation
 from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs, TokenScores
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -24,23 +23,15 @@ def _echoed(name: str, prompt: str, *, in_tokens: bool) -> dict[str, Any]:
     token_ids = tokenizer.encode(prompt)
     echoed = tokenizer.decode(token_ids) if in_tokens else prompt
     starts = [] if in_tokens else tokenizer.starts(prompt)
-    asked = Generation(
+    job = Job(
+        operation="text_completion",
+        prompts=(JobPrompt(token_array(token_ids)),),
         params=SamplingParams(logprobs=0, prompt_logprobs=0, max_tokens=1),
         service=ServiceParams(),
-        is_streamed=False,
-        include_usage=False,
-        continuous_usage_stats=False,
-        echoed=(echoed,),
-        echo_starts=(token_array(starts),),
+        answer=AnswerOptions(echoed=(echoed,), echo_starts=(token_array(starts),)),
     )
-    job = Job.of(
-        asked,
-        [token_array(token_ids)],
-        arrival=Arrival("r", "a", 0.0, {}),
-        operation="text_completion",
-    )
-    answer = CompletionFormat(tokenizer.vocabulary, asked, job, answer_id="a", created=1, model="m")
-    whole = InChunks(answer, job, asked).whole()
+    answer = CompletionFormat(tokenizer.vocabulary, job, answer_id="a", created=1, model="m")
+    whole = InChunks(answer, job, Arrival("r", "a", 0.0, {})).whole()
     last = token_ids[-1]
     scores = [TokenLogprobs(token_id, -1.0, 1, ()) for token_id in token_ids[1:]]
     whole.take(

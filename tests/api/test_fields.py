@@ -16,8 +16,9 @@ from tokenizers.processors import TemplateProcessing
 
 from legato.api.bodies.body_model import Kind, RequestModel, Serving
 from legato.api.http.errors import ApiError
-from legato.api.outcome import ResponseTerms, Warned
+from legato.api.job import Job, Warned, packed
 from legato.api.reading.request_reader import RequestReader
+from legato.api.responses.response_body import ResponseTerms
 from legato.checkpoint.defaults import ModelDefaults
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, SchedulerConfig
@@ -107,10 +108,18 @@ def read(reader: RequestReader, kind: Kind, body: dict[str, Any]) -> bytes | str
     kept = [part for part in parts if not isinstance(part, Warned)]
     return b"".join(
         pack_frame(
-            msgspec.structs.replace(part, shown={}) if isinstance(part, ResponseTerms) else part
+            _without_repeated(part)
+            if isinstance(part, Job) and part.operation == "responses" and kind == "responses"
+            else part
         )
         for part in kept
     )
+
+
+def _without_repeated(job: Job) -> Job:
+    """Leave out what the response repeats of its request."""
+    terms = msgspec.structs.replace(job.terms_as(ResponseTerms), shown={})
+    return msgspec.structs.replace(job, terms=packed(terms))
 
 
 @pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Message, Scope
 
 from legato.api.answer import most_unread
-from legato.api.bodies.answer_size import AnswerForm
+from legato.api.bodies.answer_size import output_token_bytes, prompt_token_bytes
 from legato.api.http import outlet
 from legato.api.http.json_text import Kept, array, encode_json, in_pieces, json_pieces, listed
 from legato.api.http.outlet import PacedResponse, Turns
@@ -301,11 +301,6 @@ def test_what_is_streamed_may_be_of_any_size(server: ServerProcess) -> None:
     server.wait_for_metric("num_requests_running", 0)
 
 
-def _estimate(form: AnswerForm, num_prompts: int, num_tokens: int, **params: Any) -> int:
-    sampling = SamplingParams(**params)
-    return sum(form.num_bytes(sampling, [num_tokens] * num_prompts, 2048))
-
-
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("num_top", [0, 5, 20])
 def test_an_estimate_is_near_the_answer(http: httpx.Client, n: int, num_top: int) -> None:
@@ -313,18 +308,22 @@ def test_an_estimate_is_near_the_answer(http: httpx.Client, n: int, num_top: int
     text = "It was a bright cold day in April, and the clocks were striking thirteen. " * 8
     prompt = http.post("/tokenize", json={"prompt": text}).json()["tokens"]
     asked = {"prompt": prompt, "max_tokens": 8, "n": n, "ignore_eos": True, "temperature": 0.0}
-    plain = AnswerForm(is_chat=False, returns_token_ids=False, shows_prompt_logprobs=False)
-    replace = msgspec.structs.replace
-    cases: list[tuple[AnswerForm, dict[str, Any]]] = [
-        (replace(plain, shows_prompt_logprobs=True), {"prompt_logprobs": num_top}),
-        (replace(plain, echoes=True), {"echo": True, "logprobs": num_top}),
-        (replace(plain, echoes=True, returns_token_ids=True),
-         {"echo": True, "logprobs": num_top, "return_token_ids": True}),
-    ]  # fmt: skip
-    for form, fields in cases:
+    cases: list[tuple[dict[str, bool], dict[str, Any]]] = [
+        ({"shows_prompt_logprobs": True}, {"prompt_logprobs": num_top}),
+        ({"echoes": True}, {"echo": True, "logprobs": num_top}),
+        (
+            {"echoes": True, "returns_token_ids": True},
+            {"echo": True, "logprobs": num_top, "return_token_ids": True},
+        ),
+    ]
+    for shown, fields in cases:
         num_bytes = len(http.post("/v1/completions", json={**asked, **fields}).content)
-        params = {name: fields.get(name) for name in ("logprobs", "prompt_logprobs")}
-        estimate = _estimate(form, 1, len(prompt), max_tokens=8, n=n, **params)
+        params = SamplingParams(
+            logprobs=fields.get("logprobs"), prompt_logprobs=fields.get("prompt_logprobs")
+        )
+        has_ids = shown.get("returns_token_ids", False)
+        output = output_token_bytes(params, is_chat=False, returns_token_ids=has_ids)
+        estimate = n * (len(prompt) * prompt_token_bytes(params, **shown) + 8 * output)
         assert estimate * 0.5 <= num_bytes <= estimate * 1.2 + 1000
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
-from legato.engine.loop.arrivals import Arrivals
+from legato.engine.main import Arrivals
 from tests.engine.test_engine_loop import NUM_TOKENS, Engine, drain, reasons, request
 
 ADD_S = 0.002

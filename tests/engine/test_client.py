@@ -29,10 +29,11 @@ from legato.core.step_record import EngineRecord, RequestEnded, RequestSent, Ste
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.client import EngineClient
 from legato.engine.client.deliveries import RecentGaps
-from legato.engine.client.submission import Prompts, Submission
+from legato.engine.client.submissions import Submission
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.language.completion import Completion, CompletionDelta
 from legato.language.tokenizer.tokenizer import load_tokenizer
+from tests.engine.submitting import submitted
 from tests.exact import EXACT_MODEL
 from tests.forks.process import runs
 from tests.kv.cache_watcher import CacheWatcher
@@ -70,13 +71,11 @@ async def complete(
 ) -> list[Completion]:
     completions = [Completion(i) for i in range(num_prompts * params.n)]
 
-    def take(prompt_index: int, delta: CompletionDelta) -> None:
-        completions[prompt_index * params.n + delta.index].add(delta)
+    def take(index: int, delta: CompletionDelta) -> None:
+        completions[index].add(delta)
 
     prompts = [TOKENIZER.encode("Once upon a time")] * num_prompts
-    async with client.submitted(
-        Prompts(token_ids=prompts, params=params, request_id="r"), take
-    ) as submission:
+    async with submitted(client, prompts, params, take) as submission:
         await submission.ended.wait()
         submission.check()
     return completions
@@ -87,9 +86,7 @@ async def begun(
     client: EngineClient, take: Callable[[int, CompletionDelta], object] = lambda *_: None
 ) -> AsyncIterator[Submission]:
     """A stream whose first token has come."""
-    async with client.submitted(
-        Prompts(token_ids=[[1, 2, 3]], params=LONG, request_id="r"), take
-    ) as submission:
+    async with submitted(client, [[1, 2, 3]], LONG, take) as submission:
         await submission.begun.wait()
         yield submission
 
@@ -140,15 +137,8 @@ async def test_an_error_in_noting_a_delivery_ends_that_stream_alone(
                 ends[name].append(delta.finish_reason)
 
         params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-        async with client.submitted(
-            Prompts(
-                token_ids=[[1, 2, 3]],
-                params=params,
-                service=ServiceParams(slo_class=name),
-                request_id=name,
-            ),
-            take,
-        ) as submission:
+        service = ServiceParams(slo_class=name)
+        async with submitted(client, [[1, 2, 3]], params, take, service=service) as submission:
             await submission.ended.wait()
             submission.check()
 
@@ -192,9 +182,7 @@ async def test_prompts_are_submitted_together_and_one_that_is_bad_ends_them_all(
     assert [c.token_ids for c in both] == [alone.token_ids, alone.token_ids]
 
     with pytest.raises(InvalidRequestError, match="empty"):
-        async with client.submitted(
-            Prompts(token_ids=[[1, 2, 3], []], params=LONG, request_id="r"), lambda *_: None
-        ):
+        async with submitted(client, [[1, 2, 3], []], LONG):
             pytest.fail("it cannot be submitted")
     await idle(client)
 
@@ -304,9 +292,7 @@ async def test_who_watches_the_cache_knows_it_from_the_next_engine_too(
     async def computed(token_id: int) -> list[BlockHash]:
         """Names of the full blocks of a prompt that has been computed."""
         prompt = [token_id] * 70
-        async with client.submitted(
-            Prompts(token_ids=[prompt], params=ONE, request_id="r"), lambda *_: None
-        ) as submission:
+        async with submitted(client, [prompt], ONE) as submission:
             await submission.ended.wait()
             submission.check()
         return block_hashes(prompt, client.info.cache.block_size)

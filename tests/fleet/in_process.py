@@ -14,7 +14,7 @@ from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.vocabulary import Vocabulary
-from legato.engine.client.submission import Prompts, Submission
+from legato.engine.client.submissions import Submission
 from legato.engine.errors import EngineDeadError
 from legato.language.completion import Completion, CompletionDelta
 from legato_fleet.config import replica_config, simulated_program
@@ -22,6 +22,7 @@ from legato_fleet.engine import FleetEngine
 from legato_fleet.replica import Replica
 from legato_fleet.replicas import Line
 from legato_fleet.routing.request import Role
+from tests.engine.submitting import submitted
 
 STEP_S = 0.004
 
@@ -138,9 +139,7 @@ async def complete(
     def take(_: int, delta: CompletionDelta) -> None:
         completion.add(delta)
 
-    async with engine.submitted(
-        Prompts(token_ids=[prompt], params=params, service=service, request_id="r"), take
-    ) as submission:
+    async with submitted(engine, [prompt], params, take, service=service) as submission:
         await submission.ended.wait()
         submission.check()
     return completion
@@ -149,9 +148,7 @@ async def complete(
 @asynccontextmanager
 async def begun(engine: FleetEngine, prompt: list[int]) -> AsyncIterator[Submission]:
     """A stream whose first token has come."""
-    async with engine.submitted(
-        Prompts(token_ids=[prompt], params=LONG, service=EVERYONES, request_id="r"), lambda *_: None
-    ) as submission:
+    async with submitted(engine, [prompt], LONG, service=EVERYONES) as submission:
         await submission.begun.wait()
         submission.check()
         yield submission

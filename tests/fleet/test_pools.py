@@ -22,7 +22,6 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.core.token_ids import token_array
 from legato.engine.client.kv_tickets import KVTransferParams, signature
-from legato.engine.client.submission import Prompts
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.process.channel import pack, unpacker
 from legato.language.completion import CompletionDelta
@@ -32,6 +31,7 @@ from legato_fleet.engine import FleetEngine
 from legato_fleet.records import _TIMES
 from legato_fleet.replica import Replica
 from legato_fleet.replica_messages import Brought, FromReplica, Joined, Sent, Ticketed
+from tests.engine.submitting import submitted
 from tests.fleet.in_process import (
     LONG,
     SHORT,
@@ -131,9 +131,10 @@ async def test_prompts_come_from_one_pool_to_the_other(tmp_path: Path) -> None:
 
 async def test_a_pooled_prompt_is_one_replicas(tmp_path: Path) -> None:
     deltas: list[CompletionDelta] = []
-    prompts = Prompts(token_ids=[PROMPT], params=UNSAMPLED, request_id="it", pooling="last")
     async with pools(tmp_path, "p0", "d0") as (engine, replicas):
-        async with engine.submitted(prompts, lambda _, delta: deltas.append(delta)) as submission:
+        async with submitted(
+            engine, [PROMPT], UNSAMPLED, lambda _, delta: deltas.append(delta), pooling="last"
+        ) as submission:
             await submission.ended.wait()
             submission.check()
         [delta] = deltas
@@ -235,9 +236,7 @@ async def test_a_prefill_that_is_to_end_is_read_to_the_end(tmp_path: Path) -> No
         await ending
         assert engine.num_restarts == 0
         # Who leaves takes both halves along.
-        async with engine.submitted(
-            Prompts(token_ids=[[5, *PROMPT[:400]]], params=LONG, request_id="r"), lambda *_: None
-        ):
+        async with submitted(engine, [[5, *PROMPT[:400]]], LONG):
             assert len(list(engine._dispatcher.placed)) == 1
         await complete(engine, [1], SHORT)
         await is_clean(engine, replicas)

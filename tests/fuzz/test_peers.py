@@ -18,7 +18,6 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats
 from legato.core.token_ids import token_array
-from legato.engine.client.submission import Prompts
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import pack, unpacker
 from legato.language.completion import CompletionDelta
@@ -26,6 +25,7 @@ from legato_fleet.engine import FleetEngine
 from legato_fleet.replica import Replica
 from legato_fleet.replica_messages import Brought, FromReplica, Sent
 from legato_fleet.replicas import Line
+from tests.engine.submitting import submitted
 from tests.fleet.in_process import CONFIG, InProcessReplicas, fleet, joined, no_text, write_profile
 from tests.fuzz.frames import broken
 from tests.profiles import scaled
@@ -128,7 +128,7 @@ async def test_a_front_door_survives_what_a_replica_tells(tmp_path: Path, routin
         replicas.is_lying = True
         for _ in range(_NUM_ROUNDS):
             answers = await asyncio.gather(
-                *(answered(engine, f"{i}") for i in range(6)),
+                *(answered(engine) for _ in range(6)),
                 return_exceptions=True,
             )
             assert all(not isinstance(one, BaseException) or is_told(one) for one in answers)
@@ -140,7 +140,7 @@ async def test_a_front_door_survives_what_a_replica_tells(tmp_path: Path, routin
         await engine.close()
 
 
-async def answered(engine: FleetEngine, request_id: str, max_tokens: int = 8) -> int:
+async def answered(engine: FleetEngine, max_tokens: int = 8) -> int:
     """The number of its tokens."""
     num_tokens = 0
 
@@ -151,9 +151,7 @@ async def answered(engine: FleetEngine, request_id: str, max_tokens: int = 8) ->
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     async with (
         asyncio.timeout(60),
-        engine.submitted(
-            Prompts(token_ids=[[7] * 40], params=params, request_id=request_id), take
-        ) as submission,
+        submitted(engine, [[7] * 40], params, take) as submission,
     ):
         await submission.ended.wait()
         submission.check()
@@ -163,7 +161,7 @@ async def answered(engine: FleetEngine, request_id: str, max_tokens: int = 8) ->
 async def test_a_replica_tells_of_no_request_of_another(tmp_path: Path) -> None:
     """Not that it ended, either."""
     async with fleet(tmp_path, 2, "round-robin") as (engine, _):
-        own = asyncio.create_task(answered(engine, "a", max_tokens=200))
+        own = asyncio.create_task(answered(engine, max_tokens=200))
         while not engine._dispatcher.placed._halves:
             assert not own.done()
             await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from legato.api.answer_format import UsageCounter
+from legato.api.answer import UsageCounter
 from legato.core.outputs import RequestOutput
 from legato.core.step_record import (
     AnswerRecord,
@@ -102,7 +102,7 @@ def test_an_answer_that_cannot_be_exported_loses_its_own_span_only() -> None:
 def test_cached_tokens_are_those_of_the_answers_usage() -> None:
     answer = msgspec.structs.replace(answer_record(""), n=2)
     progress = {}
-    usage = UsageCounter([[1] * 20, [1] * 40])
+    usage = UsageCounter(60)
     for choice, num_cached in enumerate((16, 20, 32, 40)):
         progress[choice] = Progress(0.0)
         progress[choice].admitted_s = 0.1

@@ -2,63 +2,152 @@
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from http import HTTPStatus
+from typing import Protocol
 
+import msgspec
 from fastapi.responses import Response
+from msgspec import UNSET, UnsetType
 from starlette.types import Receive, Scope, Send
 
-from legato.api.answer_format import AnswerFormat, EventWriter, WholeAnswer
-from legato.api.answer_recorder import AnswerRecorder
-from legato.api.context import Context
+from legato.api.arrival import Arrival
 from legato.api.http.bodies import EventResponse
 from legato.api.http.errors import ApiError, as_api_error
 from legato.api.http.outlet import Outlet, PacedResponse, send_paced
-from legato.api.job import Job
 from legato.api.limits import MAX_UNREAD_BYTES
-from legato.api.submit import running
+from legato.api.submit import JobRun
 from legato.core.errors import naming_fields
 from legato.core.sampling_params import SamplingParams
-from legato.engine.client.submission import Submission
+from legato.core.version import __version__
+from legato.engine.client.submissions import Submission
 from legato.engine.errors import SlowReaderError
 from legato.language.completion import CompletionDelta
 
+FINGERPRINT = f"legato-{__version__}"
+"""OpenAI's `system_fingerprint`: with the same one and the same seed, outputs are alike."""
 _DELTA_BYTES, _SCORE_BYTES = 700, 120
 """Memory of one waiting delta, and of each log probability in it."""
 
 logger = logging.getLogger(__name__)
 
 
-async def respond(context: Context, job: Job, answer_format: AnswerFormat) -> Response:
+class LegatoNotes(msgspec.Struct, frozen=True):
+    """Attributes: `warnings`: the fields and tools of the request that had no effect."""
+
+    warnings: list[str]
+
+
+class NotedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: `legato` is present if there are warnings."""
+
+    legato: LegatoNotes | UnsetType = UNSET
+
+
+def notes_of(arrival: Arrival) -> LegatoNotes | UnsetType:
+    """Return the `legato` of a request's answer, if there are warnings."""
+    return LegatoNotes(arrival.warnings) if arrival.warnings else UNSET
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """OpenAI's usage object."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class UsageCounter:
+    """Counts the tokens of one request. Each prompt counts once, for any `n`."""
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_cached_tokens: dict[int, int] = {}  # key: index of a prompt's first choice
+        self._num_output_tokens = 0
+
+    def add(self, choice: int, delta: CompletionDelta) -> None:
+        self._num_output_tokens += len(delta.token_ids)
+        self.add_cached(choice, delta)
+
+    def add_cached(self, choice: int, delta: CompletionDelta) -> None:
+        """Count the cached tokens of a delta's prompt, which each delta repeats."""
+        num_cached = delta.output.num_cached_tokens
+        if delta.index == 0 and num_cached:
+            self._num_cached_tokens[choice] = num_cached
+
+    @property
+    def so_far(self) -> Usage:
+        return Usage(
+            self._num_prompt_tokens,
+            self._num_output_tokens,
+            self._num_prompt_tokens + self._num_output_tokens,
+            PromptTokensDetails(sum(self._num_cached_tokens.values())),
+        )
+
+
+class WholeAnswer(Protocol):
+    """An answer in one JSON object."""
+
+    def take(self, choice: int, delta: CompletionDelta) -> object:
+        """Add a delta."""
+
+    def pieces(self) -> Iterable[bytes]:
+        """Return the answer's JSON after the last delta; each piece is made when it is read."""
+
+
+class EventWriter(Protocol):
+    """Formats an answer as server-sent events."""
+
+    def delta(self, choice: int, delta: CompletionDelta) -> bytes:
+        """Return the events of one delta; with the first delta, the stream's first events too."""
+
+    def end(self) -> Iterable[bytes]:
+        """Return the pieces after the last delta; each is made when it is read."""
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        """Return the last pieces of a stream that an error ends."""
+
+
+class AnswerFormat(Protocol):
+    """How one endpoint formats an answer, whole or as events."""
+
+    def whole(self) -> WholeAnswer: ...
+
+    def events(self) -> EventWriter: ...
+
+
+async def respond(run: JobRun, answer_format: AnswerFormat) -> Response:
     """Run a job and answer its request, streamed or whole.
 
     Raises:
-        Exception: as `running`, if the answer is not streamed.
+        Exception: as `JobRun.submitted`, if the answer is not streamed.
     """
-    recorder = AnswerRecorder(context.engine.activity.records, job)
-    if job.is_streamed:
-        return StreamedAnswer(context, job, recorder, answer_format.events())
-    return await respond_whole(context, job, answer_format.whole(), recorder)
+    if run.job.answer.is_streamed:
+        return StreamedAnswer(run, answer_format.events())
+    return await respond_whole(run, answer_format.whole())
 
 
-async def respond_whole(
-    context: Context, job: Job, whole: WholeAnswer, recorder: AnswerRecorder | None = None
-) -> Response:
+async def respond_whole(run: JobRun, whole: WholeAnswer) -> Response:
     """Run a job and answer its request in one JSON object.
 
     Raises:
-        Exception: as `running`.
+        Exception: as `JobRun.submitted`.
     """
-    recorder = recorder or AnswerRecorder(context.engine.activity.records, job)
 
     def take(choice: int, delta: CompletionDelta) -> None:
-        recorder.sent(choice, delta)
+        run.sent(choice, delta)
         whole.take(choice, delta)
 
-    with naming_fields(**job.field_names):
-        async with running(context, job, recorder, take) as submission:
+    with naming_fields(**run.job.answer.field_names):
+        async with run.submitted(take) as submission:
             await submission.ended.wait()
             submission.check()
-    return PacedResponse(whole.pieces(), context.turns)
+    return PacedResponse(whole.pieces(), run.context.turns)
 
 
 class StreamedAnswer(EventResponse):
@@ -69,26 +158,23 @@ class StreamedAnswer(EventResponse):
     Deltas wait while the client reads too slowly. One too many ends the stream.
     """
 
-    def __init__(
-        self, context: Context, job: Job, recorder: AnswerRecorder, writer: EventWriter
-    ) -> None:
+    def __init__(self, run: JobRun, writer: EventWriter) -> None:
         super().__init__()
-        self._context = context
-        self._job = job
-        self._recorder = recorder
+        self._run = run
         self._writer = writer
         self._unread: deque[tuple[int, CompletionDelta]] = deque()  # key: choice
-        self._max_unread = most_unread(job.params, job.num_choices, context.max_unread_tokens)
+        self._max_unread = most_unread(
+            run.job.params, run.job.num_choices, run.context.max_unread_tokens
+        )
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Raises as `running`, if nothing was sent yet."""
+        """Raises as `JobRun.submitted`, if nothing was sent yet."""
         self._outlet = Outlet.of(scope)
         has_begun = False
+        names = self._run.job.answer.field_names
         try:
-            with naming_fields(**self._job.field_names), self._outlet.watched(self._write_unread):
-                async with running(
-                    self._context, self._job, self._recorder, self._take
-                ) as submission:
+            with naming_fields(**names), self._outlet.watched(self._write_unread):
+                async with self._run.submitted(self._take) as submission:
                     await submission.begun.wait()
                     submission.check()
                     await self.begin(send)
@@ -99,7 +185,7 @@ class StreamedAnswer(EventResponse):
             if not has_begun:
                 raise
             end = self._writer.failed(_as_api_error(error))
-        await send_paced(send, end, self._context.turns)
+        await send_paced(send, end, self._run.context.turns)
 
     def _take(self, choice: int, delta: CompletionDelta) -> None:
         if self._outlet.is_writable and not self._unread:
@@ -127,7 +213,7 @@ class StreamedAnswer(EventResponse):
 
     def _write(self, choice: int, delta: CompletionDelta) -> None:
         self._outlet.write(self._writer.delta(choice, delta))
-        self._recorder.sent(choice, delta)
+        self._run.sent(choice, delta)
 
 
 def most_unread(params: SamplingParams, num_choices: int, max_unread_tokens: int) -> int:

@@ -1,5 +1,7 @@
 """The objects that every handler needs."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -42,6 +44,7 @@ class Context:
             more ends its stream.
         kv_event_source: None if the server publishes no cache events.
         turns: shared by all answers in progress.
+        prompt_numbers: numbers for the ids of prompts at the engine; each is used once.
     """
 
     engine: Engine
@@ -51,6 +54,7 @@ class Context:
     max_unread_tokens: int
     kv_event_source: KVEventSource | None = None
     turns: Turns = field(default_factory=Turns)
+    prompt_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def model_name(self) -> str:

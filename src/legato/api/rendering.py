@@ -11,15 +11,17 @@ from fastapi.responses import Response
 from legato.api.anthropic.message_body import MessagesRequest
 from legato.api.arrival import Arrival
 from legato.api.bodies.body_model import Kind
+from legato.api.bodies.generation_options import RenderTerms
 from legato.api.context import ArrivalDep, Context, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.error_responses import AnthropicErrorBody
 from legato.api.http.json_text import array, encode_json, json_pieces, listed, numbers
 from legato.api.http.outlet import PacedResponse
+from legato.api.job import JobPrompt
 from legato.api.openai.chat_body import ChatRequest
 from legato.api.openai.completion_body import CompletionRequest
+from legato.api.openai.generate_body import OutputMode
 from legato.api.openapi import responses, takes
-from legato.api.outcome import Generation, OutputMode, PromptTokens, RenderTerms
 from legato.api.responses.response_body import ResponsesRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import TokenIds
@@ -116,38 +118,36 @@ async def _rendered(
     context: Context, kind: Kind, body: bytearray, arrival: Arrival, *, prefix: str
 ) -> list[RenderedPrompt]:
     """Return a request's prompts; their ids begin with the prefix."""
-    outcome = await context.text.outcome(kind, body, arrival)
-    asked = outcome.end
-    assert isinstance(asked, Generation)
-    [terms] = [part for part in outcome.parts if isinstance(part, RenderTerms)]
+    job = await context.text.job(kind, body, arrival)
+    terms = job.terms_as(RenderTerms)
     name = f"{prefix}-{arrival.named(terms.request_id)}"
-    prompts = [part for part in outcome.parts if isinstance(part, PromptTokens)]
+    prompts = job.prompts
     names = [name] if len(prompts) == 1 else [f"{name}-{i}" for i in range(len(prompts))]
-    service = asked.service.of_key(arrival.tenant, arrival.cache_owner)
+    service = job.service.of_key(arrival.tenant, arrival.cache_owner)
     return [
         RenderedPrompt(
             request_id=name,
             token_ids=array(numbers(prompt.token_ids)),
             token_offsets=None if prompt.offsets is None else array(_pairs(prompt.offsets)),
-            sampling_params=_sent(asked.params, context.engine.info.max_model_len, prompt),
+            sampling_params=_sent(job.params, context.engine.info.max_model_len, prompt),
             model=context.model_name,
-            reasoning_ended=_reasoning_ended(asked.message_syntax),
-            return_token_ids=asked.returns_token_ids,
+            reasoning_ended=_reasoning_ended(job.answer.message_syntax),
+            return_token_ids=job.answer.returns_token_ids,
             parse_context=_raw(terms.parse_context),
-            stream=asked.is_streamed,
+            stream=job.answer.is_streamed,
             stream_options=_raw(terms.stream_options),
             cache_salt=service.cache_nonce or service.cache_salt,
             priority=service.priority,
             slo_class=service.slo_class,
             tenant=service.tenant,
             allow_best_effort=service.allow_best_effort,
-            kv_transfer_params=asked.kv_transfer_params,
+            kv_transfer_params=job.kv_transfer_params,
         )
         for name, prompt in zip(names, prompts, strict=True)
     ]
 
 
-def _sent(params: SamplingParams, max_model_len: int, prompt: PromptTokens) -> dict[str, Any]:
+def _sent(params: SamplingParams, max_model_len: int, prompt: JobPrompt) -> dict[str, Any]:
     sent = {
         name: value
         for name, value in msgspec.structs.asdict(params).items()

@@ -32,11 +32,14 @@ class CacheEvents:
 
     Args:
         ends: where hits may end on reported paths; None if they may after any block.
+
+    Attributes:
+        is_watched: whether the watch has begun; there are no events before.
     """
 
     def __init__(self, ends: PathEnds | None = None) -> None:
         self._ends = ends
-        self._is_watched = False
+        self.is_watched = False
         self._events: list[KVEvent] = []
         # Key the block's place in the medium.
         self._hashes: dict[Medium, dict[int, BlockHash]] = {DEVICE: {}, HOST: {}}
@@ -50,7 +53,7 @@ class CacheEvents:
 
     def watch(self, root: Node) -> None:
         """Begin the watch, or begin it anew, with all cached blocks."""
-        self._is_watched = True
+        self.is_watched = True
         self._events = [AllBlocksCleared()]
         if self._ends is not None:
             self._events.append(HitEnds())
@@ -71,7 +74,7 @@ class CacheEvents:
 
     def stored(self, node: Node, start: int = 0) -> None:
         """Report a node's computed blocks, from its `start`th on, as stored in their places."""
-        if self._is_watched:
+        if self.is_watched:
             self._tell(node, start, node.num_computed_blocks)
 
     def _tell(self, node: Node, start: int, end: int) -> None:
@@ -103,7 +106,7 @@ class CacheEvents:
 
     def ends_changed(self, key: int) -> None:
         """Note that something beside a block has come or gone, on which ends of hits depend."""
-        if self._is_watched and self._ends is not None:
+        if self.is_watched and self._ends is not None:
             name = self._hashes[HOST if is_host_key(key) else DEVICE].get(place_of(key))
             if name is not None:
                 self._ends.change(name)
@@ -114,7 +117,7 @@ class CacheEvents:
         Args:
             is_moved: whether they are about to be stored elsewhere.
         """
-        if not self._is_watched:
+        if not self.is_watched:
             return
         medium = HOST if from_host else DEVICE
         known = self._hashes[medium]

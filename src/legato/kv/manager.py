@@ -398,7 +398,7 @@ class KVCacheManager:
 
     def take_moves(self) -> tuple[BlockMove, ...]:
         """Return the copies to and from host memory to make, in order, before the step."""
-        moves = self._host.take_moves()
+        moves = self._host.take_moves() if self._host.num_slots else ()
         if self.windows is not None:
             moves += (*self.windows.take_moves(),)
         if self.states is not None:
@@ -416,14 +416,14 @@ class KVCacheManager:
     @property
     def has_untold_blocks(self) -> bool:
         """Whether `take_events` has yet to report blocks that were cached when the watch began."""
-        return self._events.has_untold
+        return self._events.is_watched and self._events.has_untold
 
     def take_events(self) -> list[KVEvent]:
         """Return the events of shared blocks since the last call; none unless they are watched.
 
         Blocks that were cached when the watch began come a bounded number at a time.
         """
-        return self._events.take()
+        return self._events.take() if self._events.is_watched else []
 
     def _begin(self, request: Request, found: Way) -> bool:
         if self.states is not None and not self.states.num_free:

@@ -2,19 +2,24 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from legato.checkpoint.source import configured_source
 from legato.core.config import DEFAULT_MODEL, EngineConfig
 from legato.core.errors import InvalidRequestError
+from legato.core.outputs import RequestOutput
+from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats
+from legato.core.vocabulary import Vocabulary
 from legato.engine.client.client import EngineClient
-from legato.engine.client.submission import Prompts, Submission
-from legato.language.completion import CompletionDelta
+from legato.engine.client.requests import build_requests
+from legato.engine.client.submissions import Submission
+from legato.language.completion import CompletionStream
 from legato.language.conversation.template import ConversationOptions
 from legato.llm.llm_settings import (
     TextConfig,
@@ -259,13 +264,8 @@ class AsyncLLM:
         growing = _Growing(generation)
         self._running[request_id] = growing
         try:
-            prompts = Prompts(
-                token_ids=[asked.token_ids],
-                params=asked.params,
-                request_id=request_id,
-                service=asked.service,
-            )
-            async with self._engine.submitted(prompts, growing.take) as submission:
+            requests = growing.begun(self._requests(asked, request_id), self._engine.vocabulary)
+            async with self._engine.submitted(requests, growing.take) as submission:
                 growing.end_with(submission)
                 is_whole = False
                 while not is_whole:
@@ -279,6 +279,17 @@ class AsyncLLM:
             growing.forget()
             del self._running[request_id]
 
+    def _requests(self, asked: ReadPrompt, request_id: str) -> list[AddRequest]:
+        return build_requests(
+            asked.token_ids,
+            asked.params,
+            service=asked.service,
+            request_id=f"{next(self._ids)}-{request_id}",
+            info=self._engine.info,
+            eos_token_ids=self._engine.defaults.eos_token_ids,
+            arrival_time_s=time.monotonic(),
+        )
+
 
 class _Growing:
     """A generation in progress.
@@ -290,12 +301,22 @@ class _Growing:
     def __init__(self, generation: Generation) -> None:
         self.so_far = generation
         self.has_more = asyncio.Event()
+        self._streams: list[CompletionStream] = []  # of each completion
         self._ended: asyncio.Task[Any] | None = None
 
-    def take(self, _prompt_index: int, delta: CompletionDelta) -> None:
+    def begun(self, requests: Sequence[AddRequest], vocabulary: Vocabulary) -> Iterator[AddRequest]:
+        """Yield the requests of the completions; outputs of each may come from then on."""
+        for index, request in enumerate(requests):
+            self._streams.append(CompletionStream(index, request, vocabulary))
+            yield request
+
+    def take(self, index: int, output: RequestOutput, received_s: float) -> bool:
+        stream = self._streams[index]
+        delta = stream.push(output, received_s)
         if not self.so_far.finished:  # an aborted generation stays as it was
-            self.so_far.outputs[delta.index].add(delta)
+            self.so_far.outputs[index].add(delta)
             self.has_more.set()
+        return not stream.needs_abort
 
     def abort(self) -> None:
         self.so_far.end_as_aborted()

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -23,8 +23,7 @@ from legato.engine.client.activity import Activity, sent
 from legato.engine.client.deliveries import Deliveries
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
-from legato.engine.client.submission import Prompts, Submission, Take
-from legato.engine.client.submissions import Submissions
+from legato.engine.client.submissions import Submission, Submissions, Take
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_messages import (
     ForgetCache,
@@ -95,6 +94,7 @@ class FleetEngine:
     ) -> None:
         info = self.info = first.info.renamed(served_model_names)
         self.vocabulary = vocabulary
+        self.defaults = within_vocabulary(defaults, vocabulary.num_ids, info.vocab_size)
         self.tickets = Tickets(TransferConfig(), None)
         self.num_restarts = 0
         self.num_stuck = 0
@@ -126,12 +126,7 @@ class FleetEngine:
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._submissions = Submissions(
-            info,
-            vocabulary,
-            within_vocabulary(defaults, vocabulary.num_ids, info.vocab_size),
-            check_running=self.check_running,
-            send=self._send,
-            abort=self._dispatcher.abort,
+            check_running=self.check_running, send=self._send, abort=self._dispatcher.abort
         )
         self._begin(self._follow(first))
         self._begin(self._keep_rescuing())
@@ -239,9 +234,11 @@ class FleetEngine:
         self.check_running()
         self.settings.change(scheduler, resolved)
 
-    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
+    def submitted(
+        self, requests: Iterable[AddRequest], take: Take
+    ) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
-        return self._submissions.submitted(prompts, take)
+        return self._submissions.submitted(requests, take)
 
     async def close(self, *, at_once: bool = False) -> None:  # noqa: ARG002
         """Leave all replicas; unfinished requests are lost."""

@@ -1,4 +1,4 @@
-"""POST /v1/messages: its answers. Its requests are in `requests/anthropic.py`."""
+"""POST /v1/messages: its answers. Its requests are in `message_body.py`."""
 
 from http import HTTPStatus
 
@@ -6,9 +6,13 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import respond
-from legato.api.answer_format import UsageCounter
-from legato.api.anthropic.message_body import CountTokensRequest, MessagesRequest, TokenCount
+from legato.api.answer import UsageCounter, notes_of, respond
+from legato.api.anthropic.message_body import (
+    CountTokensRequest,
+    MessagesRequest,
+    MessageTerms,
+    TokenCount,
+)
 from legato.api.anthropic.output_blocks import (
     Blocks,
     ContextEdits,
@@ -21,6 +25,7 @@ from legato.api.anthropic.output_blocks import (
     PingEvent,
     StopReason,
 )
+from legato.api.arrival import Arrival
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes, TypedEvent, pieces_response
 from legato.api.http.error_responses import AnthropicErrorBody, anthropic_error
@@ -28,7 +33,7 @@ from legato.api.http.errors import ApiError
 from legato.api.http.json_text import encode_json
 from legato.api.job import Job
 from legato.api.openapi import responses, takes
-from legato.api.outcome import Generation, MessageTerms
+from legato.api.submit import JobRun
 from legato.api.typed_events import TypedEventWriter
 from legato.core.outputs import FinishReason
 from legato.language.completion import CompletionDelta
@@ -44,16 +49,15 @@ class MessagesFormat:
         max_model_len: of the model's context, in tokens.
     """
 
-    def __init__(
-        self, asked: Generation, terms: MessageTerms, job: Job, *, model: str, max_model_len: int
-    ) -> None:
+    def __init__(self, job: Job, arrival: Arrival, *, model: str, max_model_len: int) -> None:
         self._max_model_len = max_model_len
+        terms = job.terms_as(MessageTerms)
         edits = terms.edits
         self._edits: ContextEdits | UnsetType = UNSET if edits is None else ContextEdits(edits)
-        self._job = job
+        self._arrival = arrival
         self._model = model
-        self._usage = UsageCounter(job.prompts)
-        self._reader = MessageReader(asked.message_syntax)
+        self._usage = UsageCounter(job.num_prompt_tokens)
+        self._reader = MessageReader(job.answer.message_syntax)
         self._blocks = Blocks(omits_thinking=terms.omits_thinking)
         self._stop_reason: StopReason | None = None
         self._stop_sequence: str | None = None
@@ -78,11 +82,11 @@ class MessagesFormat:
 
     def ended(self) -> list[TypedEvent]:
         change = MessageChange(self._stop_reason, self._stop_sequence)
-        delta = MessageDeltaEvent(change, self._message_usage, self._edits, self._job.notes)
+        delta = MessageDeltaEvent(change, self._message_usage, self._edits, notes_of(self._arrival))
         return [*self._blocks.close(), delta, MessageStop()]
 
     def failed(self, error: ApiError) -> list[TypedEvent]:
-        return [anthropic_error(error, self._job.arrival.request_id)]
+        return [anthropic_error(error, self._arrival.request_id)]
 
     def pieces(self) -> list[bytes]:
         self._blocks.close()
@@ -91,14 +95,14 @@ class MessagesFormat:
     def _answer(self) -> MessageAnswer:
         """The message so far, with its complete blocks."""
         return MessageAnswer(
-            id=f"msg_{self._job.arrival.answer_id}",
+            id=f"msg_{self._arrival.answer_id}",
             model=self._model,
             content=list(self._blocks.done),
             stop_reason=self._stop_reason,
             stop_sequence=self._stop_sequence,
             usage=self._message_usage,
             context_management=self._edits,
-            legato=self._job.notes,
+            legato=notes_of(self._arrival),
         )
 
     @property
@@ -136,25 +140,14 @@ class MessagesFormat:
 )
 async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Answer the next turn of a conversation."""
-    outcome = await context.text.outcome("messages", body, arrival)
-    asked = outcome.end
-    assert isinstance(asked, Generation)
-    [terms] = [part for part in outcome.parts if isinstance(part, MessageTerms)]
-    job = Job.of(
-        asked,
-        outcome.prompts,
-        arrival=arrival,
-        operation="messages",
-        field_names={"prompt": "messages", "stop": "stop_sequences"},
-    )
+    job = await context.text.job("messages", body, arrival)
     answer_format = MessagesFormat(
-        asked,
-        terms,
         job,
+        arrival,
         model=context.model_name,
         max_model_len=context.engine.info.max_model_len,
     )
-    return await respond(context, job, answer_format)
+    return await respond(JobRun(context, job, arrival), answer_format)
 
 
 @router.post(

@@ -1,7 +1,8 @@
-"""The bodies of POST /v1/messages and /v1/messages/count_tokens, converted to chats."""
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens: chats, and jobs made of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,9 +18,10 @@ from legato.api.anthropic.input_blocks import (
     referred_tools,
     said_messages,
 )
-from legato.api.bodies.as_chat import ChatBody
+from legato.api.bodies.as_chat import ChatBody, left_out
 from legato.api.bodies.body_model import (
     AtMost,
+    BodyParser,
     LenientModel,
     ModelRequest,
     Name,
@@ -29,9 +31,13 @@ from legato.api.bodies.body_model import (
 )
 from legato.api.bodies.chat_tools import described_tool, named_tool
 from legato.api.bodies.generation_options import GenerationOptions
+from legato.api.job import End, Part, answered
 from legato.api.limits import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, MAX_TOOLS
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_STOP
+
+if TYPE_CHECKING:
+    from legato.api.openai.chat_job import ChatJobs
 
 _TOOL_SEARCH = tuple(
     f"tool_search_tool_{kind}{version}"
@@ -279,6 +285,18 @@ class CountTokensRequest(ModelRequest):
         }
 
 
+class MessageTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer needs from its request.
+
+    Attributes:
+        edits: what the context edits have cleared; None if the request has none.
+        omits_thinking: whether the text of thinking is in the signature only.
+    """
+
+    edits: list[AppliedEdit] | None
+    omits_thinking: bool
+
+
 class TokensBeforeEdits(msgspec.Struct, frozen=True):
     original_input_tokens: int
 
@@ -317,6 +335,46 @@ class MessagesRequest(CountTokensRequest, GenerationOptions):
         body.fields["max_tokens"] = self.max_tokens
         body.fields["stop"] = self.stop_sequences
         return body
+
+
+class MessageJobs:
+    """Makes jobs of messages.
+
+    Its methods raise as `RequestReader.read`.
+    """
+
+    def __init__(self, parser: BodyParser, chats: "ChatJobs") -> None:
+        self._parser = parser
+        self._chats = chats
+        self._num_tokens = partial(chats.num_tokens, is_cut=True)
+
+    def read(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
+        """Yield warnings, and the job of a body. Args: is_rendered: the prompt is the answer."""
+        request = self._parser.parse(MessagesRequest, body)
+        chat, edits = request.edited(self._num_tokens)
+        yield from left_out(request.left_out_tools)
+        yield from self._chats.read_other(
+            request,
+            chat,
+            "messages",
+            field_names={"prompt": "messages", "stop": "stop_sequences"},
+            terms=MessageTerms(
+                edits=None if request.context_management is None else edits,
+                omits_thinking=request.omits_thinking,
+            ),
+            bounds_output=True,
+            is_rendered=is_rendered,
+        )
+
+    def count_tokens(self, body: bytes) -> Iterator[Part | End]:
+        """Return the length of a conversation's prompt as the answer."""
+        request = self._parser.parse(CountTokensRequest, body)
+        chat, edits = request.edited(self._num_tokens)
+        count = self._num_tokens(chat)
+        before: TokensBeforeEdits | UnsetType = UNSET
+        if request.context_management is not None:
+            before = TokensBeforeEdits(count + sum(edit.cleared_input_tokens for edit in edits))
+        yield from answered(TokenCount(count, before))
 
 
 def _is_billing(block: TextBlock) -> bool:

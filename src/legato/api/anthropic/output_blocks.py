@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer_format import LegatoNotes, NotedAnswer
+from legato.api.answer import LegatoNotes, NotedAnswer
 from legato.api.anthropic.context_edits import AppliedEdit
 from legato.api.anthropic.input_blocks import signature
 from legato.api.http.bodies import TypedEvent

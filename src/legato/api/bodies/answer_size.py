@@ -7,8 +7,6 @@ and takes no more memory.
 
 from collections.abc import Sequence
 
-import msgspec
-
 from legato.api.limits import MAX_WHOLE_ANSWER_BYTES
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
@@ -20,70 +18,86 @@ _COLUMN_BYTES = 40
 """JSON of one position in the lists of completions, without its most likely tokens."""
 
 
-class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of an answer that decide its size.
+def check_answer_size(
+    params: SamplingParams,
+    prompt_lens: Sequence[int],
+    max_model_len: int,
+    *,
+    is_chat: bool,
+    returns_token_ids: bool,
+    shows_prompt_logprobs: bool,
+    echoes: bool = False,
+) -> None:
+    """Refuse a request whose answer may exceed `MAX_WHOLE_ANSWER_BYTES`.
 
-    Attributes:
+    Args:
+        prompt_lens: in tokens.
         is_chat: a chat shows its prompt once; completions show it beside each choice.
         returns_token_ids: of the prompt, too.
         shows_prompt_logprobs: whether the request has `prompt_logprobs`.
         echoes: the prompt precedes each text.
+
+    Raises:
+        InvalidRequestError: it may; `param` is what to ask less of.
     """
-
-    is_chat: bool
-    returns_token_ids: bool
-    shows_prompt_logprobs: bool
-    echoes: bool = False
-
-    def num_bytes(
-        self, params: SamplingParams, prompt_lens: Sequence[int], max_model_len: int
-    ) -> tuple[int, int]:
-        """Return the bytes of all prompts shown, and of all outputs."""
-        shown = 1 if self.is_chat else params.n
-        num_outputs = 0
-        for prompt_len in prompt_lens:
-            room = max(1, max_model_len - prompt_len)
-            num_outputs += params.n * min(params.max_tokens or room, room)
-        return (
-            shown * sum(prompt_lens) * self._prompt_token_bytes(params),
-            num_outputs * self._output_token_bytes(params),
+    num_shown = 1 if is_chat else params.n
+    of_prompts = (
+        num_shown
+        * sum(prompt_lens)
+        * prompt_token_bytes(
+            params,
+            returns_token_ids=returns_token_ids,
+            shows_prompt_logprobs=shows_prompt_logprobs,
+            echoes=echoes,
         )
-
-    def _prompt_token_bytes(self, params: SamplingParams) -> int:
-        num_bytes = _ID_BYTES if self.returns_token_ids else 0
-        if self.shows_prompt_logprobs:
-            num_bytes += _PROMPT_SCORE_BYTES * (1 + (params.prompt_logprobs or 0))
-        if self.echoes:
-            num_bytes += _TEXT_BYTES + self._column_bytes(params)
-        return num_bytes
-
-    def _output_token_bytes(self, params: SamplingParams) -> int:
-        num_bytes = _TEXT_BYTES + (_ID_BYTES if self.returns_token_ids else 0)
-        num_shown = params.num_shown_logprobs
-        if self.is_chat and num_shown is not None:
-            return num_bytes + _CHAT_SCORE_BYTES * (1 + num_shown)
-        return num_bytes + self._column_bytes(params)
-
-    def _column_bytes(self, params: SamplingParams) -> int:
-        if params.num_shown_logprobs is None:
-            return 0
-        return _COLUMN_BYTES + _COLUMN_SCORE_BYTES * (1 + params.num_shown_logprobs)
-
-
-def check_answer_size(
-    form: AnswerForm, params: SamplingParams, prompt_lens: Sequence[int], max_model_len: int
-) -> None:
-    """Raises `InvalidRequestError` if the answer may exceed `MAX_WHOLE_ANSWER_BYTES`."""
-    of_prompts, of_outputs = form.num_bytes(params, prompt_lens, max_model_len)
+    )
+    rooms = [max(1, max_model_len - prompt_len) for prompt_len in prompt_lens]
+    num_outputs = params.n * sum(min(params.max_tokens or room, room) for room in rooms)
+    of_outputs = num_outputs * output_token_bytes(
+        params, is_chat=is_chat, returns_token_ids=returns_token_ids
+    )
     num_bytes = of_prompts + of_outputs
     if num_bytes <= MAX_WHOLE_ANSWER_BYTES:
         return
     blamed = "max_tokens"
     if of_prompts > of_outputs:
-        blamed = "prompt_logprobs" if form.shows_prompt_logprobs else "prompt"
+        blamed = "prompt_logprobs" if shows_prompt_logprobs else "prompt"
     raise InvalidRequestError(
         f"the answer could have {num_bytes >> 20} MiB, over {MAX_WHOLE_ANSWER_BYTES >> 20}: "
         f"{of_prompts >> 20} MiB of what it shows of prompts and {of_outputs >> 20} MiB of its "
         "outputs; ask for fewer completions, tokens or log probabilities, or in several requests",
         param="n" if params.n > 1 else blamed,
     )
+
+
+def prompt_token_bytes(
+    params: SamplingParams,
+    *,
+    returns_token_ids: bool = False,
+    shows_prompt_logprobs: bool = False,
+    echoes: bool = False,
+) -> int:
+    """Return the bytes of what an answer shows of one token of a prompt."""
+    num_bytes = _ID_BYTES if returns_token_ids else 0
+    if shows_prompt_logprobs:
+        num_bytes += _PROMPT_SCORE_BYTES * (1 + (params.prompt_logprobs or 0))
+    if echoes:
+        num_bytes += _TEXT_BYTES + _column_bytes(params)
+    return num_bytes
+
+
+def output_token_bytes(
+    params: SamplingParams, *, is_chat: bool, returns_token_ids: bool = False
+) -> int:
+    """Return the bytes of one token of an output."""
+    num_bytes = _TEXT_BYTES + (_ID_BYTES if returns_token_ids else 0)
+    num_shown = params.num_shown_logprobs
+    if is_chat and num_shown is not None:
+        return num_bytes + _CHAT_SCORE_BYTES * (1 + num_shown)
+    return num_bytes + _column_bytes(params)
+
+
+def _column_bytes(params: SamplingParams) -> int:
+    if params.num_shown_logprobs is None:
+        return 0
+    return _COLUMN_BYTES + _COLUMN_SCORE_BYTES * (1 + params.num_shown_logprobs)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from legato.api.job import Part, Warned
 from legato.core.errors import InvalidRequestError
 
 _INDEX = re.compile(r"\.(\d+)(?=\.|$)")
@@ -59,3 +60,9 @@ def _renamed(path: str, names: Mapping[str, str]) -> str | None:
         if head in names and rest[:1] in ("", "."):
             return names[head] + rest
     return None
+
+
+def left_out(tools: Sequence[str]) -> Iterator[Part]:
+    """Yield the warning about tools that the model is not offered. Args: tools: their types."""
+    if tools:
+        yield Warned(f"left out tools that this server cannot run: {', '.join(tools)}")

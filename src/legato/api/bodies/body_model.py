@@ -32,9 +32,6 @@ from legato.language.conversation.guard import MessageSpecialTokens
 _NULL = {"type": "null"}
 _BOUNDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}  # key: JSON type
 
-Prompt = str | list[int]
-"""Text, or token ids."""
-
 
 class IgnoredFields:
     """Drops the unknown fields of a request's objects; the context of its validation.
@@ -224,6 +221,8 @@ def by_type(what: str, *kinds: str, **others: str) -> tuple[Discriminator, Befor
 
 
 Name = Annotated[str, AtMost(MAX_NAME_CHARS)]
+Prompt = str | list[int]
+"""A prompt as a client sends it: a text or token ids."""
 
 
 class ModelRequest(RequestModel):

@@ -2,20 +2,21 @@
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic.json_schema import JsonSchemaValue
 
 from legato.api.bodies.body_model import AtMost, ModelRequest, Name, RequestModel, only
 from legato.api.bodies.output_form import OutputForm
+from legato.api.job import AnswerOptions, Warned
 from legato.api.limits import (
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
 )
-from legato.api.outcome import Warned
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
@@ -33,6 +34,7 @@ from legato.core.sampling_params import (
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
 from legato.core.tenant import DEFAULT_TENANT, TENANT_PATTERN
 from legato.engine.client.kv_tickets import KVTransferParams
+from legato.engine.client.requests import check_token_ids, with_bad_words
 
 Metadata = Annotated[
     dict[
@@ -267,6 +269,19 @@ def kv_transfer_of(asked: KVTransferRequest | None) -> KVTransferParams | None:
     return KVTransferParams(**asked.model_dump(include=set(names)))
 
 
+class RenderTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What rendered prompts need from their request.
+
+    Attributes:
+        request_id: as the client calls the request; None if it does not.
+        stream_options, parse_context: as of `GenerateRequest`, in JSON; None if there are none.
+    """
+
+    request_id: str | None
+    stream_options: bytes | None
+    parse_context: bytes | None
+
+
 class SamplingOptions(RequestModel):
     """Fields of `SamplingParams`, with the same meaning; unset ones are the model's defaults."""
 
@@ -366,6 +381,27 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
         """The parameters of a transfer of the prompt's blocks between engines."""
         return kv_transfer_of(self.kv_transfer_params)
 
+    def answer_options(self, **known: Any) -> AnswerOptions:
+        """Return what the answer reads. Args: known: further fields."""
+        options = self.stream_options or StreamOptions()
+        return AnswerOptions(
+            is_streamed=self.stream,
+            include_usage=options.include_usage,
+            continuous_usage_stats=options.continuous_usage_stats,
+            returns_token_ids=self.return_token_ids,
+            names_tokens_by_id=self.return_tokens_as_token_ids,
+            **known,
+        )
+
+    def render_terms(self, parse_context: bytes | None = None) -> RenderTerms:
+        """Return the terms of a request that is rendered. Args: parse_context: of a chat."""
+        options = self.stream_options if self.stream else None
+        return RenderTerms(
+            request_id=self.request_id,
+            stream_options=None if options is None else msgspec.json.encode(options.model_dump()),
+            parse_context=parse_context,
+        )
+
     @model_validator(mode="after")
     def _check_streaming(self) -> "GenerationRequest":
         if self.stream_options not in (None, StreamOptions()) and not self.stream:
@@ -395,3 +431,19 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
         """
         form = {} if self.output_form is None else {"structured_outputs": self.output_form}
         return SamplingParams(**{**defaults, **self.sent_params(), **form, **decided})
+
+
+def with_known_tokens(
+    params: SamplingParams, encode: Callable[[str], Sequence[int]], vocab_size: int
+) -> SamplingParams:
+    """Check that token ids exist, and convert bad words to tokens.
+
+    Args:
+        encode: returns the token ids of a text, without special tokens.
+
+    Raises:
+        InvalidRequestError: the model has no such token.
+    """
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        check_token_ids(getattr(params, name) or (), vocab_size, name)
+    return with_bad_words(params, encode)

@@ -14,12 +14,12 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from legato.api.http.errors import body_too_large, no_json_object
-from legato.api.http.json_text import cut, encode_json, json_pieces, parse_json
+from legato.api.http.json_text import cut, encode_json, encode_json_into, json_pieces, parse_json
 from legato.api.limits import MAX_PLAIN_BODY_BYTES
 from legato.core.errors import InvalidRequestError
 
 JSON = "application/json"
-EVENT_END = b"\n\n"
+_EVENT_BEGIN, EVENT_END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]" + EVENT_END
 # Many clients cut events into lines as Python's `splitlines` does: at these characters, too.
 _LINE_ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029"]
@@ -74,11 +74,21 @@ def json_response(body: msgspec.Struct | bytes) -> Response:
 
 def event(data: bytes) -> bytes:
     """Format JSON as an event. It must not contain CR or LF; strings of JSON escape them."""
-    return b"data: " + in_one_line(data) + EVENT_END
+    return _EVENT_BEGIN + in_one_line(data) + EVENT_END
+
+
+def json_event(body: msgspec.Struct) -> bytes:
+    """Format the JSON of a struct as an event. It is encoded within the event's own bytes."""
+    data = bytearray(_EVENT_BEGIN)
+    encode_json_into(body, data, len(data))
+    data += EVENT_END
+    return in_one_line(bytes(data))
 
 
 def in_one_line(json: bytes) -> bytes:
     """Escape all line ends of JSON, which has none outside strings. It must not cut a character."""
+    if json.isascii():
+        return json
     for end, escaped in _LINE_ENDS:
         json = json.replace(end, escaped)
     return json

@@ -135,8 +135,11 @@ def _at_once(value: Any) -> msgspec.Raw:
     return msgspec.Raw(b"".join(value.pieces))
 
 
-encode_json = msgspec.json.Encoder(enc_hook=_at_once).encode
+_encoder = msgspec.json.Encoder(enc_hook=_at_once)
+encode_json = _encoder.encode
 """Return the JSON of a value in one piece."""
+encode_json_into = _encoder.encode_into
+"""Write the same into a `bytearray` from an offset on; its end becomes that of the JSON."""
 
 
 def json_pieces(value: object) -> Iterator[bytes]:

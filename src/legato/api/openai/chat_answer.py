@@ -1,7 +1,8 @@
-"""POST /v1/chat/completions: its answers. Its requests are in `requests/chat.py`."""
+"""POST /v1/chat/completions: its answers. Its requests are in `chat_body.py`."""
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -10,8 +11,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import respond
-from legato.api.answer_format import FINGERPRINT, NotedAnswer, Usage
+from legato.api.answer import FINGERPRINT, NotedAnswer, Usage, respond
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import array, listed, numbers
@@ -24,7 +24,7 @@ from legato.api.openai.logprobs import (
     PromptLogprobs,
 )
 from legato.api.openapi import responses, takes
-from legato.api.outcome import Generation
+from legato.api.submit import JobRun
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.kv_tickets import KVTransferParams
 from legato.language.completion import Completion, CompletionDelta
@@ -142,17 +142,12 @@ class ChatChunk(NotedAnswer, frozen=True, kw_only=True):
 
 
 class ChatFormat:
-    """Formats the answers to one request.
-
-    Args:
-        prompt: its token ids, for `return_token_ids`.
-    """
+    """Formats the answers to one request."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
-        asked: Generation,
-        prompt: Sequence[int],
+        job: Job,
         *,
         answer_id: str,
         created: int,
@@ -160,15 +155,20 @@ class ChatFormat:
         ticket: KVTransferParams | None = None,
     ) -> None:
         self._ticket = ticket
-        self._logprobs = LogprobsWriter(vocabulary, names_by_id=asked.names_tokens_by_id)
-        self._syntax = asked.message_syntax
-        self._returns_token_ids = asked.returns_token_ids
-        self._prompt = prompt
-        self._calls_functions = asked.calls_functions
+        self._vocabulary = vocabulary
+        self._names_by_id = job.answer.names_tokens_by_id
+        self._syntax = job.answer.message_syntax
+        self._returns_token_ids = job.answer.returns_token_ids
+        self._prompt = job.prompts[0].token_ids
+        self._calls_functions = job.answer.calls_functions
         self._id = answer_id
         self._created = created
         self._model = model
         self._readers: dict[int, MessageReader] = {}  # key: choice, once begun
+
+    @cached_property
+    def _logprobs(self) -> LogprobsWriter:
+        return LogprobsWriter(self._vocabulary, names_by_id=self._names_by_id)
 
     def answer(self, completions: list[Completion], usage: Usage) -> ChatAnswer:
         scored = completions[0].prompt_scores
@@ -193,7 +193,7 @@ class ChatFormat:
         piece = ChatChunkChoice(
             index=choice,
             delta=self._delta(message, "assistant" if is_first else UNSET),
-            logprobs=self._logprobs.chat(delta.logprobs),
+            logprobs=None if delta.logprobs is None else self._logprobs.chat(delta.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=delta.stop_reason,
             token_ids=self._tokens(delta.token_ids),
@@ -257,7 +257,7 @@ def answer_message(message: Message, *, calls_functions: bool = False) -> ChatAn
     """Return a message in OpenAI's format.
 
     Args:
-        calls_functions: as of `Generation`.
+        calls_functions: as of `AnswerOptions`.
     """
     reasoning = UNSET if message.reasoning is None else message.reasoning
     functions = [ChatFunction(call.name, call.arguments) for call in message.tool_calls]
@@ -293,24 +293,14 @@ async def create_chat_completion(
     body: JsonBytes, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Answer a conversation."""
-    asked, prompts = await context.text.generation("chat", body, arrival)
-    tickets = context.engine.tickets
-    transfer = tickets.transfer(asked.kv_transfer_params)
+    job = await context.text.job("chat", body, arrival)
+    run = JobRun(context, job, arrival)
     answer_format = ChatFormat(
         context.engine.vocabulary,
-        asked,
-        prompts[0],
+        job,
         answer_id=f"chatcmpl-{arrival.answer_id}",
         created=int(time.time()),
         model=context.model_name,
-        ticket=tickets.answer_params(transfer),
+        ticket=run.ticket,
     )
-    job = Job.of(
-        asked,
-        prompts,
-        arrival=arrival,
-        operation="chat",
-        kv_transfer=transfer,
-        field_names={"prompt": "messages", "max_tokens": asked.output_limit_name},
-    )
-    return await respond(context, job, InChunks(answer_format, job, asked))
+    return await respond(run, InChunks(answer_format, job, arrival))

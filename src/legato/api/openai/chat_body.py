@@ -15,7 +15,7 @@ from legato.api.bodies.chat_tools import (
     tool_use,
 )
 from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs, UnaskedOfChat
-from legato.api.outcome import Warned
+from legato.api.job import Warned
 from legato.core.errors import InvalidRequestError
 from legato.language.message.tools import ToolUse
 

@@ -6,12 +6,12 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET
 
-from legato.api.answer_format import NotedAnswer, Usage, UsageCounter
-from legato.api.http.bodies import DONE, event
+from legato.api.answer import NotedAnswer, Usage, UsageCounter, notes_of
+from legato.api.arrival import Arrival
+from legato.api.http.bodies import DONE, event, json_event
 from legato.api.http.errors import ApiError
-from legato.api.http.json_text import encode_json, json_pieces
+from legato.api.http.json_text import json_pieces
 from legato.api.job import Job
-from legato.api.outcome import Generation
 from legato.core.outputs import FinishReason
 from legato.language.completion import Completion, CompletionDelta
 
@@ -34,79 +34,79 @@ class ChunkFormat(Protocol):
 class InChunks:
     """The `AnswerFormat` of a `ChunkFormat` and a job."""
 
-    def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
+    def __init__(self, words: ChunkFormat, job: Job, arrival: Arrival) -> None:
         self._words = words
         self._job = job
-        self._asked = asked
+        self._arrival = arrival
 
     def whole(self) -> "_Choices":
-        return _Choices(self._words, self._job, self._asked)
+        return _Choices(self._words, self._job, self._arrival)
 
     def events(self) -> "_ChunkWriter":
-        return _ChunkWriter(self._words, self._job, self._asked)
+        return _ChunkWriter(self._words, self._job, self._arrival)
 
 
 class _Choices:
     """Collects the completions of a whole answer."""
 
-    def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
+    def __init__(self, words: ChunkFormat, job: Job, arrival: Arrival) -> None:
         self._words = words
-        self._job = job
-        self._asked = asked
+        self._arrival = arrival
+        self._is_echo_only = job.answer.is_echo_only
         self._completions = [Completion(choice) for choice in range(job.num_choices)]
-        self._usage = UsageCounter(job.prompts)
+        self._usage = UsageCounter(job.num_prompt_tokens)
 
     def take(self, choice: int, delta: CompletionDelta) -> None:
-        delta = _shown(delta, self._asked)
+        if self._is_echo_only:
+            delta = _without_output(delta)
         self._usage.add(choice, delta)
         self._completions[choice].add(delta)
 
     def pieces(self) -> Iterator[bytes]:
         answer = self._words.answer(self._completions, self._usage.so_far)
-        return json_pieces(_noted(answer, self._job))
+        return json_pieces(_noted(answer, self._arrival))
 
 
 class _ChunkWriter:
     """Writes one chunk per delta, then [DONE]."""
 
-    def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
+    def __init__(self, words: ChunkFormat, job: Job, arrival: Arrival) -> None:
         self._words = words
-        self._job = job
-        self._asked = asked
-        self._usage = UsageCounter(job.prompts)
+        self._arrival = arrival
+        self._options = job.answer
+        self._usage = UsageCounter(job.num_prompt_tokens)
 
     def delta(self, choice: int, delta: CompletionDelta) -> bytes:
-        delta = _shown(delta, self._asked)
+        if self._options.is_echo_only:
+            delta = _without_output(delta)
         self._usage.add(choice, delta)
         chunk = self._words.chunk(choice, delta, self._usage_field)
-        if delta.finish_reason is not None and not self._asked.include_usage:
-            chunk = _noted(chunk, self._job)  # it may be the stream's last
-        return event(encode_json(chunk))
+        if delta.finish_reason is not None and not self._options.include_usage:
+            chunk = _noted(chunk, self._arrival)  # it may be the stream's last
+        return json_event(chunk)
 
     def end(self) -> list[bytes]:
-        if not self._asked.include_usage:
+        if not self._options.include_usage:
             return [DONE]
         chunk = self._words.usage_chunk(self._usage.so_far)
-        return [event(encode_json(_noted(chunk, self._job))), DONE]
+        return [json_event(_noted(chunk, self._arrival)), DONE]
 
     def failed(self, error: ApiError) -> list[bytes]:
         return [event(error.body), DONE]
 
     @property
     def _usage_field(self) -> UsageField:
-        if not self._asked.include_usage:
+        if not self._options.include_usage:
             return UNSET
-        return self._usage.so_far if self._asked.continuous_usage_stats else None
+        return self._usage.so_far if self._options.continuous_usage_stats else None
 
 
-def _noted(answer: NotedAnswer, job: Job) -> NotedAnswer:
-    return msgspec.structs.replace(answer, legato=job.notes)
+def _noted(answer: NotedAnswer, arrival: Arrival) -> NotedAnswer:
+    return msgspec.structs.replace(answer, legato=notes_of(arrival))
 
 
-def _shown(delta: CompletionDelta, asked: Generation) -> CompletionDelta:
-    """Hide the output of a delta if the request asked only for its prompt."""
-    if not asked.is_echo_only:
-        return delta
+def _without_output(delta: CompletionDelta) -> CompletionDelta:
+    """Return a delta for a request that asked only for its prompt."""
     return msgspec.structs.replace(
         delta,
         text="",

@@ -1,4 +1,4 @@
-"""POST /v1/completions: its answers. Its requests are in `requests/completion.py`."""
+"""POST /v1/completions: its answers. Its requests are in `completion_body.py`."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,8 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, Raw, UnsetType
 
-from legato.api.answer import respond
-from legato.api.answer_format import FINGERPRINT, NotedAnswer, Usage
+from legato.api.answer import FINGERPRINT, NotedAnswer, Usage, respond
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import Kept, array, encode_json, listed, numbers
@@ -26,7 +25,7 @@ from legato.api.openai.logprobs import (
     PromptLogprobs,
 )
 from legato.api.openapi import responses, takes
-from legato.api.outcome import Generation
+from legato.api.submit import JobRun
 from legato.core.outputs import TokenScores
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.kv_tickets import KVTransferParams
@@ -90,7 +89,6 @@ class CompletionFormat:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        asked: Generation,
         job: Job,
         *,
         answer_id: str,
@@ -99,12 +97,12 @@ class CompletionFormat:
         ticket: KVTransferParams | None = None,
     ) -> None:
         self._ticket = ticket
-        self._asked = asked
+        self._options = job.answer
         self._job = job
         self._id = answer_id
         self._created = created
         self._model = model
-        self._logprobs = LogprobsWriter(vocabulary, names_by_id=asked.names_tokens_by_id)
+        self._logprobs = LogprobsWriter(vocabulary, names_by_id=job.answer.names_tokens_by_id)
         self._writers: dict[int, CompletionLogprobsWriter] = {}  # key: choice, once begun
         self._prompt_ids: dict[int, Raw] = {}  # key: prompt, once begun; value: JSON
 
@@ -143,29 +141,29 @@ class CompletionFormat:
             yield from (self._choice(completion, shown) for completion in several)
 
     def _shown_prompt(self, index: int, scored: Sequence[TokenScores]) -> "_ShownPrompt":
-        asked, prompt = self._asked, self._job.prompts[index]
-        echoed = "" if asked.echoed is None else asked.echoed[index]
-        starts = asked.echo_starts[index] if asked.echo_starts else ()
+        options, prompt = self._options, self._job.prompts[index].token_ids
+        echoed = "" if options.echoed is None else options.echoed[index]
+        starts = options.echo_starts[index] if options.echo_starts else ()
         keep: Callable[[Iterable[bytes]], Iterable[bytes]]
         keep = Kept if self._job.params.n > 1 else iter
         writer = self._writer()
         return _ShownPrompt(
             token_ids=keep(numbers(prompt)),
-            scores=keep(self._logprobs.prompt(scored, asked.num_prompt_logprobs)),
+            scores=keep(self._logprobs.prompt(scored, options.num_prompt_logprobs)),
             columns=writer.prompt_columns(prompt, scored, echoed, starts).each(keep),
             writer=writer,
         )
 
     def _choice(self, completion: Completion, prompt: "_ShownPrompt") -> CompletionChoice:
-        asked = self._asked
+        options = self._options
         return CompletionChoice(
             index=completion.index,
             text=self._echoed_text(completion.index) + completion.text,
             logprobs=self._whole_logprobs(completion, prompt),
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
-            prompt_logprobs=None if asked.num_prompt_logprobs is None else array(prompt.scores),
-            prompt_token_ids=array(prompt.token_ids) if asked.returns_token_ids else None,
+            prompt_logprobs=None if options.num_prompt_logprobs is None else array(prompt.scores),
+            prompt_token_ids=array(prompt.token_ids) if options.returns_token_ids else None,
             token_ids=self._tokens(completion.token_ids) or None,
         )
 
@@ -174,7 +172,7 @@ class CompletionFormat:
     ) -> CompletionLogprobs | None:
         if completion.logprobs is None:
             return None
-        if self._asked.echoed is None:
+        if self._options.echoed is None:
             return self._writer().write(completion.logprobs)
         own = prompt.writer.columns_of_one(completion.logprobs)
         return Columns.joined(prompt.columns, own)
@@ -189,20 +187,20 @@ class CompletionFormat:
 
     def _whole_prompt(self, choice: int) -> Any:
         """Return the prompt's token ids, if the request asked for them."""
-        if not self._asked.returns_token_ids:
+        if not self._options.returns_token_ids:
             return UNSET
         index = choice // self._job.params.n
         if index not in self._prompt_ids:
-            self._prompt_ids[index] = Raw(encode_json(list(self._job.prompts[index])))
+            self._prompt_ids[index] = Raw(encode_json(list(self._job.prompts[index].token_ids)))
         return self._prompt_ids[index]
 
     def _tokens(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
-        return array(numbers(token_ids)) if self._asked.returns_token_ids else UNSET
+        return array(numbers(token_ids)) if self._options.returns_token_ids else UNSET
 
     def _echoed_text(self, choice: int) -> str:
-        if self._asked.echoed is None:
+        if self._options.echoed is None:
             return ""
-        return self._asked.echoed[choice // self._job.params.n]
+        return self._options.echoed[choice // self._job.params.n]
 
     def _answer(self, choices: list[CompletionChoice], usage: UsageField) -> CompletionAnswer:
         return CompletionAnswer(
@@ -221,17 +219,14 @@ class CompletionFormat:
 )
 async def create_completion(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete one or several prompts."""
-    asked, prompts = await context.text.generation("completions", body, arrival)
-    tickets = context.engine.tickets
-    transfer = tickets.transfer(asked.kv_transfer_params)
-    job = Job.of(asked, prompts, arrival=arrival, operation="text_completion", kv_transfer=transfer)
+    job = await context.text.job("completions", body, arrival)
+    run = JobRun(context, job, arrival)
     answer_format = CompletionFormat(
         context.engine.vocabulary,
-        asked,
         job,
         answer_id=f"cmpl-{arrival.answer_id}",
         created=int(time.time()),
         model=context.model_name,
-        ticket=tickets.answer_params(transfer),
+        ticket=run.ticket,
     )
-    return await respond(context, job, InChunks(answer_format, job, asked))
+    return await respond(run, InChunks(answer_format, job, arrival))

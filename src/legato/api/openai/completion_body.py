@@ -1,13 +1,28 @@
-"""The body of POST /v1/completions."""
+"""The body of POST /v1/completions, and the job made of it."""
 
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from legato.api.bodies.body_model import Prompt, only
-from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs
-from legato.core.errors import InvalidRequestError
-from legato.core.sampling_params import MAX_N
+from legato.api.bodies.answer_size import check_answer_size
+from legato.api.bodies.body_model import BodyParser, Prompt, only
+from legato.api.bodies.generation_options import (
+    GenerationRequest,
+    NumLogprobs,
+    with_known_tokens,
+)
+from legato.api.job import End, Job, JobPrompt, Part, packed
+from legato.checkpoint.defaults import ModelDefaults
+from legato.core.errors import InvalidRequestError, naming_fields
+from legato.core.sampling_params import MAX_N, SamplingParams
+from legato.core.token_ids import TokenIds, token_array
+from legato.engine.client.requests import last_tokens
+
+if TYPE_CHECKING:
+    from legato.language.forms.check import GrammarChecker
+    from legato.language.tokenizer.tokenizer import Tokenizer
 
 
 def as_prompts(value: Any) -> list[Prompt]:
@@ -86,3 +101,109 @@ class CompletionRequest(GenerationRequest):
     def is_echo_only(self) -> bool:
         """Whether the answer has only the prompt, perhaps with scores."""
         return self.max_tokens == 0
+
+
+class CompletionJobs:
+    """Makes jobs of requests for completions."""
+
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        defaults: ModelDefaults,
+        parser: BodyParser,
+        forms: "GrammarChecker",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._parser = parser
+        self._forms = forms
+        self._info = parser.serving.info
+
+    def read(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
+        """Yield warnings, and the job of a body.
+
+        Args:
+            is_rendered: whether the prompts are the answer.
+
+        Raises:
+            Exception: as `RequestReader.read`.
+        """
+        request = self._parser.parse(CompletionRequest, body)
+        yield from request.unheeded
+        self._parser.check_completions(request.n, len(request.prompt))
+        params = self._params(request)
+        self._parser.check_prompts(
+            request.prompt, is_cut=request.truncate_prompt_tokens is not None
+        )
+        has_offsets = is_rendered and request.return_token_offsets
+        prompts: list[JobPrompt] = []
+        echoed: list[str] = []
+        echo_starts: list[TokenIds] = []
+        for prompt in request.prompt:
+            token_ids = self._token_ids(prompt, request)
+            kept = last_tokens(token_ids, params, self._info.max_model_len)
+            if request.echo:
+                echoed.append(self._echo(prompt, kept, request))
+                echo_starts.append(self._echo_starts(prompt, request))
+            offsets = self._offsets(prompt, request) if has_offsets else None
+            prompts.append(JobPrompt.of(kept, offsets))
+        if not request.stream:
+            check_answer_size(
+                params,
+                [len(prompt.token_ids) for prompt in prompts],
+                self._info.max_model_len,
+                is_chat=False,
+                returns_token_ids=request.return_token_ids,
+                shows_prompt_logprobs=request.prompt_logprobs is not None,
+                echoes=request.echo,
+            )
+        yield Job(
+            operation="text_completion",
+            prompts=tuple(prompts),
+            params=params,
+            service=request.service_params(),
+            answer=request.answer_options(
+                echoed=tuple(echoed) if request.echo else None,
+                echo_starts=tuple(echo_starts),
+                is_echo_only=request.is_echo_only,
+                num_prompt_logprobs=request.prompt_logprobs,
+            ),
+            kv_transfer_params=request.kv_transfer,
+            terms=packed(request.render_terms() if is_rendered else None),
+        )
+
+    def _params(self, request: CompletionRequest) -> SamplingParams:
+        decided: dict[str, int] = {}
+        if request.is_echo_only:
+            decided["max_tokens"] = 1  # the engine generates at least one token; it is dropped
+        if request.echo and request.logprobs is not None:
+            decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+        with naming_fields(**request.form_names):
+            params = self._forms.resolved(
+                request.sampling_params(self._defaults.sampling, **decided)
+            )
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        return with_known_tokens(params, encode, self._info.vocab_size)
+
+    def _token_ids(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt, request.add_special_tokens)
+        return prompt
+
+    def _offsets(self, prompt: Prompt, request: CompletionRequest) -> list[tuple[int, int]] | None:
+        if not isinstance(prompt, str):
+            return None
+        return self._tokenizer.offsets(prompt, add_special_tokens=request.add_special_tokens)
+
+    def _echo(self, prompt: Prompt, token_ids: Sequence[int], request: CompletionRequest) -> str:
+        """Args: token_ids: of the prompt, after truncation."""
+        if request.truncate_prompt_tokens is None and isinstance(prompt, str):
+            return prompt
+        return self._tokenizer.decode(list(token_ids), request.skip_special_tokens is not False)
+
+    def _echo_starts(self, prompt: Prompt, request: CompletionRequest) -> TokenIds:
+        is_text = request.truncate_prompt_tokens is None and isinstance(prompt, str)
+        if request.logprobs is None or not is_text:
+            return token_array(())
+        added = request.add_special_tokens
+        return token_array(self._tokenizer.starts(str(prompt), add_special_tokens=added))

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: its answers. Its requests are in `requests/embeddings.py`."""
+"""POST /v1/embeddings: its answers. Its requests are in `embedding_body.py`."""
 
 import base64
 import sys
@@ -10,16 +10,14 @@ import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from legato.api.answer import respond_whole
-from legato.api.answer_format import PromptTokensDetails
+from legato.api.answer import PromptTokensDetails, respond_whole
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import json_pieces, listed
 from legato.api.job import Job
-from legato.api.openai.embedding_body import EmbeddingRequest
+from legato.api.openai.embedding_body import EmbeddingRequest, EmbeddingTerms
 from legato.api.openapi import responses, takes
-from legato.api.outcome import EmbeddingTerms
-from legato.core.pooling import UNSAMPLED
+from legato.api.submit import JobRun
 from legato.engine.errors import RequestFailedError
 from legato.language.completion import CompletionDelta
 from legato.language.embedding import finished_embedding
@@ -56,7 +54,7 @@ class PooledVectors:
 
     def __init__(self, job: Job) -> None:
         self._vectors: dict[int, bytes] = {}  # key: index of the prompt
-        self._num_prompt_tokens = sum(map(len, job.prompts))
+        self._num_prompt_tokens = job.num_prompt_tokens
         self._num_cached_tokens = 0
 
     def take(self, choice: int, delta: CompletionDelta) -> None:
@@ -80,8 +78,8 @@ class PooledVectors:
 class _EmbeddingsWriter:
     """A `WholeAnswer` of vectors."""
 
-    def __init__(self, terms: EmbeddingTerms, job: Job, *, answer_id: str, model: str) -> None:
-        self._terms = terms
+    def __init__(self, job: Job, *, answer_id: str, model: str) -> None:
+        self._terms = job.terms_as(EmbeddingTerms)
         self._vectors = PooledVectors(job)
         self._id, self._model = answer_id, model
 
@@ -119,20 +117,6 @@ class _EmbeddingsWriter:
 )
 async def create_embeddings(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return a vector for each input."""
-    outcome = await context.text.outcome("embeddings", body, arrival)
-    terms = outcome.end
-    assert isinstance(terms, EmbeddingTerms)
-    job = Job(
-        arrival=arrival,
-        operation="embeddings",
-        is_streamed=False,
-        prompts=outcome.prompts,
-        params=UNSAMPLED,
-        service=terms.service.of_key(arrival.tenant, arrival.cache_owner),
-        pooling=context.engine.info.pooling,
-        field_names={"prompt": "input"},
-    )
-    writer = _EmbeddingsWriter(
-        terms, job, answer_id=f"embd-{arrival.answer_id}", model=context.model_name
-    )
-    return await respond_whole(context, job, writer)
+    job = await context.text.job("embeddings", body, arrival)
+    writer = _EmbeddingsWriter(job, answer_id=f"embd-{arrival.answer_id}", model=context.model_name)
+    return await respond_whole(JobRun(context, job, arrival), writer)

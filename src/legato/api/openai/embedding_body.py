@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from legato.api.bodies.body_model import ModelRequest, Name, Prompt
@@ -9,6 +10,19 @@ from legato.api.bodies.generation_options import ServiceOptions
 from legato.api.openai.completion_body import PROMPT_SCHEMA, as_prompts
 
 EncodingFormat = Literal["float", "base64"]
+
+
+class EmbeddingTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer needs from its request.
+
+    Attributes:
+        encoding_format, dimensions: as in `EmbeddingRequest`.
+        normalizes: whether each vector's L2 norm is made 1.
+    """
+
+    encoding_format: EncodingFormat
+    dimensions: int | None
+    normalizes: bool
 
 
 class PooledOptions(ServiceOptions, ModelRequest):

@@ -1,7 +1,7 @@
-"""POST /inference/v1/generate: its answers. Its requests are in `requests/generate.py`."""
+"""POST /inference/v1/generate: its answers. Its requests are in `generate_body.py`."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -10,18 +10,17 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import respond
-from legato.api.answer_format import NotedAnswer, Usage
+from legato.api.answer import NotedAnswer, Usage, respond
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import array, listed, numbers
 from legato.api.job import Job
 from legato.api.openai.chat_answer import ChatAnswerMessage, answer_message
 from legato.api.openai.chunks import InChunks, UsageField
-from legato.api.openai.generate_body import GenerateRequest
+from legato.api.openai.generate_body import GenerateRequest, GenerateTerms, OutputMode
 from legato.api.openai.logprobs import ChatLogprobs, LogprobsWriter, PromptLogprobs, number
 from legato.api.openapi import responses, takes
-from legato.api.outcome import GenerateTerms, Generation, OutputMode
+from legato.api.submit import JobRun
 from legato.core.outputs import TokenLogprobs
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.kv_tickets import KVTransferParams
@@ -29,14 +28,6 @@ from legato.language.completion import Completion, CompletionDelta
 from legato.language.message.message import read_message
 
 router = APIRouter(tags=["tokenization"])
-
-_FIELD_NAMES = {
-    "prompt": "token_ids",
-    **{
-        name: f"sampling_params.{name}"
-        for name in ("max_tokens", "min_tokens", "logit_bias", "stop_token_ids", "bad_words")
-    },
-}
 
 
 class IdLogprob(msgspec.Struct, frozen=True):
@@ -134,17 +125,12 @@ _ANSWERS: dict[OutputMode, Any] = {
 
 
 class GenerateFormat:
-    """Formats the answers to one request.
-
-    Args:
-        prompt: its token ids, for `return_token_ids`.
-    """
+    """Formats the answers to one request."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
-        asked: Generation,
-        prompt: Sequence[int],
+        job: Job,
         *,
         mode: OutputMode,
         request_id: str,
@@ -152,8 +138,7 @@ class GenerateFormat:
         ticket: KVTransferParams | None = None,
     ) -> None:
         self._logprobs = LogprobsWriter(vocabulary)
-        self._asked = asked
-        self._prompt = prompt
+        self._job = job
         self._mode: OutputMode = mode
         self._request_id = request_id
         self._model = model
@@ -203,19 +188,22 @@ class GenerateFormat:
         if self._mode == "tokens":
             logprobs = None
             if output.logprobs is not None:
-                is_ranked = self._asked.params.logprob_token_ids is None
+                is_ranked = self._job.params.logprob_token_ids is None
                 logprobs = _id_logprobs(output.logprobs, is_ranked=is_ranked)
             return TokensChoice(finish_reason=reason, logprobs=logprobs, **common)
         common["logprobs"] = self._logprobs.chat(output.logprobs)
         if self._mode == "text":
             return TextChoice(text=text, finish_reason=reason, **common)
-        message = read_message(text, reason, self._asked.message_syntax, output.stop_reason)
+        message = read_message(text, reason, self._job.answer.message_syntax, output.stop_reason)
         return DerenderedChoice(
             message=answer_message(message), finish_reason=message.finish_reason, **common
         )
 
     def _shown_prompt(self) -> list[int] | UnsetType:
-        return array(numbers(self._prompt)) if self._asked.returns_token_ids else UNSET
+        if not self._job.answer.returns_token_ids:
+            return UNSET
+        prompt: list[int] = array(numbers(self._job.prompts[0].token_ids))
+        return prompt
 
 
 def _id_logprobs(entries: Iterable[TokenLogprobs], *, is_ranked: bool) -> IdLogprobs:
@@ -253,27 +241,15 @@ def _id_logprob(token_id: int, logprob: float, rank: int | None) -> bytes:
 )
 async def generate(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete a prompt given in tokens, as `/render` answers with it; `output_mode` adds text."""
-    outcome = await context.text.outcome("generate", body, arrival)
-    asked = outcome.end
-    assert isinstance(asked, Generation)
-    [terms] = [part for part in outcome.parts if isinstance(part, GenerateTerms)]
-    tickets = context.engine.tickets
-    transfer = tickets.transfer(asked.kv_transfer_params)
+    job = await context.text.job("generate", body, arrival)
+    terms = job.terms_as(GenerateTerms)
+    run = JobRun(context, job, arrival)
     answer_format = GenerateFormat(
         context.engine.vocabulary,
-        asked,
-        outcome.prompts[0],
+        job,
         mode=terms.output_mode,
         request_id=f"generate-tokens-{arrival.named(terms.request_id)}",
         model=context.model_name,
-        ticket=tickets.answer_params(transfer),
+        ticket=run.ticket,
     )
-    job = Job.of(
-        asked,
-        outcome.prompts,
-        arrival=arrival,
-        operation="generate",
-        kv_transfer=transfer,
-        field_names=_FIELD_NAMES,
-    )
-    return await respond(context, job, InChunks(answer_format, job, asked))
+    return await respond(run, InChunks(answer_format, job, arrival))

@@ -1,13 +1,15 @@
-"""The body of POST /inference/v1/generate, as in vLLM, and the terms of prompts rendered for it."""
+"""The body of POST /inference/v1/generate, as in vLLM, and the job made of it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field, model_validator
 
-from legato.api.bodies.body_model import AtMost, ModelRequest, Name, RequestModel, only
+from legato.api.bodies.answer_size import check_answer_size
+from legato.api.bodies.body_model import AtMost, BodyParser, ModelRequest, Name, RequestModel, only
 from legato.api.bodies.chat_tools import ToolChoice, Tools, functions_of
 from legato.api.bodies.generation_options import (
     KVTransferRequest,
@@ -16,15 +18,38 @@ from legato.api.bodies.generation_options import (
     ServiceOptions,
     StreamOptions,
     Strings,
+    kv_transfer_of,
+    with_known_tokens,
 )
 from legato.api.bodies.output_form import Form
+from legato.api.job import AnswerOptions, End, Job, JobPrompt, Part, packed
 from legato.api.limits import MAX_METADATA, MAX_TEMPLATE_VARIABLES
-from legato.api.openai.chat_body import ChatRequest
-from legato.api.openai.completion_body import CompletionRequest
-from legato.api.outcome import OutputMode, RenderTerms
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_N, SamplingParams
+from legato.engine.client.requests import check_token_ids
+from legato.language.message.message_syntax import MessageSyntax
 from legato.language.message.tools import ToolFunction
+
+if TYPE_CHECKING:
+    from legato.language.conversation.prompt import ChatPrompts
+    from legato.language.forms.check import GrammarChecker
+    from legato.language.tokenizer.tokenizer import Tokenizer
+
+OutputMode = Literal["tokens", "text", "derender"]
+"""What an answer has beside tokens: nothing, their text, or the message that the text is."""
+
+
+class GenerateTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer in tokens needs from its request.
+
+    Attributes:
+        request_id: as the client calls the request; None if it does not.
+        output_mode: as in `OutputMode`.
+    """
+
+    request_id: str | None
+    output_mode: OutputMode
 
 
 class SentSamplingParams(SamplingOptions):
@@ -167,38 +192,79 @@ def in_sampling_params() -> Iterator[None]:
         raise
 
 
-def render_terms(request: ChatRequest | CompletionRequest) -> RenderTerms:
-    """Return the terms of a request that is rendered."""
-    options = request.stream_options if request.stream else None
-    return RenderTerms(
-        request_id=request.request_id,
-        stream_options=None if options is None else msgspec.json.encode(options.model_dump()),
-        parse_context=parse_context(request) if isinstance(request, ChatRequest) else None,
-    )
+class GenerateJobs:
+    """Makes jobs of prompts in tokens."""
+
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        defaults: ModelDefaults,
+        parser: BodyParser,
+        forms: "GrammarChecker",
+        prompts: "ChatPrompts",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._parser = parser
+        self._forms = forms
+        self._prompts = prompts
+
+    def read(self, body: bytes) -> Iterator[Part | End]:
+        """Yield the job of a body; raises as `RequestReader.read`."""
+        request = self._parser.parse(GenerateRequest, body)
+        syntax = None
+        if request.output_mode == "derender":
+            syntax = self._prompts.reply_syntax(
+                request.token_ids,
+                request.shown_functions,
+                has_reasoned=bool(request.reasoning_ended),
+            )
+        sent, prompt, info = request.sampling_params, request.token_ids, self._parser.serving.info
+        self._parser.check_completions(sent.n)
+        check_token_ids(prompt, info.vocab_size, "token_ids")
+        with in_sampling_params():
+            params = self._params(sent, syntax)
+            if not request.stream:
+                check_answer_size(
+                    params,
+                    [len(prompt)],
+                    info.max_model_len,
+                    is_chat=True,
+                    returns_token_ids=True,
+                    shows_prompt_logprobs=params.prompt_logprobs is not None,
+                )
+        options = request.stream_options or StreamOptions()
+        yield Job(
+            operation="generate",
+            prompts=(JobPrompt.of(prompt),),
+            params=params,
+            service=request.service_params(),
+            answer=AnswerOptions(
+                is_streamed=request.stream,
+                include_usage=options.include_usage,
+                continuous_usage_stats=options.continuous_usage_stats,
+                returns_token_ids=request.return_token_ids,
+                message_syntax=None if syntax is None or syntax.is_plain else syntax,
+                field_names=_FIELD_NAMES,
+            ),
+            kv_transfer_params=kv_transfer_of(request.kv_transfer_params),
+            terms=packed(
+                GenerateTerms(request_id=request.request_id, output_mode=request.output_mode)
+            ),
+        )
+
+    def _params(self, sent: SentSamplingParams, syntax: MessageSyntax | None) -> SamplingParams:
+        marks = self._tokenizer.special_marks(syntax) if syntax else {}
+        params = sent.params(self._defaults.sampling, kept_special_tokens=tuple(marks.values()))
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        vocab_size = self._parser.serving.info.vocab_size
+        return with_known_tokens(self._forms.resolved(params), encode, vocab_size)
 
 
-def parse_context(request: ChatRequest) -> bytes:
-    """Return the JSON of a `ParseContext`."""
-    use = request.tool_use
-    calls = [len(message.tool_calls or ()) for message in request.messages]
-    context: dict[str, Any] = {
-        "tools": [
-            {"type": "function", "function": {**tool.described, "strict": tool.is_strict}}
-            for tool in use.shown
-        ]
-        or None,
-        "tool_choice": _choice(request) if use.shown else "none",
-        "parallel_tool_calls": use.is_parallel,
-        "include_reasoning": True,
-        "chat_template_kwargs": request.template_variables,
-        "history_tool_call_cnt": sum(calls),
-    }
-    return msgspec.json.encode(context)
-
-
-def _choice(request: ChatRequest) -> Any:
-    choice = request.tool_choice or request.function_call
-    if choice is None:
-        return "auto"
-    named = choice.model_dump(exclude_none=True)
-    return choice.type if named.keys() == {"type"} else named
+_FIELD_NAMES = {
+    "prompt": "token_ids",
+    **{
+        name: f"sampling_params.{name}"
+        for name in ("max_tokens", "min_tokens", "logit_bias", "stop_token_ids", "bad_words")
+    },
+}

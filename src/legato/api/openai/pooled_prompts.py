@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from legato.api.bodies.body_model import BodyParser, Prompt
-from legato.api.openai.embedding_body import EmbeddingRequest, PooledOptions
-from legato.api.openai.score_body import RerankRequest, ScoreRequest
-from legato.api.outcome import EmbeddingTerms, End, Part, PromptTokens, ScoreTerms
+from legato.api.job import AnswerOptions, End, Job, JobPrompt, Part, packed
+from legato.api.openai.embedding_body import EmbeddingRequest, EmbeddingTerms, PooledOptions
+from legato.api.openai.score_body import RerankRequest, ScoreRequest, ScoreTerms
 from legato.core.errors import naming_fields
-from legato.core.token_ids import token_array
+from legato.core.pooling import UNSAMPLED, PromptPooling
+from legato.core.step_record import Operation
 from legato.language.embedding import check_dimensions, kept_tokens
 from legato.language.tokenizer.tokenizer import Tokenizer
 
@@ -30,43 +33,42 @@ class PooledPrompts:
         check_dimensions(request.dimensions, self._info.hidden_size)
         with naming_fields(prompt="input"):
             self._check(request.input, request)
-            for prompt in request.input:
-                yield PromptTokens(token_array(self._input_tokens(prompt, request)))
-        yield EmbeddingTerms(
-            service=request.service_params(),
+            prompts = [
+                JobPrompt.of(self._input_tokens(prompt, request)) for prompt in request.input
+            ]
+        terms = EmbeddingTerms(
             encoding_format=request.encoding_format,
             dimensions=request.dimensions,
             normalizes=request.normalize,
         )
+        yield _job("embeddings", request, prompts, self._info.pooling, "input", terms)
 
     def score(self, body: bytes) -> Iterator[Part | End]:
         request = self._parser.parse(ScoreRequest, body)
-        yield from self._pairs(request, request.pairs, "text_2")
-        yield ScoreTerms(
-            service=request.service_params(),
-            field_name="text_2",
-            is_activated=request.use_activation,
-        )
+        prompts = self._pairs(request, request.pairs, "text_2")
+        terms = ScoreTerms(is_activated=request.use_activation)
+        yield _job("score", request, prompts, "score", "text_2", terms)
 
     def rerank(self, body: bytes) -> Iterator[Part | End]:
         request = self._parser.parse(RerankRequest, body)
-        yield from self._pairs(request, request.pairs, "documents")
-        yield ScoreTerms(
-            service=request.service_params(),
-            field_name="documents",
+        prompts = self._pairs(request, request.pairs, "documents")
+        terms = ScoreTerms(
             is_activated=request.use_activation,
             top_n=request.top_n,
             documents=request.documents if request.return_documents else None,
         )
+        yield _job("rerank", request, prompts, "score", "documents", terms)
 
     def _pairs(
         self, options: PooledOptions, pairs: Sequence[tuple[str, str]], field_name: str
-    ) -> Iterator[Part]:
+    ) -> list[JobPrompt]:
         with naming_fields(prompt=field_name):
             self._check([query + text for query, text in pairs], options)
-            for query, text in pairs:
-                whole = self._tokenizer.encode_pair(query, text, options.add_special_tokens)
-                yield PromptTokens(token_array(self._kept(whole, whole, options)))
+            return [self._pair(query, text, options) for query, text in pairs]
+
+    def _pair(self, query: str, text: str, options: PooledOptions) -> JobPrompt:
+        whole = self._tokenizer.encode_pair(query, text, options.add_special_tokens)
+        return JobPrompt.of(self._kept(whole, whole, options))
 
     def _check(self, prompts: Sequence[Prompt], options: PooledOptions) -> None:
         self._parser.check_completions(1, len(prompts))
@@ -86,3 +88,23 @@ class PooledPrompts:
         """Args: bare: the tokens without the special ones around them."""
         count, side = options.truncate_prompt_tokens, options.truncation_side
         return kept_tokens(whole, bare, count, side, self._info.max_model_len)
+
+
+def _job(
+    operation: Operation,
+    options: PooledOptions,
+    prompts: Sequence[JobPrompt],
+    pooling: PromptPooling,
+    field_name: str,
+    terms: msgspec.Struct,
+) -> Job:
+    """Args: field_name: the client's name of the prompts."""
+    return Job(
+        operation=operation,
+        prompts=tuple(prompts),
+        params=UNSAMPLED,
+        service=options.service_params(),
+        answer=AnswerOptions(field_names={"prompt": field_name}),
+        pooling=pooling,
+        terms=packed(terms),
+    )

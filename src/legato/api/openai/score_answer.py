@@ -1,4 +1,4 @@
-"""POST /score and POST /rerank: their answers. Their requests are in `requests/scores.py`."""
+"""POST /score and POST /rerank: their answers. Their requests are in `score_body.py`."""
 
 import math
 import time
@@ -18,10 +18,9 @@ from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import json_pieces
 from legato.api.job import Job
 from legato.api.openai.embedding_answer import EmbeddingUsage, PooledVectors
-from legato.api.openai.score_body import RerankRequest, ScoreRequest
+from legato.api.openai.score_body import RerankRequest, ScoreRequest, ScoreTerms
 from legato.api.openapi import responses, takes
-from legato.api.outcome import ScoreTerms
-from legato.core.pooling import UNSAMPLED
+from legato.api.submit import JobRun
 from legato.engine.client.requests import check_scores
 from legato.language.completion import CompletionDelta
 from legato.language.embedding import finished_embedding
@@ -71,8 +70,8 @@ class RerankAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class _ScoresWriter:
     """A `WholeAnswer` of scores, or of documents by their scores."""
 
-    def __init__(self, terms: ScoreTerms, job: Job, arrival: Arrival, model: str) -> None:
-        self._terms = terms
+    def __init__(self, job: Job, arrival: Arrival, model: str) -> None:
+        self._terms = job.terms_as(ScoreTerms)
         self._vectors = PooledVectors(job)
         self._arrival, self._model = arrival, model
 
@@ -121,20 +120,9 @@ async def _answered(
     kind: Literal["score", "rerank"], body: JsonBytes, context: Context, arrival: Arrival
 ) -> Response:
     check_scores(context.engine.info)
-    outcome = await context.text.outcome(kind, body, arrival)
-    terms = outcome.end
-    assert isinstance(terms, ScoreTerms)
-    job = Job(
-        arrival=arrival,
-        operation=kind,
-        is_streamed=False,
-        prompts=outcome.prompts,
-        params=UNSAMPLED,
-        service=terms.service.of_key(arrival.tenant, arrival.cache_owner),
-        pooling="score",
-        field_names={"prompt": terms.field_name},
-    )
-    return await respond_whole(context, job, _ScoresWriter(terms, job, arrival, context.model_name))
+    job = await context.text.job(kind, body, arrival)
+    writer = _ScoresWriter(job, arrival, context.model_name)
+    return await respond_whole(JobRun(context, job, arrival), writer)
 
 
 @router.post(

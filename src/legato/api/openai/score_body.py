@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from legato.api.bodies.body_model import OrText, RequestModel
@@ -9,6 +10,20 @@ from legato.api.openai.embedding_body import PooledOptions
 from legato.core.errors import InvalidRequestError
 
 Texts = Annotated[list[str], Field(fail_fast=True, min_length=1), OrText(lambda text: [text])]
+
+
+class ScoreTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer needs from its request.
+
+    Attributes:
+        is_activated: whether a score is the sigmoid of the head's output.
+        top_n: most documents to return by their scores, 0 for all; None for scores alone.
+        documents: texts that are returned; None without them.
+    """
+
+    is_activated: bool
+    top_n: int | None = None
+    documents: list[str] | None = None
 
 
 class ScoreRequest(PooledOptions):

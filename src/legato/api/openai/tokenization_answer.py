@@ -1,4 +1,4 @@
-"""Tokenization endpoints, as in vLLM; their answers are in `requests/tokenization.py`."""
+"""Tokenization endpoints, as in vLLM; their answers are in `tokenization_body.py`."""
 
 from http import HTTPStatus
 

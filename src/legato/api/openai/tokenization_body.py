@@ -1,14 +1,22 @@
-"""The bodies and answers of POST /tokenize and /detokenize."""
+"""The bodies of POST /tokenize and /detokenize, and their answers."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from pydantic import Field, model_validator
 
-from legato.api.bodies.body_model import AtMost, ModelRequest
+from legato.api.bodies.body_model import AtMost, BodyParser, ModelRequest
 from legato.api.bodies.chat_messages import Messages, TemplateOptions
+from legato.api.bodies.chat_tools import functions_of
+from legato.api.job import End, Part, answered
 from legato.api.limits import MAX_DETOKENIZED
 from legato.core.errors import InvalidRequestError
+from legato.engine.client.requests import check_token_ids
+
+if TYPE_CHECKING:
+    from legato.language.conversation.prompt import ChatPrompts
+    from legato.language.tokenizer.tokenizer import Tokenizer
 
 
 class TokenizeRequest(TemplateOptions, ModelRequest):
@@ -50,3 +58,48 @@ class DetokenizeRequest(ModelRequest):
 
 class DetokenizeAnswer(msgspec.Struct, frozen=True):
     prompt: str
+
+
+class Tokenization:
+    """Answers requests about tokens. Its methods raise as `RequestReader.read`."""
+
+    def __init__(self, tokenizer: "Tokenizer", parser: BodyParser, prompts: "ChatPrompts") -> None:
+        self._tokenizer = tokenizer
+        self._parser = parser
+        self._prompts = prompts
+        self._info = parser.serving.info
+
+    def tokenize(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parser.parse(TokenizeRequest, body)
+        token_ids = self._token_ids(request)
+        spelling = self._tokenizer.backend.id_to_token
+        wants_spelling = request.return_token_strs
+        yield from answered(
+            TokenizeAnswer(
+                count=len(token_ids),
+                max_model_len=self._info.max_model_len,
+                tokens=token_ids,
+                token_strs=[spelling(i) or "" for i in token_ids] if wants_spelling else None,
+            )
+        )
+
+    def detokenize(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parser.parse(DetokenizeRequest, body)
+        check_token_ids(request.tokens, self._info.vocab_size, "tokens")
+        text = self._tokenizer.decode(request.tokens, skip_special_tokens=False)
+        yield from answered(DetokenizeAnswer(text))
+
+    def info(self, _body: bytes) -> Iterator[Part | End]:
+        yield from answered(self._tokenizer.info)
+
+    def _token_ids(self, request: TokenizeRequest) -> list[int]:
+        if request.messages is not None:
+            return self._prompts.make(
+                [message.for_template() for message in request.messages],
+                request.conversation_options,
+                functions_of(request.tools or ()),
+                effort=request.effort,
+            ).token_ids
+        assert request.prompt is not None, "checked by TokenizeRequest"
+        self._parser.check_fits(len(request.prompt), "prompt")
+        return self._tokenizer.encode(request.prompt, request.add_special_tokens is not False)

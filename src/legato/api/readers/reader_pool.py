@@ -10,17 +10,16 @@ from functools import partial
 from legato.api.arrival import Arrival
 from legato.api.bodies.body_model import Kind, Serving
 from legato.api.http.errors import ApiError, out_of_memory, readers_dead
+from legato.api.job import Job, Piece, Refused, Warned
 from legato.api.limits import LARGE_BODY_BYTES, MAX_READERS
-from legato.api.outcome import Generation, Piece, Refused, Warned
 from legato.api.readers.lane import PATIENCE_S, Lane, Place
 from legato.api.readers.reader_messages import QUICK_NICENESS, SLOW_NICENESS, LoadText, Serve
-from legato.api.readers.reader_process import Outcome, ReaderLostError, ReaderProcess
+from legato.api.readers.reader_process import ReaderLostError, ReaderProcess, Reading
 from legato.api.readers.zygote_process import ZygoteProcess
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.control_groups import usable_cores
 from legato.core.errors import InvalidRequestError
 from legato.core.tenant import DEFAULT_TENANT
-from legato.core.token_ids import TokenIds
 from legato.core.vocabulary import Vocabulary
 from legato.engine.errors import RequestFailedError
 from legato.engine.process.child_process import status_words
@@ -38,12 +37,12 @@ _RESTART_PAUSE_S = 1.0
 _FORK_PAUSE_S = 0.1
 
 
-def _taken_note_of(reading: "asyncio.Task[Outcome]") -> None:
+def _taken_note_of(reading: "asyncio.Task[Reading]") -> None:
     if not reading.cancelled():
         reading.exception()
 
 
-async def _is_quick(reading: "asyncio.Task[Outcome]", reader: ReaderProcess) -> bool:
+async def _is_quick(reading: "asyncio.Task[Reading]", reader: ReaderProcess) -> bool:
     """Wait until a body is read, or turns out to be slow; return False for that."""
     begun_s = reader.processor_time_s()
     for _ in range(_MAX_LOOKS):
@@ -120,10 +119,8 @@ class TextProcesses:
         self._running = asyncio.create_task(self._keep_running(serving))
         await self._quick.warm_up(DEFAULT_TENANT)
 
-    async def generation(
-        self, kind: Kind, body: bytearray, arrival: Arrival
-    ) -> tuple[Generation, list[TokenIds]]:
-        """Read a generation request; return it with its prompts.
+    async def job(self, kind: Kind, body: bytearray, arrival: Arrival) -> Job:
+        """Return the job of a body.
 
         Raises:
             ApiError: the reader refused it.
@@ -131,22 +128,22 @@ class TextProcesses:
             OverloadedError: too many bodies are waiting.
             RequestFailedError: readers die over it for another reason.
         """
-        outcome = await self.outcome(kind, body, arrival)
-        assert isinstance(outcome.end, Generation)
-        return outcome.end, outcome.prompts
+        _, job = await self.read(kind, body, arrival)
+        assert isinstance(job, Job)
+        return job
 
     async def answer(self, kind: Kind, body: bytearray, arrival: Arrival) -> list[bytes]:
         """Return the pieces of the whole answer to a body, in JSON.
 
         Raises:
-            Exception: as `generation`.
+            Exception: as `job`.
         """
-        outcome = await self.outcome(kind, body, arrival)
-        return [part.data for part in outcome.parts if isinstance(part, Piece)]
+        parts, _ = await self.read(kind, body, arrival)
+        return [part.data for part in parts if isinstance(part, Piece)]
 
-    async def outcome(
+    async def read(
         self, kind: Kind, body: bytearray, arrival: Arrival, stored: bytes | None = None
-    ) -> Outcome:
+    ) -> Reading:
         """Read a body; return its parts and end, which is not `Refused`.
 
         Args:
@@ -155,20 +152,21 @@ class TextProcesses:
             stored: the responses that the body needs, if its end was `NeedsStored`.
 
         Raises:
-            Exception: as `generation`.
+            Exception: as `job`.
         """
         for _ in range(_NUM_ATTEMPTS):
             try:
-                outcome = await self._read(kind, body, arrival.tenant or DEFAULT_TENANT, stored)
+                tenant = arrival.tenant or DEFAULT_TENANT
+                parts, end = await self._read(kind, body, tenant, stored)
             except ReaderLostError as lost:
                 logger.warning("a process died while it read a request: %s", lost)
                 continue
-            if isinstance(outcome.end, Refused):
-                raise ApiError(outcome.end.status, outcome.end.detail)
-            for part in outcome.parts:
+            if isinstance(end, Refused):
+                raise ApiError(end.status, end.detail)
+            for part in parts:
                 if isinstance(part, Warned):
                     arrival.warn(part.text)
-            return outcome
+            return parts, end
         raise RequestFailedError("the processes that read this request died")
 
     async def close(self) -> None:
@@ -182,7 +180,7 @@ class TextProcesses:
 
     async def _read(
         self, kind: Kind, body: bytearray, tenant: str, stored: bytes | None
-    ) -> Outcome:
+    ) -> Reading:
         num_bytes = len(body) + len(stored or b"")
         if num_bytes <= LARGE_BODY_BYTES:
             with contextlib.suppress(_NoPlaceError):
@@ -193,7 +191,7 @@ class TextProcesses:
 
     async def _read_at(
         self, place: Place, kind: Kind, body: bytearray, stored: bytes | None
-    ) -> Outcome:
+    ) -> Reading:
         """Read a body while its reader computes and has a place."""
         reader, zygote = place.reader, self._zygote
         reading = asyncio.create_task(reader.read(kind, body, stored))
@@ -212,7 +210,7 @@ class TextProcesses:
                 reader.kill()  # its client has disconnected, or it has no place
                 reading.cancel()
 
-    async def _watched(self, reading: "asyncio.Task[Outcome]", reader: ReaderProcess) -> None:
+    async def _watched(self, reading: "asyncio.Task[Reading]", reader: ReaderProcess) -> None:
         """Wait until a body is read.
 
         Raises:

@@ -6,39 +6,26 @@ import os
 import signal
 from collections import deque
 
-import msgspec
-
 from legato.api.bodies.body_model import Kind
-from legato.api.outcome import End, Part, PromptTokens
+from legato.api.job import End, Part
 from legato.api.readers.reader_messages import (
     SLOW_NICENESS,
     BodyFollows,
     ReaderBegun,
     ReaderRetires,
 )
-from legato.core.token_ids import TokenIds
 from legato.engine.process.channel import FrameDecoder, pack_frame
 from legato.engine.process.pulse import Pulse, processor_time_s
 
 _READ_BYTES = 1 << 18
 _MAX_SILENT = 5
 """As of `Pulse`: fewer than for an engine, since a body can be read again."""
+Reading = tuple[list[Part], End]
 _Message = Part | End | ReaderBegun | ReaderRetires
 
 
 class ReaderLostError(Exception):
     """The process ended before its answer did."""
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """The parts and the end that a reader made of a body."""
-
-    parts: list[Part]
-    end: End
-
-    @property
-    def prompts(self) -> list[TokenIds]:
-        return [part.token_ids for part in self.parts if isinstance(part, PromptTokens)]
 
 
 class ReaderProcess:
@@ -80,8 +67,8 @@ class ReaderProcess:
         self._pid = message.pid
         return True
 
-    async def read(self, kind: Kind, body: bytearray, stored: bytes | None) -> Outcome:
-        """Read a body, with the stored responses that it needs.
+    async def read(self, kind: Kind, body: bytearray, stored: bytes | None) -> Reading:
+        """Read a body, with the stored responses that it needs; return its parts and end.
 
         Raises:
             ReaderLostError: the process ended before its answer did.
@@ -98,7 +85,7 @@ class ReaderProcess:
                 self.is_retiring = True
             else:
                 parts.append(message)
-        return Outcome(parts, message)
+        return parts, message
 
     def pulse(self) -> Pulse:
         """Return a watch on the process, which has just been given a body."""

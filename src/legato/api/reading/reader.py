@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from legato.api.http.errors import ApiError, as_api_error, out_of_memory
+from legato.api.job import End, Part, Refused
 from legato.api.limits import KEPT_MEMORY_BYTES, READER_MEMORY_BYTES
-from legato.api.outcome import End, Part, Refused
 from legato.api.readers.reader_messages import BodyFollows, ReaderBegun, ReaderRetires
 from legato.api.reading.request_reader import RequestReader
 from legato.core.errors import InvalidRequestError

@@ -4,16 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import chain
 
-from legato.api.answer_recorder import AnswerRecorder
-from legato.api.context import Context
 from legato.api.http.bodies import EVENT_END, typed_event_pieces
 from legato.api.http.errors import ApiError, as_api_error
 from legato.api.http.json_text import cut, joined
 from legato.api.http.outlet import next_slice
-from legato.api.job import Job
 from legato.api.responses.response_answer import ResponsesFormat, stored_pieces
 from legato.api.responses.response_events import ResponseAnswer, Status, StreamError
-from legato.api.submit import running
+from legato.api.submit import JobRun
 from legato.core.errors import naming_fields
 from legato.language.completion import CompletionDelta
 
@@ -106,22 +103,19 @@ class BackgroundRun:
 
     def __init__(
         self,
-        context: Context,
-        job: Job,
+        run: JobRun,
         response: ResponsesFormat,
         *,
         grown: Callable[[], object],
         finish: Callable[[list[bytes]], object],
     ) -> None:
-        self.log = EventLog() if job.is_streamed else None
+        self.log = EventLog() if run.job.answer.is_streamed else None
         self.num_bytes = 0
-        self._context = context
-        self._job = job
+        self._run = run
         self._response = response
         self._grown = grown
         self._finish = finish
         self._writer = response.events()
-        self._recorder = AnswerRecorder(context.engine.activity.records, job)
         self._counted_bytes = 0
         self._status: Status = "queued"
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -130,7 +124,7 @@ class BackgroundRun:
         self._ending = asyncio.create_task(self._end())  # never cancelled: it finishes the response
 
     async def begun(self) -> None:
-        """Wait until the engine has the request; raises as `running`."""
+        """Wait until the engine has the request; raises as `JobRun.submitted`."""
         await asyncio.shield(self._begun)
 
     @property
@@ -170,10 +164,9 @@ class BackgroundRun:
     async def _make(self) -> Iterable[bytes]:
         """Run the job; return the events of its end. Making them finishes the response."""
         try:
-            with naming_fields(**self._job.field_names), self._context.lifecycle.in_flight():
-                async with running(
-                    self._context, self._job, self._recorder, self._take
-                ) as submission:
+            names = self._run.job.answer.field_names
+            with naming_fields(**names), self._run.context.lifecycle.in_flight():
+                async with self._run.submitted(self._take) as submission:
                     self._begun.set_result(None)
                     await submission.ended.wait()
                     submission.check()
@@ -198,11 +191,11 @@ class BackgroundRun:
         while not is_all:
             made, is_all = next_slice(unread)
             self._append(made)
-            await self._context.turns.turn()
+            await self._run.context.turns.turn()
 
     def _take(self, choice: int, delta: CompletionDelta) -> None:
         self._status = "in_progress"
-        self._recorder.sent(choice, delta)
+        self._run.sent(choice, delta)
         self._append(list(self._writer.pieces(choice, delta)))
 
     def _append(self, pieces: list[bytes]) -> None:

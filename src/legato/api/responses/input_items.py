@@ -16,8 +16,8 @@ from pydantic import (
 
 from legato.api.bodies.body_model import AtMost, LenientModel, Name, by_type
 from legato.api.bodies.chat_messages import TEXT_PARTS, CallArguments
+from legato.api.job import InputItem
 from legato.api.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
-from legato.api.outcome import InputItem
 from legato.api.responses.response_tools import called_name
 from legato.language.message.tools import CUSTOM_INPUT
 

@@ -9,7 +9,6 @@ from msgspec import UNSET
 
 from legato.api.http.bodies import TypedEvent
 from legato.api.openai.logprobs import TokenLogprob
-from legato.api.outcome import CalledTool
 from legato.api.responses.response_events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -32,6 +31,7 @@ from legato.api.responses.response_events import (
     TextDelta,
     TextDone,
 )
+from legato.api.responses.response_tools import CalledTool
 from legato.language.message.message import MessageDelta, TextSpan, ToolCallDelta
 from legato.language.message.tools import CUSTOM_INPUT
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import msgspec
 
-from legato.api.answer_format import UsageCounter
+from legato.api.answer import UsageCounter, notes_of
+from legato.api.arrival import Arrival
 from legato.api.http.bodies import TypedEvent, in_one_line
 from legato.api.http.errors import ApiError
 from legato.api.http.json_text import in_pieces, joined, json_pieces
 from legato.api.job import Job
 from legato.api.openai.logprobs import LogprobsWriter, TokenLogprob
-from legato.api.outcome import Generation, ResponseTerms
 from legato.api.responses.output_items import OutputItems
+from legato.api.responses.response_body import ResponseTerms
 from legato.api.responses.response_events import (
     EventNumbers,
     IncompleteDetails,
@@ -49,18 +50,18 @@ class ResponsesFormat:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        asked: Generation,
         job: Job,
-        terms: ResponseTerms,
+        arrival: Arrival,
         *,
         model: str,
         keep: Keep | None,
     ) -> None:
-        self._job = job
-        self._usage = UsageCounter(job.prompts)
+        terms = job.terms_as(ResponseTerms)
+        self._arrival = arrival
+        self._usage = UsageCounter(job.num_prompt_tokens)
         self._logprobs = LogprobsWriter(vocabulary)
-        self._reader = MessageReader(asked.message_syntax)
-        self._items = OutputItems(job.arrival.answer_id, terms.renamed_tools)
+        self._reader = MessageReader(job.answer.message_syntax)
+        self._items = OutputItems(arrival.answer_id, terms.renamed_tools)
         self._tokens = OutputTokens(vocabulary, job.params)
         self._finish_reason: FinishReason | None = None
         self._shows_logprobs = terms.shows_logprobs
@@ -69,7 +70,7 @@ class ResponsesFormat:
         shown = {name: in_pieces([in_one_line(data)]) for name, data in terms.shown.items()}
         self._fixed: dict[str, Any] = {
             **shown,
-            "id": f"resp_{job.arrival.answer_id}",
+            "id": f"resp_{arrival.answer_id}",
             "created_at": int(time.time()),
             "model": model,
             "store": keep is not None,
@@ -144,7 +145,7 @@ class ResponsesFormat:
 
     def _answer(self, status: Status, **known: Any) -> ResponseAnswer:
         fields = {"completed_at": None, "output": list(self._items.done), **self._fixed, **known}
-        return ResponseAnswer(status=status, legato=self._job.notes, **fields)
+        return ResponseAnswer(status=status, legato=notes_of(self._arrival), **fields)
 
     def _kept_pieces(self) -> Iterator[bytes]:
         """Yield the finished response in JSON, which says whether it is stored."""

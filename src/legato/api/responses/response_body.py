@@ -1,13 +1,14 @@
-"""The body of POST /v1/responses, converted to a chat."""
+"""The body of POST /v1/responses, converted to a chat, and the job made of it."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field, model_validator
 
-from legato.api.bodies.as_chat import ChatBody
-from legato.api.bodies.body_model import AtMost, Name, OrText, RequestModel, only
+from legato.api.bodies.as_chat import ChatBody, left_out
+from legato.api.bodies.body_model import AtMost, BodyParser, Name, OrText, RequestModel, only
 from legato.api.bodies.generation_options import (
     CacheRetention,
     GenerationOptions,
@@ -16,6 +17,7 @@ from legato.api.bodies.generation_options import (
     ServiceTier,
     Verbosity,
 )
+from legato.api.job import End, Job, NeedsStored, Part, answered
 from legato.api.limits import (
     MAX_MESSAGES,
     MAX_METADATA,
@@ -24,13 +26,26 @@ from legato.api.limits import (
     MAX_TEMPLATE_VARIABLES,
     MAX_TOOLS,
 )
-from legato.api.responses.input_items import AnyItem, Item, ItemReference, Placed, messages_of
+from legato.api.responses.input_items import (
+    AnyItem,
+    Item,
+    ItemReference,
+    Placed,
+    Stored,
+    messages_of,
+    shown_item,
+    truncated,
+)
 from legato.api.responses.response_tools import (
+    CalledTool,
     OfferedTools,
     ResponseTool,
     ResponseToolChoice,
 )
 from legato.core.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from legato.api.openai.chat_job import ChatJobs
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (
@@ -101,6 +116,22 @@ class ReasoningOptions(RequestModel):
 class ResponseStreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] | None = None
     """Padding is not supported."""
+
+
+class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a response needs from its request.
+
+    Attributes:
+        shown: the fields that the response repeats; key the field, value JSON.
+        renamed_tools: key the model's name of a tool.
+    """
+
+    shown: dict[str, bytes]
+    previous_response_id: str | None
+    is_stored: bool
+    is_background: bool
+    shows_logprobs: bool
+    renamed_tools: dict[str, CalledTool] = {}
 
 
 class InputTokenCount(msgspec.Struct, frozen=True):
@@ -297,6 +328,17 @@ class ResponsesRequest(GenerationOptions):
                 )
         return shown
 
+    def terms(self) -> ResponseTerms:
+        """Return what the answer needs; raises as `shown`."""
+        return ResponseTerms(
+            shown=self.shown(),
+            previous_response_id=self.previous_response_id,
+            is_stored=self.store,
+            is_background=self.background,
+            shows_logprobs=self.shows_logprobs,
+            renamed_tools=self.offered_tools.renamed,
+        )
+
     def _tool_fields(self, offered: OfferedTools) -> dict[str, Any]:
         """Return the chat's fields for tools."""
         return {
@@ -304,6 +346,79 @@ class ResponsesRequest(GenerationOptions):
             "tool_choice": offered.choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
         }
+
+
+class ResponseJobs:
+    """Makes jobs of responses.
+
+    Its methods raise as `RequestReader.read`.
+    """
+
+    def __init__(self, parser: BodyParser, chats: "ChatJobs") -> None:
+        self._parser = parser
+        self._chats = chats
+
+    def read(
+        self, body: bytes, stored: bytes | None, *, is_rendered: bool = False
+    ) -> Iterator[Part | End]:
+        """Yield the input items to store, warnings, and the job of a body.
+
+        Args:
+            stored: as of `RequestReader.read`.
+            is_rendered: whether the prompt is the answer.
+        """
+        request = self._parser.parse(ResponsesRequest, body)
+        needs_turns = request.previous_response_id is not None or request.referred
+        if stored is None and needs_turns:
+            yield NeedsStored(request.previous_response_id, request.referred)
+            return
+        turns = Stored(stored or b"")
+        found = turns.items()
+        offered = request.offered_tools
+        yield from left_out(offered.left_out)
+        terms = request.terms()
+        if request.store:
+            yield from map(shown_item, request.own_items(found))
+        items = request.items(turns.history(request.previous_response_id), found)
+        if request.truncation == "auto":
+            items = truncated(items, partial(self._fits, request))
+        yield from self._chats.read_other(
+            request,
+            request.chat(items),
+            "responses",
+            field_names={"prompt": "input", "max_tokens": "max_output_tokens"},
+            terms=terms,
+            is_rendered=is_rendered,
+        )
+
+    def render(self, body: bytes) -> Iterator[Part | End]:
+        """Yield the same of a response whose prompt is the answer; refuse one that needs others."""
+        for part in self.read(body, None, is_rendered=True):
+            if isinstance(part, NeedsStored):
+                raise InvalidRequestError(
+                    "a prompt that goes on from a stored response is not rendered",
+                    param="input" if part.item_ids else "previous_response_id",
+                )
+            yield part
+
+    def count_tokens(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
+        """Return the length of a response's prompt as the answer."""
+        for part in self.read(body, stored):
+            if isinstance(part, Job):
+                yield from answered(InputTokenCount(part.num_prompt_tokens))
+            elif isinstance(part, NeedsStored):
+                yield part
+
+    def _fits(self, request: ResponsesRequest, items: Sequence[Placed]) -> bool:
+        """Whether a conversation leaves room for the requested output."""
+        try:
+            num_tokens = self._chats.num_tokens(request.chat(items), is_cut=False)
+        except InvalidRequestError as error:
+            if error.code == "context_length_exceeded":
+                return False
+            raise
+        room = self._parser.serving.info.max_model_len - (request.max_output_tokens or 1)
+        return num_tokens <= room
 
 
 _NAMES = {

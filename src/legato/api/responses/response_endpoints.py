@@ -1,5 +1,6 @@
-"""/v1/responses: its answers. Its requests are in `requests/responses.py`."""
+"""/v1/responses: its answers. Its requests are in `response_body.py`."""
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -15,15 +16,15 @@ from legato.api.http.bodies import EventStream, JsonBytes, json_response, pieces
 from legato.api.http.errors import invalid_request, not_found
 from legato.api.http.json_text import in_pieces, json_pieces
 from legato.api.http.outlet import PacedResponse
-from legato.api.job import Job
+from legato.api.job import InputItem, Job, NeedsStored, Part, Piece
 from legato.api.openapi import responses, takes
-from legato.api.outcome import Generation, InputItem, NeedsStored, Piece, ResponseTerms
-from legato.api.readers.reader_process import Outcome
+from legato.api.readers.reader_process import Reading
 from legato.api.responses.background import BackgroundRun
 from legato.api.responses.response_answer import ResponsesFormat
-from legato.api.responses.response_body import InputTokenCount, ResponsesRequest
+from legato.api.responses.response_body import InputTokenCount, ResponsesRequest, ResponseTerms
 from legato.api.responses.response_events import ResponseAnswer
 from legato.api.responses.store import ResponseStore, StoredResponse
+from legato.api.submit import JobRun
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -65,18 +66,11 @@ async def create_response(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
 ) -> Response:
     """Answer the next turn of a conversation, and store both for later turns."""
-    outcome = await _outcome("responses", body, context, store, arrival)
-    asked = outcome.end
-    assert isinstance(asked, Generation)
-    job = Job.of(
-        asked,
-        outcome.prompts,
-        arrival=arrival,
-        operation="responses",
-        field_names={"prompt": "input", "max_tokens": "max_output_tokens"},
-    )
-    [terms] = [part for part in outcome.parts if isinstance(part, ResponseTerms)]
-    response = _new_response(arrival, outcome, terms)
+    parts, job = await _read("responses", body, context, store, arrival)
+    assert isinstance(job, Job)
+    terms = job.terms_as(ResponseTerms)
+    run = JobRun(context, job, arrival)
+    response = _new_response(arrival, parts, terms)
 
     def keep(body: list[bytes]) -> bool:
         response.body = body
@@ -86,30 +80,28 @@ async def create_response(
 
     answer_format = ResponsesFormat(
         context.engine.vocabulary,
-        asked,
         job,
-        terms,
+        arrival,
         model=context.model_name,
         keep=keep if terms.is_stored else None,
     )
     if not terms.is_background:
-        return await respond(context, job, answer_format)
-    run = response.run = BackgroundRun(
-        context,
-        job,
+        return await respond(run, answer_format)
+    background = response.run = BackgroundRun(
+        run,
         answer_format,
         grown=lambda: store.count_again(arrival.tenant, response),
         finish=keep,
     )
     if not store.put(arrival.tenant, response):
-        run.drop()
+        background.drop()
         raise invalid_request("the response is too large to be stored (--max-stored-size)")
     try:
-        await run.begun()
+        await background.begun()
     except Exception:
         store.delete(arrival.tenant, response.id)
         raise
-    return _shown(context, response, starting_after=-1 if asked.is_streamed else None)
+    return _shown(context, response, starting_after=-1 if job.answer.is_streamed else None)
 
 
 @router.post(
@@ -121,8 +113,8 @@ async def count_input_tokens(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
 ) -> Response:
     """Return the length of a response's prompt, with all earlier turns."""
-    outcome = await _outcome("input_tokens", body, context, store, arrival)
-    return pieces_response([part.data for part in outcome.parts if isinstance(part, Piece)])
+    parts, _ = await _read("input_tokens", body, context, store, arrival)
+    return pieces_response([part.data for part in parts if isinstance(part, Piece)])
 
 
 @router.get(
@@ -200,19 +192,19 @@ async def list_input_items(
     return PacedResponse(json_pieces(answer), context.turns)
 
 
-async def _outcome(
+async def _read(
     kind: Kind, body: bytearray, context: Context, store: ResponseStore, arrival: Arrival
-) -> Outcome:
+) -> Reading:
     """Read a body, with the stored responses that it needs."""
-    outcome = await context.text.outcome(kind, body, arrival)
-    if not isinstance(outcome.end, NeedsStored):
-        return outcome
-    stored = store.named(arrival.tenant, outcome.end)
-    return await context.text.outcome(kind, body, arrival, stored)
+    parts, end = await context.text.read(kind, body, arrival)
+    if not isinstance(end, NeedsStored):
+        return parts, end
+    stored = store.named(arrival.tenant, end)
+    return await context.text.read(kind, body, arrival, stored)
 
 
-def _new_response(arrival: Arrival, outcome: Outcome, terms: ResponseTerms) -> StoredResponse:
-    items = tuple(part for part in outcome.parts if isinstance(part, InputItem))
+def _new_response(arrival: Arrival, parts: Sequence[Part], terms: ResponseTerms) -> StoredResponse:
+    items = tuple(part for part in parts if isinstance(part, InputItem))
     response_id = f"resp_{arrival.answer_id}"
     return StoredResponse(response_id, (), items, terms.previous_response_id)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer_format import NotedAnswer, Usage
+from legato.api.answer import NotedAnswer, Usage
 from legato.api.http.bodies import TypedEvent
 from legato.api.http.json_text import json_pieces
 from legato.api.openai.logprobs import TokenLogprob

@@ -18,7 +18,6 @@ from legato.api.bodies.body_model import (
 )
 from legato.api.bodies.chat_tools import described_tool, named_tool
 from legato.api.limits import MAX_TOOLS
-from legato.api.outcome import CalledTool
 from legato.core.errors import InvalidRequestError
 from legato.language.message.tools import CUSTOM_INPUT
 
@@ -32,6 +31,18 @@ _HOSTED = (
 _SEPARATOR = "__"
 
 _Callers = Annotated[list[str], only(["direct"]), AtMost(1)]
+
+
+class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of the Responses API that the model knows as a function of another name or form.
+
+    Attributes:
+        is_custom: its input is a text, which the function takes as its only argument.
+    """
+
+    name: str
+    namespace: str | None
+    is_custom: bool
 
 
 class FunctionTool(RequestModel):

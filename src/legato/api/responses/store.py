@@ -7,7 +7,7 @@ from http import HTTPStatus
 import msgspec
 
 from legato.api.http.errors import ApiError, ErrorDetail, not_found
-from legato.api.outcome import InputItem, NeedsStored
+from legato.api.job import InputItem, NeedsStored
 from legato.api.responses.background import BackgroundRun
 
 _PREFIX = "resp_"

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 
 import msgspec
@@ -18,8 +18,7 @@ from legato.engine.client.activity import Activity, sent
 from legato.engine.client.deliveries import Deliveries
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
-from legato.engine.client.submission import Prompts, Submission, Take
-from legato.engine.client.submissions import Submissions, Unfinished
+from legato.engine.client.submissions import Submission, Submissions, Take, Unfinished
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_messages import (
     EngineInfo,
@@ -45,7 +44,7 @@ class EngineClient:
 
     Attributes:
         info: of the engine that was started first; later ones have the same configuration.
-        defaults: the checkpoint's recommendations for sampling.
+        defaults: the checkpoint's recommendations, within the model's vocabulary.
         tickets: reads and writes requests' parameters for transfers between engines.
         settings: the scheduler's, which `reconfigure` changes.
         activity: publishes records of the engine's work.
@@ -74,12 +73,7 @@ class EngineClient:
         )
         self._cache_watchers: list[Callable[[Sequence[KVEvent]], object]] = []
         self._submissions = Submissions(
-            info,
-            vocabulary,
-            defaults,
-            check_running=self.check_running,
-            send=self._send,
-            abort=self._abort,
+            check_running=self.check_running, send=self._send, abort=self._abort
         )
         self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
         self.settings = RunningSettings(config.scheduler, info)
@@ -184,9 +178,11 @@ class EngineClient:
         """Raises `EngineDeadError` if there is no engine at the moment."""
         self._supervisor.check_running()
 
-    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
+    def submitted(
+        self, requests: Iterable[AddRequest], take: Take
+    ) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
-        return self._submissions.submitted(prompts, take)
+        return self._submissions.submitted(requests, take)
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the engine process; unfinished requests are lost.

@@ -1,17 +1,19 @@
 """The interface of an engine towards its server."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.config import SchedulerConfig
+from legato.core.request import AddRequest
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import RequestSent
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.activity import Activity
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
-from legato.engine.client.submission import Prompts, Submission, Take
+from legato.engine.client.submissions import Submission, Take
 from legato.engine.process.engine_messages import EngineInfo
 
 
@@ -21,6 +23,7 @@ class Engine(Protocol):
     Attributes:
         info: describes the running model.
         vocabulary: the model's tokens.
+        defaults: the checkpoint's end tokens and its recommendations for sampling.
         tickets: reads and writes requests' parameters for transfers between engines.
         activity: publishes records of the engine's work.
         stats: its counters after the latest step.
@@ -41,6 +44,9 @@ class Engine(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def defaults(self) -> ModelDefaults: ...
 
     @property
     def tickets(self) -> Tickets: ...
@@ -111,15 +117,19 @@ class Engine(Protocol):
         """
         ...
 
-    def submitted(self, prompts: Prompts, take: Take) -> AbstractAsyncContextManager[Submission]:
-        """Run the `params.n` completions of each prompt; leaving the block aborts the rest.
+    def submitted(
+        self, requests: Iterable[AddRequest], take: Take
+    ) -> AbstractAsyncContextManager[Submission]:
+        """Run requests together; leaving the block aborts the unfinished ones.
 
         Args:
-            take: called with each delta as it comes.
+            requests: as made by `build_requests`, with ids that no other request has. Each is made
+                when it is sent, and other streams are served in between.
+            take: called with each output as it comes; see `Take`.
 
         Raises:
-            InvalidRequestError: a prompt can never be served as asked.
             EngineDeadError: it cannot serve at the moment.
+            Exception: what making a request raises.
 
         `Submission.check` raises later errors:
             OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.

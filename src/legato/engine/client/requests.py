@@ -36,7 +36,7 @@ def build_requests(
     random one. The first completion keeps the given seed, so it equals the one with n = 1.
 
     Args:
-        request_id: unique; the engine's ids are this id and the completion's index.
+        request_id: unique; the requests' ids are this id, a dash and the completion's index.
         eos_token_ids: the model's end-of-sequence tokens.
         arrival_time_s, reading_s: as of `AddRequest`.
         kv_transfer: how the prompt's blocks move. One completion sends them; all fetch them.

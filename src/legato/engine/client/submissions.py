@@ -1,48 +1,97 @@
-"""Requests that were submitted and have not ended, with their output streams."""
+"""Requests that were submitted and have not ended, with the callers of their outputs."""
 
 import asyncio
-import itertools
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 
-from legato.checkpoint.defaults import ModelDefaults
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
-from legato.core.vocabulary import Vocabulary
 from legato.engine.client.deliveries import StreamDelivery
-from legato.engine.client.requests import build_requests
-from legato.engine.client.submission import Prompts, Submission, Take
 from legato.engine.errors import OverloadedError, failure
-from legato.engine.process.engine_messages import EngineInfo
-from legato.language.completion import CompletionStream
 
 logger = logging.getLogger(__name__)
+
+Take = Callable[[int, RequestOutput, float], bool]
+"""Takes each output of a submission as it comes.
+
+Called with the index of the request in its submission, the output, and when it was received, on the
+clock of `time.monotonic`. Returns False to abort the request, whose completion then counts as
+ended. All streams are served in one pass a step, so it must be quick. An exception from it ends the
+submission.
+"""
+
+
+class Submission:
+    """The progress of requests submitted together. Made by `Engine.submitted`.
+
+    Attributes:
+        request_ids: of the requests that were sent.
+        begun: set at the first output, or at the end if there was none.
+        ended: set once all requests have ended, or an error has ended them.
+    """
+
+    def __init__(self, take: Take) -> None:
+        self.request_ids: list[str] = []
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+        self._num_running = 0
+        self._is_whole = False
+        self._take = take
+        self._error: Exception | None = None
+
+    def add(self, request_id: str) -> int:
+        """Count a request that is about to be sent; return its index."""
+        self.request_ids.append(request_id)
+        self._num_running += 1
+        return len(self.request_ids) - 1
+
+    def close(self) -> None:
+        """Note that the last request was sent."""
+        self._is_whole = True
+        self._end_if_over()
+
+    def take(self, index: int, output: RequestOutput, received_s: float) -> bool:
+        """Deliver an output; return whether the caller wants more of this request."""
+        goes_on = self._take(index, output, received_s)
+        self.begun.set()
+        if output.finish_reason is not None or not goes_on:
+            self._num_running -= 1
+            self._end_if_over()
+        return goes_on
+
+    def fail(self, error: Exception) -> None:
+        """End the submission with an error. After its end, this has no effect."""
+        if not self.ended.is_set():
+            self._error = error
+            self.begun.set()
+            self.ended.set()
+
+    def check(self) -> None:
+        """Raises the error that ended the submission, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    def _end_if_over(self) -> None:
+        if self._is_whole and not self._num_running:
+            self.begun.set()
+            self.ended.set()
 
 
 class Unfinished:
     """A request that has not ended.
 
     Attributes:
-        prompt_index: in its submission.
+        index: in its submission.
         request: as sent, also if it is sent again.
-        stream: turns its outputs into deltas.
         has_begun: whether it has any output.
         delivery: measures when its tokens were delivered.
     """
 
-    def __init__(
-        self,
-        submission: Submission,
-        prompt_index: int,
-        request: AddRequest,
-        stream: CompletionStream,
-    ) -> None:
+    def __init__(self, submission: Submission, index: int, request: AddRequest) -> None:
         self.submission = submission
-        self.prompt_index = prompt_index
+        self.index = index
         self.request = request
-        self.stream = stream
         self.delivery = StreamDelivery(request.service.slo_class)
         self.has_begun = False
 
@@ -51,7 +100,6 @@ class Submissions:
     """All requests that have not ended.
 
     Args:
-        info: of the model that they are for.
         check_running: raises if no engine can take them.
         send: sends a request to the engine.
         abort: aborts a sent request by its id, after it was forgotten here.
@@ -59,22 +107,15 @@ class Submissions:
 
     def __init__(
         self,
-        info: EngineInfo,
-        vocabulary: Vocabulary,
-        defaults: ModelDefaults,
         *,
         check_running: Callable[[], None],
         send: Callable[[AddRequest], None],
         abort: Callable[[str], None],
     ) -> None:
-        self._info = info
-        self._vocabulary = vocabulary
-        self._defaults = defaults
         self._check_running = check_running
         self._send = send
         self._send_abort = abort
-        self._unfinished: dict[str, Unfinished] = {}  # key: engine request id
-        self._ids = itertools.count()
+        self._unfinished: dict[str, Unfinished] = {}  # key: request id
 
     def __len__(self) -> int:
         return len(self._unfinished)
@@ -88,32 +129,19 @@ class Submissions:
         return self._unfinished.get(request_id)
 
     @asynccontextmanager
-    async def submitted(self, prompts: Prompts, take: Take) -> AsyncGenerator[Submission]:
+    async def submitted(
+        self, requests: Iterable[AddRequest], take: Take
+    ) -> AsyncGenerator[Submission]:
         """See `Engine.submitted`."""
-        submission = Submission(len(prompts.token_ids) * prompts.params.n, take)
+        submission = Submission(take)
         try:
-            for index, prompt in enumerate(prompts.token_ids):
-                sent_s = time.monotonic()
-                came_s = sent_s if prompts.arrived_s is None else prompts.arrived_s
-                requests = build_requests(
-                    prompt,
-                    prompts.params,
-                    service=prompts.service,
-                    request_id=f"{next(self._ids)}-{prompts.request_id}",
-                    info=self._info,
-                    eos_token_ids=self._defaults.eos_token_ids,
-                    arrival_time_s=came_s,
-                    reading_s=sent_s - came_s,
-                    kv_transfer=prompts.kv_transfer,
-                    pooling=prompts.pooling,
-                )
+            for request in requests:
                 self._check_running()
-                for i, request in enumerate(requests):
-                    stream = CompletionStream(i, request, self._vocabulary)
-                    self._add(Unfinished(submission, index, request, stream))
-                    await asyncio.sleep(0)  # each one copies the whole prompt
+                self._add(submission, request)
+                await asyncio.sleep(0)  # each one copies the whole prompt
                 if submission.ended.is_set():
                     break
+            submission.close()
             yield submission
         finally:
             self._abort(submission)
@@ -143,20 +171,20 @@ class Submissions:
         one.submission.fail(error)
         self._abort(one.submission)
 
-    def _add(self, one: Unfinished) -> None:
-        request_id = one.request.request_id
-        one.submission.request_ids.append(request_id)
-        self._unfinished[request_id] = one
-        self._send(one.request)
+    def _add(self, submission: Submission, request: AddRequest) -> None:
+        assert request.request_id not in self._unfinished, "ids are unique"
+        index = submission.add(request.request_id)
+        self._unfinished[request.request_id] = Unfinished(submission, index, request)
+        self._send(request)
 
     def _take(self, one: Unfinished, output: RequestOutput, now_s: float) -> None:
         one.has_begun = True
         try:
             _raise_if_failed(output)
-            delta = one.stream.push(output, now_s)
-            if delta.finish_reason is not None:
-                self._forget(output.request_id, abort=one.stream.needs_abort)
-            one.submission.take(one.prompt_index, delta)
+            if output.finish_reason is not None:
+                self._forget(output.request_id, abort=False)
+            if not one.submission.take(one.index, output, now_s):
+                self._forget(output.request_id, abort=True)
         except Exception as error:  # any error ends only its own stream
             self.fail(one, error)
 

@@ -1,0 +1,216 @@
+"""The job of a chat, in OpenAI's API or in another one that is converted to it."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from legato.api.bodies.answer_size import check_answer_size
+from legato.api.bodies.as_chat import ChatBody
+from legato.api.bodies.body_model import BodyParser, validated
+from legato.api.bodies.generation_options import GenerationOptions, with_known_tokens
+from legato.api.job import End, Job, JobPrompt, Part, Warned, packed
+from legato.api.openai.chat_body import ChatRequest
+from legato.checkpoint.defaults import ModelDefaults
+from legato.core.errors import naming_fields
+from legato.core.sampling_params import SamplingParams
+from legato.core.step_record import Operation
+from legato.engine.client.requests import last_tokens
+from legato.language.conversation.prompt import ChatPrompts, RenderedChat
+from legato.language.forms.check import GrammarChecker
+from legato.language.forms.message_grammar import message_form
+from legato.language.message.message_syntax import MessageSyntax
+from legato.language.tokenizer.tokenizer import Tokenizer
+
+
+class ChatJobs:
+    """Makes jobs of chats.
+
+    Its methods raise as `RequestReader.read`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        defaults: ModelDefaults,
+        parser: BodyParser,
+        prompts: ChatPrompts,
+        forms: GrammarChecker,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._parser = parser
+        self._prompts = prompts
+        self._forms = forms
+        self._max_model_len = parser.serving.info.max_model_len
+
+    def read(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
+        """Yield warnings, and the job of a chat. Args: is_rendered: as of `read_other`."""
+        request = self._parser.parse(ChatRequest, body)
+        yield from self._read(
+            request,
+            "chat",
+            field_names={"prompt": "messages", "max_tokens": _limit_name(request)},
+            terms=None,
+            is_held=not request.stream,
+            is_rendered=is_rendered,
+        )
+
+    def read_other(
+        self,
+        request: GenerationOptions,
+        chat: ChatBody,
+        operation: Operation,
+        *,
+        field_names: dict[str, str],
+        terms: msgspec.Struct,
+        bounds_output: bool = False,
+        is_rendered: bool = False,
+    ) -> Iterator[Part | End]:
+        """Yield warnings, and the job of another API's request, whose fields errors name.
+
+        Args:
+            chat: the request as a chat.
+            field_names, terms: of the job.
+            bounds_output: whether `max_tokens` may be more than the context has room for.
+            is_rendered: whether the prompt is the answer.
+        """
+        with chat.naming_fields():
+            asked = validated(ChatRequest, {**request.shared_options(), **chat.fields})
+            for tool in asked.tools or ():
+                tool.function.input_grammar = chat.input_grammars.get(tool.function.name)
+            for part in self._read(
+                asked,
+                operation,
+                field_names=field_names,
+                terms=terms,
+                is_held=True,
+                bounds_output=bounds_output,
+                is_rendered=is_rendered,
+            ):
+                if isinstance(part, Warned) and part.param is not None:
+                    param, text = chat.renamed(part.param, part.text)
+                    part = Warned(text, param)
+                yield part
+
+    def num_tokens(self, chat: ChatBody, *, is_cut: bool) -> int:
+        """Return the tokens of a chat's prompt. Args: is_cut: as of `ChatPrompts.make`."""
+        with chat.naming_fields():
+            return len(self._prompt(validated(ChatRequest, chat.fields), is_cut=is_cut).token_ids)
+
+    def _read(
+        self,
+        request: ChatRequest,
+        operation: Operation,
+        *,
+        field_names: dict[str, str],
+        terms: msgspec.Struct | None,
+        is_held: bool,
+        bounds_output: bool = False,
+        is_rendered: bool,
+    ) -> Iterator[Part | End]:
+        """Args: is_held: whether the answer is held until its end."""
+        self._parser.check_completions(request.n)
+        if is_rendered:
+            terms = request.render_terms(parse_context(request))
+        has_offsets = is_rendered and request.return_token_offsets
+        tools, prompt = request.tool_use.shown, self._prompt(request, has_offsets=has_offsets)
+        yield from request.unheeded
+        if prompt.may_think:
+            yield from request.unheeded_thinking(reads_effort=prompt.reads_effort)
+        params, syntax = self._params(
+            request, prompt.syntax if tools else prompt.syntax.without_calls()
+        )
+        with naming_fields(max_tokens=_limit_name(request)):
+            token_ids = last_tokens(prompt.token_ids, params, self._max_model_len)
+            room = self._max_model_len - len(token_ids)
+            if bounds_output and params.max_tokens is not None and 0 < room < params.max_tokens:
+                params = msgspec.structs.replace(params, max_tokens=room)
+            if is_held:
+                check_answer_size(
+                    params,
+                    [len(token_ids)],
+                    self._max_model_len,
+                    is_chat=True,
+                    returns_token_ids=request.return_token_ids,
+                    shows_prompt_logprobs=request.prompt_logprobs is not None,
+                )
+        yield Job(
+            operation=operation,
+            prompts=(JobPrompt.of(token_ids, prompt.offsets),),
+            params=params,
+            service=request.service_params(),
+            answer=request.answer_options(
+                message_syntax=None if syntax.is_plain else syntax,
+                calls_functions=bool(request.functions),
+                field_names=field_names,
+            ),
+            kv_transfer_params=request.kv_transfer,
+            terms=packed(terms),
+        )
+
+    def _params(
+        self, request: ChatRequest, syntax: MessageSyntax
+    ) -> tuple[SamplingParams, MessageSyntax]:
+        """Return how to sample, and the syntax to read the answer by."""
+        special_marks = self._tokenizer.special_marks(syntax)
+        with naming_fields(**request.form_names):
+            held = message_form(
+                request.tool_use, request.output_form, syntax, self._forms, special_marks
+            )
+        with naming_fields(logprobs="top_logprobs", max_tokens=_limit_name(request)):
+            params = request.sampling_params(
+                self._defaults.sampling,
+                max_tokens=request.output_limit,
+                logprobs=request.num_logprobs,
+                kept_special_tokens=tuple(special_marks.values()),
+                structured_outputs=held.outputs,
+            )
+            encode = partial(self._tokenizer.encode, add_special_tokens=False)
+            vocab_size = self._parser.serving.info.vocab_size
+            return with_known_tokens(params, encode, vocab_size), held.syntax
+
+    def _prompt(
+        self, request: ChatRequest, *, is_cut: bool = False, has_offsets: bool = False
+    ) -> RenderedChat:
+        return self._prompts.make(
+            [message.for_template() for message in request.messages],
+            request.conversation_options,
+            request.tool_use.shown,
+            effort=request.effort,
+            is_cut=is_cut or request.truncate_prompt_tokens is not None,
+            has_offsets=has_offsets,
+        )
+
+
+def parse_context(request: ChatRequest) -> bytes:
+    """Return how the answer is read, as the JSON of a `ParseContext`."""
+    use = request.tool_use
+    calls = [len(message.tool_calls or ()) for message in request.messages]
+    context: dict[str, Any] = {
+        "tools": [
+            {"type": "function", "function": {**tool.described, "strict": tool.is_strict}}
+            for tool in use.shown
+        ]
+        or None,
+        "tool_choice": _choice(request) if use.shown else "none",
+        "parallel_tool_calls": use.is_parallel,
+        "include_reasoning": True,
+        "chat_template_kwargs": request.template_variables,
+        "history_tool_call_cnt": sum(calls),
+    }
+    return msgspec.json.encode(context)
+
+
+def _choice(request: ChatRequest) -> Any:
+    choice = request.tool_choice or request.function_call
+    if choice is None:
+        return "auto"
+    named = choice.model_dump(exclude_none=True)
+    return choice.type if named.keys() == {"type"} else named
+
+
+def _limit_name(request: ChatRequest) -> str:
+    """Return the name by which the client limits the output."""
+    return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
