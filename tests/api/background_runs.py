@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from legato.api.arrival import Arrival
-from legato.api.context import Context
+from legato.api.context import ApiContext
 from legato.api.http.middleware import Lifecycle
 from legato.api.job import AnswerOptions, Job, JobPrompt, packed
 from legato.api.responses.background import BackgroundRun
@@ -76,7 +76,7 @@ def context() -> Any:
     cache = CacheInfo(num_blocks=1, block_size=1, dtype="", enable_prefix_caching=False)
     classes = {ServiceParams().slo_class: SloClass()}
     metrics = ServerMetrics("m", EngineStats, int, cache=cache, classes=classes, kept=dict)
-    return Context(
+    return ApiContext(
         engine=SilentEngine(),  # type: ignore[arg-type]
         text=SimpleNamespace(),  # type: ignore[arg-type]
         metrics=metrics,

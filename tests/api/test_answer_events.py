@@ -15,7 +15,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from legato.api.anthropic.output_blocks import Blocks
+from legato.api.anthropic.output_blocks import ContentBlocks
 from legato.api.http.bodies import TypedEvent, typed_event_pieces
 from legato.api.responses.input_items import messages_of, read_items
 from legato.api.responses.output_items import OutputItems
@@ -134,7 +134,7 @@ def test_a_stored_response_is_read_as_what_was_said(deltas: list[MessageDelta]) 
 def test_anthropics_client_puts_a_message_together(
     deltas: list[MessageDelta], omits_thinking: bool
 ) -> None:
-    blocks = Blocks(omits_thinking=omits_thinking)
+    blocks = ContentBlocks(omits_thinking=omits_thinking)
     events: list[TypedEvent] = [event for delta in deltas for event in blocks.take(delta)]
     events += blocks.close()
     start: dict[str, Any] = {
@@ -162,7 +162,7 @@ def test_anthropics_client_puts_a_message_together(
     "text", ["[1", "[1]", "null", '{"a": NaN}', '{"a": ' + "[" * 2000 + "]" * 2000 + "}"]
 )
 def test_a_call_that_is_no_object_is_shown_as_it_is(text: str) -> None:
-    blocks = Blocks()
+    blocks = ContentBlocks()
     blocks.take(MessageDelta((ToolCallDelta(0, "call_0", "weather", text),)))
     blocks.close()
     [block] = map(shown, blocks.done)
@@ -173,7 +173,7 @@ def test_a_call_that_is_no_object_is_shown_as_it_is(text: str) -> None:
     "text", ['{"a":1e999}', f'{{"a":{10**40}}}', '{"a":0.10}', '{"a":"\\ud83d"}', '{"a":1,"a":2}']
 )
 def test_a_calls_object_is_the_models_own_json(text: str) -> None:
-    blocks = Blocks()
+    blocks = ContentBlocks()
     blocks.take(MessageDelta((ToolCallDelta(0, "call_0", "weather", text),)))
     blocks.close()
     assert text.encode() in msgspec.json.encode(blocks.done)

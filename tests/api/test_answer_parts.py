@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.api.anthropic.output_blocks import Blocks
+from legato.api.anthropic.output_blocks import ContentBlocks
 from legato.api.job import AnswerOptions, Job, JobPrompt
 from legato.api.openai.chat_answer import ChatFormat
 from legato.api.responses.output_items import OutputItems
@@ -158,7 +158,7 @@ def _in_responses(deltas: list[CompletionDelta], syntax: MessageSyntax) -> Said:
 
 
 def _in_messages(deltas: list[CompletionDelta], syntax: MessageSyntax) -> Said:
-    reader, blocks = MessageReader(syntax), Blocks()
+    reader, blocks = MessageReader(syntax), ContentBlocks()
     events = [
         event
         for delta in deltas

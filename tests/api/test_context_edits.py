@@ -10,7 +10,7 @@ from anthropic.types.beta import BetaMessage
 
 from legato.api.anthropic.context_edits import ContextManagement, edited
 from legato.api.anthropic.input_blocks import AnthropicMessage, assistant_message
-from legato.api.anthropic.output_blocks import Blocks
+from legato.api.anthropic.output_blocks import ContentBlocks
 from legato.language.message.message import MessageDelta, TextSpan
 from tests.api.launch import MODEL, ServerProcess
 
@@ -188,7 +188,7 @@ def test_edits_that_are_refused(http: httpx.Client, edit: dict[str, Any], where:
 
 
 def test_omitted_thinking_comes_back_in_the_signature() -> None:
-    blocks = Blocks(omits_thinking=True)
+    blocks = ContentBlocks(omits_thinking=True)
     deltas = [delta(text, is_reasoning=True) for text in ("Hm, ", "sunny.")]
     deltas.append(delta("Sunny.", is_reasoning=False))
     events = [event for each in deltas for event in blocks.take(each)] + blocks.close()

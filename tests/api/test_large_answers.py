@@ -23,8 +23,8 @@ from legato.api.http.json_text import Kept, array, encode_json, in_pieces, json_
 from legato.api.http.outlet import PacedResponse, Turns
 from legato.api.limits import MAX_UNREAD_BYTES, MAX_WHOLE_ANSWER_BYTES
 from legato.api.openai.logprobs import (
-    Columns,
     CompletionLogprobsWriter,
+    LogprobColumns,
     LogprobsWriter,
 )
 from legato.core.outputs import RequestOutput, TokenLogprobs, TokenScores, entries_of
@@ -151,7 +151,7 @@ def test_what_is_echoed_is_the_same_beside_each_completion(
         )
         columns = writer.prompt_columns(token_ids, scored, echoed, ()).each(Kept)
         return [
-            json.loads(encode_json(Columns.joined(columns, writer.columns_of_one(output))))
+            json.loads(encode_json(LogprobColumns.joined(columns, writer.columns_of_one(output))))
             for _ in range(num_completions)
         ]
 

@@ -23,7 +23,7 @@ from legato.core.token_ids import token_array
 from legato.engine.build.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.ranks import lockstep
-from legato.model.decoder import Embedding
+from legato.model.decoder import TokenEmbedding
 from legato.model.decoder_layer import DecoderLayer
 from legato.model.native_kernels import native_instructions
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
@@ -216,7 +216,7 @@ def test_a_request_that_a_rank_cannot_compute_ends_alone(
 ) -> None:
     assert POISON not in chain.from_iterable([*whole.values(), *prompts_of(requests())])
     engine = engine_of(checkpoint, 2)
-    monkeypatch.setattr(Embedding, "forward", poisoned_on(ranks))
+    monkeypatch.setattr(TokenEmbedding, "forward", poisoned_on(ranks))
     broken = AddRequest(
         request_id="broken",
         prompt_token_ids=token_array([5, POISON, 6]),
@@ -240,7 +240,7 @@ def test_native_kernels_compute_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(one) == 69
     assert two == pytest.approx(one, abs=0.25)
     engine = engines[1]
-    monkeypatch.setattr(Embedding, "forward", poisoned_on((1,)))
+    monkeypatch.setattr(TokenEmbedding, "forward", poisoned_on((1,)))
     broken = AddRequest(
         request_id="broken",
         prompt_token_ids=token_array([5, POISON, 6]),
@@ -297,11 +297,11 @@ def test_blocks_of_which_ranks_have_parts_are_not_moved() -> None:
 
 def poisoned_on(
     ranks: tuple[int, ...], poison: int = POISON
-) -> Callable[[Embedding, torch.Tensor], torch.Tensor]:
-    """`Embedding.forward` that raises at a token."""
-    forward = Embedding.forward
+) -> Callable[[TokenEmbedding, torch.Tensor], torch.Tensor]:
+    """`TokenEmbedding.forward` that raises at a token."""
+    forward = TokenEmbedding.forward
 
-    def poisoned(embedding: Embedding, input_ids: torch.Tensor) -> torch.Tensor:
+    def poisoned(embedding: TokenEmbedding, input_ids: torch.Tensor) -> torch.Tensor:
         rows = forward(embedding, input_ids)
         if embedding._communicator.rank in ranks and (input_ids == poison).any():
             raise ValueError("boom")

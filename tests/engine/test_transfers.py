@@ -23,7 +23,14 @@ from legato.transfer import fetch, transport
 from legato.transfer.block_memory import CacheMemory, Spans
 from legato.transfer.local_mover import LocalMover
 from legato.transfer.mover import Mover, ReadState
-from legato.transfer.protocol import Challenge, Connection, FromExporter, Hello, Refusal, new_nonce
+from legato.transfer.protocol import (
+    Challenge,
+    Connection,
+    FromExporter,
+    Hello,
+    TransferRefusal,
+    new_nonce,
+)
 from tests.checkpoint.test_dummy import described
 from tests.engine.peers import (
     LEASE_S,
@@ -472,7 +479,7 @@ def test_who_does_not_show_the_key_is_told_nothing(prefill: Engine) -> None:
         await connection.send(Hello(new_nonce(), b"guessed", prefill.layout))
         return await connection.receive()
 
-    assert isinstance(asyncio.run(greet()), Refusal)
+    assert isinstance(asyncio.run(greet()), TransferRefusal)
 
 
 def test_messages_to_the_engine_carry_it() -> None:

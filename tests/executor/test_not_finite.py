@@ -25,7 +25,7 @@ from legato.model.native_model import NativeModel
 from legato.model.native_operators import NativeLinear, NativeMLP, NativeNorm, NativeProduct
 from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight, quantize, quantize_rotated
 from legato.model.spec import DecoderSpec
-from legato.model.states import Run
+from legato.model.states import StateRun
 from tests.executor.instructions import TESTED
 from tests.executor.test_native import BLOCK_SIZE
 from tests.executor.test_native import pytestmark as needs_native
@@ -247,7 +247,7 @@ def test_recurrences(instructions: str, name: str) -> None:
         own, [(9, 0, False), (130, 3, False), (1, 5, False), (4, 7, True)], 1, torch.float32
     )
     expected, *states = step.computed(instructions)
-    middle: Run = step.runs[1]
+    middle: StateRun = step.runs[1]
     for row in (middle.start, middle.start + 70, step.runs[2].start):
         kept = step.rows[row].clone()
         step.rows[row] = torch.nan

@@ -18,7 +18,7 @@ from legato.engine.build.builder import build_engine, load_runtime
 from legato.engine.build.model_report import report_model
 from legato.engine.errors import RequestFailedError
 from legato.model.architectures import described
-from legato.model.decoder import Embedding
+from legato.model.decoder import TokenEmbedding
 from legato.model.model import CacheSpec, LayerCache
 from legato.model.native_model import NativeModel
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
@@ -134,7 +134,7 @@ def test_native_layers_give_the_same_tokens_on_any_schedule(
 def check_failure_of_rank_1(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes part in all exchanges that rank 0 waits for."""
     poison = VOCAB_SIZE - 1
-    monkeypatch.setattr(Embedding, "forward", poisoned_on((1,), poison))
+    monkeypatch.setattr(TokenEmbedding, "forward", poisoned_on((1,), poison))
     with pytest.raises(RequestFailedError, match="boom"):
         generate(llm, [[5, poison, 6]])
 

@@ -20,7 +20,7 @@ from legato.core.token_ids import token_array
 from legato.engine.build.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.state_cache import StateCache
-from legato.model.decoder import Embedding
+from legato.model.decoder import TokenEmbedding
 from legato.model.native_kernels import native_instructions
 from legato.model.states import StepStates
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
@@ -154,7 +154,7 @@ def test_a_rank_that_fails_leaves_states_as_they_were(
     poison = VOCAB_SIZE - 1
     assert poison not in TOKENS["prompt"]
     engine = divided.engine(2)
-    monkeypatch.setattr(Embedding, "forward", poisoned_on((rank,), poison))
+    monkeypatch.setattr(TokenEmbedding, "forward", poisoned_on((rank,), poison))
     broken = asked("broken", [5, poison, 6], max_tokens=2)
     outputs = engine.step([added("prompt"), broken])
     while engine.has_work:

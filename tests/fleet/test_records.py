@@ -17,7 +17,7 @@ from legato.observe.traces.request_story import RequestStory, read_stories
 from legato.observe.traces.tracer import Tracer
 from legato_fleet.engine import FleetEngine
 from legato_fleet.records import ForeignClock
-from legato_fleet.totals import Totals
+from legato_fleet.totals import FleetTotals
 from tests.fleet.in_process import SHORT, begun, complete, ends_because, fleet, home
 
 
@@ -111,7 +111,7 @@ def test_counts_never_fall() -> None:
             tenants=(tenant,),
         )
 
-    totals = Totals()
+    totals = FleetTotals()
     assert totals.of([]) == EngineStats()
     totals.note_gone(stats(3, running=4))
     totals.note_tried_again("a")

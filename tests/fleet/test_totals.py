@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from legato.core.stats import EngineStats, TenantStats, TransferStats
-from legato_fleet.totals import Totals
+from legato_fleet.totals import FleetTotals
 
 _Stats = TypeVar("_Stats", bound=msgspec.Struct)
 
@@ -51,7 +51,7 @@ def parts(stats: EngineStats) -> list[msgspec.Struct]:
 
 def test_each_number_is_a_sum() -> None:
     ours, theirs = engine(10), engine(200)
-    total = Totals().of([ours, theirs])
+    total = FleetTotals().of([ours, theirs])
     for one, other, both in zip(*map(parts, (ours, theirs, total)), strict=True):
         assert numbers(both)
         for name, value in numbers(both).items():
@@ -60,7 +60,7 @@ def test_each_number_is_a_sum() -> None:
 
 def test_what_is_no_sum_is_the_worst_or_the_average() -> None:
     ours, theirs = engine(10), engine(200)
-    total = Totals().of([ours, theirs])
+    total = FleetTotals().of([ours, theirs])
     assert total.step_time_margin == theirs.step_time_margin
     assert total.broken_promise == "of 10"
     assert total.kv_usage == pytest.approx((ours.kv_usage + theirs.kv_usage) / 2)
@@ -68,7 +68,7 @@ def test_what_is_no_sum_is_the_worst_or_the_average() -> None:
 
 
 def test_of_an_engine_that_is_gone_its_counters_stay() -> None:
-    totals, gone, left = Totals(), engine(10), engine(200)
+    totals, gone, left = FleetTotals(), engine(10), engine(200)
     totals.note_gone(gone)
     for one, other, both in zip(*map(parts, (gone, left, totals.of([left]))), strict=True):
         for name, value in numbers(both).items():
@@ -80,12 +80,12 @@ def test_of_an_engine_that_is_gone_its_counters_stay() -> None:
 
 
 def test_without_engines_there_is_nothing() -> None:
-    assert Totals().of([]) == EngineStats()
+    assert FleetTotals().of([]) == EngineStats()
 
 
 def test_of_window_blocks_the_fullest_engine_counts() -> None:
     first, second = (EngineStats(window_usage=usage) for usage in ({8: 0.5, 16: 0.1}, {8: 0.2}))
-    totals = Totals()
+    totals = FleetTotals()
     assert totals.of([first, second]).window_usage == {8: 0.5, 16: 0.1}
     totals.note_gone(first)
     assert totals.of([second]).window_usage == {8: 0.2}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from legato.executor.attention.rounding import dequantize, quantize
-from legato.gpu.work_items import Span
+from legato.gpu.work_items import TokenSpan
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PagedStep:
         block_table: int32 [slots, max blocks].
     """
 
-    spans: list[Span]
+    spans: list[TokenSpan]
     query: torch.Tensor
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -54,11 +54,11 @@ class PagedStep:
         # What lies behind a table's last entry must not be used: it names no block.
         table = torch.full((len(slots), max(num_blocks) + 2), 2**30, dtype=torch.int32)
         caches = torch.full((2, len(ids) + 1, num_kv_heads, block_size, head_dim), math.nan)
-        spans: list[Span] = []
+        spans: list[TokenSpan] = []
         pairs: list[torch.Tensor] = []
         first_row = 0
         for i, (num_rows, position) in enumerate(rows):
-            spans.append(Span(slots[i], first_row, num_rows, position))
+            spans.append(TokenSpan(slots[i], first_row, num_rows, position))
             first_row += num_rows
             own = [ids.pop() for _ in range(num_blocks[i])]
             table[slots[i], : len(own)] = torch.tensor(own, dtype=torch.int32)

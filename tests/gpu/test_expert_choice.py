@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.model.experts import Router
+from legato.model.experts import ExpertRouter
 from legato.model.mlp_spec import MoeSpec
 from tests.gpu.numbers import assert_near
 from tests.profiles import examples
@@ -51,10 +51,10 @@ ROUTERS: dict[str, dict[str, Any]] = {
 """Fields of `MoeSpec`."""
 
 
-def make_router(**moe: Any) -> Router:
+def make_router(**moe: Any) -> ExpertRouter:
     """A router whose logits, before its bias, are its inputs."""
     spec = MoeSpec(size=8, **moe)
-    router = Router(spec, spec.num_experts, torch.empty)
+    router = ExpertRouter(spec, spec.num_experts, torch.empty)
     generator = torch.Generator().manual_seed(spec.num_experts)
     for values in router.parameters():
         values.copy_(torch.randn(values.shape, generator=generator))
@@ -75,7 +75,7 @@ def quarters(num_rows: int, num_experts: int, seed: int) -> torch.Tensor:
 
 
 def picked(
-    device: torch.device, router: Router, logits: torch.Tensor
+    device: torch.device, router: ExpertRouter, logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts and weights of rows; after them is padding, for which nothing may be written."""
     from legato.gpu.kernels.expert_choice import pick_experts
@@ -103,7 +103,9 @@ def picked(
     return experts[:num_rows].cpu(), weights[:num_rows].cpu()
 
 
-def assert_picked_as_by_pytorch(device: torch.device, router: Router, logits: torch.Tensor) -> None:
+def assert_picked_as_by_pytorch(
+    device: torch.device, router: ExpertRouter, logits: torch.Tensor
+) -> None:
     experts, weights = picked(device, router, logits)
     expected_experts, expected_weights = router(logits)
     assert experts.tolist() == expected_experts.tolist()

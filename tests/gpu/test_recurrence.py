@@ -14,7 +14,7 @@ from legato.model.delta_net import DeltaNet
 from legato.model.mamba2 import Mamba2
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from legato.model.recurrence import PIECE, RecurrentMixer, ShortConv
-from legato.model.states import LayerStates, Run, make_states
+from legato.model.states import LayerStates, StateRun, make_states
 from tests.gpu.numbers import DTYPES
 from tests.model.test_native_recurrence import MIXERS
 from tests.model.test_recurrence import HIDDEN, delta_rule, mixer, state_space
@@ -45,7 +45,7 @@ NEAR = {"rtol": 1e-4, "atol": 2e-5}
 NUM_SLOTS = 14
 
 
-def work_of(runs: Sequence[Run], num_rows: int, device: torch.device) -> StateWork:
+def work_of(runs: Sequence[StateRun], num_rows: int, device: torch.device) -> StateWork:
     """As a step's inputs have it."""
     has_chunks = any(run.end - run.start > 1 for run in runs)
     shape = StateWorkShape.of(num_rows, len(runs) + 2, has_chunks=has_chunks)
@@ -68,7 +68,7 @@ class Layer:
             part[1:] = torch.randn(part[1:].shape).to(part)
 
     @torch.inference_mode()
-    def mix(self, projected: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
+    def mix(self, projected: torch.Tensor, runs: Sequence[StateRun]) -> torch.Tensor:
         """Compute rows [P, width], the last ones padding, in memory full of NaN."""
         from legato.gpu.recurrence import mix
 
@@ -146,12 +146,12 @@ def test_mixers_are_recurrences_in_float64(
     torch.manual_seed(0)
     layer = Layer(SPECS[name], dtype, device)
     runs = [
-        Run(0, 1, 9, 0, 5),
-        Run(1, 71, 50, 2, 3),
-        Run(71, 74, 62, 4, 1),
-        Run(74, 75, 64, 6, 7),
-        Run(75, 77, 0, 0, 8),
-        Run(77, 82, 61, 4, 13, (9, 10, 12, 11)),
+        StateRun(0, 1, 9, 0, 5),
+        StateRun(1, 71, 50, 2, 3),
+        StateRun(71, 74, 62, 4, 1),
+        StateRun(74, 75, 64, 6, 7),
+        StateRun(75, 77, 0, 0, 8),
+        StateRun(77, 82, 61, 4, 13, (9, 10, 12, 11)),
     ]
     projected = torch.full((85, layer.width), torch.nan, device=device, dtype=dtype)
     projected[:82] = torch.randn(82, layer.width).to(projected)
@@ -190,9 +190,9 @@ def cut(layer: Layer, projected: torch.Tensor, sizes: Sequence[int]) -> list[tor
     outputs, source, start = [], 0, 0
     for size in sizes:
         destination = 2 if source == 1 else 1
-        other = Run(0, 1, 3, 0, 3)
+        other = StateRun(0, 1, 3, 0, 3)
         rows = torch.cat((projected[:1], projected[start : start + size]))
-        run = Run(1, 1 + size, start, source, destination)
+        run = StateRun(1, 1 + size, start, source, destination)
         outputs.append(layer.mix(rows, [other, run])[1:])
         source, start = destination, start + size
     assert start == LENGTH
@@ -223,7 +223,7 @@ def test_repeated_keys_lose_no_digits(device: torch.device) -> None:
     projected = row.repeat(PIECE, 1)
     states = LayerStates(*(part[0].double() for part in layer.states))
     expected = exact(layer.module, projected.double(), states)
-    outputs = layer.mix(projected, [Run(0, PIECE, 0, 0, 1)])
+    outputs = layer.mix(projected, [StateRun(0, PIECE, 0, 0, 1)])
     torch.testing.assert_close(outputs.double(), expected, **NEAR)
     torch.testing.assert_close(layer.states.recurrent[1].double(), states.recurrent, **NEAR)
 
@@ -241,9 +241,9 @@ def test_pieces_end_at_multiples_of_64(
     """Runs of up to `most_kept` rows keep the state after each row, and have no pieces."""
     ends = np.cumsum(lengths).tolist()
     runs = [
-        Run(end - length, end, position, 0, end, tuple(range(end - length + 1, end)))
+        StateRun(end - length, end, position, 0, end, tuple(range(end - length + 1, end)))
         if length <= most_kept
-        else Run(end - length, end, position, 0, end)
+        else StateRun(end - length, end, position, 0, end)
         for length, end in zip(lengths, ends, strict=True)
     ]
     work = work_of(runs, ends[-1] + padding, torch.device("cpu"))

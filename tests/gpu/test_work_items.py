@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.gpu.work_items import (
-    Span,
     Tiling,
+    TokenSpan,
     WorkList,
     WorkShape,
     section_size,
@@ -34,18 +34,18 @@ class _Part(NamedTuple):
     nothing: int
 
 
-def _spans(rows: list[tuple[int, int]]) -> list[Span]:
+def _spans(rows: list[tuple[int, int]]) -> list[TokenSpan]:
     """Of requests with (rows, position of the first)."""
-    spans: list[Span] = []
+    spans: list[TokenSpan] = []
     first_row = 0
     for slot, (num_rows, position) in enumerate(rows):
-        spans.append(Span(slot + 3, first_row, num_rows, position))
+        spans.append(TokenSpan(slot + 3, first_row, num_rows, position))
         first_row += num_rows
     return spans
 
 
 def _written(
-    shape: WorkShape, spans: list[Span], sliding_window: int | None = None
+    shape: WorkShape, spans: list[TokenSpan], sliding_window: int | None = None
 ) -> tuple[WorkList, ...]:
     section = np.full(section_size(shape), -5, dtype=np.int32)
     write_work(section, shape, spans, sliding_window)

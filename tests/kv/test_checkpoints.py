@@ -5,7 +5,7 @@ import pytest
 from legato.core.plan import STATES, ChunkResult
 from legato.core.request import Request
 from legato.core.step_record import ShortHit
-from legato.kv.checkpoints import Checkpoint, Checkpoints
+from legato.kv.checkpoints import Checkpoints, StateCheckpoint
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Way
 from legato.kv.state_slots import CheckpointEnds
@@ -204,7 +204,7 @@ def no_slot() -> int:
 def test_what_saves_least_goes_first_unless_it_was_used_lately(used: int | None) -> None:
     kept = Checkpoints()
     for key, num_saved in ((1, 100), (2, 300), (3, 200)):
-        checkpoint = Checkpoint(key, slot=10 * key, num_saved_tokens=num_saved)
+        checkpoint = StateCheckpoint(key, slot=10 * key, num_saved_tokens=num_saved)
         kept.add(checkpoint)
         kept.let_go(checkpoint)
     in_use = kept.use(2, no_slot)
@@ -213,7 +213,7 @@ def test_what_saves_least_goes_first_unless_it_was_used_lately(used: int | None)
     else:
         assert kept.evict() == 10
         kept.let_go(in_use)  # its value is now above that of the one that went
-        new = Checkpoint(4, slot=40, num_saved_tokens=250)
+        new = StateCheckpoint(4, slot=40, num_saved_tokens=250)
         kept.add(new)
         kept.let_go(new)
         assert [kept.evict(), kept.evict(), kept.evict()] == [30, 40, 20]
@@ -222,7 +222,7 @@ def test_what_saves_least_goes_first_unless_it_was_used_lately(used: int | None)
 
 def test_stale_entries_do_not_pile_up() -> None:
     kept = Checkpoints()
-    checkpoint = Checkpoint(1, slot=5, num_saved_tokens=1)
+    checkpoint = StateCheckpoint(1, slot=5, num_saved_tokens=1)
     kept.add(checkpoint)
     kept.let_go(checkpoint)
     for _ in range(1000):

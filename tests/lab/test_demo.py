@@ -15,7 +15,7 @@ from legato.core.step_record import ChunkRecord
 from legato.scheduler.step_time import StepTimeModel
 from legato_lab.demo.comparison import verdict
 from legato_lab.demo.play import play
-from legato_lab.demo.stage import Run
+from legato_lab.demo.stage import DemoRun
 from legato_lab.demo.toy import toy_steps
 from legato_lab.demo.traffic import Traffic, sized_traffic
 from legato_lab.demo.view import View, strip
@@ -94,7 +94,7 @@ def test_a_strip_shows_a_stall_in_red() -> None:
 TRAFFIC = Traffic(num_streams=1, long_prompt=600, itl_slo_s=0.1)
 
 
-def serve(run: Run, gap_s: float, ttft_s: float) -> None:
+def serve(run: DemoRun, gap_s: float, ttft_s: float) -> None:
     """As if its one stream had a token each 10 ms, but one gap while the prompt was computed."""
     sent_s = run.started_s + 0.5
     before_s = [run.started_s + 0.01 * i for i in range(50)]
@@ -103,7 +103,7 @@ def serve(run: Run, gap_s: float, ttft_s: float) -> None:
 
 
 def test_tokens_of_one_step_have_no_gap_between_them() -> None:
-    run = Run("drafts", TRAFFIC)
+    run = DemoRun("drafts", TRAFFIC)
     serve(run, gap_s=0.05, ttft_s=2.0)
     alone = run.result()
     run.token_times_s = [[at_s for at_s in times for _ in range(3)] for times in run.token_times_s]
@@ -120,7 +120,7 @@ def test_the_latest_step_says_what_was_drafted() -> None:
         ChunkRecord("b", 9, 1, 1, "decode", None),
         ChunkRecord("c", 0, 40, 0, "prefill", "token_budget"),
     )
-    run = Run("drafts", TRAFFIC)
+    run = DemoRun("drafts", TRAFFIC)
     [step] = toy_steps("stall-free")[:1]
     run.take([], [msgspec.structs.replace(step, chunks=chunks, ended_s=run.started_s)])
     shown = io.StringIO()
@@ -131,7 +131,7 @@ def test_the_latest_step_says_what_was_drafted() -> None:
 
 
 def test_the_verdict_tells_the_price() -> None:
-    runs = [Run(name, TRAFFIC) for name in ("whole", "promised")]
+    runs = [DemoRun(name, TRAFFIC) for name in ("whole", "promised")]
     serve(runs[0], gap_s=2.0, ttft_s=2.0)
     serve(runs[1], gap_s=0.09, ttft_s=3.0)
     told = verdict(runs)
@@ -148,7 +148,7 @@ def test_who_cancels_has_what_ran_before(is_terminal: bool) -> None:
     view = View("title")
 
     class Impatient:
-        def serve(self, run: Run, _config: SchedulerConfig) -> None:
+        def serve(self, run: DemoRun, _config: SchedulerConfig) -> None:
             if len(view.runs) == 3:
                 raise KeyboardInterrupt
             serve(run, gap_s=1.0, ttft_s=1.0)

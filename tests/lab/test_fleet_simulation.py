@@ -12,7 +12,7 @@ from legato.core.slo import INTERACTIVE
 from legato_fleet.routing.router import ROUTING_POLICIES
 from legato_lab.simulation.fleet import Hang, SimulatedFleet, Split
 from legato_lab.simulation.fleet_run import FleetRun, simulate_fleet
-from legato_lab.simulation.link import Link, Traffic
+from legato_lab.simulation.link import LinkTraffic, SimulatedLink
 from legato_lab.simulation.profiled_server import SimulatedServer
 from legato_lab.simulation.scaler import Scaler
 from legato_lab.simulation.simulated_run import simulate
@@ -106,7 +106,7 @@ def test_a_prompt_takes_what_its_blocks_take_to_come() -> None:
     assert token_bytes is not None
     ttfts_s = []
     for tokens_per_s in (1e9, 2048.0):
-        link = Link(bytes_per_s=tokens_per_s * token_bytes, latency_s=0.0)
+        link = SimulatedLink(bytes_per_s=tokens_per_s * token_bytes, latency_s=0.0)
         run = simulate_fleet(msgspec.structs.replace(APART, link=link), prompt)
         ttfts_s.append(run.records[0].ttft_s or 0.0)
     assert 0.02 < ttfts_s[1] - ttfts_s[0] < 1.0  # all of it would take 2 s
@@ -153,7 +153,7 @@ def test_no_splits(text: str) -> None:
 
 
 def test_a_link_is_shared_at_its_ends() -> None:
-    traffic = Traffic(Link(bytes_per_s=100.0, latency_s=0.5))
+    traffic = LinkTraffic(SimulatedLink(bytes_per_s=100.0, latency_s=0.5))
     assert traffic.send("a", "b", 100.0, 0.0) == 1.5
     assert traffic.send("c", "d", 100.0, 0.0) == 1.5
     assert traffic.send("a", "d", 100.0, 0.0) == 2.5

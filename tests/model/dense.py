@@ -7,7 +7,7 @@ import torch
 
 from legato.model.decoder import Decoder
 from legato.model.model import Model
-from legato.model.states import Run, StateShape, StepStates, make_states
+from legato.model.states import StateRun, StateShape, StepStates, make_states
 
 
 class DenseAttention:
@@ -65,7 +65,9 @@ def fresh_states(shapes: Sequence[StateShape], lengths: Sequence[int]) -> StepSt
         return None
     layers = make_states(shapes, 1 + len(lengths), torch.float32, torch.device("cpu"))
     ends = list(accumulate(lengths))
-    runs = [Run(e - n, e, 0, 0, 1 + i) for i, (e, n) in enumerate(zip(ends, lengths, strict=True))]
+    runs = [
+        StateRun(e - n, e, 0, 0, 1 + i) for i, (e, n) in enumerate(zip(ends, lengths, strict=True))
+    ]
     return StepStates(layers, runs)
 
 

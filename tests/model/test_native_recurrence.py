@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec
-from legato.model.states import Run, StateShape, StepStates, make_states
+from legato.model.states import StateRun, StateShape, StepStates, make_states
 from tests.executor.instructions import TESTED
 from tests.model.test_recurrence import CPU, RECURRENCES, mixer
 from tests.profiles import examples
@@ -61,14 +61,14 @@ class Step:
         for length in lengths:
             source, *earlier, destination = (order.pop() for _ in range(1 + _num_kept(length)))
             end, position = start + length[0], length[1]
-            self.runs.append(Run(start, end, position, source, destination, tuple(earlier)))
+            self.runs.append(StateRun(start, end, position, source, destination, tuple(earlier)))
             start = end
         width = len(mixer(spec).in_proj.weight)
         self.rows = torch.randn(start, width, generator=generator).to(dtype)
 
     @torch.inference_mode()
     def computed(
-        self, implementation: str, runs: list[Run] | None = None, *, num_threads: int = 2
+        self, implementation: str, runs: list[StateRun] | None = None, *, num_threads: int = 2
     ) -> list[torch.Tensor]:
         """Return outputs [T, ...] of some runs, or all, and all slots after the step."""
         module = mixer(self.spec, implementation, num_threads=num_threads)
@@ -146,7 +146,7 @@ def test_states_that_are_kept_after_each_row_are_those_of_steps_of_one_row(
     for end, slot in run.kept:
         row = end - 1
         alone, *after = step.computed(
-            implementation, [Run(row, end, run.position + row - run.start, source, slot)]
+            implementation, [StateRun(row, end, run.position + row - run.start, source, slot)]
         )
         assert torch.equal(alone, output[row:end])
         for kept, part, own in zip(step.kept, slots, after, strict=True):
@@ -169,7 +169,7 @@ def test_bfloat16_inputs_that_are_kept_give_the_same_bits_as_a_runs_own(
     begun, *after = whole.computed(implementation, [first])
     for kept, part in zip(whole.kept, after, strict=True):
         kept.copy_(part)
-    second = Run(64, 100, 64, run.destination, run.source)
+    second = StateRun(64, 100, 64, run.destination, run.source)
     rest, *ended = whole.computed(implementation, [second])
     assert torch.equal(torch.cat((begun, rest)), output)
     for part, expected in zip(ended, slots, strict=True):

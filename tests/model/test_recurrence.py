@@ -13,7 +13,7 @@ from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrenceSpec, Sh
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_recurrence import NativeMixer
 from legato.model.recurrence import RecurrentMixer
-from legato.model.states import Run, StepStates, make_states
+from legato.model.states import StateRun, StepStates, make_states
 from tests.executor.instructions import TESTED
 from tests.model.random_models import with_recurrence
 
@@ -71,9 +71,9 @@ class Request:
         rows = self.rows[self.position : self.position + num_tokens]
         destination = 2 if self.slot == 3 else 3
         runs = [
-            Run(0, 1, 9, 0, 5),
-            Run(1, 1 + num_tokens, self.position, self.slot, destination),
-            Run(1 + num_tokens, 4 + num_tokens, 3, 0, 6),
+            StateRun(0, 1, 9, 0, 5),
+            StateRun(1, 1 + num_tokens, self.position, self.slot, destination),
+            StateRun(1 + num_tokens, 4 + num_tokens, 3, 0, 6),
         ]
         other = torch.ones(1, HIDDEN), torch.ones(3, HIDDEN), torch.full((2, HIDDEN), torch.nan)
         packed = torch.cat((other[0], rows, *other[1:]))

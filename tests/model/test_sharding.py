@@ -23,7 +23,7 @@ from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize
 from legato.model.recurrence import RecurrentMixer
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
-from legato.model.states import Run, StepStates, make_states
+from legato.model.states import StateRun, StepStates, make_states
 from tests.executor.instructions import TESTED
 from tests.model.dense import DenseAttention
 from tests.model.random_models import (
@@ -77,7 +77,7 @@ def logits(
     attention: StepAttention = DenseAttention([len(ids)])
     states: StepStates | None = None
     if shapes := model.spec.states:
-        states = StepStates(make_states(shapes, 2, model.dtype, CPU), [Run(0, 11, 0, 0, 1)])
+        states = StepStates(make_states(shapes, 2, model.dtype, CPU), [StateRun(0, 11, 0, 0, 1)])
     with torch.inference_mode():
         if mixers != "torch":
             kernels = NativeKernels(1, mixers)

@@ -15,7 +15,7 @@ from legato.checkpoint.loader import open_checkpoint
 from legato.core.cache_config import BLOCK_SIZES
 from legato.gpu.kernels.attention import attend
 from legato.gpu.kernels.attention_parts import make_scratch
-from legato.gpu.work_items import Span, Tiling, section_size, work_lists, write_work
+from legato.gpu.work_items import Tiling, TokenSpan, section_size, work_lists, write_work
 from legato.model.spec import DecoderSpec
 from legato_lab.work import MeasuredRates, Work
 
@@ -120,7 +120,8 @@ class AttentionCase:
         shape = tiling.shape(len(self.query), has_chunks=self._num_rows > tiling.narrow_rows)
         section = np.zeros(section_size(shape), dtype=np.int32)
         spans = [
-            Span(i, i * self._num_rows, self._num_rows, self._start) for i in range(self._count)
+            TokenSpan(i, i * self._num_rows, self._num_rows, self._start)
+            for i in range(self._count)
         ]
         write_work(section, shape, spans, None)
         work = work_lists(torch.from_numpy(section).to(self._device), shape)

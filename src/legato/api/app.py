@@ -14,7 +14,7 @@ from legato.api.anthropic import message_answer
 from legato.api.anthropic.message_body import CountTokensRequest, MessagesRequest, TokenCount
 from legato.api.anthropic.output_blocks import MessageAnswer
 from legato.api.config import ServerConfig
-from legato.api.context import Context, KVEventSource
+from legato.api.context import ApiContext, KVEventSource
 from legato.api.http.access import Admins, ApiKeys, CheckHost, CheckOrigin, HostNames
 from legato.api.http.error_responses import error_response
 from legato.api.http.errors import ApiError
@@ -62,7 +62,7 @@ from legato.api.openapi import DescribedApi
 from legato.api.operations import cache, pages, probes, routers, settings, trace
 from legato.api.operations.cache import CacheReset
 from legato.api.operations.dashboard import events
-from legato.api.operations.probes import Health, Load
+from legato.api.operations.probes import Health, LoadAnswer
 from legato.api.operations.routers import ModelInfo, ServerInfo
 from legato.api.operations.settings import SettingsAnswer
 from legato.api.operations.trace import LiveTrace, TraceStarted
@@ -95,7 +95,7 @@ _ANSWERS = (
     Health,
     InputItemList,
     InputTokenCount,
-    Load,
+    LoadAnswer,
     MessageAnswer,
     ModelCard,
     ModelInfo,
@@ -168,7 +168,7 @@ def create_app(
         answers=_ANSWERS,
         requests=_REQUESTS,
     )
-    api.state.context = Context(
+    api.state.context = ApiContext(
         engine, text, metrics, lifecycle, config.max_unread_tokens, kv_event_source
     )
     api.state.response_store = ResponseStore(

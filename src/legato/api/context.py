@@ -36,7 +36,7 @@ class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ApiContext:
     """The engine, its text processes and the server's shared state.
 
     Attributes:
@@ -66,8 +66,8 @@ class Context:
             raise unknown_model(asked, self.engine.info.served_model_names)
 
 
-async def _context(request: Request) -> Context:
-    context: Context = request.app.state.context
+async def _context(request: Request) -> ApiContext:
+    context: ApiContext = request.app.state.context
     return context
 
 
@@ -86,5 +86,5 @@ async def _arrival(request: Request) -> Arrival:
     )
 
 
-ContextDep = Annotated[Context, Depends(_context)]
+ContextDep = Annotated[ApiContext, Depends(_context)]
 ArrivalDep = Annotated[Arrival, Depends(_arrival)]

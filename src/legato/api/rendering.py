@@ -12,7 +12,7 @@ from legato.api.anthropic.message_body import MessagesRequest
 from legato.api.arrival import Arrival
 from legato.api.bodies.body_model import Kind
 from legato.api.bodies.generation_options import RenderTerms
-from legato.api.context import ArrivalDep, Context, ContextDep
+from legato.api.context import ApiContext, ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.error_responses import AnthropicErrorBody
 from legato.api.http.json_text import array, encode_json, json_pieces, listed, numbers
@@ -115,7 +115,7 @@ async def render_response(body: JsonBytes, context: ContextDep, arrival: Arrival
 
 
 async def _rendered(
-    context: Context, kind: Kind, body: bytearray, arrival: Arrival, *, prefix: str
+    context: ApiContext, kind: Kind, body: bytearray, arrival: Arrival, *, prefix: str
 ) -> list[RenderedPrompt]:
     """Return a request's prompts; their ids begin with the prefix."""
     job = await context.text.job(kind, body, arrival)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from legato.api.arrival import Arrival
-from legato.api.context import Context
+from legato.api.context import ApiContext
 from legato.api.http.errors import shutting_down
 from legato.api.job import Job, JobPrompt
 from legato.core.errors import InvalidRequestError
@@ -42,7 +42,7 @@ class JobRun:
             that this engine cannot make.
     """
 
-    def __init__(self, context: Context, job: Job, arrival: Arrival) -> None:
+    def __init__(self, context: ApiContext, job: Job, arrival: Arrival) -> None:
         self.context = context
         # A run may last for long, and be kept after its end; the answer has read the terms already.
         self.job = msgspec.structs.replace(job, terms=b"")

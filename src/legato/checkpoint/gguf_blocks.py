@@ -17,7 +17,7 @@ _IQ4_TABLE = np.array(
 )
 
 
-class Blocks(NamedTuple):
+class GgufBlocks(NamedTuple):
     """Weights `scale * (number - zero) + minimum`; a number is a code or the table's entry for it.
 
     Attributes:
@@ -36,52 +36,52 @@ class Blocks(NamedTuple):
     table: np.ndarray | None = None
 
 
-def split_blocks(raw: np.ndarray, kind: Kind) -> Blocks | None:
+def split_blocks(raw: np.ndarray, kind: Kind) -> GgufBlocks | None:
     """Split a tensor's bytes [B, bytes of a block]; None for other kinds of quantization."""
     split = _SPLITTERS.get(kind)
     return None if split is None else split(raw)
 
 
-def _split_q8_0(raw: np.ndarray) -> Blocks:
-    return Blocks(_signed_bytes(raw[:, 2:]), _halves(raw, 0), None, 8, 128)
+def _split_q8_0(raw: np.ndarray) -> GgufBlocks:
+    return GgufBlocks(_signed_bytes(raw[:, 2:]), _halves(raw, 0), None, 8, 128)
 
 
-def _split_q4_0(raw: np.ndarray) -> Blocks:
-    return Blocks(_nibbles(raw[:, 2:]), _halves(raw, 0), None, 4, 8)
+def _split_q4_0(raw: np.ndarray) -> GgufBlocks:
+    return GgufBlocks(_nibbles(raw[:, 2:]), _halves(raw, 0), None, 4, 8)
 
 
-def _split_q4_1(raw: np.ndarray) -> Blocks:
-    return Blocks(_nibbles(raw[:, 4:]), _halves(raw, 0), _halves(raw, 2), 4)
+def _split_q4_1(raw: np.ndarray) -> GgufBlocks:
+    return GgufBlocks(_nibbles(raw[:, 4:]), _halves(raw, 0), _halves(raw, 2), 4)
 
 
-def _split_q5_0(raw: np.ndarray) -> Blocks:
-    return Blocks(_five_bits(raw[:, 6:], raw[:, 2:6]), _halves(raw, 0), None, 8, 16)
+def _split_q5_0(raw: np.ndarray) -> GgufBlocks:
+    return GgufBlocks(_five_bits(raw[:, 6:], raw[:, 2:6]), _halves(raw, 0), None, 8, 16)
 
 
-def _split_q5_1(raw: np.ndarray) -> Blocks:
+def _split_q5_1(raw: np.ndarray) -> GgufBlocks:
     codes = _five_bits(raw[:, 8:], raw[:, 4:8])
-    return Blocks(codes, _halves(raw, 0), _halves(raw, 2), 8)
+    return GgufBlocks(codes, _halves(raw, 0), _halves(raw, 2), 8)
 
 
-def _split_iq4_nl(raw: np.ndarray) -> Blocks:
-    return Blocks(_nibbles(raw[:, 2:]), _halves(raw, 0), None, 4, table=_IQ4_TABLE)
+def _split_iq4_nl(raw: np.ndarray) -> GgufBlocks:
+    return GgufBlocks(_nibbles(raw[:, 2:]), _halves(raw, 0), None, 4, table=_IQ4_TABLE)
 
 
-def _split_mxfp4(raw: np.ndarray) -> Blocks:
+def _split_mxfp4(raw: np.ndarray) -> GgufBlocks:
     scales = power_of_two(raw[:, :1])
-    return Blocks(_nibbles(raw[:, 1:]), scales, None, 4, table=FLOAT4_TABLE)
+    return GgufBlocks(_nibbles(raw[:, 1:]), scales, None, 4, table=FLOAT4_TABLE)
 
 
-def _split_q2_k(raw: np.ndarray) -> Blocks:
+def _split_q2_k(raw: np.ndarray) -> GgufBlocks:
     """16 groups of 16: bytes of scale and minimum, codes of 2 bits, both scales of these."""
     factors = raw[:, :16]
     codes = _shifted(raw[:, 16:80], (0, 2, 4, 6), 3)
     scales = _halves(raw, 80).astype(np.float32) * (factors & 15)
     minima = -_halves(raw, 82).astype(np.float32) * (factors >> 4)
-    return Blocks(codes, scales, minima, 4)
+    return GgufBlocks(codes, scales, minima, 4)
 
 
-def _split_q3_k(raw: np.ndarray) -> Blocks:
+def _split_q3_k(raw: np.ndarray) -> GgufBlocks:
     """16 groups of 16: third bits, codes of 2 bits, scales of 6 bits in 12 bytes, their scale."""
     third = _each_bit(raw[:, :32])
     codes = _shifted(raw[:, 32:96], (0, 2, 4, 6), 3)
@@ -90,37 +90,39 @@ def _split_q3_k(raw: np.ndarray) -> Blocks:
     low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
     high = np.concatenate([packed[:, 8:] >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
     factors = (low | high << 4).astype(np.float32) - 32
-    return Blocks(codes, _halves(raw, 108).astype(np.float32) * factors, None, 4, 4)
+    return GgufBlocks(codes, _halves(raw, 108).astype(np.float32) * factors, None, 4, 4)
 
 
-def _split_q4_k(raw: np.ndarray) -> Blocks:
-    return Blocks(_shifted(raw[:, 16:], (0, 4), 15), *_k_scales(raw), 4)
+def _split_q4_k(raw: np.ndarray) -> GgufBlocks:
+    return GgufBlocks(_shifted(raw[:, 16:], (0, 4), 15), *_k_scales(raw), 4)
 
 
-def _split_q5_k(raw: np.ndarray) -> Blocks:
+def _split_q5_k(raw: np.ndarray) -> GgufBlocks:
     codes = _shifted(raw[:, 48:], (0, 4), 15)
     codes |= _each_bit(raw[:, 16:48]) << 4
-    return Blocks(codes, *_k_scales(raw), 8)
+    return GgufBlocks(codes, *_k_scales(raw), 8)
 
 
-def _split_q6_k(raw: np.ndarray) -> Blocks:
+def _split_q6_k(raw: np.ndarray) -> GgufBlocks:
     """16 groups of 16: lower 4 bits, upper 2 bits, signed scales of 8 bits, their scale."""
     low = _shifted(raw[:, :128], (0, 4), 15, step=64)
     codes = low | _shifted(raw[:, 128:192], (0, 2, 4, 6), 3) << 4
     factors = raw[:, 192:208].view(np.int8)
-    return Blocks(codes, _halves(raw, 208).astype(np.float32) * factors, None, 8, 32)
+    return GgufBlocks(codes, _halves(raw, 208).astype(np.float32) * factors, None, 8, 32)
 
 
-def _split_iq4_xs(raw: np.ndarray) -> Blocks:
+def _split_iq4_xs(raw: np.ndarray) -> GgufBlocks:
     """8 groups of 32: scale, upper 2 bits and lower 4 bits of the groups' factors, codes."""
     high = raw[:, 2:4].copy().view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     low = np.stack([raw[:, 4:8] & 15, raw[:, 4:8] >> 4], axis=-1).reshape(len(raw), 8)
     factors = (low | high.astype(np.uint8) << 4).astype(np.float32) - 32
     codes = _nibbles(raw[:, 8:].reshape(-1, 16)).reshape(len(raw), -1)
-    return Blocks(codes, _halves(raw, 0).astype(np.float32) * factors, None, 4, table=_IQ4_TABLE)
+    return GgufBlocks(
+        codes, _halves(raw, 0).astype(np.float32) * factors, None, 4, table=_IQ4_TABLE
+    )
 
 
-_SPLITTERS: dict[Kind, Callable[[np.ndarray], Blocks]] = {
+_SPLITTERS: dict[Kind, Callable[[np.ndarray], GgufBlocks]] = {
     Kind.Q8_0: _split_q8_0,
     Kind.Q4_0: _split_q4_0,
     Kind.Q4_1: _split_q4_1,

@@ -16,7 +16,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 
-from legato.checkpoint.gguf_blocks import Blocks, split_blocks
+from legato.checkpoint.gguf_blocks import GgufBlocks, split_blocks
 from legato.core.errors import UnsupportedModelError
 
 _MAGIC = b"GGUF"
@@ -137,7 +137,7 @@ class GGUFFile:
             ) from error
         return values.reshape(tensor.shape)
 
-    def read_blocks(self, name: str) -> Blocks | None:
+    def read_blocks(self, name: str) -> GgufBlocks | None:
         """Return a tensor's codes and scales; None if it is not quantized in such blocks."""
         kind = self.tensors[name].type
         return split_blocks(self._bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)

@@ -88,7 +88,7 @@ class PackedChunk(NamedTuple):
         return self.row_end - self.row_start
 
 
-class BlockTable(NamedTuple):
+class PackedBlockTable(NamedTuple):
     """Where a group of layers has the keys and values of the batch; see `PackedBatch`."""
 
     slot_mapping: Int64s
@@ -124,7 +124,7 @@ class PackedBatch:
     query_start: Int32s
     context_len: Int32s
     block_table: Int32s
-    windows: tuple[BlockTable, ...] = ()
+    windows: tuple[PackedBlockTable, ...] = ()
 
     def of_group(self, index: int) -> "PackedBatch":
         """Return the batch as the layers of a cache group see it; group 0 is no window group."""
@@ -151,7 +151,7 @@ class PackedBatch:
             context_len=context_len,
             block_table=self.block_table[:num_chunks],
             windows=tuple(
-                BlockTable(own.slot_mapping[:num_rows], own.block_table[:num_chunks])
+                PackedBlockTable(own.slot_mapping[:num_rows], own.block_table[:num_chunks])
                 for own in self.windows
             ),
         )
@@ -183,10 +183,10 @@ def pack(
     query_start[1:] = flat.counts.cumsum()
     block = rows.position // block_size  # [T]
 
-    def located(block_rows: Sequence[Int32s]) -> BlockTable:
+    def located(block_rows: Sequence[Int32s]) -> PackedBlockTable:
         table = _block_table(block_rows)
         slots = (table[rows.chunk, block] - block) * block_size + rows.position
-        return BlockTable(slots, table)
+        return PackedBlockTable(slots, table)
 
     def padded(values: Int64s) -> torch.Tensor:
         zeros = np.zeros(padding.padded(len(values)), dtype=np.int64)

@@ -46,7 +46,7 @@ from legato.model.quantization import (
 from legato.model.recurrence import PIECE, RecurrentMixer
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import DecoderSpec, LayerSpec
-from legato.model.states import Run, StepStates, make_states
+from legato.model.states import StateRun, StepStates, make_states
 
 START_COUNTS = (*range(1, 35), 47, 48, 49, 63, 64, 65)
 """Row counts on both sides of every edge: blocks of 6 and 8 rows, tiles of 16, strips of 32."""
@@ -232,10 +232,10 @@ def _wrong_mixers(
         [layer] = make_states([spec.state], 4, torch.float32, _CPU)
         for part in layer:
             part[:1].normal_(generator=generator)
-        exact = mixer(hidden, StepStates([layer], [Run(0, len(hidden), start, 0, 3)]))
+        exact = mixer(hidden, StepStates([layer], [StateRun(0, len(hidden), start, 0, 3)]))
         mixer.native = NativeMixer(mixer, kernels)
         for count in row_counts:
-            runs = Run(0, count, start, 0, 1), Run(0, 1, start + count, 1, 2)
+            runs = StateRun(0, count, start, 0, 1), StateRun(0, 1, start + count, 1, 2)
             rows = hidden[:count], hidden[count : count + 1]
             got = torch.cat(
                 [

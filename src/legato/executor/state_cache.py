@@ -6,7 +6,7 @@ import torch
 
 from legato.core.plan import SCRATCH_STATE, ZERO_STATE, StateChange
 from legato.executor.batch import PackedBatch
-from legato.model.states import Run, StateShape, StepStates, make_states
+from legato.model.states import StateRun, StateShape, StepStates, make_states
 
 OUTSIDE = StateChange(ZERO_STATE, SCRATCH_STATE)
 """Slots of a chunk without any: of a first pass or a test of the executor, whose state is lost."""
@@ -51,7 +51,7 @@ class StateCache:
         return StepStates(
             self.layers,
             [
-                Run(packed.row_start, packed.row_end, packed.start, *(change or OUTSIDE))
+                StateRun(packed.row_start, packed.row_end, packed.start, *(change or OUTSIDE))
                 for packed, change in zip(batch.chunks, changes, strict=True)
             ],
         )

@@ -14,7 +14,7 @@ Int64s = npt.NDArray[np.int64]
 _NOTHING = np.zeros(0, dtype=np.int32)
 
 
-class BlockTable:
+class DeviceBlockTable:
     """The host's copy of the device's table: blocks of each request in token order, a row a slot.
 
     Entries after a request's last block are left over from other requests, or 0.
@@ -49,7 +49,7 @@ class BlockTable:
 
 
 def change_table(device: Device, table: torch.Tensor, changes: Int64s) -> None:
-    """Apply `BlockTable.changes` to the device's table, int32 [slots, max blocks]."""
+    """Apply `DeviceBlockTable.changes` to the device's table, int32 [slots, max blocks]."""
     if changes.size:
         places, blocks = device.upload(changes)
         table.view(-1).index_copy_(0, places, blocks.to(torch.int32))

@@ -26,9 +26,9 @@ from legato.gpu.support import ACTIVATIONS, check_supported
 from legato.gpu.weights import check_fp8, load_weights
 from legato.model.attention_layer import Attention
 from legato.model.communicator import ALONE, Communicator
-from legato.model.decoder import Decoder, Embedding, embedding_scale
+from legato.model.decoder import Decoder, TokenEmbedding, embedding_scale
 from legato.model.decoder_layer import DecoderLayer
-from legato.model.experts import MixtureBesideMlp, MixtureOfExperts, Router
+from legato.model.experts import ExpertRouter, MixtureBesideMlp, MixtureOfExperts
 from legato.model.linear import LayerNorm, RMSNorm, scaled
 from legato.model.mlp import MLP, UngatedMLP
 from legato.model.model import NamedWeights
@@ -38,7 +38,7 @@ from legato.model.spec import DecoderSpec, LayerSpec
 from legato.model.states import LayerStates
 
 
-class LayerCache(NamedTuple):
+class GpuLayerCache(NamedTuple):
     """A layer's part of the cache, and what it shares with its group.
 
     Attributes:
@@ -54,7 +54,7 @@ class LayerCache(NamedTuple):
     scratch: AttentionScratch
 
 
-class Memory(NamedTuple):
+class DecoderMemory(NamedTuple):
     """Memory on the device that stays between steps.
 
     Attributes:
@@ -64,7 +64,7 @@ class Memory(NamedTuple):
         states: of each recurrent layer.
     """
 
-    caches: Sequence[LayerCache]
+    caches: Sequence[GpuLayerCache]
     last_token: torch.Tensor
     states: Sequence[LayerStates]
 
@@ -110,11 +110,11 @@ class GpuDecoder(Decoder):
                 Attention
                 | Convolution
                 | DecoderLayer
-                | Embedding
+                | TokenEmbedding
                 | LayerNorm
                 | RecurrentMixer
                 | RMSNorm
-                | Router,
+                | ExpertRouter,
             ):
                 module.to_empty(device=device, recurse=False)
 
@@ -131,7 +131,7 @@ class GpuDecoder(Decoder):
     def compute_step(
         self,
         inputs: StepInputs,
-        memory: Memory,
+        memory: DecoderMemory,
         residual: torch.Tensor,
         *,
         num_layers: int | None = None,
@@ -167,7 +167,7 @@ class GpuDecoder(Decoder):
         own: LayerSpec,
         ropes: Sequence["_Turns"],
         inputs: StepInputs,
-        memory: Memory,
+        memory: DecoderMemory,
     ) -> None:
         """Add a layer's outputs, as `DecoderLayer.forward` does."""
         *mixer_scales, mlp_scale = own.output_scales
@@ -317,7 +317,7 @@ def _mixed(
     rows: torch.Tensor,
     ropes: Sequence[_Turns],
     inputs: StepInputs,
-    memory: Memory,
+    memory: DecoderMemory,
     scales: Sequence[float],
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]: the sum of attention and recurrence, each times its scale."""
@@ -334,7 +334,7 @@ def _mixed(
 
 
 def _recurrence(
-    mixer: RecurrentMixer, rows: torch.Tensor, inputs: StepInputs, memory: Memory
+    mixer: RecurrentMixer, rows: torch.Tensor, inputs: StepInputs, memory: DecoderMemory
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
     assert inputs.states is not None
@@ -348,7 +348,7 @@ def _attention(
     rows: torch.Tensor,
     turns: _Turns,
     inputs: StepInputs,
-    memory: Memory,
+    memory: DecoderMemory,
 ) -> torch.Tensor:
     """Map [P, E] to [P, E]."""
     qkv = attention.qkv_proj(rows)

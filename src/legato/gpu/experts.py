@@ -12,7 +12,7 @@ from legato.gpu.kernels.experts import (
     sort_by_expert,
 )
 from legato.gpu.linear import packed
-from legato.model.experts import Experts, Router
+from legato.model.experts import ExpertRouter, Experts
 from legato.model.quantization import QuantizedWeight
 
 
@@ -64,7 +64,7 @@ class GpuExperts(nn.Module):
 
 
 def route(
-    router: Router, rows: torch.Tensor, slots: torch.Tensor
+    router: ExpertRouter, rows: torch.Tensor, slots: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts [T, A] int64 and their weights [T, A] float32 of rows [T, E].
 

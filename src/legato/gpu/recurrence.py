@@ -4,7 +4,7 @@ import torch
 
 from legato.gpu.kernels.convolution import convolve
 from legato.gpu.kernels.norm import gate_rows
-from legato.gpu.kernels.recurrence import Gates, Rule, advance
+from legato.gpu.kernels.recurrence import Gates, RecurrenceRule, advance
 from legato.gpu.state_work import StateWork
 from legato.model.delta_net import DeltaNet
 from legato.model.mamba2 import Mamba2
@@ -48,7 +48,7 @@ def _delta_net(
     size, key_size = mixer.num_heads * mixer.value_dim, mixer.num_key_heads * mixer.key_dim
     sizes = [2 * key_size + size, size, mixer.num_heads, mixer.num_heads]
     inputs, z, b, a = torch.split(projected, sizes, dim=-1)
-    rule = Rule(
+    rule = RecurrenceRule(
         is_delta=True,
         num_heads=mixer.num_heads,
         num_key_heads=mixer.num_key_heads,
@@ -78,7 +78,7 @@ def _mamba2(
     shared_size = mixer.num_groups * mixer.state_size
     sizes = [size, size + 2 * shared_size, mixer.num_heads]
     z, inputs, steps = torch.split(mixer.scaled(projected), sizes, dim=-1)
-    rule = Rule(
+    rule = RecurrenceRule(
         is_delta=False,
         num_heads=mixer.num_heads,
         num_key_heads=mixer.num_groups,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from legato.model.recurrence import PIECE
-from legato.model.states import Run
+from legato.model.states import StateRun
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ class StateWorkShape(NamedTuple):
             self.num_long_runs,
         )
 
-    def write(self, section: Int32s, runs: Sequence[Run]) -> None:
+    def write(self, section: Int32s, runs: Sequence[StateRun]) -> None:
         """Write a step's lists to `section`, as `views` has it.
 
         Args:

@@ -20,8 +20,8 @@ from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable
 from legato.gpu.state_work import StateWork, StateWorkShape
-from legato.gpu.work_items import Span, Tiling, WorkList, WorkShape, section_size, work_lists
-from legato.model.states import Run
+from legato.gpu.work_items import Tiling, TokenSpan, WorkList, WorkShape, section_size, work_lists
+from legato.model.states import StateRun
 
 
 class StepSize(NamedTuple):
@@ -223,16 +223,16 @@ class StepRows:
         return int(self._flat.counts.max())
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TokenSpan]:
         columns = self._slots, self._flat.firsts, self._flat.counts, self._flat.starts
-        return list(map(Span, *(column.tolist() for column in columns)))
+        return list(map(TokenSpan, *(column.tolist() for column in columns)))
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StateRun]:
         """The chunks as runs."""
         firsts, starts, counts, _ = (column.tolist() for column in self._flat)
         return [
-            Run(first, first + count, start, *(chunk.state or OUTSIDE))
+            StateRun(first, first + count, start, *(chunk.state or OUTSIDE))
             for chunk, first, start, count in zip(
                 self._step.plan.chunks, firsts, starts, counts, strict=True
             )

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from legato.core.plan import ScheduledChunk
 from legato.executor.sequence import SequenceState
 from legato.executor.sequences import BegunStep
-from legato.gpu.block_table import BlockTable, change_table
+from legato.gpu.block_table import DeviceBlockTable, change_table
 from legato.gpu.device import Device
 from legato.gpu.sampler import SamplingTable
 from legato.gpu.slots import Slots
@@ -40,7 +40,7 @@ class StepLoader:
         self._holders: list[SequenceState | None] = [None] * program.num_slots
         self._settings = SamplingTable(program.num_slots)
         num_groups, num_slots, max_blocks = program.block_table.shape
-        self._block_table = BlockTable(num_groups * num_slots, max_blocks)
+        self._block_table = DeviceBlockTable(num_groups * num_slots, max_blocks)
         self._staged = StagedInputs(device, program.max_words, depth + 1)
 
     def forget(self, request_ids: Iterable[str]) -> None:

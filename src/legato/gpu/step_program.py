@@ -10,7 +10,7 @@ from legato.executor.adjustments import LogitAdjuster
 from legato.executor.logprobs import Scores, score
 from legato.executor.sequence import SamplingRow
 from legato.executor.state_cache import StateCache
-from legato.gpu.decoder import GpuDecoder, LayerCache, Memory
+from legato.gpu.decoder import DecoderMemory, GpuDecoder, GpuLayerCache
 from legato.gpu.device import Device
 from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.sampler import sample
@@ -113,7 +113,7 @@ class StepProgram:
         self.sampled = ints(max_samples)
         self.residual = torch.zeros(max_rows, spec.hidden_size, device=place)
         self.logits = torch.zeros(max_samples, spec.vocab_size, dtype=model.dtype, device=place)
-        caches: dict[int, LayerCache] = {}
+        caches: dict[int, GpuLayerCache] = {}
         for index, (group, own, table) in enumerate(
             zip(groups, blocks, self.block_table, strict=True)
         ):
@@ -126,8 +126,8 @@ class StepProgram:
             )
             heads = own.view(*own.shape[:3], cache.num_kv_heads, block_size, -1)
             for layer, (keys, values) in zip(group.layers, heads, strict=True):
-                caches[layer] = LayerCache(index, keys, values, table, scratch)
-        self._memory = Memory(
+                caches[layer] = GpuLayerCache(index, keys, values, table, scratch)
+        self._memory = DecoderMemory(
             [caches[layer] for layer in range(len(caches))],
             self.last_token,
             () if states is None else states.layers,

@@ -49,7 +49,7 @@ _SPARE_WIDE = 8
 """Chunks of a graph's step whose last tile may be partial."""
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """One request's rows of a step.
 
     Attributes:
@@ -204,7 +204,7 @@ def work_lists(section: torch.Tensor, shape: WorkShape) -> tuple[WorkList, ...]:
 
 
 def write_work(
-    section: Int32s, shape: WorkShape, spans: Sequence[Span], sliding_window: int | None
+    section: Int32s, shape: WorkShape, spans: Sequence[TokenSpan], sliding_window: int | None
 ) -> None:
     """Write a step's items.
 
@@ -215,7 +215,7 @@ def write_work(
             narrower window skips more.
     """
     section[:] = 0
-    tiles = np.array(spans, dtype=np.int64).reshape(-1, len(Span._fields))
+    tiles = np.array(spans, dtype=np.int64).reshape(-1, len(TokenSpan._fields))
     narrow, *wide = shape
     if wide:
         tiles = _cut(tiles, wide[0].tile_rows)
@@ -227,7 +227,7 @@ def write_work(
 
 
 def _cut(tiles: Int64s, most_rows: int) -> Int64s:
-    """Cut tiles [N, 4], as in `Span`, into tiles of at most `most_rows` rows."""
+    """Cut tiles [N, 4], as in `TokenSpan`, into tiles of at most `most_rows` rows."""
     slot, first_row, num_rows, position = tiles.T
     if not len(tiles) or num_rows.max() <= most_rows:
         return tiles

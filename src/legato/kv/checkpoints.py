@@ -15,7 +15,7 @@ from legato.kv.spilled_copies import SpilledCopies
 _MOST_STALE = 64
 
 
-class Checkpoint:
+class StateCheckpoint:
     """A state that is kept in its slot, which no step writes.
 
     Attributes:
@@ -56,10 +56,10 @@ class Checkpoints:
 
     def __init__(self, num_host_slots: int = 0) -> None:
         self.spilled = SpilledCopies(num_host_slots)
-        self._checkpoints: dict[int, Checkpoint] = {}  # key block
+        self._checkpoints: dict[int, StateCheckpoint] = {}  # key block
         self._level = 0  # value of the last evicted checkpoint
         # Heap of (value, entry, checkpoint) of each checkpoint without users, and of stale entries.
-        self._least: list[tuple[int, int, Checkpoint]] = []
+        self._least: list[tuple[int, int, StateCheckpoint]] = []
         self._num_entries = 0
         self._events = CacheEvents()
 
@@ -90,13 +90,13 @@ class Checkpoints:
                     return way if end == way.num_tokens else way.up_to(end)
         return way if not way.num_tokens else way.up_to(0)
 
-    def add(self, checkpoint: Checkpoint) -> None:
+    def add(self, checkpoint: StateCheckpoint) -> None:
         """Keep a state, whose request is its first user; its block must have no other."""
         assert checkpoint.key not in self._checkpoints, "a block has two checkpoints"
         self._checkpoints[checkpoint.key] = checkpoint
         self._events.ends_changed(checkpoint.key)
 
-    def use(self, key: int, take_slot: Callable[[], int]) -> Checkpoint:
+    def use(self, key: int, take_slot: Callable[[], int]) -> StateCheckpoint:
         """Return a block's checkpoint for a request that begins there, and keep it meanwhile.
 
         Args:
@@ -112,7 +112,7 @@ class Checkpoints:
             self.spilled.restore(spilled, checkpoint.slot)
         return checkpoint
 
-    def let_go(self, checkpoint: Checkpoint) -> None:
+    def let_go(self, checkpoint: StateCheckpoint) -> None:
         """Remove a user."""
         checkpoint.num_users -= 1
         if checkpoint.num_users:
@@ -136,7 +136,7 @@ class Checkpoints:
                 self._spill(checkpoint, slot)
                 return slot
 
-    def _spill(self, checkpoint: Checkpoint, slot: int) -> None:
+    def _spill(self, checkpoint: StateCheckpoint, slot: int) -> None:
         if not self.spilled.num_slots:
             self._remove(checkpoint)
             return
@@ -145,7 +145,7 @@ class Checkpoints:
         if dropped is not None:
             self._remove(self._checkpoints[dropped])
 
-    def drop(self, checkpoint: Checkpoint) -> int | None:
+    def drop(self, checkpoint: StateCheckpoint) -> int | None:
         """Remove a checkpoint that no other request has begun at.
 
         Returns:
@@ -172,7 +172,7 @@ class Checkpoints:
                 self._checkpoints[new_key] = checkpoint
                 self.spilled.rename(key, new_key)
 
-    def _remove(self, checkpoint: Checkpoint) -> int | None:
+    def _remove(self, checkpoint: StateCheckpoint) -> int | None:
         self.spilled.forget(checkpoint.key)
         del self._checkpoints[checkpoint.key]
         self._events.ends_changed(checkpoint.key)

@@ -11,7 +11,7 @@ from itertools import takewhile
 from legato.core.request import Request
 from legato.kv.block_ids import BlockIds, block_array
 from legato.kv.block_tables import BlockTable, BlockTables
-from legato.kv.checkpoints import Checkpoint
+from legato.kv.checkpoints import StateCheckpoint
 from legato.kv.lookup import PrefixLookup
 from legato.kv.prefix_node import SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
@@ -36,7 +36,7 @@ class Handover:
         table: BlockTable,
         windows: tuple[BlockIds, ...],
         slot: int | None,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: StateCheckpoint | None = None,
     ) -> None:
         self.sought = sought
         self.table = table
@@ -96,7 +96,7 @@ class Handovers:
         windows = () if self._windows is None else self._windows.hold(keys)
         if windows is None:
             return None
-        checkpoint: Checkpoint | None = None
+        checkpoint: StateCheckpoint | None = None
         if self._states is not None:
             checkpoint = self._states.hold(keys[-1])
             if checkpoint is None:

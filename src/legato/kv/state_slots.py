@@ -15,7 +15,7 @@ from legato.core.plan import (
     ScheduledChunk,
     StateChange,
 )
-from legato.kv.checkpoints import Checkpoint, Checkpoints
+from legato.kv.checkpoints import Checkpoints, StateCheckpoint
 from legato.kv.prefix_node import Way
 
 CHUNK_MULTIPLE = 64
@@ -96,10 +96,10 @@ class _Line:
         self.ends = ends
         self.current = ZERO_STATE
         self.num_tokens = 0
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: StateCheckpoint | None = None
         self.passed: tuple[int, int] | None = None
         self.written: deque[list[int]] = deque()
-        self.rolling: Checkpoint | None = None
+        self.rolling: StateCheckpoint | None = None
         self.num_kept_tokens = 0
 
 
@@ -274,7 +274,7 @@ class StateSlots:
             else:
                 self.checkpoints.let_go(checkpoint)
 
-    def hold(self, key: int) -> Checkpoint | None:
+    def hold(self, key: int) -> StateCheckpoint | None:
         """Keep a block's checkpoint for a transfer; None if it is spilled or no slot is spare."""
         if self._num_held == self.num_spare_slots or key not in self.checkpoints.slots:
             return None
@@ -288,15 +288,15 @@ class StateSlots:
         self._num_held += 1
         return self._take_slot()
 
-    def keep_received(self, key: int, slot: int, num_tokens: int) -> Checkpoint | None:
+    def keep_received(self, key: int, slot: int, num_tokens: int) -> StateCheckpoint | None:
         """Keep a received state after `num_tokens` tokens, unless its block has a checkpoint."""
         if key in self.checkpoints:
             return None
-        checkpoint = Checkpoint(key, slot, num_tokens)
+        checkpoint = StateCheckpoint(key, slot, num_tokens)
         self.checkpoints.add(checkpoint)
         return checkpoint
 
-    def end_hold(self, checkpoint: Checkpoint | None, slot: int | None) -> None:
+    def end_hold(self, checkpoint: StateCheckpoint | None, slot: int | None) -> None:
         """Undo `hold` or `receive`, whose checkpoint and slot these are."""
         self._num_held -= 1
         if checkpoint is not None:
@@ -328,12 +328,12 @@ class StateSlots:
         line.written.append(slots)
         return StateChange(source, slots[-1], tuple(slots[:-1]))
 
-    def _kept(self, line: _Line, key: int, num_tokens: int, slot: int) -> Checkpoint | None:
+    def _kept(self, line: _Line, key: int, num_tokens: int, slot: int) -> StateCheckpoint | None:
         """Keep a request's state in a slot; None if the block has a checkpoint already."""
         rolling, line.rolling = line.rolling, None
-        checkpoint: Checkpoint | None = None
+        checkpoint: StateCheckpoint | None = None
         if key not in self.checkpoints:
-            checkpoint = Checkpoint(key, slot, num_tokens - line.num_kept_tokens)
+            checkpoint = StateCheckpoint(key, slot, num_tokens - line.num_kept_tokens)
             self.checkpoints.add(checkpoint)
             if num_tokens not in line.ends:
                 line.rolling = checkpoint

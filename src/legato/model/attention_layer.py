@@ -8,7 +8,7 @@ from torch import nn
 
 from legato.model.linear import FusedLinear, Linear, MakeEmpty, RMSNorm
 from legato.model.model import StepAttention
-from legato.model.rope import Turns, rotate
+from legato.model.rope import RotaryTurns, rotate
 from legato.model.spec import DecoderSpec
 
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
     def forward(
         self,
         hidden: torch.Tensor,
-        ropes: Sequence[Turns],
+        ropes: Sequence[RotaryTurns],
         attention: StepAttention,
     ) -> torch.Tensor:
         """Map [T, E] to [T, E]; `ropes` has the step's turns by each of the decoder's ropes."""

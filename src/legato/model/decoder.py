@@ -42,7 +42,7 @@ def finished_logits(products: torch.Tensor, spec: DecoderSpec) -> torch.Tensor:
     return logits
 
 
-class Embedding(nn.Module):
+class TokenEmbedding(nn.Module):
     """A table of token vectors [V, E], or a rank's rows of it, padded to the same number."""
 
     def __init__(
@@ -87,7 +87,7 @@ class LayerInputs(nn.Module):
         self.size = own.size
         self.context_scale = spec.hidden_size**-0.5
         width = spec.num_layers * own.size
-        self.embed_tokens = Embedding(own.vocab_size, width, empty, communicator)
+        self.embed_tokens = TokenEmbedding(own.vocab_size, width, empty, communicator)
         self.projection = projection
         self.norm = RMSNorm(own.size, spec.norm_eps, empty)
 
@@ -132,7 +132,7 @@ class Decoder(nn.Module):
         self.spec = spec
         self.num_weight_bytes = 0
         self._communicator = communicator
-        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
+        self.embed_tokens = TokenEmbedding(spec.vocab_size, spec.hidden_size, empty, communicator)
         self.layer_inputs: LayerInputs | None = None
         if spec.layer_inputs is not None:
             width = spec.num_layers * spec.layer_inputs.size

@@ -20,7 +20,7 @@ from legato.model.mlp import make_activation, make_dense_mlp
 from legato.model.mlp_spec import Activation, MlpSpec, MoeSpec
 from legato.model.model import StepAttention
 from legato.model.recurrence import RecurrentMixer, ShortConv
-from legato.model.rope import Turns
+from legato.model.rope import RotaryTurns
 from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 
@@ -92,7 +92,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         hidden: torch.Tensor,
-        ropes: Sequence[Turns],
+        ropes: Sequence[RotaryTurns],
         attention: StepAttention,
         states: StepStates | None,
         inputs: torch.Tensor | None = None,
@@ -127,7 +127,7 @@ class DecoderLayer(nn.Module):
     def _mixed(
         self,
         rows: torch.Tensor,
-        ropes: Sequence[Turns],
+        ropes: Sequence[RotaryTurns],
         attention: StepAttention,
         states: StepStates | None,
     ) -> torch.Tensor:

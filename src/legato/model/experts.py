@@ -20,7 +20,7 @@ EXPERT_PARTS = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 """Key a matrix that kernels take of a gated expert, value the names of its parts."""
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """Picks experts for each row, and their weights.
 
     Attributes:
@@ -147,7 +147,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, spec: MoeSpec, hidden_size: int, empty: MakeEmpty) -> None:
         super().__init__()
-        self.gate = Router(spec, hidden_size, empty)
+        self.gate = ExpertRouter(spec, hidden_size, empty)
         self.experts = Experts(spec, spec.latent_size or hidden_size, empty)
         self.fc1_latent_proj: Linear | None = None
         self.fc2_latent_proj: Linear | None = None

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.communicator import ALONE, Communicator
-from legato.model.decoder import Embedding, LayerInputs, finished_logits, scaled_embeddings
+from legato.model.decoder import LayerInputs, TokenEmbedding, finished_logits, scaled_embeddings
 from legato.model.model import LayerWatch, NamedWeights, StepAttention
 from legato.model.native_attention import NativeStep, ReadsNativeCache
 from legato.model.native_experts import expert_numbers
@@ -33,7 +33,7 @@ from legato.model.native_weights import (
     weight_bytes,
 )
 from legato.model.quantization import copy_plain, plain
-from legato.model.rope import RotaryEmbedding, Turns
+from legato.model.rope import RotaryEmbedding, RotaryTurns
 from legato.model.spec import LAYER_INPUTS_TABLE, DecoderSpec, LayerInputsSpec
 from legato.model.states import StepStates
 
@@ -81,7 +81,7 @@ class NativeModel(ReadsNativeCache):
         self.cache = spec.cache(self.dtype)
         self.num_weight_bytes = 0
         self._communicator = communicator
-        self._embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
+        self._embed_tokens = TokenEmbedding(spec.vocab_size, spec.hidden_size, empty, communicator)
         self._rotaries = [RotaryEmbedding(rope, self.device) for rope in spec.ropes]
         self._layer_inputs: LayerInputs | None = None
         self._cache_layers = [spec.cache_layer(layer) for layer in range(spec.num_layers)]
@@ -174,7 +174,7 @@ class NativeModel(ReadsNativeCache):
         self,
         attention: NativeStep,
         hidden: torch.Tensor,
-        turns: Sequence[Turns],
+        turns: Sequence[RotaryTurns],
         inputs: torch.Tensor | None,
         num_layers: int | None,
         watch: LayerWatch | None,
@@ -209,7 +209,7 @@ class NativeModel(ReadsNativeCache):
         self,
         attention: NativeStep,
         hidden: torch.Tensor,
-        turns: Sequence[Turns],
+        turns: Sequence[RotaryTurns],
         inputs: torch.Tensor | None,
         num_layers: int | None,
     ) -> None:
@@ -292,7 +292,7 @@ def _numbers(spec: DecoderSpec, index: int) -> dict[str, float]:
     }
 
 
-def _turn_addresses(turns: Sequence[Turns]) -> list[tuple[int, int, int]]:
+def _turn_addresses(turns: Sequence[RotaryTurns]) -> list[tuple[int, int, int]]:
     """Return the addresses of cosines, sines and factors on queries, 0 for none, of each rope."""
     return [(cos.data_ptr(), sin.data_ptr(), _address(scale)) for cos, sin, scale in turns]
 

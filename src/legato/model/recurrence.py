@@ -10,7 +10,7 @@ from torch import nn
 
 from legato.model.linear import Linear, MakeEmpty
 from legato.model.mixer_spec import ShortConvSpec
-from legato.model.states import Run, StepStates
+from legato.model.states import StateRun, StepStates
 
 PIECE = 64
 """Recurrences are computed in pieces that end at multiples of this position: where a request is cut
@@ -142,7 +142,7 @@ def decays(gate: torch.Tensor) -> torch.Tensor:
     return later.cumsum(-2).exp().masked_fill(~ones.tril(), 0.0)
 
 
-def pieces(run: Run) -> Iterator[tuple[slice, int]]:
+def pieces(run: StateRun) -> Iterator[tuple[slice, int]]:
     """Yield the rows of each piece of a run, and the slot that it writes."""
     start = run.start
     for kept_end, slot in run.kept:

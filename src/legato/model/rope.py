@@ -287,7 +287,7 @@ _TYPES = {
 the context length; it returns the angles, and the factor on cosines and sines."""
 
 
-class Turns(NamedTuple):
+class RotaryTurns(NamedTuple):
     """How a step's rows rotate.
 
     Attributes:
@@ -299,10 +299,10 @@ class Turns(NamedTuple):
     sin: torch.Tensor
     query_scale: torch.Tensor | None
 
-    def first(self, num_rows: int) -> "Turns":
+    def first(self, num_rows: int) -> "RotaryTurns":
         """Return the turns of the first rows."""
         scale = None if self.query_scale is None else self.query_scale[:num_rows]
-        return Turns(self.cos[:num_rows], self.sin[:num_rows], scale)
+        return RotaryTurns(self.cos[:num_rows], self.sin[:num_rows], scale)
 
 
 class RotaryEmbedding(nn.Module):
@@ -323,7 +323,7 @@ class RotaryEmbedding(nn.Module):
         if frequencies.scaling != 1.0 and 0.0 in frequencies.inverse:
             self.scaling = torch.where(inverse == 0.0, 1.0, frequencies.scaling)
 
-    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> Turns:
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> RotaryTurns:
         """Compute cosines and sines in float32, then round to `dtype`.
 
         Args:
@@ -337,7 +337,7 @@ class RotaryEmbedding(nn.Module):
         cos = torch.cat((cos, cos), dim=-1)
         sin = torch.cat((-sin, sin), dim=-1)
         scale = self.query_scale(positions)
-        return Turns(
+        return RotaryTurns(
             cos.to(dtype)[:, None],
             sin.to(dtype)[:, None],
             None if scale is None else scale.to(dtype)[:, None, None],

@@ -44,7 +44,7 @@ class LayerStates(NamedTuple):
     recurrent: torch.Tensor
 
 
-class Run(NamedTuple):
+class StateRun(NamedTuple):
     """One request's rows [start, end) of a step.
 
     Attributes:
@@ -76,7 +76,7 @@ class StepStates:
             one of them writes.
     """
 
-    def __init__(self, layers: Sequence[LayerStates], runs: Sequence[Run]) -> None:
+    def __init__(self, layers: Sequence[LayerStates], runs: Sequence[StateRun]) -> None:
         self.layers = layers
         self.runs = runs
         self.num_rows = runs[-1].end

@@ -19,8 +19,8 @@ from legato.transfer.protocol import (
     Gone,
     Hello,
     Layout,
-    Refusal,
     Told,
+    TransferRefusal,
     Welcome,
     is_proof,
     new_nonce,
@@ -115,7 +115,7 @@ class Fetcher:
         shown = proof(self._key, "fetch", challenge.nonce)
         await connection.send(Hello(nonce, shown, self._layout))
         welcome = await connection.receive()
-        if isinstance(welcome, Refusal):
+        if isinstance(welcome, TransferRefusal):
             raise TransferError(f"it refuses: {welcome.reason}")
         if not isinstance(welcome, Welcome):
             raise TransferError("it neither welcomes nor refuses")

@@ -71,7 +71,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     gpu: Annotated[int, msgspec.Meta(ge=0, lt=2**16)] | None = None
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True):
+class TransferRefusal(msgspec.Struct, frozen=True, tag="Refusal"):
     reason: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
@@ -115,7 +115,7 @@ class Released(msgspec.Struct, frozen=True, tag=True):
 
 
 FromFetcher = Hello | Ask | Done
-FromExporter = Challenge | Welcome | Refusal | Told | Gone | Released
+FromExporter = Challenge | Welcome | TransferRefusal | Told | Gone | Released
 
 
 class Connection:

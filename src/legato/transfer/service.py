@@ -15,9 +15,9 @@ from legato.transfer.protocol import (
     Gone,
     Hello,
     Layout,
-    Refusal,
     RegionAt,
     Released,
+    TransferRefusal,
     Welcome,
     is_proof,
     new_nonce,
@@ -84,7 +84,7 @@ class ExportService:
         await connection.send(Challenge(nonce))
         hello = await connection.receive()
         if not isinstance(hello, Hello) or not is_proof(hello.proof, self._key, "fetch", nonce):
-            await connection.send(Refusal("the keys of the two engines differ"))
+            await connection.send(TransferRefusal("the keys of the two engines differ"))
             return False
         differing = sorted(
             name
@@ -96,7 +96,7 @@ class ExportService:
                 f"{n} is {self._layout.get(n)} here and not {hello.layout.get(n)}"
                 for n in differing
             ]
-            await connection.send(Refusal("; ".join(words)[:1000]))
+            await connection.send(TransferRefusal("; ".join(words)[:1000]))
             return False
         groups = self._memory.groups
         await connection.send(

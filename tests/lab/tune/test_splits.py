@@ -9,8 +9,8 @@ from legato_lab.tune.score import Figures
 from legato_lab.tune.splits import (
     LOADS,
     Fleet,
-    Settings,
     SplitFigures,
+    SplitSettings,
     best_split,
     decode_candidates,
     prefill_candidates,
@@ -37,7 +37,7 @@ def figures(split: str, *attained: float) -> list[SplitFigures]:
                 ttft_p99_s=1.0,
                 score=0.0,
             ),
-            settings=Settings(prefill=None, others=CANDIDATE),
+            settings=SplitSettings(prefill=None, others=CANDIDATE),
         )
         for load, attainment in zip(LOADS, attained, strict=True)
     ]

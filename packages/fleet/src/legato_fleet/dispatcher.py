@@ -21,7 +21,7 @@ from legato_fleet.placements import Half, Placed, Placements
 from legato_fleet.replica_messages import Ticketed
 from legato_fleet.routing.request import RoutedRequest
 from legato_fleet.routing.router import NoReplicaError, Router
-from legato_fleet.totals import Totals
+from legato_fleet.totals import FleetTotals
 
 _MOST_HASHED_TOKENS = 2**14
 """The most of a prompt hashed to find its cached prefix; each block takes a few microseconds."""
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     slo: Callable[[str], SloClass]
 
 
-class Left(NamedTuple):
+class LostRequests(NamedTuple):
     """The requests of a replica that is gone.
 
     Attributes:
@@ -68,7 +68,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, router: Router, asked: Asked, *, block_size: int, key: bytes, totals: Totals
+        self, router: Router, asked: Asked, *, block_size: int, key: bytes, totals: FleetTotals
     ) -> None:
         self.placed = Placements()
         self._router = router
@@ -171,7 +171,7 @@ class Dispatcher:
             num_rerun += 1
         return num_rerun
 
-    def leave(self, link: Link) -> Left:
+    def leave(self, link: Link) -> LostRequests:
         """Rerun elsewhere the lost replica's requests that have no output and were not lost before.
 
         If it was only computing a prompt, the decoding replica computes the prompt instead.
@@ -194,7 +194,7 @@ class Dispatcher:
             num_rerun += 1
             one.request = msgspec.structs.replace(one.request, is_rerun=True)
             self.send(one.request)
-        return Left(ended, num_rerun)
+        return LostRequests(ended, num_rerun)
 
     def _refused(self, half: Half, output: RequestOutput) -> RequestOutput | None:
         """Return the refusal for the client; None if another replica may take the request."""

@@ -49,7 +49,7 @@ from legato_fleet.replica_messages import (
 from legato_fleet.replicas import Replicas
 from legato_fleet.routing.replica_view import STATE_EVERY_S
 from legato_fleet.routing.router import Router
-from legato_fleet.totals import Totals
+from legato_fleet.totals import FleetTotals
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class FleetEngine:
         self._router = Router(routing, config.scheduler.tenant_weights)
         self._is_only_door = is_only_door
         self._links: dict[str, Link] = {}  # key: replica id
-        self._totals = Totals()
+        self._totals = FleetTotals()
         self._dispatcher = Dispatcher(
             self._router,
             Asked(

@@ -27,7 +27,7 @@ _PRESENT = (
 _Stats = TypeVar("_Stats", bound=msgspec.Struct)
 
 
-class Totals:
+class FleetTotals:
     """Sums over present and past engines, so that counters never fall."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from legato.api.anthropic.message_body import (
     TokenCount,
 )
 from legato.api.anthropic.output_blocks import (
-    Blocks,
+    ContentBlocks,
     ContextEdits,
     MessageAnswer,
     MessageChange,
@@ -58,7 +58,7 @@ class MessagesFormat:
         self._model = model
         self._usage = UsageCounter(job.num_prompt_tokens)
         self._reader = MessageReader(job.answer.message_syntax)
-        self._blocks = Blocks(omits_thinking=terms.omits_thinking)
+        self._blocks = ContentBlocks(omits_thinking=terms.omits_thinking)
         self._stop_reason: StopReason | None = None
         self._stop_sequence: str | None = None
 

@@ -125,7 +125,7 @@ class MessageStop(TypedEvent, frozen=True, tag="message_stop"):
     """The last event."""
 
 
-class Blocks:
+class ContentBlocks:
     """Builds a message's content block by block, from its deltas.
 
     Args:

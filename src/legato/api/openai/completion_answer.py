@@ -18,9 +18,9 @@ from legato.api.job import Job
 from legato.api.openai.chunks import InChunks, UsageField
 from legato.api.openai.completion_body import CompletionRequest
 from legato.api.openai.logprobs import (
-    Columns,
     CompletionLogprobs,
     CompletionLogprobsWriter,
+    LogprobColumns,
     LogprobsWriter,
     PromptLogprobs,
 )
@@ -79,7 +79,7 @@ class _ShownPrompt(NamedTuple):
 
     token_ids: Iterable[bytes]
     scores: Iterable[bytes]
-    columns: Columns
+    columns: LogprobColumns
     writer: CompletionLogprobsWriter
 
 
@@ -175,7 +175,7 @@ class CompletionFormat:
         if self._options.echoed is None:
             return self._writer().write(completion.logprobs)
         own = prompt.writer.columns_of_one(completion.logprobs)
-        return Columns.joined(prompt.columns, own)
+        return LogprobColumns.joined(prompt.columns, own)
 
     def _writer(self) -> CompletionLogprobsWriter:
         params = self._job.params

@@ -25,7 +25,7 @@ from legato.language.embedding import finished_embedding
 router = APIRouter(tags=["OpenAI"])
 
 
-class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingObject(msgspec.Struct, frozen=True, kw_only=True):
     """The vector of one input: a list of numbers, or base64 of float32 in little-endian order."""
 
     object: Literal["embedding"] = "embedding"
@@ -44,7 +44,7 @@ class EmbeddingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     object: Literal["list"] = "list"
-    data: list[Embedding]
+    data: list[EmbeddingObject]
     model: str
     usage: EmbeddingUsage
 
@@ -90,7 +90,7 @@ class _EmbeddingsWriter:
         answer = EmbeddingAnswer(
             id=self._id,
             data=listed(
-                Embedding(index=index, embedding=self._encoded(pooled))
+                EmbeddingObject(index=index, embedding=self._encoded(pooled))
                 for index, pooled in enumerate(self._vectors)
             ),
             model=self._model,

@@ -133,7 +133,7 @@ class LogprobsWriter:
         return b"{%b}" % b",".join(scores.values())
 
 
-class Columns(NamedTuple):
+class LogprobColumns(NamedTuple):
     """The items of a `CompletionLogprobs`' lists, in JSON."""
 
     tokens: Iterable[bytes]
@@ -141,12 +141,12 @@ class Columns(NamedTuple):
     top_logprobs: Iterable[bytes]
     text_offset: Iterable[bytes]
 
-    def each(self, change: Callable[[Iterable[bytes]], Iterable[bytes]]) -> "Columns":
+    def each(self, change: Callable[[Iterable[bytes]], Iterable[bytes]]) -> "LogprobColumns":
         """Apply a change to each list's items."""
-        return Columns(*[change(items) for items in self])
+        return LogprobColumns(*[change(items) for items in self])
 
     @classmethod
-    def joined(cls, *parts: "Columns") -> CompletionLogprobs:
+    def joined(cls, *parts: "LogprobColumns") -> CompletionLogprobs:
         """Join the lists of several parts, in order."""
         return CompletionLogprobs(
             *(array(chain.from_iterable(lists)) for lists in zip(*parts, strict=True))
@@ -169,17 +169,17 @@ class CompletionLogprobsWriter:
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """Return the entries of the next tokens; the result must be written exactly once."""
-        return Columns.joined(self._columns(entries))
+        return LogprobColumns.joined(self._columns(entries))
 
-    def _columns(self, entries: Sequence[TokenLogprobs]) -> Columns:
-        return Columns(
+    def _columns(self, entries: Sequence[TokenLogprobs]) -> LogprobColumns:
+        return LogprobColumns(
             (self._writer.name(entry.token_id) for entry in entries),
             (number(entry.logprob) for entry in entries),
             (self._top(entry) for entry in entries),
             (self._advance(entry.token_id) for entry in entries),
         )
 
-    def columns_of_one(self, entries: Sequence[TokenLogprobs]) -> Columns:
+    def columns_of_one(self, entries: Sequence[TokenLogprobs]) -> LogprobColumns:
         """Return the entries of one of several texts that follow the same prompt."""
         return self._columns(entries)._replace(text_offset=self._offsets_of_one(entries))
 
@@ -189,7 +189,7 @@ class CompletionLogprobsWriter:
         scored: Sequence[TokenScores],
         echoed: str,
         starts: Sequence[int],
-    ) -> Columns:
+    ) -> LogprobColumns:
         """Return a prompt's entries.
 
         Args:
@@ -199,7 +199,7 @@ class CompletionLogprobsWriter:
         """
         self._offset = len(echoed)
         null = [b"null"]
-        return Columns(
+        return LogprobColumns(
             map(self._writer.name, token_ids),
             chain(null, (number(entry.logprob) for entry in entries_of(scored))),
             chain(null, (self._top(entry) for entry in entries_of(scored))),

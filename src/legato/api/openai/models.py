@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from legato.api.context import Context, ContextDep
+from legato.api.context import ApiContext, ContextDep
 from legato.api.http.bodies import json_response
 from legato.api.openapi import responses
 
@@ -68,7 +68,7 @@ async def retrieve_model(model: str, context: ContextDep) -> Response:
     return json_response(_card(context, model))
 
 
-def _card(context: Context, name: str) -> ModelCard:
+def _card(context: ApiContext, name: str) -> ModelCard:
     info = context.engine.info
     return ModelCard(
         id=name,

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from legato.api.answer import respond_whole
 from legato.api.arrival import Arrival
-from legato.api.context import ArrivalDep, Context, ContextDep
+from legato.api.context import ApiContext, ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import json_pieces
 from legato.api.job import Job
@@ -117,7 +117,7 @@ class _ScoresWriter:
 
 
 async def _answered(
-    kind: Literal["score", "rerank"], body: JsonBytes, context: Context, arrival: Arrival
+    kind: Literal["score", "rerank"], body: JsonBytes, context: ApiContext, arrival: Arrival
 ) -> Response:
     check_scores(context.engine.info)
     job = await context.text.job(kind, body, arrival)

@@ -34,7 +34,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 router = APIRouter(tags=["probes"])
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadAnswer(msgspec.Struct, frozen=True):
     """Attributes: `server_load`: requests in flight, whole ones and streams."""
 
     server_load: int
@@ -64,10 +64,10 @@ async def health(context: ContextDep) -> Response:
     return json_response(Health(status, reason, promises, margin, wrong_kernels, cut_sizes))
 
 
-@router.get("/load", responses=responses(Load))
+@router.get("/load", responses=responses(LoadAnswer))
 async def load(context: ContextDep) -> Response:
     """Return how many requests are in flight, this one apart."""
-    return json_response(Load(context.lifecycle.num_in_flight - 1))
+    return json_response(LoadAnswer(context.lifecycle.num_in_flight - 1))
 
 
 @router.get("/version", responses=responses())

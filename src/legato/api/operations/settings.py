@@ -71,7 +71,7 @@ class SettingsPatch(BaseModel):
         )
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class SettingValues(msgspec.Struct, frozen=True, kw_only=True):
     """Fields as in `SchedulerConfig`."""
 
     policy: Policy
@@ -85,7 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     speculative: int | str
 
     @classmethod
-    def of(cls, config: SchedulerConfig) -> "Settings":
+    def of(cls, config: SchedulerConfig) -> "SettingValues":
         return cls(**{name: getattr(config, name) for name in cls.__struct_fields__})
 
 
@@ -98,8 +98,8 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
         most_batched_tokens: the largest `max_num_batched_tokens` that may be set.
     """
 
-    asked: Settings
-    resolved: Settings
+    asked: SettingValues
+    resolved: SettingValues
     most_batched_tokens: int
 
 
@@ -107,8 +107,8 @@ def describe(engine: Engine) -> SettingsAnswer:
     """Return the engine's current settings."""
     settings = engine.settings
     return SettingsAnswer(
-        asked=Settings.of(settings.asked),
-        resolved=Settings.of(settings.resolved),
+        asked=SettingValues.of(settings.asked),
+        resolved=SettingValues.of(settings.resolved),
         most_batched_tokens=settings.most_batched_tokens,
     )
 

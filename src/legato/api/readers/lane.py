@@ -17,7 +17,7 @@ _RETRY_AFTER_S = 1.0
 _IDLE_S = 10.0
 
 
-class Place:
+class ReaderPlace:
     """A lane's place, with a reader.
 
     Attributes:
@@ -57,7 +57,7 @@ class Lane:
             pass
 
     @asynccontextmanager
-    async def place(self, tenant: str, num_bytes: int) -> AsyncGenerator[Place]:
+    async def place(self, tenant: str, num_bytes: int) -> AsyncGenerator[ReaderPlace]:
         """Hold a place and its reader, for a body of this size.
 
         If the block raises, the reader is closed and not used again.
@@ -65,7 +65,7 @@ class Lane:
         Raises:
             OverloadedError: too many bytes wait.
         """
-        place = Place(self, tenant, await self._take(tenant, num_bytes))
+        place = ReaderPlace(self, tenant, await self._take(tenant, num_bytes))
         try:
             yield place
         except BaseException:
@@ -74,7 +74,7 @@ class Lane:
             raise
         place.lane._free(tenant, place.reader)
 
-    def moved(self, place: Place) -> bool:
+    def moved(self, place: ReaderPlace) -> bool:
         """Move a place from another lane to this one; return False if none is free."""
         if not self._may_take(place.tenant):
             return False

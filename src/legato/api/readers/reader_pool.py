@@ -12,7 +12,7 @@ from legato.api.bodies.body_model import Kind, Serving
 from legato.api.http.errors import ApiError, out_of_memory, readers_dead
 from legato.api.job import Job, Piece, Refused, Warned
 from legato.api.limits import LARGE_BODY_BYTES, MAX_READERS
-from legato.api.readers.lane import PATIENCE_S, Lane, Place
+from legato.api.readers.lane import PATIENCE_S, Lane, ReaderPlace
 from legato.api.readers.reader_messages import QUICK_NICENESS, SLOW_NICENESS, LoadText, Serve
 from legato.api.readers.reader_process import ReaderLostError, ReaderProcess, Reading
 from legato.api.readers.zygote_process import ZygoteProcess
@@ -190,7 +190,7 @@ class TextProcesses:
             return await self._read_at(place, kind, body, stored)
 
     async def _read_at(
-        self, place: Place, kind: Kind, body: bytearray, stored: bytes | None
+        self, place: ReaderPlace, kind: Kind, body: bytearray, stored: bytes | None
     ) -> Reading:
         """Read a body while its reader computes and has a place."""
         reader, zygote = place.reader, self._zygote

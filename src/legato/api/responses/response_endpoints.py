@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from legato.api.answer import respond
 from legato.api.arrival import Arrival
 from legato.api.bodies.body_model import Kind
-from legato.api.context import ArrivalDep, Context, ContextDep
+from legato.api.context import ApiContext, ArrivalDep, ContextDep
 from legato.api.http.bodies import EventStream, JsonBytes, json_response, pieces_response
 from legato.api.http.errors import invalid_request, not_found
 from legato.api.http.json_text import in_pieces, json_pieces
@@ -193,7 +193,7 @@ async def list_input_items(
 
 
 async def _read(
-    kind: Kind, body: bytearray, context: Context, store: ResponseStore, arrival: Arrival
+    kind: Kind, body: bytearray, context: ApiContext, store: ResponseStore, arrival: Arrival
 ) -> Reading:
     """Read a body, with the stored responses that it needs."""
     parts, end = await context.text.read(kind, body, arrival)
@@ -210,7 +210,7 @@ def _new_response(arrival: Arrival, parts: Sequence[Part], terms: ResponseTerms)
 
 
 def _shown(
-    context: Context, response: StoredResponse, *, starting_after: int | None = None
+    context: ApiContext, response: StoredResponse, *, starting_after: int | None = None
 ) -> Response:
     """Return a response as it is now.
 

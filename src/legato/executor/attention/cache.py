@@ -5,8 +5,8 @@ from typing import Protocol
 import torch
 
 from legato.executor.attention.context import (
+    AttentionContext,
     CachedContext,
-    Context,
     KeysValues,
     QuantizedContext,
     Runs,
@@ -37,7 +37,7 @@ class KeyValueCache(Protocol):
         """Return what `write` returned for these slots, as copies."""
         ...
 
-    def context(self, runs: Runs) -> Context:
+    def context(self, runs: Runs) -> AttentionContext:
         """Return the keys and values of these slots."""
         ...
 
@@ -86,7 +86,7 @@ class _PlainCache:
         first = self._num_planes * layer
         return self._written[first : first + self._num_planes]
 
-    def context(self, runs: Runs) -> Context:
+    def context(self, runs: Runs) -> AttentionContext:
         return CachedContext(self._slots, runs)
 
 
@@ -127,5 +127,5 @@ class _QuantizedCache:
         """Return the index of slots in blocks [num_blocks, K, block_size, ...]."""
         return slots // self._block_size, slice(None), slots % self._block_size
 
-    def context(self, runs: Runs) -> Context:
+    def context(self, runs: Runs) -> AttentionContext:
         return QuantizedContext(self._codes, self._scales, runs, self._dtype)

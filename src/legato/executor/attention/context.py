@@ -34,7 +34,7 @@ def slot_runs(batch: PackedBatch, block_size: int) -> list[Runs]:
     return [runs[a:b] for a, b in pairwise((0, *cuts.searchsorted(ends).tolist()))]
 
 
-class Context(Protocol):
+class AttentionContext(Protocol):
     """Keys and values of some tokens of one request, in every layer."""
 
     def pieces(self, layer: int) -> list[KeysValues]:

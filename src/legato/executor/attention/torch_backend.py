@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from legato.executor.attention.cache import KeyValueCache, make_cache
-from legato.executor.attention.context import Context, KeysValues, Runs, slot_runs
+from legato.executor.attention.context import AttentionContext, KeysValues, Runs, slot_runs
 from legato.executor.attention.partial import attend_explicitly, attend_part, merge_parts
 from legato.executor.batch import PackedBatch, PackedChunk
 from legato.model.model import CacheSpec
@@ -63,7 +63,7 @@ class TorchStepAttention:
         # Key window, and whether all chunks are masked; value for each chunk: its context in the
         # cache, and a mask if it needs one.
         self._contexts: dict[
-            tuple[int | None, bool], list[tuple[Context, torch.Tensor | None]]
+            tuple[int | None, bool], list[tuple[AttentionContext, torch.Tensor | None]]
         ] = {}
 
     def attend(
@@ -115,7 +115,7 @@ class TorchStepAttention:
 
     def _visible(
         self, sliding_window: int | None, query: torch.Tensor, *, is_explicit: bool
-    ) -> list[tuple[Context, torch.Tensor | None]]:
+    ) -> list[tuple[AttentionContext, torch.Tensor | None]]:
         """Return each chunk's context and mask; computed once a step, not once a layer."""
         key = sliding_window, is_explicit
         if key not in self._contexts:

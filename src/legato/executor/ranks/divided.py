@@ -14,7 +14,7 @@ from legato.model.spec import DecoderSpec
 from legato.model.states import StepStates
 
 
-class Part(Model, Protocol):
+class RankPart(Model, Protocol):
     """A rank's part of a model.
 
     Attributes:
@@ -42,7 +42,7 @@ class DividedModel:
         own: this rank's part, with `agreement` for its communicator.
     """
 
-    def __init__(self, own: Part, agreement: Agreement) -> None:
+    def __init__(self, own: RankPart, agreement: Agreement) -> None:
         self.own = own
         self._agreement = agreement
 

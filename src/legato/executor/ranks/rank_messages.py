@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from legato.core.plan import BlockMove, StateChange
-from legato.executor.batch import BlockTable, Int32s, Int64s, PackedBatch
+from legato.executor.batch import Int32s, Int64s, PackedBatch, PackedBlockTable
 from legato.model.states import StepStates
 
 
 class PackedTable(msgspec.Struct, frozen=True):
-    """A `BlockTable` as it lies in memory; `block_table` has rows of `max_blocks`."""
+    """A `PackedBlockTable` as it lies in memory; `block_table` has rows of `max_blocks`."""
 
     slot_mapping: bytes
     block_table: bytes
@@ -27,9 +27,9 @@ class PackedTable(msgspec.Struct, frozen=True):
         return cls(slot_mapping.tobytes(), block_table.tobytes(), block_table.shape[1])
 
     @property
-    def table(self) -> BlockTable:
+    def table(self) -> PackedBlockTable:
         rows = _int32s(self.block_table).reshape(-1, self.max_blocks)
-        return BlockTable(_int64s(self.slot_mapping), rows)
+        return PackedBlockTable(_int64s(self.slot_mapping), rows)
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):

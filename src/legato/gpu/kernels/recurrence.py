@@ -1,4 +1,4 @@
-"""Linear recurrences with decaying states: gated delta nets, and Mamba-2 (`Rule`).
+"""Linear recurrences with decaying states: gated delta nets, and Mamba-2 (`RecurrenceRule`).
 
 A head's state S [K, V] maps keys to values. For each token, with a query q, a key k, a value v, a
 gate g <= 0 and a weight w,
@@ -35,7 +35,7 @@ _KEY_BLOCK, _VALUE_BLOCK = 16, 32
 """Sizes of products of a piece's rows."""
 
 
-class Rule(NamedTuple):
+class RecurrenceRule(NamedTuple):
     """A recurrence of H heads. Queries and keys are shared by groups of adjacent heads.
 
     Attributes:
@@ -77,7 +77,7 @@ class Gates(NamedTuple):
 
 
 def advance(
-    rule: Rule,
+    rule: RecurrenceRule,
     rows: torch.Tensor,
     gates: Gates,
     states: torch.Tensor,

@@ -20,7 +20,7 @@ from legato.core.step_record import (
     DraftsEndedBy,
     StepRecord,
 )
-from legato.observe.traces.drafted import Drafted, drafted
+from legato.observe.traces.drafted import DraftCounts, drafted
 from legato.observe.traces.request_story import ObservedStep, RequestStory, read_stories
 
 Cause = Literal[
@@ -186,7 +186,7 @@ class Waits(NamedTuple):
     slo_class: str | None
     num_prompt_tokens: int | None
     num_output_tokens: int
-    drafted: Drafted
+    drafted: DraftCounts
     first: Span | None
     longest: Span | None
 

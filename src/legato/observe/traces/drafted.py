@@ -8,7 +8,7 @@ from legato.core.step_record import DrafterName
 from legato.observe.traces.request_story import RequestStory
 
 
-class Drafted(NamedTuple):
+class DraftCounts(NamedTuple):
     """Drafts in the steps of a running stream.
 
     Attributes:
@@ -26,10 +26,10 @@ class Drafted(NamedTuple):
         return 1.0 + self.num_accepted.total() / self.num_steps if self.num_steps else None
 
 
-def drafted(story: RequestStory) -> Drafted:
+def drafted(story: RequestStory) -> DraftCounts:
     """Count a request's drafts, as far as the trace goes."""
     streaming = [chunk for _, chunk in story.own_chunks() if chunk.kind != "prefill"]
-    found = Drafted(len(streaming), Counter(), Counter())
+    found = DraftCounts(len(streaming), Counter(), Counter())
     for chunk in streaming:
         if chunk.drafter is not None:
             found.num_drafts[chunk.drafter] += chunk.num_drafts
@@ -37,11 +37,11 @@ def drafted(story: RequestStory) -> Drafted:
     return found
 
 
-def drafted_by_all(requests: Iterable[Drafted]) -> Drafted:
+def drafted_by_all(requests: Iterable[DraftCounts]) -> DraftCounts:
     """Add up the drafts of several requests."""
-    found = Drafted(0, Counter(), Counter())
+    found = DraftCounts(0, Counter(), Counter())
     for one in requests:
-        found = Drafted(
+        found = DraftCounts(
             found.num_steps + one.num_steps,
             found.num_drafts + one.num_drafts,
             found.num_accepted + one.num_accepted,

@@ -9,7 +9,7 @@ from legato_fleet.routing.router import ROUTING_POLICIES
 
 if TYPE_CHECKING:
     from legato_lab.simulation.fleet import SimulatedFleet
-    from legato_lab.simulation.link import Link
+    from legato_lab.simulation.link import SimulatedLink
     from legato_lab.simulation.simulated_run import Simulable
 
 _DEFAULT_ROUTING = "kept-promise"
@@ -95,10 +95,10 @@ def add_link_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def link(args: argparse.Namespace) -> "Link":
-    from legato_lab.simulation.link import Link
+def link(args: argparse.Namespace) -> "SimulatedLink":
+    from legato_lab.simulation.link import SimulatedLink
 
-    return Link(bytes_per_s=args.link_bandwidth, latency_s=args.link_latency)
+    return SimulatedLink(bytes_per_s=args.link_bandwidth, latency_s=args.link_latency)
 
 
 def simulated_fleets(

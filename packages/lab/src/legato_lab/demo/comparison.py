@@ -8,13 +8,13 @@ import numpy as np
 
 from legato.cli.table import Table, duration
 from legato.observe.distribution import distribution
-from legato_lab.demo.stage import Run
+from legato_lab.demo.stage import DemoRun
 
 _NOTICEABLE = 1.05
 _IN_TIME, _LATE, _SHADE = "#1f5fa8", "#c0392b", "#f2d7a0"
 
 
-def comparison(runs: Sequence[Run]) -> Table:
+def comparison(runs: Sequence[DemoRun]) -> Table:
     """Return a table with a row for each policy."""
     title = (
         "ITL of the streams, alone and beside the prompt, and the prompt's TTFT "
@@ -24,7 +24,7 @@ def comparison(runs: Sequence[Run]) -> Table:
     return Table(title, header, [_row(run) for run in runs])
 
 
-def verdict(runs: Sequence[Run]) -> str:
+def verdict(runs: Sequence[DemoRun]) -> str:
     """Describe what the last run's promise gained over the first run, and its cost."""
     whole, promised = runs[0].result(), runs[-1].result()
     stopped_s, waited_s = (float(run.itl_s(during=True).max()) for run in (whole, promised))
@@ -43,7 +43,7 @@ def verdict(runs: Sequence[Run]) -> str:
     )
 
 
-def _row(run: Run) -> list[str]:
+def _row(run: DemoRun) -> list[str]:
     result = run.result()
     during_s = result.itl_s(during=True)
     alone, beside = distribution(result.itl_s(during=False)), distribution(during_s)
@@ -57,7 +57,7 @@ def _row(run: Run) -> list[str]:
     ]
 
 
-def plot(runs: Sequence[Run], path: Path, title: str) -> None:
+def plot(runs: Sequence[DemoRun], path: Path, title: str) -> None:
     """Plot a panel for each policy, with a dot for each token at its stream's waiting time.
 
     Tokens that came together are one dot.

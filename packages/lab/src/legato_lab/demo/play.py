@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from legato.cli.table import duration
-from legato_lab.demo.stage import Run, Stage, demo_policies
+from legato_lab.demo.stage import DemoRun, Stage, demo_policies
 from legato_lab.demo.traffic import Traffic
 from legato_lab.demo.view import View
 
@@ -28,7 +28,7 @@ def play(view: View, stage: Stage, traffic: Traffic, console: Console) -> None:
     policies = demo_policies(traffic.itl_slo_s)
     with _shown(view, console):
         for number, (name, config) in enumerate(policies.items(), start=1):
-            run = Run(name, traffic)
+            run = DemoRun(name, traffic)
             view.begin(run, f"{number} of {len(policies)}")
             try:
                 stage.serve(run, config)
@@ -62,7 +62,7 @@ def _shown(view: View, console: Console) -> "Live | nullcontext[None]":
     return Live(view, console=console, refresh_per_second=_REFRESHES_PER_S)
 
 
-def _line(run: Run) -> str:
+def _line(run: DemoRun) -> str:
     result = run.result()
     longest_s = float(result.itl_s(during=True).max())
     return (

@@ -39,7 +39,7 @@ def demo_policies(itl_slo_s: float) -> dict[str, SchedulerConfig]:
     }
 
 
-class Run:
+class DemoRun:
     """One policy's run, in progress or finished. Times are seconds of `time.monotonic`.
 
     Attributes:
@@ -173,14 +173,14 @@ class Stage:
 
     def warm_up(self) -> None:
         """Serve streams alone, since the machine may have been busier during calibration."""
-        run = Run("warm-up", Traffic(long_prompt=0, itl_slo_s=math.inf))
+        run = DemoRun("warm-up", Traffic(long_prompt=0, itl_slo_s=math.inf))
         engine, events = self._engine(SchedulerConfig()), self._streams(run)
         while not run.is_steady:
             run.take(engine.step(events), engine.take_records())
             events = []
         self._end(engine, run)
 
-    def serve(self, run: Run, config: SchedulerConfig) -> None:
+    def serve(self, run: DemoRun, config: SchedulerConfig) -> None:
         """Serve the traffic; `run` gets the results as they come."""
         engine = self._engine(config)
         events = self._streams(run)
@@ -192,7 +192,7 @@ class Stage:
                 run.long_sent_s = time.monotonic()
         self._end(engine, run)
 
-    def _end(self, engine: EngineLoop, run: Run) -> None:
+    def _end(self, engine: EngineLoop, run: DemoRun) -> None:
         run.ended_s = time.monotonic()
         ids = [*run.stream_ids, run.long_id]
         engine.apply([AbortRequest(request_id=request_id) for request_id in ids])
@@ -215,7 +215,7 @@ class Stage:
         engine.set_recording(is_on=True)
         return engine
 
-    def _streams(self, run: Run) -> list[Event]:
+    def _streams(self, run: DemoRun) -> list[Event]:
         num_tokens = self.max_model_len - run.traffic.stream_prompt
         return [
             self._request(request_id, run.traffic.stream_prompt, num_tokens)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from legato.cli.table import duration
-from legato_lab.demo.stage import Run
+from legato_lab.demo.stage import DemoRun
 
 _NAME_COLUMNS = 26
 _TIME_COLUMNS = 22
@@ -39,9 +39,9 @@ class View:
     def __init__(self, title: str) -> None:
         self._title = title
         self._progress = ""
-        self.runs: list[Run] = []
+        self.runs: list[DemoRun] = []
 
-    def begin(self, run: Run, progress: str) -> None:
+    def begin(self, run: DemoRun, progress: str) -> None:
         """Show a new run. Args: `progress`: such as "2 of 4"."""
         self._progress = progress
         self.runs.append(run)
@@ -105,7 +105,7 @@ def _gap_s(times_s: list[float], at_s: float, now_s: float) -> float:
     return (times_s[after] if after < len(times_s) else now_s) - times_s[after - 1]
 
 
-def _finished(run: Run, columns: int) -> Table:
+def _finished(run: DemoRun, columns: int) -> Table:
     """Draw a finished run with one stream's strip: all get their tokens in the same steps."""
     assert run.ended_s is not None
     result, slo_s = run.result(), run.traffic.itl_slo_s
@@ -121,7 +121,7 @@ def _finished(run: Run, columns: int) -> Table:
     return grid
 
 
-def _current(run: Run, now_s: float, columns: int, progress: str) -> Group:
+def _current(run: DemoRun, now_s: float, columns: int, progress: str) -> Group:
     """Draw a lane for each stream, the long prompt's progress, and the latest step."""
     start_s, slo_s = max(run.started_s, now_s - _WINDOW_S), run.traffic.itl_slo_s
     span_s = start_s, start_s + _WINDOW_S
@@ -145,7 +145,7 @@ def _current(run: Run, now_s: float, columns: int, progress: str) -> Group:
     return Group(Rule(title, align="left"), lanes, _latest_step(run, now_s))
 
 
-def _latest_step(run: Run, now_s: float) -> Text:
+def _latest_step(run: DemoRun, now_s: float) -> Text:
     """Describe the latest step's contents."""
     index = bisect_right(run.steps, now_s, key=lambda step: step.ended_s)
     if not index:

@@ -17,7 +17,7 @@ from legato.engine.main import main
 from legato.engine.process.engine_messages import EngineInfo, TransferAddress
 from legato.executor.simulated import RealTimeClock
 from legato.kv.manager import KVCacheManager
-from legato_lab.simulation.link import Link
+from legato_lab.simulation.link import SimulatedLink
 from legato_lab.simulation.machine import MeasuredServer
 from legato_lab.simulation.machine_file import load_machine
 from legato_lab.simulation.profiles import load_profile
@@ -48,7 +48,7 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
 
     def make_transfers(kv: KVCacheManager) -> Transfers:
         token_bytes = load_profile(profile).kv_token_bytes
-        return timed_transfers(config.transfer, kv, token_bytes, profile, Link())
+        return timed_transfers(config.transfer, kv, token_bytes, profile, SimulatedLink())
 
     engine, _ = server.start(
         RealTimeClock(),

@@ -8,7 +8,7 @@ import msgspec
 
 from legato.core.errors import ConfigError
 from legato_fleet.routing.request import Role
-from legato_lab.simulation.link import Link
+from legato_lab.simulation.link import SimulatedLink
 from legato_lab.simulation.simulated_run import Simulable
 
 _ROLES: tuple[Role, ...] = get_args(Role)
@@ -89,7 +89,7 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
     server: Simulable
     split: Split
     routing: str = "kept-promise"
-    link: Link = Link()
+    link: SimulatedLink = SimulatedLink()
     kv_token_bytes: float | None = None
     state_every_s: float = 1.0
     prefill: Simulable | None = None

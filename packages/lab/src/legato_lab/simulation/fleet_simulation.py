@@ -15,8 +15,8 @@ from legato_fleet.routing.router import NoReplicaError, Router
 from legato_fleet.routing.scaling import strain
 from legato_lab.simulation.clients import SimulatedClients
 from legato_lab.simulation.fleet import SimulatedFleet
-from legato_lab.simulation.handover import Handovers
-from legato_lab.simulation.link import Traffic
+from legato_lab.simulation.handover import SimulatedHandovers
+from legato_lab.simulation.link import LinkTraffic
 from legato_lab.simulation.replica import ReplicaRun, SimulatedReplica
 from legato_lab.simulation.scaler import Scaler
 from legato_lab.simulation.tally import Tally
@@ -69,7 +69,7 @@ class FleetSimulation:
         self._is_sharing = is_sharing or bool(fleet.split.prefill)
         token_bytes = fleet.kv_token_bytes or 0.0
         self._transfer_token_s = token_bytes / fleet.link.bytes_per_s
-        self._handovers = Handovers(Traffic(fleet.link), token_bytes, self._deliver)
+        self._handovers = SimulatedHandovers(LinkTraffic(fleet.link), token_bytes, self._deliver)
         self._num_started = 0
         self._num_starting = 0
         self._replicas: dict[str, SimulatedReplica] = {}  # key: replica id

@@ -8,7 +8,7 @@ import msgspec
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
 from legato.core.request import AddRequest
 from legato.kv.hold import Hold
-from legato_lab.simulation.link import Traffic
+from legato_lab.simulation.link import LinkTraffic
 from legato_lab.simulation.replica import SimulatedReplica
 
 _PREFILL_TOKENS = 1
@@ -34,14 +34,14 @@ class _Handover:
         self.num_computed = self.num_sent = 0
 
 
-class Handovers:
+class SimulatedHandovers:
     """Sends blocks as soon as they are computed and have places at the target.
 
     Args:
         token_bytes: of a token's keys and values.
     """
 
-    def __init__(self, traffic: Traffic, token_bytes: float, on_arrived: OnArrived) -> None:
+    def __init__(self, traffic: LinkTraffic, token_bytes: float, on_arrived: OnArrived) -> None:
         self._traffic = traffic
         self._token_bytes = token_bytes
         self._on_arrived = on_arrived

@@ -5,7 +5,7 @@ import msgspec
 from legato.core.errors import ConfigError
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SimulatedLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A network in which replicas only share their own ends.
 
     Attributes:
@@ -23,10 +23,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(f"a link's latency must be at least 0, got {self.latency_s}")
 
 
-class Traffic:
+class LinkTraffic:
     """Messages over a link; each end sends or receives one at a time."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: SimulatedLink) -> None:
         self._link = link
         self._free_s: dict[tuple[str, str], float] = {}  # key: (replica, "in" or "out")
 

@@ -14,17 +14,17 @@ from legato.transfer.block_memory import CacheMemory, Region, Spans
 from legato.transfer.keys import read_key
 from legato.transfer.mover import ReadState
 from legato.transfer.transport import Transport
-from legato_lab.simulation.link import Link, Traffic
+from legato_lab.simulation.link import LinkTraffic, SimulatedLink
 
 
 class TimedMover:
     """One end of a link. Reads come one after another."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: SimulatedLink) -> None:
         name = secrets.token_hex(8)
         self.metadata = name.encode()
         self._name = name
-        self._traffic = Traffic(link)
+        self._traffic = LinkTraffic(link)
 
     def connect(self, metadata: bytes) -> str:
         return metadata.decode()
@@ -57,7 +57,11 @@ class TimedRead:
 
 
 def timed_transfers(
-    config: TransferConfig, kv: KVCacheManager, token_bytes: float | None, profile: str, link: Link
+    config: TransferConfig,
+    kv: KVCacheManager,
+    token_bytes: float | None,
+    profile: str,
+    link: SimulatedLink,
 ) -> Transfers:
     """Make the transfers of a simulated engine, as `make_transfers` makes real ones.
 

@@ -13,7 +13,7 @@ import msgspec
 from legato.core.errors import ConfigError
 from legato_lab.simulation.fleet import SimulatedFleet, Split
 from legato_lab.simulation.fleet_run import simulate_fleet
-from legato_lab.simulation.link import Link
+from legato_lab.simulation.link import SimulatedLink
 from legato_lab.simulation.machine import MeasuredServer
 from legato_lab.simulation.summary import summarize
 from legato_lab.simulation.workload import stretched
@@ -43,7 +43,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     num_replicas: int = 1
-    link: Link = Link()
+    link: SimulatedLink = SimulatedLink()
     kv_token_bytes: float | None = None
 
     @property
@@ -54,7 +54,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         return [Split(both=num), *(apart if self.kv_token_bytes else [])]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class SplitSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a split's machines.
 
     Attributes:
@@ -73,7 +73,7 @@ class SplitFigures(msgspec.Struct, frozen=True, kw_only=True):
     is_apart: bool
     load: float
     figures: Figures
-    settings: Settings
+    settings: SplitSettings
 
 
 def compare_splits(
@@ -101,7 +101,7 @@ def compare_splits(
     found: list[SplitFigures] = []
     with simulators(num_processes) as pool:
         for num_done, split in enumerate(fleet.splits, start=1):
-            settings = Settings(prefill=None, others=candidate)
+            settings = SplitSettings(prefill=None, others=candidate)
             if split.prefill:
                 settings = _search(partial(_run, problem, fleet, split), candidate, space, pool)
             loads = [(settings, load) for load in LOADS]
@@ -136,24 +136,24 @@ def decode_candidates(candidate: Candidate, space: Space) -> list[Candidate]:
 
 
 def _search(
-    run: Callable[[tuple[Settings, float]], SplitFigures],
+    run: Callable[[tuple[SplitSettings, float]], SplitFigures],
     candidate: Candidate,
     space: Space,
     pool: Executor,
-) -> Settings:
+) -> SplitSettings:
     """Return the settings of highest goodput: first for decoding, then for computing prompts."""
     prefills = prefill_candidates(candidate, space)
 
-    def best(choices: Sequence[Settings]) -> Settings:
+    def best(choices: Sequence[SplitSettings]) -> SplitSettings:
         found = pool.map(run, [(choice, _SEARCHED_LOAD) for choice in choices])
         return max(found, key=lambda one: one.figures.goodput_per_s).settings
 
     others = [
-        Settings(prefill=prefills[-1], others=other)
+        SplitSettings(prefill=prefills[-1], others=other)
         for other in decode_candidates(candidate, space)
     ]
     generating = best(others).others
-    return best([Settings(prefill=prefill, others=generating) for prefill in prefills])
+    return best([SplitSettings(prefill=prefill, others=generating) for prefill in prefills])
 
 
 def served_load(figures: Sequence[SplitFigures], split: str) -> float:
@@ -198,7 +198,7 @@ def verdict(figures: Sequence[SplitFigures]) -> str:
 
 
 def _run(
-    problem: Problem, fleet: Fleet, split: Split, case: tuple[Settings, float]
+    problem: Problem, fleet: Fleet, split: Split, case: tuple[SplitSettings, float]
 ) -> SplitFigures:
     settings, load = case
     prefill = settings.prefill

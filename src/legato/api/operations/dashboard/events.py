@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from legato.api.context import Context, ContextDep
+from legato.api.context import ApiContext, ContextDep
 from legato.api.http.access import ADMINS_ONLY
 from legato.api.http.bodies import EventStream, event
 from legato.api.http.middleware import WATCH_PATH
@@ -128,7 +128,7 @@ async def stream_records(context: ContextDep) -> Response:
     return EventStream(_events(context))
 
 
-async def _events(context: Context) -> AsyncGenerator[bytes, None]:
+async def _events(context: ApiContext) -> AsyncGenerator[bytes, None]:
     page = _Page(context)
     activity = context.engine.activity
     with (
@@ -147,7 +147,7 @@ async def _events(context: Context) -> AsyncGenerator[bytes, None]:
 class _Page:
     """Tracks what one page has received."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._engine = context.engine
         self._told: SchedulerConfig | None = None
