@@ -62,6 +62,7 @@ async def idle(llm: AsyncLLM) -> None:
 
 async def test_what_comes_and_what_ends_it(llm: AsyncLLM) -> None:
     """In one test, since each start of an engine takes seconds."""
+    await requests_without_an_id_are_counted(llm)
     await it_grows_and_ends(llm)
     await several_at_once_are_what_each_is_alone(llm)
     await conversations_are_answered(llm)
@@ -69,6 +70,12 @@ async def test_what_comes_and_what_ends_it(llm: AsyncLLM) -> None:
     await an_abort_ends_what_has_come(llm)
     await errors_are_exceptions(llm)
     await a_dead_engine_ends_what_has_begun_and_is_replaced(llm)
+
+
+async def requests_without_an_id_are_counted(llm: AsyncLLM) -> None:
+    params = SamplingParams(max_tokens=1)
+    ids = [step.request_id for _ in range(3) async for step in llm.generate("Hi", params)]
+    assert ids == ["0", "1", "2"]
 
 
 async def it_grows_and_ends(llm: AsyncLLM) -> None:

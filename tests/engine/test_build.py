@@ -20,7 +20,7 @@ BUILD = """
 import importlib
 import sys
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig
-from legato.engine.build import main
+from legato.engine import main
 from legato.engine.build.builder import build_engine
 
 build_engine(EngineConfig(

@@ -33,7 +33,7 @@ AT_ARRIVAL: Parts = {
     "queue": lambda engine: (engine._scheduler._queues, "add"),
     "order": lambda engine: (engine._scheduler._queues, "order"),
     "cache": lambda engine: (engine._kv.lookup, "num_hit_tokens"),
-    "shedding": lambda engine: (engine._scheduler._shedding, "judge"),
+    "shedding": lambda engine: (engine._scheduler._shedding, "check_arrival"),
     "recorder": lambda engine: (engine._recorder, "note_events"),
     "grammars": lambda engine: (engine.grammars, "hold_back"),
 }

@@ -79,7 +79,7 @@ _SCRIPT = """
 import json, sys
 import ray
 from ray import serve
-from legato_fleet import app
+from legato.fleet import app
 
 ray.init(
     include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", num_cpus=8
@@ -133,7 +133,7 @@ def test_settings_are_deployed(deployed: Deployed) -> None:
 
 
 def test_what_has_no_place_behind_proxies_is_refused_by_name() -> None:
-    from legato_fleet import app
+    from legato.fleet import app
 
     for settings, words in (
         ({"port": "9"}, "port: of Ray Serve's proxies"),

@@ -117,6 +117,16 @@ def test_as_transformers_reads_it(folder: Path, contents: dict[str, Any]) -> Non
     assert ours.ropes == (rope(theirs, ours.head_dim),)
 
 
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+def test_an_empty_rope_beside_another_spelling_is_none(spelling: str) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    [empty] = {"rope_parameters", "rope_scaling"} - {spelling}
+    contents = {**SIZES, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    _, alone = described({**contents, spelling: yarn})
+    assert described({**contents, spelling: yarn, empty: {}})[1] == alone
+    assert alone.ropes != described(contents)[1].ropes
+
+
 @pytest.mark.parametrize(
     "name",
     sorted(set(ARCHITECTURES) - set(LATENT_ARCHITECTURES) - {"GraniteMoeHybridForCausalLM"}),

@@ -78,6 +78,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An end: prompts to complete, `params.n` times each, or to turn into vectors.
 
+    It comes as one frame, which takes the event loop 0.4 ms a MiB: 13 ms for the largest body.
+
     Attributes:
         service: as the body asks; the tenant of an API key goes first.
         pooling: how each prompt becomes a vector; None if it is completed.

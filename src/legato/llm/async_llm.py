@@ -87,7 +87,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: EngineClient | None = None
         self._running: dict[str, _Growing] = {}  # key: request id
-        self._ids = itertools.count()
+        self._ids, self._prompt_numbers = itertools.count(), itertools.count()
 
     async def start(self) -> None:
         """Load the model, unless it is loaded already.
@@ -284,7 +284,7 @@ class AsyncLLM:
             asked.token_ids,
             asked.params,
             service=asked.service,
-            request_id=f"{next(self._ids)}-{request_id}",
+            request_id=f"{next(self._prompt_numbers)}-{request_id}",
             info=self._engine.info,
             eos_token_ids=self._engine.defaults.eos_token_ids,
             arrival_time_s=time.monotonic(),

@@ -131,8 +131,8 @@ class RopeKeys(Description):
 
     @property
     def own_rope(self) -> dict[str, Any]:
-        """The rope parameters as the file has them."""
-        return self.spelled("own_rope") or {}
+        """The rope parameters as the file has them; an empty spelling beside another is none."""
+        return next(filter(None, (getattr(self, name) for name in SPELLINGS["own_rope"])), {})
 
     def rope_of(self, kind: str, *, theta: float) -> dict[str, Any]:
         """Return all rope parameters of one kind of layers, of a family where kinds differ.
@@ -252,12 +252,12 @@ class ExpertKeys(Description):
 
     @property
     def expert_count(self) -> int:
-        """ExpertKeys of a layer with experts; 0 if there are none."""
+        """Experts of a layer with experts; 0 if there are none."""
         return int(self.spelled("experts"))
 
     @property
     def active_expert_count(self) -> int:
-        """ExpertKeys that compute a token.
+        """Experts that compute a token.
 
         Raises:
             UnsupportedModelError: layers differ.

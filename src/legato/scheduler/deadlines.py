@@ -71,7 +71,7 @@ class Deadlines:
         self._adjust_shortening(0.0, 0.0)
 
     def _adjust_shortening(self, dropped: float, late: float) -> None:
-        dropped_haste = self._dropped_shortening + _PER_DROPPED * (dropped - _DROPPED)
-        late_haste = self._late_shortening + _PER_LATE * (late - self._late)
-        self._dropped_shortening = min(max(0.0, dropped_haste), _MOST_SHORTENING)
-        self._late_shortening = min(max(0.0, late_haste), _MOST_SHORTENING)
+        for_dropped = self._dropped_shortening + _PER_DROPPED * (dropped - _DROPPED)
+        for_late = self._late_shortening + _PER_LATE * (late - self._late)
+        self._dropped_shortening = min(max(0.0, for_dropped), _MOST_SHORTENING)
+        self._late_shortening = min(max(0.0, for_late), _MOST_SHORTENING)

@@ -160,6 +160,7 @@ class BackgroundRun:
                 self._begun.set_result(None)
             if self.log is not None:
                 self.log.end()
+            del self._run  # the response may be stored for long, its prompt need not be
 
     async def _make(self) -> Iterable[bytes]:
         """Run the job; return the events of its end. Making them finishes the response."""
