@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from legato.core.plan import Deadline, RowCut, ScheduledChunk, StepPlan
 from legato.core.rows import CPU_ROWS
 from legato.core.slo import SloClass
-from legato.scheduler.deadlines import Deadlines
-from legato.scheduler.margin import Tails
+from legato.scheduler.margin import Deadlines, Tails
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel

@@ -15,8 +15,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
 from legato.kv.manager import KVCacheManager
-from legato.scheduler.memory_forecast import MemoryForecast
-from legato.scheduler.output_lengths import OutputLengths
+from legato.scheduler.memory_forecast import MemoryForecast, OutputLengths
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_shape import StepShape
 from legato_lab.simulation.profiles import PROFILES

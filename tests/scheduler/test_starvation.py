@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from legato.core.request import Request
 from legato.core.slo import SloClass
-from legato.scheduler import turns
+from legato.scheduler import order
 from legato.scheduler.admission import _MAX_YIELDS
 from legato.scheduler.budget import MIN_CHUNK
-from legato.scheduler.order import _S_PER_TOKEN, LATE_TURN, ORDERS, rank
+from legato.scheduler.order import _S_PER_TOKEN, _TURN, LATE_TURN, ORDERS, rank
 from legato.scheduler.prefills import _PATIENCE_S
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
-from legato.scheduler.turns import _TURN
 from tests.profiles import examples
 from tests.scheduler.harness import Harness
 from tests.scheduler.step_times import calibrate, truth
@@ -229,7 +228,7 @@ def test_a_best_effort_prompt_that_others_pass_finds_room(
     )
     patience_s = 5.0
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(turns, "_PATIENCE_S", patience_s)
+        monkeypatch.setattr(order, "_PATIENCE_S", patience_s)
         harness.warm_up(30)
         harness.add("R", prompt_len, 1, slo_class="batch")
         steps = num_service_steps(newcomer_len, max_tokens, harness.config)

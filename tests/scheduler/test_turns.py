@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from legato.core.slo import SloClass
-from legato.scheduler.turns import _PATIENCE_S, PrefillTurns
+from legato.scheduler.order import _PATIENCE_S, PrefillTurns
 from tests.scheduler.requests import waiting_request
 
 

@@ -8,8 +8,7 @@ from legato.core.step_record import Obstacle, ShortHit
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Way
 from legato.scheduler.budget import UNLIMITED, StepBudget
-from legato.scheduler.memory_forecast import MemoryForecast
-from legato.scheduler.output_lengths import OutputLengths
+from legato.scheduler.memory_forecast import MemoryForecast, OutputLengths
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES, places_left

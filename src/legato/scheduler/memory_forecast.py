@@ -1,11 +1,75 @@
-"""Forecast of the blocks that running requests will need."""
+"""Forecasts of the lengths of running requests, by those of ended ones, and of their blocks."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from legato.core.request import Request
-from legato.scheduler.output_lengths import Counts, OutputLengths
+
+_WINDOW = 512
+"""Ended requests that are remembered."""
+
+_PRIOR = 256
+"""Expected output tokens before any request has ended: about a chat's mean."""
+
+Counts = npt.NDArray[np.int64]
+
+
+class OutputLengths:
+    """Forecasts an output's length as a quantile of recent output lengths.
+
+    Args:
+        optimism: in [0, 1]. At 0 every request is expected to generate all that it may. Otherwise
+            the forecast is the `1 - optimism` quantile of the recent outputs that were longer than
+            this one is now; at 1, one token.
+    """
+
+    def __init__(self, optimism: float, max_model_len: int) -> None:
+        self._optimism = optimism
+        self._max_model_len = max_model_len
+        self._recent = deque([_PRIOR], maxlen=_WINDOW)
+        self._sorted: Counts | None = None  # the same; None if outdated
+
+    def observe(self, num_tokens: int) -> None:
+        """Record the length of an output that ended."""
+        self._recent.append(num_tokens)
+        self._sorted = None
+
+    @property
+    def longest(self) -> int:
+        """Output tokens that hardly any request will exceed."""
+        return int(self._ascending()[-1]) if self._optimism else self._max_model_len
+
+    def expected_tokens(self, requests: Sequence[Request]) -> Counts:
+        """Return the tokens that each request is still expected to generate, at least one: [R].
+
+        An output longer than all that are known is expected to last as long again (Lindy's law).
+        """
+        num_tokens = np.array([r.num_tokens for r in requests])
+        num_generated = num_tokens - np.array([r.num_prompt_tokens for r in requests])
+        num_left = np.array([r.message.params.max_tokens for r in requests]) - num_generated
+        num_allowed: Counts = np.clip(num_left, 1, np.maximum(1, self._max_model_len - num_tokens))
+        if not self._optimism:
+            return num_allowed
+        return np.clip(self._believed_tokens(num_generated), 1, num_allowed)
+
+    def _believed_tokens(self, num_generated: Counts) -> Counts:
+        recent = self._ascending()
+        first_longer = recent.searchsorted(num_generated, side="right")
+        num_longer = len(recent) - first_longer
+        num_within = np.ceil((1.0 - self._optimism) * num_longer).astype(np.int64)
+        lengths = recent[first_longer + num_within - 1]
+        # At optimism 1 `num_within` is 0: the result is 0, which the caller raises to one token.
+        left = np.where(num_within, lengths - num_generated, 0)
+        believed: Counts = np.where(num_longer, left, num_generated)
+        return believed
+
+    def _ascending(self) -> Counts:
+        if self._sorted is None:
+            self._sorted = np.sort(self._recent)
+        return self._sorted
 
 
 class MemoryForecast:

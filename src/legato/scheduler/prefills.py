@@ -11,9 +11,9 @@ from legato.kv.prefix_node import Way
 from legato.scheduler.admission import Admission
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED
 from legato.scheduler.dispatch import Dispatch
+from legato.scheduler.order import PrefillTurns
 from legato.scheduler.queues import Place, Queues
 from legato.scheduler.step import Step
-from legato.scheduler.turns import PrefillTurns
 
 _PATIENCE_S = 10.0
 """How long a begun prompt may go without a useful chunk for lack of room beside the streams. After

@@ -20,22 +20,21 @@ from legato.scheduler.admission import Admission
 from legato.scheduler.budget import MIN_CHUNK, step_budget
 from legato.scheduler.decodes import Decodes, divided
 from legato.scheduler.dispatch import Dispatch
-from legato.scheduler.drafters import Drafters
+from legato.scheduler.drafting import Drafters
 from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.forecast import Forecast, Outlook
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.margin import allowed_miss_rate
+from legato.scheduler.memory_forecast import OutputLengths
 from legato.scheduler.metering import book_step
-from legato.scheduler.order import HIT_AWARE, ORDERS
-from legato.scheduler.output_lengths import OutputLengths
+from legato.scheduler.order import HIT_AWARE, ORDERS, PrefillTurns
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.prefills import Prefills
 from legato.scheduler.queues import Queues
 from legato.scheduler.step import Step
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
-from legato.scheduler.turns import PrefillTurns
 from legato.speculation.drafter import CostlyDrafter, Drafter
 
 _MOST_DUE = 64

@@ -7,8 +7,7 @@ from typing import Literal, get_args
 from legato.core.plan import Deadline
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
-from legato.scheduler.deadlines import Deadlines
-from legato.scheduler.margin import LARGEST_FACTOR, Margin, Tails
+from legato.scheduler.margin import LARGEST_FACTOR, Deadlines, Margin, Tails
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
