@@ -24,7 +24,7 @@ def asked(host: str, port: int) -> KVTransferParams:
 def test_without_a_key_the_default_prefill_server_of_this_machine_is_asked() -> None:
     told = Tickets(TransferConfig(kv_role="prefill"), TransferAddress("127.0.0.1", 5600))
     prefilled = told.transfer(KVTransferParams(do_remote_decode=True, transfer_id="a"))
-    ticket = told.told(prefilled)
+    ticket = told.answer_params(prefilled)
     assert ticket is not None
     assert Tickets(DECODES, OWN).transfer(ticket) == FetchBlocks("a", "127.0.0.1", 5600)
 

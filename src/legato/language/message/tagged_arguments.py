@@ -238,7 +238,12 @@ def _is_value(text: str, value: str, *, is_lenient: bool) -> bool:
     """Whether a text stands for a JSON value."""
     kind = _KINDS.get(value[0], "number")
     typed = _typed(text, kind, is_lenient=is_lenient)
-    return typed is not None and msgspec.json.decode(typed) == msgspec.json.decode(value)
+    if typed is None or typed == value:
+        return typed is not None
+    try:
+        return bool(msgspec.json.decode(typed) == msgspec.json.decode(value))
+    except msgspec.DecodeError:  # a number beyond those of Python
+        return False
 
 
 def _quoted(text: str) -> str:
@@ -282,8 +287,9 @@ def _whole(text: str) -> str | None:
 
 
 def _is_json(text: str) -> bool:
+    """Whether a text is JSON, by its syntax: a number may be beyond those of Python."""
     try:
-        msgspec.json.decode(text)
+        msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError):
         return False
     return True
