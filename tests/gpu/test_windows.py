@@ -6,8 +6,7 @@ import pytest
 
 from legato import LLM
 from legato.engine.build import gpu
-from tests.families.schedules import assert_best
-from tests.families.schedules import generate
+from tests.families.schedules import assert_best, generate
 from tests.families.test_windows import FAMILIES, poisoned, prompt, settings
 from tests.families.tiny import random_model
 from tests.gpu.test_startup import put_on_a_gpu
