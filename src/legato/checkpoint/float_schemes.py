@@ -8,7 +8,16 @@ import msgspec
 import torch
 
 from legato.checkpoint.gguf_blocks import FLOAT4_TABLE, power_of_two
-from legato.checkpoint.scheme import FLOATS, SCALAR, Header, Load, Part, Parts, nibbles, num_groups
+from legato.checkpoint.scheme import (
+    FLOATS,
+    SCALAR_SHAPES,
+    Header,
+    Load,
+    Part,
+    Parts,
+    nibbles,
+    num_groups,
+)
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import MAX_SIZE
 from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight
@@ -39,7 +48,7 @@ class Float8:
 
     def parts(self, num_outputs: int, depth: int) -> dict[str, Part]:
         if self._block is None:
-            shapes: tuple[tuple[int, ...], ...] = (*SCALAR, (1, 1), (num_outputs, 1))
+            shapes: tuple[tuple[int, ...], ...] = (*SCALAR_SHAPES, (1, 1), (num_outputs, 1))
         else:
             rows, columns = self._block
             shapes = ((-(-num_outputs // rows), -(-depth // columns)),)
@@ -102,7 +111,9 @@ class Float4:
             weight_name: Part(("U8",), ((num_outputs, depth // 2),)),
             self.marker: Part((self._scale_type,), ((num_outputs, groups),)),
         }
-        return parts if global_name is None else parts | {global_name: Part(("F32",), SCALAR)}
+        return (
+            parts if global_name is None else parts | {global_name: Part(("F32",), SCALAR_SHAPES)}
+        )
 
     def read(self, parts: Parts) -> QuantizedWeight:
         weight_name, global_name = self._names

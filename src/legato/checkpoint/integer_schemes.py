@@ -147,7 +147,7 @@ class SignedBytes:
 
     def parts(self, num_outputs: int, depth: int) -> dict[str, Part]:
         groups = num_groups(depth, self._group or depth)
-        shapes = ((num_outputs, groups), *(SCALARS if self._group is None else ()))
+        shapes = ((num_outputs, groups), *(_ONE_SCALE if self._group is None else ()))
         return {
             "weight": Part(("I8",), ((num_outputs, depth),)),
             "weight_scale": Part(FLOATS, shapes),
@@ -166,7 +166,7 @@ class SignedBytes:
         return affine(codes, scales.contiguous(), zeros.int() + _SIGNED_ZERO, 8)
 
 
-SCALARS = ((), (1,), (1, 1))
+_ONE_SCALE = ((), (1,), (1, 1))
 
 
 def in_groups(

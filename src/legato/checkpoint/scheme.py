@@ -10,7 +10,7 @@ from legato.core.errors import UnsupportedModelError
 from legato.model.quantization import QuantizedWeight
 
 FLOATS = ("BF16", "F16", "F32")
-SCALAR = ((), (1,))
+SCALAR_SHAPES = ((), (1,))
 """Both shapes of a single number."""
 
 Load = Callable[[str], torch.Tensor]
