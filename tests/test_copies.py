@@ -51,6 +51,10 @@ LEFT_OUT = {
         "chat_template_content_format": "contents are text",
         "message_special_tokens": "the server decides",
     },
+    "RecurrenceRule": {
+        "longest": "the delta rule has no steps",
+        "shortest": "the delta rule has no steps",
+    },
     "RenderedPrompt": {
         "features": "only text is supported",
         "output_mode": "the client chooses it",
