@@ -118,7 +118,19 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class AtMost:
+class _CheckedBefore:
+    """Checks a value before its type is validated. Subclasses have `_check`."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def _check(self, value: Any) -> Any:
+        raise NotImplementedError
+
+
+class AtMost(_CheckedBefore):
     """Bounds the length of a text, list or object before its parts are validated.
 
     It must stand last in an `Annotated`. pydantic's own `max_length` would count the converted
@@ -127,11 +139,6 @@ class AtMost:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -149,7 +156,7 @@ class AtMost:
         return value
 
 
-class OrText:
+class OrText(_CheckedBefore):
     """A list, or a text in its place.
 
     Args:
@@ -158,11 +165,6 @@ class OrText:
 
     def __init__(self, as_list: Callable[[str], list[Any]]) -> None:
         self._as_list = as_list
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
