@@ -221,8 +221,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     tenant_weights: Annotated[
         dict[TenantName, Weight],
         Flag(
-            "how much of the engine a tenant is to have beside others, all of which weigh 1; may "
-            "be repeated",
+            "a tenant's share of the engine beside others, each of which weighs 1; may be repeated",
             metavar="NAME=WEIGHT",
             name="tenant-weight",
         ),
