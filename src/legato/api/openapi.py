@@ -1,7 +1,14 @@
 """Describes requests and answers in /openapi.json; handlers parse and encode them past FastAPI."""
 
-from collections.abc import Iterable
+import ast
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +24,7 @@ from legato.api.http.middleware import OPEN_PATHS
 _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _REFERENCE = "#/components/schemas/{name}"
 _BEARER, _X_API_KEY = "bearer", "x-api-key"
+_LINK = re.compile(r"\[(.+?)\]\(.+?\)")
 
 # Errors that any request may get.
 _COMMON_ERRORS = {
@@ -146,7 +154,53 @@ def _described(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
         [(model, "validation") for model in models], ref_template=template
     )
     schemas: dict[str, Any] = document["$defs"]
+    ours = [model for model in _below(BaseModel) if model.__module__.startswith("legato.")]
+    words = {model.__name__: field_words(model) for model in ours}
+    for name, schema in schemas.items():
+        for field in schema.get("properties", {}).keys() & words.get(name, {}).keys():
+            # The links are those of the page that lists the fields.
+            schema["properties"][field]["description"] = _LINK.sub(r"\1", words[name][field])
     return schemas
+
+
+def field_words(model: type[BaseModel]) -> dict[str, str]:
+    """Return the docstrings that follow a model's fields; key the field's name in JSON.
+
+    They are empty where the sources are not installed.
+    """
+    told: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if base.__module__.startswith("legato."):
+            told |= _words_of(base.__module__).get(base.__name__, {})
+    fields = model.model_fields.items()
+    return {field.alias or name: told[name] for name, field in fields if name in told}
+
+
+@cache
+def _words_of(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstrings of a module's fields; key the class, then the field."""
+    try:
+        source = Path(inspect.getfile(sys.modules[module])).read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    return {node.name: dict(_words_in(node.body)) for node in classes}
+
+
+def _words_in(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for pair in itertools.pairwise(body):
+        match pair:
+            case (
+                ast.AnnAssign(target=ast.Name(name)),
+                ast.Expr(value=ast.Constant(value=str(words))),
+            ):
+                yield name, words
+
+
+def _below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for subclass in model.__subclasses__():
+        yield from _below(subclass)
 
 
 def _make_bounds_whole(node: Any) -> None:
