@@ -27,7 +27,7 @@ _PHRASES = (
 )
 _PHRASE = re.compile(rf"\b(?:{'|'.join(_PHRASES)})\b", re.IGNORECASE)
 _NOT_PROSE = re.compile(
-    r"<!-- generated: .*?<!-- end -->|^(?: {4}|\t)[^\n]*$|```.*?```|`[^`]*`|\]\([^)]*\)",
+    r"<!--generated:.*?<!--end-->|^(?: {4}|\t)[^\n]*$|```.*?```|`[^`]*`|\]\([^)]*\)",
     re.MULTILINE | re.DOTALL,
 )
 _ROOMS = "src", "packages", "benchmarks", "scripts", "grafana", "tests"

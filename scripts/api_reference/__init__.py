@@ -2,8 +2,8 @@
 
 Their prose is written by hand. The parts that the code determines stand between two comments,
 
-    <!-- generated: NAME -->
-    <!-- end -->
+    <!--generated:NAME-->
+    <!--end-->
 
 and `python -m scripts.api_reference` writes those parts.
 """

@@ -1,11 +1,7 @@
 """What docstrings say, by section."""
 
-import ast
 import inspect
-import itertools
 import re
-import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):")
@@ -37,27 +33,6 @@ class Docstring:
 
     def words(self, section: str) -> dict[str, str]:
         return {name: entry.words for name, entry in self.entries(section).items()}
-
-
-def field_words(model: type) -> dict[str, str]:
-    """Return the docstrings that follow a class's fields; key the field. Bases have fields, too."""
-    words: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if base.__module__.startswith("legato."):
-            words |= _own_words(base)
-    return words
-
-
-def _own_words(model: type) -> Iterator[tuple[str, str]]:
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(definition, ast.ClassDef)
-    for pair in itertools.pairwise(definition.body):
-        match pair:
-            case (
-                ast.AnnAssign(target=ast.Name(name)),
-                ast.Expr(value=ast.Constant(value=str(words))),
-            ):
-                yield name, words
 
 
 def parse(text: str | None) -> Docstring:

@@ -10,7 +10,7 @@ from scripts.api_reference.markdown import clause, code, items
 
 def parts() -> Mapping[str, Callable[[], str]]:
     """Key a part of the page; value writes it."""
-    return {"flags of legato serve": _flags_of_serve}
+    return {"flags-of-legato-serve": _flags_of_serve}
 
 
 def _flags_of_serve() -> str:

@@ -10,44 +10,56 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
-from openai.types import completion_create_params as openai_completion
-from openai.types.chat import chat_completion_stream_options_param as openai_stream
-from openai.types.chat import completion_create_params as openai_chat
 from pydantic import BaseModel
 
-from legato.api.bodies.generation_options import GenerationOptions
+from legato.api.bodies.body_model import ModelRequest
+from legato.api.bodies.generation_options import (
+    GenerationOptions,
+    SamplingOptions,
+    ServiceOptions,
+)
+from legato.api.openapi import field_words
 from legato.core.sampling_params import SamplingParams
 from scripts.api_reference.app_without_engine import ask
-from scripts.api_reference.docstrings import field_words, parse
 from scripts.api_reference.json_types import Schema, references, skeleton, type_words
 from scripts.api_reference.markdown import clause, code, items, uncapitalized
-from scripts.api_reference.words import CODES, DEFINED_BY, ORIGINS, REFUSED, RIGHT
+from scripts.api_reference.words import DEFINED_BY, ERRORS, ORIGINS, REFUSED, RIGHT
 
 _GENERATION = ("ChatRequest", "CompletionRequest")
+_SERVICE = "service"
+_SAMPLING = "sampling"
 _EVERY = "every generation"
-"""Fields that each body has that asks for generated tokens."""
+"""Fields that each body has that asks for generated tokens, beside the two above."""
 _COMPLETIONS = "all completions"
 """Fields that both kinds of completions have beside these."""
+_SHARED = (_SERVICE, _SAMPLING, _EVERY, _COMPLETIONS)
 _OBJECTS = {
-    "objects of chats": (
-        *("ChatMessage", "MessageToolCall", "CalledFunction", "Tool", "FunctionDefinition"),
-    ),
-    "objects of completions": (
+    "objects-of-chats": (*("ChatMessage", "FunctionDefinition"),),
+    "objects-of-completions": (
         *("ResponseFormat", "JsonSchemaFormat", "StreamOptions", "KVTransferRequest"),
     ),
-    "objects of responses": (
+    "objects-of-responses": (
         *("FunctionTool", "CustomTool", "InputFormat", "NamespaceTool"),
-        *("TextOptions", "TextFormat", "ReasoningOptions", "ResponseStreamOptions"),
+        "TextFormat",
     ),
-    "objects of messages": (
-        *("AnthropicMessage", "TextBlock", "AnthropicTool", "AnthropicToolChoice", "Thinking"),
-        *("OutputConfig", "OutputFormat", "AnthropicMetadata", "ContextManagement"),
-        *("ClearThinking", "ClearToolUses", "Trigger", "KeptToolUses", "InputTokens"),
+    "objects-of-messages": (
+        *("AnthropicMessage", "AnthropicTool", "AnthropicToolChoice", "Thinking"),
+        *("ContextManagement", "ClearThinking", "ClearToolUses"),
     ),
-    "objects of generate": ("SentSamplingParams", "ParseContext"),
+    "objects-of-generate": ("SentSamplingParams", "ParseContext"),
 }
 """Key a part of the page; value the schemas that it lists."""
+_UNLISTED = (
+    *("MessageToolCall", "CalledFunction", "Tool", "TextOptions", "ReasoningOptions"),
+    *("TextBlock", "OutputFormat", "OutputConfig", "Trigger", "KeptToolUses", "InputTokens"),
+    *("AnthropicMetadata", "ResponseStreamOptions"),
+)
+"""Small schemas, shown where a field has them, and those without any field that has an effect."""
+_UNLISTED_TAGS = ("trace", "settings")
+"""Tags of endpoints for operators, whose few fields the page explains itself."""
 _TOLD_FIRST = {
+    _SERVICE: "[service](#service)",
+    _SAMPLING: "[sampling](#sampling)",
     _EVERY: "[every generation](#fields-of-every-generation)",
     _COMPLETIONS: "[all completions](#fields-of-all-completions)",
     "ChatRequest": "[chats](#post-v1chatcompletions)",
@@ -56,37 +68,27 @@ _TOLD_FIRST = {
     "FunctionTool": "[FunctionTool](#functiontool)",
 }
 """Key a schema whose fields others share; value its place on the page."""
-_MIXED = (_EVERY, _COMPLETIONS, *_GENERATION, "StreamOptions")
-"""Schemas with fields of more than one origin."""
-_OPENAI_TYPES = (
-    openai_chat.CompletionCreateParamsBase,
-    openai_chat.CompletionCreateParamsStreaming,
-    openai_completion.CompletionCreateParamsBase,
-    openai_completion.CompletionCreateParamsStreaming,
-    openai_stream.ChatCompletionStreamOptionsParam,
-)
 _NO_EFFECT = "changes nothing: "
-_RANGE = re.compile(r", (in [(\[].*|at most \d+)$|, at most \d+(?=[,:;])")
-"""What the type of a field tells already."""
-_SAMPLING = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
-_SAMPLING_WORDS = parse(SamplingParams.__doc__).words("Attributes")
+_LINK = re.compile(r"\[(\w+)\]\(#\w+\)")
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 
 def parts() -> Mapping[str, Callable[[], str]]:
     """Key a part of the page; value writes it."""
     return {
         "endpoints": _endpoints,
-        "statuses": _statuses,
-        "codes": lambda: items((code(name), words) for name, words in CODES.items()),
+        "errors": _errors,
         "refused": _refused,
-        "fields of every generation": partial(_fields, _EVERY),
-        "fields of all completions": partial(_fields, _COMPLETIONS),
-        "origins": _origins,
-        **{f"fields of {name}": partial(_fields, name) for name in _bodies()},
+        **{_place(name): partial(_fields, name) for name in (*_SHARED, *_bodies())},
+        "origins": lambda: items((one, ", ".join(map(code, ORIGINS[one]))) for one in ORIGINS),
         **{part: partial(_objects, names) for part, names in _OBJECTS.items()},
-        "parts of answers": _parts_of_answers,
+        "parts-of-answers": _parts_of_answers,
         **{name: partial(_answer, name) for name in _answers()},
     }
+
+
+def _place(title: str) -> str:
+    return f"fields-of-{title.replace(' ', '-')}"
 
 
 class DocumentedField(NamedTuple):
@@ -105,24 +107,22 @@ class DocumentedField(NamedTuple):
 
 def documented_fields() -> dict[str, DocumentedField]:
     """Return the fields of requests to models; key the schema's name and the field's."""
-    operations = ("TraceRequest", "SettingsPatch")
     return {
         f"{schema}.{name}": DocumentedField(
             schema, name, _has_one_value(described), _words(schema, name)
         )
         for schema, name, described in listed()
-        if schema not in operations
     }
 
 
 def sampling_fields() -> Set[str]:
     """Return the fields of `SamplingParams` that the lists of generations and completions have."""
-    return _SAMPLING.keys() & (_own(_EVERY).keys() | _own(_COMPLETIONS).keys())
+    return _DEFAULTS.keys() & set(chain(*map(_own, _SHARED)))
 
 
 def listed() -> Iterator[tuple[str, str, Schema]]:
     """Yield all fields of requests: the schema's name, the field's, and the field's schema."""
-    for title in dict.fromkeys([*_bodies(), *chain(*_OBJECTS.values())]):
+    for title in dict.fromkeys([*_bodies(), *chain(*_OBJECTS.values()), *_UNLISTED]):
         for name, schema in _properties(title).items():
             yield title, name, schema
 
@@ -137,7 +137,8 @@ def _endpoints() -> str:
     lines: dict[str, dict[str, list[str]]] = {}  # key who defined them, then the description
     for label, operation in _operations():
         (tag,) = operation["tags"]
-        says = clause(operation["description"].split("\n")[0])
+        says = clause(operation["description"].split("\n")[0].removeprefix("Return "))
+        says = uncapitalized(says)
         lines.setdefault(DEFINED_BY[tag], {}).setdefault(says, []).append(code(label))
     return "\n\n".join(
         f"{origin}:\n\n{items((', '.join(labels), says) for says, labels in of_one.items())}"
@@ -145,14 +146,17 @@ def _endpoints() -> str:
     )
 
 
-def _statuses() -> str:
-    told = {
-        int(status): response["description"]
-        for _, operation in _operations()
-        for status, response in operation["responses"].items()
-    }
-    del told[HTTPStatus.OK]
-    return items((str(status), clause(told[status])) for status in sorted(told))
+def _errors() -> str:
+    """Return the statuses of errors, each with its codes."""
+    described = {status for _, operation in _operations() for status in operation["responses"]}
+    assert {str(status) for status in ERRORS} == described - {"200"}
+    return items(
+        (
+            str(status),
+            "; ".join(f"{code(name)}, {words}" if name else words for name, words in told.items()),
+        )
+        for status, told in ERRORS.items()
+    )
 
 
 def _objects(names: tuple[str, ...]) -> str:
@@ -161,51 +165,68 @@ def _objects(names: tuple[str, ...]) -> str:
 
 def _fields(title: str) -> str:
     """Return a list of a schema's fields: own ones, those without effect, those told elsewhere."""
+    told: dict[str, list[str]] = {}  # key the schema that explains them
+    for name, schema in _own(title).items():
+        told.setdefault(_told_first(title, name, schema), []).append(name)
+    own = told.pop(title, [])
+    whole = [first for first, names in told.items() if len(names) == len(_own(first))]
+    rest = {first: names for first, names in told.items() if first not in whole}
+    idle = {
+        name: _words(title, name).removeprefix(_NO_EFFECT)
+        for name in chain(own, *rest.values())
+        if _words(title, name).startswith(_NO_EFFECT)
+    }
+    rows = _own_rows(title, [name for name in own if name not in idle])
+    rows.append(("No effect", ", ".join(code(name) + _advice(idle[name]) for name in idle)))
+    rows.append(("All of", ", ".join(_TOLD_FIRST[first] for first in whole)))
+    for first, names in rest.items():
+        listed_ones = ", ".join(code(name) for name in names if name not in idle)
+        rows.append((f"As of {_TOLD_FIRST[first]}", listed_ones))
+    return items((thing, words) for thing, words in rows if words)
+
+
+def _own_rows(title: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return fields with their words, required ones first and those with one value last."""
     required = _required(title)
-    own: dict[tuple[str, str], list[str]] = {}  # key type and words
+    rows: dict[tuple[str, str], list[str]] = {}  # key type and words
     fixed: list[str] = []
-    idle: dict[str, list[str]] = {}  # key the reason
-    shared: dict[str, list[str]] = {}  # key the schema that explains them
-    for name, schema in sorted(_own(title).items(), key=lambda field: field[0] not in required):
-        words = _words(title, name)
-        if (first := _told_first(title, name, schema)) != title:
-            shared.setdefault(first, []).append(code(name))
-        elif words.startswith(_NO_EFFECT):
-            idle.setdefault(words.removeprefix(_NO_EFFECT), []).append(code(name))
-        elif _has_one_value(schema) and name not in required:
-            fixed.append(f"{code(name)} {type_words(schema).removeprefix('only ')} ({words})")
-        else:
-            words = "" if _has_one_value(schema) else words
+    for name in sorted(names, key=lambda name: name not in required):
+        schema, words = _own(title)[name], _words(title, name)
+        if not _has_one_value(schema):
             kind = _type(title, name, schema, name in required)
-            own.setdefault((kind, words), []).append(code(name))
+            rows.setdefault((kind, words), []).append(code(name))
+            continue
+        value = code(f"{name}={type_words(schema).removeprefix('only ').strip('`')}")
+        fixed.append(value if name in required else value + _advice(words))
     lines = [
         (f"{', '.join(names)} ({kind})" if kind else ", ".join(names), words)
-        for (kind, words), names in own.items()
+        for (kind, words), names in rows.items()
     ]
-    if fixed:
-        lines.append(("With one value alone", "; ".join(fixed)))
-    if idle:
-        reasons = (f"{', '.join(names)} ({reason})" for reason, names in idle.items())
-        lines.append(("Without effect", "; ".join(reasons)))
-    for first, names in shared.items():
-        which = "all" if len(names) == len(_own(first)) else ", ".join(names)
-        lines.append((f"As of {_TOLD_FIRST[first]}", which))
-    return items(lines)
+    return [*lines, ("Only", ", ".join(fixed))]
+
+
+def _advice(words: str) -> str:
+    """Return the words for a field that does nothing if they name another place to look."""
+    return f" ({words})" if "`" in words else ""
 
 
 @cache
 def _own(title: str) -> dict[str, Schema]:
-    """Return the fields to list under a title: a schema's name, `_EVERY` or `_COMPLETIONS`."""
-    if title not in (_EVERY, _COMPLETIONS, *_GENERATION):
+    """Return the fields to list under a title: a schema's name, or one of `_SHARED`."""
+    if title not in (*_SHARED, *_GENERATION):
         return _properties(title)
     chat, completion = map(_properties, _GENERATION)
     both = {name: schema for name, schema in chat.items() if completion.get(name) == schema}
-    every = {name: both[name] for name in GenerationOptions.model_fields}
-    if title == _EVERY:
-        return every
-    if title == _COMPLETIONS:
-        return {name: schema for name, schema in both.items() if name not in every}
-    return {name: schema for name, schema in _properties(title).items() if name not in both}
+    names = {
+        _SERVICE: ModelRequest.model_fields | ServiceOptions.model_fields,
+        _SAMPLING: SamplingOptions.model_fields,
+        _EVERY: GenerationOptions.model_fields,
+        _COMPLETIONS: both,
+    }
+    if title in _GENERATION:
+        return {name: schema for name, schema in _properties(title).items() if name not in both}
+    earlier = set(chain(*(names[one] for one in _SHARED[: _SHARED.index(title)])))
+    return {name: both[name] for name in names[title] if name not in earlier}
 
 
 def _told_first(title: str, name: str, schema: Schema) -> str:
@@ -225,15 +246,13 @@ def _told(title: str, name: str, schema: Schema) -> tuple[str, str, bool, str]:
 
 
 def _required(title: str) -> Sequence[str]:
-    is_schema = title not in (_EVERY, _COMPLETIONS)
-    required: Sequence[str] = _schema(title).get("required", ()) if is_schema else ()
+    required: Sequence[str] = () if title in _SHARED else _schema(title).get("required", ())
     return required
 
 
 def _type(title: str, name: str, schema: Schema, is_required: bool) -> str:
-    otherwise = _SAMPLING.get(name) if title in (_EVERY, _COMPLETIONS) else None
-    default = _default(schema, otherwise)
-    kind = type_words(schema)
+    default = _default(schema, _DEFAULTS.get(name) if title in _SHARED else None)
+    kind = _LINK.sub(_shown, type_words(schema))
     if is_required:
         return f"{kind}, required" if kind else "required"
     if not default:
@@ -241,14 +260,14 @@ def _type(title: str, name: str, schema: Schema, is_required: bool) -> str:
     return f"default {default}" if kind == "boolean" else f"{kind}, default {default}"
 
 
-def _origins() -> str:
-    """Return the names of fields that OpenAI lacks, by who defined them."""
-    names: dict[str, list[str]] = {}
-    for title in _MIXED:
-        for name in _own(title):
-            if (origin := _origin(name)) != "OpenAI":
-                names.setdefault(origin, []).append(code(name))
-    return items((origin, ", ".join(names[origin])) for origin in sorted(names))
+def _shown(link: re.Match[str]) -> str:
+    """Return the link to a listed schema, or an unlisted schema itself."""
+    if link[1] not in _UNLISTED:
+        return link[0]
+    listed_ones = frozenset(chain(*_OBJECTS.values()))
+    shown = skeleton(_schema(link[1]), _document(), listed_ones)
+    inline = " ".join(shown.replace("|null", "").split())
+    return code(inline.replace("{ ", "{").replace(" }", "}"))
 
 
 def _refused() -> str:
@@ -297,18 +316,10 @@ def _default(schema: Schema, otherwise: Any = None) -> str:
     return "" if default in (None, [], ()) else code(json.dumps(default))
 
 
-def _origin(name: str) -> str:
-    if any(name in params.__annotations__ for params in _OPENAI_TYPES):
-        return "OpenAI"
-    return next((origin for origin, names in ORIGINS.items() if name in names), "vLLM")
-
-
 def _words(title: str, name: str) -> str:
-    """Raises `KeyError` for a field without a docstring, here or in `SamplingParams`."""
-    words = _model_words(_GENERATION[0] if title in (_EVERY, _COMPLETIONS) else title)
-    if name in words:
-        return uncapitalized(clause(words[name]))
-    return _RANGE.sub("", clause(_SAMPLING_WORDS[name]))
+    """Raises `KeyError` for a field without a docstring."""
+    schema = _GENERATION[0] if title in _SHARED else title
+    return uncapitalized(clause(_model_words(schema)[name]))
 
 
 @cache
@@ -316,8 +327,7 @@ def _model_words(title: str) -> dict[str, str]:
     """Return the docstrings of a schema's fields; key the name in JSON."""
     own = {model for model in _below(BaseModel) if model.__module__.startswith("legato.")}
     (model,) = (model for model in own if model.__name__ == title)
-    aliases = {name: field.alias or name for name, field in model.model_fields.items()}
-    return {aliases[name]: words for name, words in field_words(model).items() if name in aliases}
+    return field_words(model)
 
 
 def _below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -340,7 +350,7 @@ def _answers() -> list[str]:
 
 def _bodies() -> Iterator[str]:
     for _, operation in _operations():
-        if "requestBody" in operation:
+        if "requestBody" in operation and operation["tags"][0] not in _UNLISTED_TAGS:
             schema = operation["requestBody"]["content"]["application/json"]["schema"]
             yield schema["$ref"].rpartition("/")[2]
 

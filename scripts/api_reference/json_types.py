@@ -68,7 +68,7 @@ def _one_type(schema: Schema) -> str:
 
 def _most(schema: Schema, key: str, usual: int | None = None) -> str:
     most = schema.get(key)
-    return "" if most in (None, usual) else f" ≤ {most}"
+    return "" if most in (None, usual) else f" ≤{most}"
 
 
 def _plural(schema: Schema) -> str:
@@ -86,7 +86,9 @@ def _range(schema: Schema) -> str:
     if low is None:
         return ""
     if high is None:
-        return f" ≥ {_number(low)}" if "minimum" in schema else f" > {_number(low)}"
+        return f" ≥{_number(low)}" if "minimum" in schema else f" >{_number(low)}"
+    if schema.keys() >= {"minimum", "maximum"}:
+        return f" {_number(low)}..{_number(high)}"
     left = "[" if "minimum" in schema else "("
     right = "]" if "maximum" in schema else ")"
     return f" in {left}{_number(low)}, {_number(high)}{right}"
@@ -110,11 +112,13 @@ def _value(schema: Schema, document: Schema, named: Set[str]) -> str:
         return "|".join(_value(one, document, named) for one in schema["anyOf"])
     if "enum" in schema:
         return "|".join(map(json.dumps, schema["enum"]))
+    if "const" in schema:
+        return json.dumps(schema["const"])
     if schema["type"] == "array":
         return f"[{_value(schema['items'], document, named)}, ...]"
     if "properties" in schema:
         members = {json.dumps(name): one for name, one in schema["properties"].items()}
-    elif "additionalProperties" in schema:
+    elif isinstance(schema.get("additionalProperties"), dict):
         members = {"string": schema["additionalProperties"]}
     else:
         return str(schema["type"])

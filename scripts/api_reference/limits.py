@@ -22,7 +22,7 @@ _MOST_SPELLED = 2**31 - 1
 
 def parts() -> Mapping[str, Callable[[], str]]:
     """Key a part of the page."""
-    return {"limits by flags": _by_flags, "limits of requests": _of_requests}
+    return {"limits-by-flags": _by_flags, "limits-of-requests": _of_requests}
 
 
 def constants() -> dict[str, tuple[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from scripts.api_reference import flags, http_api, limits, models, python_api
 
 _DOCS = Path(__file__).parents[2] / "docs"
-_PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!--generated:(\S+)-->\n).*?(<!--end-->)", re.DOTALL)
 
 PAGES: dict[Path, Callable[[], Mapping[str, Callable[[], str]]]] = {
     _DOCS / "reference" / "python.md": python_api.parts,

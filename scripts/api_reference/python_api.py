@@ -46,8 +46,8 @@ def parts() -> Mapping[str, Callable[[], str]]:
     """Key a part of the page; value writes it."""
     return {
         "LLM": _constructor,
-        "methods of LLM": partial(_members, legato.LLM, {}),
-        "methods of AsyncLLM": partial(_members, legato.AsyncLLM, _bodies(legato.LLM)),
+        "methods-of-LLM": partial(_members, legato.LLM, {}),
+        "methods-of-AsyncLLM": partial(_members, legato.AsyncLLM, _bodies(legato.LLM)),
         "SamplingParams": _sampling,
         "StructuredOutputs": partial(_settings, legato.StructuredOutputs),
         "types": _types,

@@ -23,61 +23,62 @@ DEFINED_BY = {
 }
 """Key a tag of the OpenAPI document, value who defined its endpoints."""
 
-CODES = {
-    "context_length_exceeded": "prompt and output do not fit into the model's context",
-    "unsupported_parameter": "Legato has no such parameter",
-    "invalid_api_key": "the key is missing or wrong",
-    "admin_key_required": "only an `--admin-api-key` may do this",
-    "from_this_machine_only": "only clients on the server's machine may do this, without a proxy",
-    "host_not_allowed": "the server does not go by the name in `Host`; see `--allowed-host`",
-    "origin_not_allowed": "a web page of another origin asks; see `--allowed-origins`",
-    "thread_unsupported_request": "`thread` of `/v1/messages`",
-    "model_not_found": "`model` is not the served one",
-    "not_found": "the response, or the item of it, is not stored",
-    "previous_response_not_found": "the response that this one is to go on from is not stored",
-    "response_in_progress": "the response that this one is to go on from is still being made",
-    "item_not_found": "an item that `input` refers to is not stored",
-    "request_timeout": "headers or body took too long",
-    "slow_reader": "the client read its stream too slowly",
-    "trace_conflict": "a trace is running already, or none is",
-    "request_too_large": "over `--max-body-size`, as a body or as a stored conversation",
-    "headers_too_large": "over `--max-header-size`",
-    "unknown_transfer_coding": "`Transfer-Encoding` is not `chunked`",
-    "overloaded": "too many requests, bodies or connections, or the TTFT SLO cannot be met",
-    "no_token_left": "by what the request asks for, nothing can follow the output so far: a "
-    "grammar in a dead end, or too costly to go on with, or settings that forbid every token",
-    "request_failed": "this request cannot be computed; others are unharmed",
-    "shutting_down": "the server drains",
-    "engine_dead": "the engine process died or hung, or is being started again",
-    "readers_dead": "the processes that read requests died, and are being started again",
+ERRORS: dict[int, dict[str, str]] = {
+    400: {
+        "": "malformed, invalid, or not supported here",
+        "unsupported_parameter": "Legato has no such parameter",
+        "context_length_exceeded": "prompt and output do not fit into the model's context",
+        "no_token_left": "the grammar or the settings allow no token after the output so far",
+        "previous_response_not_found": "the response to continue is not stored",
+        "response_in_progress": "the response to continue is not complete",
+        "request_too_large": "a stored conversation over `--max-body-size`",
+        "item_not_found": "an item that `input` refers to is not stored",
+        "thread_unsupported_request": "`thread` of `/v1/messages`",
+    },
+    401: {"invalid_api_key": "missing or wrong", "admin_key_required": "no key was sent"},
+    403: {
+        "admin_key_required": "the key is not an `--admin-api-key`",
+        "from_this_machine_only": "only for clients on the server's machine, without a proxy",
+        "host_not_allowed": "the name in `Host` is not the server's; see `--allowed-host`",
+        "origin_not_allowed": "a web page of another origin; see `--allowed-origins`",
+    },
+    404: {
+        "": "no such path",
+        "model_not_found": "`model` is not the served one",
+        "not_found": "the response or its item is not stored",
+    },
+    408: {
+        "request_timeout": "headers or body took too long",
+        "slow_reader": "the client read its stream too slowly",
+    },
+    409: {"trace_conflict": "a trace is running already, or none is"},
+    413: {"request_too_large": "a body over `--max-body-size`"},
+    429: {"overloaded": "too many requests or large bodies, or the TTFT SLO cannot be met"},
+    431: {"headers_too_large": "over `--max-header-size`"},
+    500: {"request_failed": "this request cannot be computed; other requests go on"},
+    501: {"unknown_transfer_coding": "`Transfer-Encoding` is not `chunked`"},
+    503: {
+        "overloaded": "over `--max-connections`",
+        "shutting_down": "the server drains",
+        "engine_dead": "the engine process died or hung, and starts again",
+        "readers_dead": "the processes that read requests died, and start again",
+    },
 }
-"""Key the `code` of an error."""
+"""Key a status, then the `code` of an error, empty for an error without one."""
 
 REFUSED: dict[str, list[dict[str, object]]] = {
     "/v1/chat/completions": [
         {"logit_bais": {}},
         {"tools": [{"type": "web_search"}]},
-        {"response_format": {"type": "json_schema"}},
-        {"structured_outputs": {"regex": "a+", "json_object": True}},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
     ],
-    "/v1/completions": [
-        {"max_tokens": 0},
-        {"stream": True, "echo": True, "logprobs": 1},
-    ],
-    "/v1/responses": [
-        {"background": True, "store": False},
-        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
-    ],
-    "/tokenize": [{"messages": [], "add_special_tokens": True}],
+    "/v1/responses": [{"background": True, "store": False}],
 }
 """Key the path; value what is wrong in a request that is otherwise right."""
 
 RIGHT: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi"},
     "/v1/responses": {"input": "Hi"},
-    "/tokenize": {},
 }
 """Key the path; value a request that nothing is wrong with, but for what is added."""
 

@@ -3,13 +3,16 @@
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from pydantic import BaseModel, Field
 from scripts.api_reference import http_api, words
-from scripts.api_reference.docstrings import Entry, field_words, parse
+from scripts.api_reference.docstrings import Entry, parse
 from scripts.api_reference.pages import PAGES, rendered
 
 from legato.api.config import ServerConfig
+from legato.api.openapi import field_words
 from legato.core.config_fields import fields_of
 from tests import house
 
@@ -35,7 +38,7 @@ def test_every_error_code_is_explained() -> None:
     raised = set()
     for file in house.sources():
         raised |= set(re.findall(r'\bcode="(\w+)"', file.read_text(encoding="utf-8")))
-    assert raised == words.CODES.keys()
+    assert raised == {code for codes in words.ERRORS.values() for code in codes} - {""}
 
 
 def test_every_field_is_described_in_a_line() -> None:
@@ -48,8 +51,16 @@ def test_every_field_is_described_in_a_line() -> None:
     assert known.issuperset(name for names in words.ORIGINS.values() for name in names)
 
 
-class _Named:
-    name: str
+def test_the_server_describes_every_field() -> None:
+    described = {f"{title}.{name}": schema for title, name, schema in http_api.listed()}
+    assert described.keys() == http_api.documented_fields().keys()
+    for field, schema in described.items():
+        assert schema.get("description"), field
+        assert "](" not in schema["description"], "a page's links lead nowhere from there"
+
+
+class _Named(BaseModel):
+    name: str = Field(alias="called")
     """The name."""
     text: str = ""
     size: int = 0
@@ -61,13 +72,25 @@ class _Sized(_Named):
     """The size."""
 
 
-_Sized.__module__ = _Named.__module__ = "legato.made_up"
+def _moved(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the models be of a module of Legato's."""
+    name = f"legato.{module.__name__}"
+    monkeypatch.setitem(sys.modules, name, module)
+    for model in (_Named, _Sized):
+        monkeypatch.setattr(model, "__module__", name)
 
 
 def test_words_of_a_field_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "legato.made_up", sys.modules[__name__])
-    assert field_words(_Named) == {"name": "The name.", "size": "The base's size."}
-    assert field_words(_Sized) == {"name": "The name.", "size": "The size."}
+    _moved(sys.modules[__name__], monkeypatch)
+    assert field_words(_Named) == {"called": "The name.", "size": "The base's size."}
+    assert field_words(_Sized) == {"called": "The name.", "size": "The size."}
+
+
+def test_a_field_without_sources_has_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    unread = ModuleType("unread")
+    unread.__file__ = "/nowhere/unread.py"
+    _moved(unread, monkeypatch)
+    assert field_words(_Sized) == {}
 
 
 def test_every_consequence_is_of_a_limit() -> None:

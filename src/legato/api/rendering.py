@@ -74,7 +74,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
 )
 async def render_chat(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Return the prompt of a request to /v1/chat/completions, in tokens."""
+    """Return the prompt of such a request, in tokens."""
     [prompt] = await _rendered(context, "render_chat", body, arrival, prefix="chatcmpl")
     return PacedResponse(json_pieces(prompt), context.turns)
 
@@ -85,7 +85,7 @@ async def render_chat(body: JsonBytes, context: ContextDep, arrival: ArrivalDep)
     responses=responses(RenderedPrompt, is_list=True, errors=(HTTPStatus.NOT_FOUND,)),
 )
 async def render_completions(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Return each prompt of a request to /v1/completions, in tokens."""
+    """Return the prompt of such a request, in tokens."""
     prompts = await _rendered(context, "render_completions", body, arrival, prefix="cmpl")
     return PacedResponse(json_pieces(listed(prompts)), context.turns)
 
@@ -98,7 +98,7 @@ async def render_completions(body: JsonBytes, context: ContextDep, arrival: Arri
     ),
 )
 async def render_messages(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Return the prompt of a request to /v1/messages, in tokens."""
+    """Return the prompt of such a request, in tokens."""
     [prompt] = await _rendered(context, "render_messages", body, arrival, prefix="chatcmpl")
     return PacedResponse(json_pieces(prompt), context.turns)
 
@@ -109,7 +109,7 @@ async def render_messages(body: JsonBytes, context: ContextDep, arrival: Arrival
     responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
 )
 async def render_response(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Return the prompt of a request to /v1/responses that needs no stored response, in tokens."""
+    """Return the prompt of such a request, in tokens."""
     [prompt] = await _rendered(context, "render_responses", body, arrival, prefix="resp")
     return PacedResponse(json_pieces(prompt), context.turns)
 

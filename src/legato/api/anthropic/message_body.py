@@ -84,7 +84,7 @@ class AnthropicTool(RequestModel):
 
 class AnthropicToolChoice(RequestModel):
     type: Literal["auto", "any", "tool", "none"]
-    """Whether the model may call any, must call one, or must call this one."""
+    """Whether the model may call any, must call any, or must call this one."""
     name: Name | None = None
     """The tool to call, with `tool`."""
     disable_parallel_tool_use: bool = False
@@ -173,7 +173,7 @@ class CountTokensRequest(ModelRequest):
     thinking: Thinking | None = None
     """Switch thinking on or off, if the chat template can."""
     output_config: OutputConfig | None = None
-    """Effort of thinking, and the form of the answer."""
+    """`effort` is `reasoning_effort` of a chat; `format` is the answer's."""
     output_format: OutputFormat | None = None
     """Changes nothing: the model is not shown the schema."""
     context_management: ContextManagement | None = None
@@ -314,7 +314,7 @@ class MessagesRequest(CountTokensRequest, GenerationOptions):
     max_tokens: Annotated[int, Field(ge=1)]
     """Most tokens of thinking and answer together."""
     tool_choice: AnthropicToolChoice | None = None
-    """Whether the model may call any tool, must call one, or must call this one."""
+    """Which tools may or must be called."""
     output_format: OutputFormat | None = None
     """Old name of `format` in `output_config`."""
     stop_sequences: Annotated[

@@ -54,11 +54,11 @@ class Hints(RequestModel):
     """A client's notes on a request, for services that use them."""
 
     user: Name | None = None
-    """Changes nothing: the client's note; `/v1/responses` repeats it."""
+    """Changes nothing: the client's note."""
     safety_identifier: Name | None = None
-    """Changes nothing: the client's note; `/v1/responses` repeats it."""
+    """Changes nothing: the client's note."""
     metadata: Metadata | None = None
-    """Changes nothing: the client's notes; `/v1/responses` repeats them."""
+    """Changes nothing: the client's notes."""
     service_tier: ServiceTier | None = None
     """Changes nothing: see `slo_class` and `priority`."""
     prompt_cache_key: Name | None = None
@@ -286,15 +286,21 @@ class SamplingOptions(RequestModel):
     """Fields of `SamplingParams`, with the same meaning; unset ones are the model's defaults."""
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Softmax temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Keep the fewest most likely tokens whose probability reaches this."""
     top_k: Annotated[int, Field(ge=-1, lt=TOP_K_LIMIT)] | None = None
+    """Keep this many most likely tokens; 0 or -1 keeps all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Drop tokens less likely than this fraction of the most likely one."""
     repetition_penalty: (
         Annotated[float, Field(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
     ) = None
     """Makes tokens of prompt and output less likely, above 1."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Subtracted once from the logit of each token in the output."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Subtracted per occurrence in the output."""
     logit_bias: LogitBias | None = None
     """Added to the logits of these token ids."""
     allowed_token_ids: AllowedTokenIds | None = None
@@ -306,10 +312,15 @@ class SamplingOptions(RequestModel):
     seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
     """Makes the tokens reproducible."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    """End-of-sequence and stop tokens are not sampled before this many."""
     stop_token_ids: TokenIds | None = None
+    """Token ids that end the output."""
     include_stop_str_in_output: bool | None = None
+    """Keep the stop string in the text."""
     ignore_eos: bool | None = None
+    """Go on past the end-of-sequence token."""
     skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text."""
 
     def sent_params(self) -> dict[str, Any]:
         """Return the fields of `SamplingParams` that the client sent."""

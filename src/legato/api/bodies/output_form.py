@@ -119,21 +119,21 @@ class OutputForm(ModelRequest):
     structured_outputs: Form | None = None
     """[Form](python.md#structuredoutputs) of the output, in vLLM's words."""
     guided_json: str | dict[str, Any] | None = None
-    """Old name of its `json`."""
+    """Another name of its `json`."""
     guided_regex: str | None = None
-    """Old name of its `regex`."""
+    """Another name of its `regex`."""
     guided_choice: list[str] | None = None
-    """Old name of its `choice`."""
+    """Another name of its `choice`."""
     guided_grammar: str | None = None
-    """Old name of its `grammar`."""
+    """Another name of its `grammar`."""
     regex: str | None = None
-    """SGLang's name of its `regex`."""
+    """Another name of its `regex`."""
     ebnf: str | None = None
-    """SGLang's name of its `grammar`."""
+    """Another name of its `grammar`."""
     grammar: str | None = None
-    """llama.cpp's name of its `grammar`."""
+    """Another name of its `grammar`."""
     json_schema: str | dict[str, Any] | None = None
-    """llama.cpp's name of its `json`."""
+    """Another name of its `json`."""
 
     @model_validator(mode="after")
     def _check_forms(self) -> "OutputForm":

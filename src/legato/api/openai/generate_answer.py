@@ -240,7 +240,7 @@ def _id_logprob(token_id: int, logprob: float, rank: int | None) -> bytes:
     ),
 )
 async def generate(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Complete a prompt given in tokens, as `/render` answers with it; `output_mode` adds text."""
+    """Complete a prompt given in tokens."""
     job = await context.text.job("generate", body, arrival)
     terms = job.terms_as(GenerateTerms)
     run = JobRun(context, job, arrival)

@@ -53,7 +53,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.get("/v1/models", responses=responses(ModelList))
 async def list_models(context: ContextDep) -> Response:
-    """List this server's one model, by each of its names."""
+    """List the names of the served model."""
     names = context.engine.info.served_model_names
     cards = [_card(context, name) for name in names]
     return json_response(ModelList(data=cards, first_id=names[0], last_id=names[-1]))

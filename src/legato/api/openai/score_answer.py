@@ -132,7 +132,7 @@ async def _answered(
     "/score", openapi_extra=takes(ScoreRequest), responses=responses(ScoreAnswer, errors=_ERRORS)
 )
 async def score(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Return how well each text goes with a query, by a classification head."""
+    """Return how well each text goes with a query."""
     return await _answered("score", body, context, arrival)
 
 
@@ -145,5 +145,5 @@ async def score(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Re
     "/rerank", openapi_extra=takes(RerankRequest), responses=responses(RerankAnswer, errors=_ERRORS)
 )
 async def rerank(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Return documents by how well they go with a query, the best first."""
+    """Sort documents by how well they go with a query."""
     return await _answered("rerank", body, context, arrival)

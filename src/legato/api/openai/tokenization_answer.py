@@ -35,7 +35,7 @@ async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) ->
     responses=responses(DetokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)),
 )
 async def detokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
-    """Return the text of token ids, including special tokens."""
+    """Return the text of token ids."""
     return pieces_response(await context.text.answer("detokenize", body, arrival))
 
 

@@ -23,7 +23,7 @@ class CacheReset(msgspec.Struct, frozen=True):
 async def reset_prefix_cache(
     context: ContextDep, reset_running_requests: bool = False, reset_external: bool = False
 ) -> Response:
-    """Forget all cached blocks that no request uses. For admins only."""
+    """Forget cached blocks that no request uses. For admins only."""
     if reset_running_requests:
         raise InvalidRequestError(
             "running requests keep their blocks", param="reset_running_requests"

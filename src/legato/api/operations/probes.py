@@ -45,7 +45,7 @@ class LoadAnswer(msgspec.Struct, frozen=True):
 @router.get("/ping", include_in_schema=False)
 @router.post("/ping", include_in_schema=False)
 async def health(context: ContextDep) -> Response:
-    """Return 200 while new requests are accepted, else 503 and the reason.
+    """Return 200 while new requests are accepted, else 503.
 
     The body says "degraded" and the reason if the latest step was bound to break an SLO, or a
     process does not answer and is about to be replaced. If there are promises on gaps between
@@ -66,19 +66,19 @@ async def health(context: ContextDep) -> Response:
 
 @router.get("/load", responses=responses(LoadAnswer))
 async def load(context: ContextDep) -> Response:
-    """Return how many requests are in flight, this one apart."""
+    """Return how many requests are in flight."""
     return json_response(LoadAnswer(context.lifecycle.num_in_flight - 1))
 
 
 @router.get("/version", responses=responses())
 async def version() -> dict[str, str]:
-    """Return Legato's version."""
+    """Return the version of Legato."""
     return {"version": __version__}
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=responses())
 async def metrics(request: Request, context: ContextDep) -> Response:
-    """Return Prometheus metrics, in the format of OpenMetrics if `Accept` prefers it."""
+    """Return metrics for Prometheus."""
     # Paced: hundreds of lines at once, or a thread that takes turns with this one, delay streams.
     text, media_type = context.metrics.render(request.headers.get("Accept", ""))
     return PacedResponse(text, context.turns, media_type)

@@ -79,6 +79,6 @@ async def model_info(context: ContextDep) -> Response:
 
 @router.get("/kv_event_sources", responses=responses())
 async def kv_event_sources(context: ContextDep) -> Response:
-    """Return where cache events are published, under "0", the engine's rank; or nothing."""
+    """Return where cache events are published."""
     source = context.kv_event_source
     return json_response(encode_json({} if source is None else {"0": source}))

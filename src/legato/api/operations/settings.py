@@ -121,7 +121,7 @@ async def get_settings(context: ContextDep) -> Response:
 
 @router.patch("/settings", responses=responses(SettingsAnswer), dependencies=[ADMINS_ONLY])
 async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
-    """Change settings from the next step on; running requests continue. For admins only."""
+    """Change them while requests run. For admins only."""
     try:
         context.engine.reconfigure(body.apply(context.engine.settings.asked))
     except ConfigError as error:

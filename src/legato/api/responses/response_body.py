@@ -166,13 +166,13 @@ class ResponsesRequest(GenerationOptions):
     )
     """`function`, `custom` and `namespace`; hosted tools are left out."""
     tool_choice: ResponseToolChoice = "auto"
-    """Whether the model may call any, must call one, or must call this one."""
+    """Which tools may or must be called, in OpenAI's forms."""
     parallel_tool_calls: bool = True
     """Allow several calls at once."""
     text: TextOptions | None = None
     """Form of the answer."""
     reasoning: ReasoningOptions | None = None
-    """Effort of thinking."""
+    """`effort` is `reasoning_effort` of a chat; summaries change nothing."""
     truncation: Literal["auto", "disabled"] = "disabled"
     """`auto` drops first turns of a conversation that is too long."""
     include: Annotated[list[Annotated[str, only(*_INCLUDED)]], AtMost(len(_INCLUDED))] = Field(
@@ -192,7 +192,7 @@ class ResponsesRequest(GenerationOptions):
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs
     """Changes nothing: the server runs no tools."""
     metadata: Metadata | None = None
-    """Changes nothing: the client's notes; `/v1/responses` repeats them."""
+    """Changes nothing: the client's notes."""
     prompt_cache_key: Name | None = None
     """Changes nothing: equal prompts share their cache."""
     prompt_cache_options: dict[str, Any] | None = None
@@ -200,11 +200,11 @@ class ResponsesRequest(GenerationOptions):
     prompt_cache_retention: CacheRetention | None = None
     """Changes nothing: blocks stay while memory allows."""
     safety_identifier: Name | None = None
-    """Changes nothing: the client's note; `/v1/responses` repeats it."""
+    """Changes nothing: the client's note."""
     service_tier: ServiceTier | None = None
     """Changes nothing: see `slo_class` and `priority`."""
     user: Name | None = None
-    """Changes nothing: the client's note; `/v1/responses` repeats it."""
+    """Changes nothing: the client's note."""
 
     @model_validator(mode="after")
     def _check_background(self) -> "ResponsesRequest":

@@ -112,7 +112,7 @@ async def create_response(
 async def count_input_tokens(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
 ) -> Response:
-    """Return the length of a response's prompt, with all earlier turns."""
+    """Count the tokens of a response's prompt."""
     parts, _ = await _read("input_tokens", body, context, store, arrival)
     return pieces_response([part.data for part in parts if isinstance(part, Piece)])
 
@@ -129,7 +129,7 @@ async def retrieve_response(
     stream: bool = False,
     starting_after: Annotated[int, Query(ge=-1, lt=2**63)] | None = None,
 ) -> Response:
-    """Return a stored response, or the events of one in the background, after a given one."""
+    """Return a stored response, or its events."""
     if starting_after is not None and not stream:
         raise invalid_request("starting_after goes with stream=true only")
     response = store.get(arrival.tenant, response_id)
@@ -150,7 +150,7 @@ async def delete_response(response_id: str, store: StoreDep, arrival: ArrivalDep
 async def cancel_response(
     response_id: str, context: ContextDep, store: StoreDep, arrival: ArrivalDep
 ) -> Response:
-    """End a response in the background; one that has ended stays as it is."""
+    """End a response in the background."""
     response = store.get(arrival.tenant, response_id)
     if response.run is None:
         raise invalid_request(
