@@ -115,9 +115,9 @@ def documented_fields() -> dict[str, DocumentedField]:
     }
 
 
-def sampling_fields() -> Set[str]:
-    """Return the fields of `SamplingParams` that the lists of generations and completions have."""
-    return _DEFAULTS.keys() & set(chain(*map(_own, _SHARED)))
+def shared_fields() -> Set[str]:
+    """Return the fields that the lists of service, sampling, generations and completions have."""
+    return set(chain(*map(_own, _SHARED)))
 
 
 def listed() -> Iterator[tuple[str, str, Schema]]:

@@ -18,6 +18,7 @@ from legato.core import errors as input_errors
 from legato.core import stats
 from legato.core.config import engine_fields
 from legato.core.outputs import RequestOutput
+from legato.core.slo import ServiceParams
 from legato.engine import errors as engine_errors
 from scripts.api_reference import http_api
 from scripts.api_reference.docstrings import parse
@@ -46,9 +47,13 @@ def parts() -> Mapping[str, Callable[[], str]]:
     """Key a part of the page; value writes it."""
     return {
         "LLM": _constructor,
-        "methods-of-LLM": partial(_members, legato.LLM, {}),
-        "methods-of-AsyncLLM": partial(_members, legato.AsyncLLM, _bodies(legato.LLM)),
-        "SamplingParams": _sampling,
+        "methods-of-LLM": partial(_members, legato.LLM),
+        "methods-of-AsyncLLM": partial(_members, legato.AsyncLLM, legato.LLM),
+        "SamplingParams": partial(
+            _settings,
+            legato.SamplingParams,
+            http_api.shared_fields() - {"max_tokens", "logprobs", "structured_outputs"},
+        ),
         "StructuredOutputs": partial(_settings, legato.StructuredOutputs),
         "types": _types,
         "errors": _errors,
@@ -75,14 +80,20 @@ def _as_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _members(cls: type, told: Mapping[str, str]) -> str:
-    """Return the methods and properties of a class; if they are told already, by name alone."""
+def _members(cls: type, model: type | None = None) -> str:
+    """Return the methods and properties of a class.
+
+    Args:
+        model: a class that is described already; its members and parameters are named alone.
+    """
+    told = {} if model is None else _bodies(model)
     pieces, names = [], []
     for name, body in _bodies(cls).items():
         if told.get(name) == body:
             names.append(code(_call(cls, name)))
         else:
-            pieces.append(f"### {cls.__name__}.{name}\n{_member(cls, name)}")
+            like = model if name in told else None
+            pieces.append(f"### {cls.__name__}.{name}\n{_member(cls, name, like)}")
     if names:
         pieces.append(f"As of `LLM`: {', '.join(names)}.")
     return "\n\n".join(pieces)
@@ -92,34 +103,46 @@ def _bodies(cls: type) -> dict[str, str]:
     return {name: parse(_function(cls, name).__doc__).body for name in _public(cls)}
 
 
-def _member(cls: type, name: str) -> str:
+def _member(cls: type, name: str, model: type | None) -> str:
+    """Args: model: a class whose member of this name is described already."""
     function = _function(cls, name)
     doc = parse(function.__doc__)
+    told = {} if model is None else parse(_function(model, name).__doc__).words("Args")
+    shared = {one for one, words in doc.words("Args").items() if told.get(one) == words}
     if isinstance(vars(cls)[name], property):
         return f"    {name}: {_text(_hints_of(function)['return'])}\n\n{doc.body}"
     alike: dict[str, list[str]] = {}  # key the words
     for parameter, words in doc.words("Args").items():
-        alike.setdefault(clause(words), []).append(code(parameter))
+        if parameter not in shared:
+            alike.setdefault(clause(words), []).append(code(parameter))
+    if shared and model is not None:
+        alike[f"the other parameters of `{model.__name__}.{name}`"] = [code("...")]
     pieces = [
-        f"    {_call(cls, name)}",
+        f"    {_call(cls, name, shared)}",
         doc.body,
         items((", ".join(names), words) for words, names in alike.items()),
     ]
     return "\n\n".join(filter(None, pieces))
 
 
-def _call(cls: type, name: str) -> str:
-    """Return a method's signature, or a property's name."""
+def _call(cls: type, name: str, shared: Set[str] = frozenset()) -> str:
+    """Return a method's signature, or a property's name.
+
+    Args:
+        shared: parameters that three dots stand for.
+    """
     function = _function(cls, name)
     if isinstance(vars(cls)[name], property):
         return name
     hints = _hints_of(function)
     parameters = inspect.signature(getattr(cls, name)).parameters.values()
-    told = [p.replace(annotation=hints[p.name]) for p in parameters if p.name != "self"]
+    own = [p for p in parameters if p.name not in {"self", *shared}]
+    told = [p.replace(annotation=hints[p.name]) for p in own]
     marked = [
         *(_parameter(p) for p in told if not _by_name(p)),
         *(["*"] if any(map(_by_name, told)) else []),
         *(_parameter(p) for p in told if _by_name(p)),
+        *(["..."] if shared else []),
     ]
     kind = "await " if inspect.iscoroutinefunction(function) else ""
     return f"{kind}{name}({', '.join(marked)}) -> {_text(hints['return'])}"
@@ -138,7 +161,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 def _setting(name: str, hint: Any, default: Any) -> str:
     """Return a name with its type and default; None as a default is no type of its own."""
     kind = _text(hint)
-    return f"{name}: {kind.removesuffix(' | None') if default is None else kind} = {default!r}"
+    return f"{name}: {kind.removesuffix('|None') if default is None else kind} = {default!r}"
 
 
 def _without_default(words: str, default: Any) -> str:
@@ -149,48 +172,59 @@ def _without_default(words: str, default: Any) -> str:
 
 
 def _types() -> str:
-    return "\n\n".join(f"### {cls.__name__}\n{_description(cls)}" for cls in _reachable())
+    described: dict[tuple[str, str], str] = {}  # key an attribute and its words, value its class
+    return "\n\n".join(
+        f"### {cls.__name__}\n{_description(cls, described)}" for cls in _reachable()
+    )
 
 
-def _description(cls: type) -> str:
+def _description(cls: type, described: dict[tuple[str, str], str]) -> str:
     body = parse(cls.__doc__).body
     if issubclass(cls, enum.Enum):
         return f"{body} {', '.join(code(repr(member.value)) for member in cls)}."
-    return f"{body}\n\n{_attributes(cls)}"
+    if cls is ServiceParams:
+        return f"{body}\n\n{_settings(cls, http_api.shared_fields())}"
+    return f"{body}\n\n{_attributes(cls, described)}"
 
 
-def _attributes(cls: type) -> str:
+def _attributes(cls: type, described: dict[tuple[str, str], str]) -> str:
+    """Args: described: attributes that need no words any more; those of the class are added."""
     if cls in _OF_THE_ENGINE or cls.__module__ == stats.__name__:
-        names = ", ".join(code(f"{name}: {_text(hint)}") for name, hint in _hints(cls).items())
+        names = ", ".join(map(code, _hints(cls)))
         return f"{names}. {_OF_THE_ENGINE.get(cls, 'The [metrics](metrics.md) explain them.')}"
     words: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         words |= parse(vars(base).get("__doc__")).words("Attributes")
-    return items(
-        (code(f"{name}: {_text(hint)}"), clause(words.get(name, "")))
-        for name, hint in _hints(cls).items()
-    )
-
-
-def _sampling() -> str:
-    """Return the fields; the HTTP API's list has the words of the shared ones."""
-    return _settings(legato.SamplingParams, http_api.sampling_fields())
+    rows: dict[str, str] = {}
+    shared: dict[str, list[str]] = {}  # key the class that explains them
+    for name, hint in _hints(cls).items():
+        row = code(f"{name}: {_text(hint)}"), clause(words.get(name, ""))
+        first = described.setdefault(row, cls.__name__)
+        if first == cls.__name__ or not row[1]:
+            rows[row[0]] = row[1]
+        else:
+            shared.setdefault(first, []).append(code(name))
+    rows |= {f"As of `{first}`": ", ".join(names) for first, names in shared.items()}
+    return items(rows.items())
 
 
 def _settings(cls: type[msgspec.Struct], told: Set[str] = frozenset()) -> str:
     """Return the fields with their types and defaults.
 
     Args:
-        told: fields that are described elsewhere.
+        told: fields that the HTTP API's lists explain.
     """
     hints, words = _hints(cls), parse(cls.__doc__).words("Attributes")
-    return items(
-        (
-            code(_setting(field.name, hints[field.name], field.default)),
-            "" if field.name in told else clause(words[field.name]),
-        )
-        for field in msgspec.structs.fields(cls)
-    )
+    fields = {field.name: field.default for field in msgspec.structs.fields(cls)}
+    rows = [
+        (code(_setting(name, hints[name], default)), clause(words[name]))
+        for name, default in fields.items()
+        if name not in told
+    ]
+    shared = ", ".join(code(f"{name}={fields[name]!r}") for name in fields if name in told)
+    if shared:
+        rows.append(("As of [HTTP requests](http.md#fields-of-every-generation)", shared))
+    return items(rows)
 
 
 def _hints_of(function: Any) -> dict[str, Any]:
@@ -207,15 +241,9 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _errors() -> str:
     """Those of Legato's that any docstring of the public classes names."""
-    raised: dict[str, list[str]] = {}  # key the error's name, value where it may be raised
-    public: dict[str, Any] = {}
-    for cls in _CLASSES:
-        public[cls.__name__] = cls
-        public |= {f"{cls.__name__}.{name}": _function(cls, name) for name in _public(cls)}
-    public |= {cls.__name__: cls for cls in (legato.SamplingParams, legato.StructuredOutputs)}
-    for place, thing in public.items():
-        for name in parse(thing.__doc__).words("Raises"):
-            raised.setdefault(name, []).append(code(place))
+    public: list[Any] = [*_CLASSES, legato.SamplingParams, legato.StructuredOutputs]
+    public += [_function(cls, name) for cls in _CLASSES for name in _public(cls)]
+    raised = {name for thing in public for name in parse(thing.__doc__).words("Raises")}
     rows = []
     for module in (input_errors, engine_errors):
         for name, error in vars(module).items():
@@ -225,8 +253,7 @@ def _errors() -> str:
                     doc.body,
                     *(f"`{n}`: {words}" for n, words in doc.words("Attributes").items()),
                 ]
-                origin = code(f"{module.__name__}.{name}")
-                rows.append((f"{origin} (by {', '.join(raised[name])})", " ".join(says)))
+                rows.append((code(f"{module.__name__}.{name}"), " ".join(says)))
     return items(rows)
 
 
@@ -269,9 +296,9 @@ def _text(hint: Any) -> str:
     if hint is ...:
         return "..."
     if typing.get_origin(hint) is typing.Literal:
-        return " | ".join(map(repr, arguments))
+        return "|".join(map(repr, arguments))
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " | ".join(map(_text, arguments))
+        return "|".join(map(_text, arguments))
     if arguments:
         return f"{hint.__name__}[{', '.join(map(_text, arguments))}]"
     return str(hint.__name__)

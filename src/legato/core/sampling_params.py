@@ -98,7 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         allowed_token_ids: no other tokens are sampled, at most 16384; None allows all.
         bad_words: forbidden words, at most 1024: a word's last token is not sampled after its
             other tokens, with and without a space in front; other tokens that spell it may come.
-        bad_words_token_ids: the same, as tokens; the front end adds those of `bad_words`.
+        bad_words_token_ids: forbidden words as tokens; the front end adds those of `bad_words`.
         seed: of the random numbers, which no batch changes; other batches may round logits
             otherwise.
         max_tokens: most tokens to generate; None means up to the model's context.

@@ -115,7 +115,7 @@ class Completion:
         logprobs (list[TokenLogprobs] | None): one entry a token; None if not asked for.
         prompt_logprobs (list[TokenLogprobs] | None): one entry for each prompt token from the
             second on; None if not asked for, and only on index 0.
-        prompt_scores (list[TokenScores] | None): the same, in the parts that came.
+        prompt_scores (list[TokenScores] | None): `prompt_logprobs` in the parts that came.
         finish_reason (FinishReason | None): why it ended; None while it runs.
         stop_reason (int | str | None): the stop string or stop token id that ended it, if one did.
         num_cached_tokens (int): prompt tokens that were found in the cache.
