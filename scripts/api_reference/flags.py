@@ -41,5 +41,4 @@ def _row(action: argparse.Action) -> tuple[str, str]:
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
     flag = f"{long[0]} {value}".rstrip()
     words = (action.help or "") % {**vars(action), "prog": "legato serve"}
-    off = [option for option in long[1:] if option.startswith("--no-")]
-    return code(flag) + "".join(f", {code(option)}" for option in off), clause(words)
+    return code(flag), clause(words)

@@ -16,6 +16,16 @@ from scripts.api_reference.markdown import clause, code, items
 _MODULES = (sampling_params, slo, limits)
 GROUP = "limits on clients"
 """Heading of the flags that this page describes."""
+OF_TYPES = frozenset(
+    (
+        *("MAX_LOGPROBS", "MAX_LOGPROB_TOKEN_IDS", "MAX_LOGIT_BIAS", "MAX_STOP", "MAX_N"),
+        *("MAX_ALLOWED_TOKEN_IDS", "MAX_BAD_WORDS", "MAX_REPETITION_PENALTY", "MAX_PRIORITY"),
+        *("MAX_CACHE_SALT", "MAX_MESSAGES", "MAX_ROLE_CHARS", "MAX_CONTENT_PARTS", "MAX_TOOLS"),
+        *("MAX_TOOL_NAME_CHARS", "MAX_TOOL_CALLS", "MAX_TEMPLATE_CHARS", "MAX_TEMPLATE_VARIABLES"),
+        *("MAX_DETOKENIZED", "SEED_LIMIT", "TOP_K_LIMIT"),
+    )
+)
+"""Constants that the HTTP reference shows in the types of fields."""
 _MOST_SPELLED = 2**31 - 1
 """Beyond it, a value is told as the code has it."""
 
@@ -49,7 +59,9 @@ def _by_flags() -> str:
 
 def _of_requests() -> str:
     return items(
-        (f"{code(name)} ({number})", clause(of)) for name, (number, of) in constants().items()
+        (f"{code(name)} ({number})", clause(of))
+        for name, (number, of) in constants().items()
+        if name not in OF_TYPES
     )
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 from pydantic import BaseModel, Field
-from scripts.api_reference import http_api, words
+from scripts.api_reference import http_api, limits, words
 from scripts.api_reference.docstrings import Entry, parse
 from scripts.api_reference.pages import PAGES, rendered
 
@@ -97,6 +97,15 @@ def test_every_consequence_is_of_a_limit() -> None:
     limited = [field for field in fields_of(ServerConfig) if field.name in words.BEYOND]
     assert {field.group for field in limited} == {"limits on clients"}
     assert len(limited) == len(words.BEYOND)
+
+
+def test_bounds_of_fields_stand_on_the_http_page() -> None:
+    assert limits.constants().keys() > limits.OF_TYPES
+    (page,) = (page for page in PAGES if page.name == "http.md")
+    text = page.read_text(encoding="utf-8")
+    for name in limits.OF_TYPES:
+        number = limits.constants()[name][0].replace(",", "").replace(" ** ", "^")
+        assert re.search(rf"(≤|\.\.|, ){re.escape(number)}\b", text), name
 
 
 def test_docstrings_are_read_by_section() -> None:
