@@ -23,15 +23,13 @@ fails, (✗) fails by the client's own fault, and "lacks" is what the client its
 _METHOD = """## How was that tried?
 
 `python -m benchmarks clients` writes this page. It installs the current version of each client, and
-runs a script of `benchmarks/clients/scripts/` with it against a server with the default model. The
-scripts judge the protocol: an answer arrives, is valid, ends as asked, and has the client's own
-classes. n8n and LibreChat are tried by the packages with which they call models. For
+runs a script of `benchmarks/clients/scripts/` with it against a server with the default model. n8n
+and LibreChat are tried by the packages with which they call models. For
 [Open WebUI](chat-programs.md) and [Zed](zed.md), a test sends the requests that they build.
 
 Coding agents run whole, against random weights of a small model with 32k tokens of context. A proxy
-adds a `tool_choice` and a schema to their requests, so that the model calls the shell with a
-harmless command. Aider has no tools: it writes a file, and runs a command to test it. The machine
-may have been busy: compare the two times of a row."""
+adds a `tool_choice` and a schema to their requests, so that the model calls the shell. Aider has no
+tools: it writes a file, and runs a command to test it. Compare the two times of a row."""
 
 _TABLES: tuple[tuple[Kind, str, Mapping[str, str]], ...] = (
     ("library", "Libraries", LIBRARY),

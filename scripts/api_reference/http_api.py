@@ -193,8 +193,8 @@ def _own_rows(title: str, names: Sequence[str]) -> list[tuple[str, str]]:
     for name in sorted(names, key=lambda name: name not in required):
         schema, words = _own(title)[name], _words(title, name)
         if not _has_one_value(schema):
-            kind = _type(title, name, schema, name in required)
-            rows.setdefault((kind, words), []).append(code(name))
+            mark = "\\*" if name in required else ""
+            rows.setdefault((_type(title, name, schema), words), []).append(code(name) + mark)
             continue
         value = code(f"{name}={type_words(schema).removeprefix('only ').strip('`')}")
         fixed.append(value if name in required else value + _advice(words))
@@ -250,11 +250,9 @@ def _required(title: str) -> Sequence[str]:
     return required
 
 
-def _type(title: str, name: str, schema: Schema, is_required: bool) -> str:
+def _type(title: str, name: str, schema: Schema) -> str:
     default = _default(schema, _DEFAULTS.get(name) if title in _SHARED else None)
     kind = _LINK.sub(_shown, type_words(schema))
-    if is_required:
-        return f"{kind}, required" if kind else "required"
     if not default:
         return "" if kind == "string" else kind
     return f"default {default}" if kind == "boolean" else f"{kind}, default {default}"

@@ -61,7 +61,7 @@ def parts() -> Mapping[str, Callable[[], str]]:
 
 
 def _constructor() -> str:
-    """Return the parameters, each with its flag where that has another name."""
+    """Return the parameters, with their types and flags where a flag of their name has none."""
     flags = {field.name: field for field in engine_fields()}
     docs = (parse(legato.LLM.__doc__), parse(legato.LLM.__init__.__doc__))
     words = docs[0].words("Args") | docs[1].words("Args")
@@ -72,7 +72,8 @@ def _constructor() -> str:
             says = _without_default(clause(words[parameter.name]), parameter.default)
         else:
             says = field.option if _as_flag(parameter.name) != field.option else ""
-        lines.append(f"    {_parameter(parameter)}{f'  # {says}' if says else ''}")
+        told = _parameter(parameter) if says else f"{parameter.name}={parameter.default!r}"
+        lines.append(f"    {told}{f'  # {says}' if says else ''}")
     return "\n".join(lines)
 
 
