@@ -10,7 +10,7 @@ from legato.observe.metrics.server_metrics import ServerMetrics
 
 FILE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 
-_LIST = re.compile(r"^## (.+)\n([^#]*?)((?:- `.*\n)+)", re.MULTILINE)
+_LIST = re.compile(r"^## (.+)\n((?:(?!## ).*\n)*?)((?:- `.*\n)+)", re.MULTILINE)
 
 
 def declared(prefix: MetricsPrefix = "legato") -> list[Declaration]:

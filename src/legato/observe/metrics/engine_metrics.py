@@ -48,10 +48,7 @@ class StepMetrics:
         ).of()
         chunks = steps.counter(
             "prefill_chunks",
-            "Chunks of prompts, by why they were no longer: `prompt_end`, `token_budget`, "
-            "`time_budget` (an SLO), `memory`, `turn` (a best-effort prompt came first), "
-            "`checkpoint` (a state of recurrent layers is kept there), `deadline` (its last rows "
-            "were dropped in the step).",
+            "Chunks of prompts, by why they were no longer.",
             "ended_by",
             own=True,
         )
@@ -67,7 +64,7 @@ class StepMetrics:
         ).of()
         self._ratio = steps.histogram(
             "step_time_ratio",
-            "How long a step took over what the step-time model predicted; 1 is as predicted.",
+            "Measured over predicted time of a step.",
             _STEP_TIME_RATIO,
             own=True,
         ).of()
@@ -123,7 +120,7 @@ def declare_engine_metrics(
     steps = registry.section("Steps")
     steps.read_gauge(
         "step_time_margin",
-        "Relative error that the step-time model allows for; where it is high, something else uses "
+        "Relative error that the step-time model allows for; high if other programs use "
         "the machine.",
         lambda: stats().step_time_margin,
         own=True,
@@ -136,7 +133,7 @@ def declare_engine_metrics(
     )
     steps.read_counter(
         "num_contained_errors",
-        "Errors of bookkeeping; each ended one request, and the log has its traceback.",
+        "Errors of bookkeeping; each ended a request, and the log has tracebacks.",
         lambda: stats().num_contained_errors,
         own=True,
     )
@@ -144,7 +141,7 @@ def declare_engine_metrics(
     requests = registry.section("Requests")
     requests.read_gauge(
         "num_requests_running",
-        "Requests that have blocks. Each choice of `n` counts: it takes a place of its own.",
+        "Requests that have blocks. Each choice of `n` counts.",
         lambda: stats().num_running,
         for_routers=True,
     )
@@ -158,20 +155,19 @@ def declare_engine_metrics(
     engine = registry.section("Cache and engine")
     engine.read_gauge(
         "kv_cache_usage_perc",
-        "Fraction of the KV cache in use, 1 is all; blocks kept for their prefix alone are not.",
+        "Fraction of the KV cache in use, without blocks kept for their prefix.",
         lambda: stats().kv_usage,
         for_routers=True,
     )
     engine.read_gauge(
         "kv_cache_cached_perc",
-        "Fraction of the KV cache kept for later requests, and evicted when wanted.",
+        "Fraction of the KV cache kept for later requests.",
         lambda: stats().num_cached_blocks / cache.num_blocks,
         own=True,
     )
     engine.read_gauges(
         "kv_window_usage_perc",
-        "Fraction in use of the blocks of layers with a sliding window, 1 is all; by window, in "
-        "tokens.",
+        "Fraction in use of the blocks of sliding windows; by window, in tokens.",
         "window",
         read=lambda: {(str(window),): usage for window, usage in stats().window_usage.items()},
         own=True,
@@ -188,8 +184,8 @@ def declare_engine_metrics(
     )
     engine.read_counter(
         "prefix_cache_short",
-        "Tokens in cached blocks that were computed again, for lack of a recurrent state or a "
-        "window's block at their end.",
+        "Tokens in cached blocks that were computed again for lack of a recurrent state "
+        "or a window's block.",
         lambda: stats().num_prefix_cache_short,
         own=True,
     )
@@ -223,7 +219,7 @@ def declare_engine_metrics(
     )
     engine.read_gauges(
         "cache_config_info",
-        "Size of the KV cache, always 1; the labels are vLLM's, on CPUs too.",
+        "Always 1; the labels have the size of the KV cache, as vLLM's.",
         "block_size",
         "num_gpu_blocks",
         "cache_dtype",
@@ -243,7 +239,7 @@ def _declare_transfers(registry: MetricRegistry, stats: Callable[[], TransferSta
     )
     transfers.read_counter(
         "kv_transfer_seconds",
-        "Time in which bytes were being read; bytes / seconds is the link's bandwidth.",
+        "Time in which bytes were being read.",
         lambda: stats().read_s,
         own=True,
     )
@@ -255,7 +251,7 @@ def _declare_transfers(registry: MetricRegistry, stats: Callable[[], TransferSta
     )
     transfers.read_counter(
         "kv_transfer_prompts_recomputed",
-        "Prompts with blocks that did not come and were computed here; the log says why.",
+        "Prompts with blocks that were computed here instead; the log says why.",
         lambda: stats().num_recomputed,
         own=True,
     )
@@ -284,8 +280,7 @@ class DraftMetrics:
         drafters = get_args(DrafterName)
         drafts = section.counter(
             "spec_decode_num_drafts",
-            "Streams of a step with draft tokens behind their next token, each time. Drafters: "
-            "`own` (a request's own tokens), `recent` (its tenant's recent outputs), `model`.",
+            "Streams of a step with drafts, each time.",
             "drafter",
         )
         draft_tokens = section.counter(
@@ -296,20 +291,18 @@ class DraftMetrics:
         )
         per_position = section.counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            f"The same by their place in the draft, from 0; the first {_NUM_POSITIONS} places.",
+            f"Right drafts by their place in the draft, from 0; the first {_NUM_POSITIONS} places.",
             "position",
         )
         ended = section.counter(
             "drafts_ended",
-            "Steps of streams, by why they held no more drafts: `proposals` (none were left), "
-            "`worth`, `time_budget` (an SLO), `token_budget`, `memory`.",
+            "Steps of streams, by why they held no more drafts.",
             "ended_by",
             own=True,
         )
         self._stream_steps = section.counter(
             "stream_steps",
-            "Streams of all steps: 1 + accepted tokens / these is the number of tokens that a "
-            "step brings a stream.",
+            "Streams of all steps: a step brings a stream 1 + accepted tokens / these.",
             own=True,
         ).of()
         # Created at once, so that all appear from 0 on.

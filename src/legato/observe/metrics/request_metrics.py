@@ -64,8 +64,7 @@ class RequestMetrics:
         )
         self.itl_s = histogram(
             "inter_token_latency_seconds",
-            "From one token to the next: the gaps that users feel. Tokens that come at once have "
-            "none between them.",
+            "From one token to the next. Tokens that come at once have no gap.",
             itl_s,
             "slo_class",
         )
@@ -101,8 +100,8 @@ class RequestMetrics:
         counter = registry.section("Requests").counter
         ended = counter(
             "request_success",
-            "Requests that ended: `stop`, `length`, `abort`, `error`, `refused`. Each prompt of a "
-            "body is a request, and ends as the last of its choices does.",
+            "Requests that ended: `stop`, `length`, `abort`, `error`, `refused`; each as the "
+            "last of its choices.",
             "finished_reason",
         )
         self.ended = {reason: ended.of(reason) for reason in FinishReason}

@@ -138,12 +138,12 @@ def declare_replica_metrics(
         ("replica_requests_waiting", "Requests of a replica that do not run yet.", "num_waiting"),
         (
             "replica_kv_cache_usage_perc",
-            "Fraction of a replica's KV cache in use, 1 is all.",
+            "Fraction of a replica's KV cache in use.",
             "kv_usage",
         ),
         (
             "replica_forecast_ttft_seconds",
-            "When a replica would have the first token of a short prompt that came now.",
+            "TTFT that a replica forecasts for a short prompt.",
             "delay_s",
         ),
         (

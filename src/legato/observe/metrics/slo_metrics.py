@@ -31,15 +31,15 @@ class SloMetrics:
         )
         promises.read_gauges(
             "slo_quantile",
-            "Share of a request's gaps between tokens that `slo_seconds` is promised for.",
+            "Share of a request's gaps that `slo_seconds` is promised for.",
             "slo_class",
             read=lambda: {(name,): promise.quantile for name, promise in kept().items()},
             own=True,
         )
         promises.read_gauges(
             "slo_delivered_seconds",
-            "Quantile `slo_quantile` of all gaps of the last minute, as clients got them; at most "
-            "`slo_seconds` while the promise is kept.",
+            "Quantile `slo_quantile` of all gaps of the last minute; at most `slo_seconds` "
+            "while the promise is kept.",
             "slo_class",
             read=lambda: {
                 (name,): promise.delivered_s
@@ -59,9 +59,9 @@ class SloMetrics:
         )
         self._all_requests = promises.counter(
             "slo_requests",
-            "Requests that `attained` their promise (as many gaps in time as the ITL SLO's "
-            "quantile, 99 % by default, as in `legato bench`), `missed` it, were `refused`, or "
-            "`waived` it (`allow_best_effort`); without requests whose client left.",
+            "Requests that `attained` their promise (99 % of gaps in time, or the ITL SLO's "
+            "quantile), `missed` it, were `refused`, or `waived` it (`allow_best_effort`); "
+            "without requests whose client left.",
             "slo_class",
             "verdict",
             own=True,
