@@ -1,11 +1,10 @@
-"""The HTTP API, as its OpenAPI document describes it, and as it refuses requests."""
+"""The HTTP API, as its OpenAPI document describes it."""
 
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache, partial
-from http import HTTPStatus
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,10 +19,10 @@ from legato.api.bodies.generation_options import (
 )
 from legato.api.openapi import field_words
 from legato.core.sampling_params import SamplingParams
-from scripts.api_reference.app_without_engine import ask
+from scripts.api_reference.app_without_engine import openapi_document
 from scripts.api_reference.json_types import Schema, references, skeleton, type_words
 from scripts.api_reference.markdown import clause, code, items, uncapitalized
-from scripts.api_reference.words import DEFINED_BY, ERRORS, ORIGINS, REFUSED, RIGHT
+from scripts.api_reference.words import DEFINED_BY, ERRORS, ORIGINS
 
 _GENERATION = ("ChatRequest", "CompletionRequest")
 _SERVICE = "service"
@@ -78,7 +77,6 @@ def parts() -> Mapping[str, Callable[[], str]]:
     return {
         "endpoints": _endpoints,
         "errors": _errors,
-        "refused": _refused,
         **{_place(name): partial(_fields, name) for name in (*_SHARED, *_bodies())},
         "origins": lambda: items((one, ", ".join(map(code, ORIGINS[one]))) for one in ORIGINS),
         **{part: partial(_objects, names) for part, names in _OBJECTS.items()},
@@ -268,19 +266,6 @@ def _shown(link: re.Match[str]) -> str:
     return code(inline.replace("{ ", "{").replace(" }", "}"))
 
 
-def _refused() -> str:
-    """Return what the server says to requests that are wrong in one thing."""
-    lines = []
-    for path, requests in REFUSED.items():
-        lines.append(f"- {code(path)}")
-        for wrong in requests:
-            response = ask("POST", path, {**RIGHT[path], **wrong})
-            assert response.status_code == HTTPStatus.BAD_REQUEST, f"{path} takes {wrong}"
-            message = response.json()["error"]["message"]
-            lines.append(f"    - {code(json.dumps(wrong))}: {message}")
-    return "\n".join(lines)
-
-
 def _answer(name: str) -> str:
     return skeleton(_schema(name), _document(), _repeated())
 
@@ -371,5 +356,4 @@ def _schema(name: str) -> Schema:
 
 @cache
 def _document() -> Schema:
-    document: Schema = ask("GET", "/openapi.json").json()
-    return document
+    return openapi_document()

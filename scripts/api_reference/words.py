@@ -66,22 +66,6 @@ ERRORS: dict[int, dict[str, str]] = {
 }
 """Key a status, then the `code` of an error, empty for an error without one."""
 
-REFUSED: dict[str, list[dict[str, object]]] = {
-    "/v1/chat/completions": [
-        {"logit_bais": {}},
-        {"tools": [{"type": "web_search"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-    ],
-    "/v1/responses": [{"background": True, "store": False}],
-}
-"""Key the path; value what is wrong in a request that is otherwise right."""
-
-RIGHT: dict[str, dict[str, object]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/responses": {"input": "Hi"},
-}
-"""Key the path; value a request that nothing is wrong with, but for what is added."""
-
 BEYOND = {
     "max_body_bytes": "413",
     "max_header_bytes": "431",
