@@ -68,6 +68,8 @@ _TOLD_FIRST = {
 }
 """Key a schema whose fields others share; value its place on the page."""
 _NO_EFFECT = "changes nothing: "
+_MOST_KINDS = 2
+"""Types of a field that the page tells, after the first."""
 _LINK = re.compile(r"\[(\w+)\]\(#\w+\)")
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
@@ -151,7 +153,7 @@ def _errors() -> str:
     return items(
         (
             str(status),
-            "; ".join(f"{code(name)}, {words}" if name else words for name, words in told.items()),
+            ", ".join(f"{code(name)} ({words})" if name else words for name, words in told.items()),
         )
         for status, told in ERRORS.items()
     )
@@ -251,6 +253,8 @@ def _required(title: str) -> Sequence[str]:
 def _type(title: str, name: str, schema: Schema) -> str:
     default = _default(schema, _DEFAULTS.get(name) if title in _SHARED else None)
     kind = _LINK.sub(_shown, type_words(schema))
+    if kind.count(" or ") > _MOST_KINDS:
+        kind = ""  # the words say it
     if not default:
         return "" if kind == "string" else kind
     return f"default {default}" if kind == "boolean" else f"{kind}, default {default}"

@@ -76,6 +76,8 @@ def _plural(schema: Schema) -> str:
         return " or ".join(map(_plural, schema["anyOf"]))
     if schema == _TOKEN_ID:
         return "token ids"
+    if "enum" in schema:
+        return _one_type(schema)
     kind, _, rest = _one_type(schema).partition(" ")
     return f"{kind}s {rest}".rstrip() if "type" in schema or "oneOf" in schema else kind
 

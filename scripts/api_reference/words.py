@@ -25,10 +25,10 @@ DEFINED_BY = {
 
 ERRORS: dict[int, dict[str, str]] = {
     400: {
-        "": "malformed, invalid, or not supported here",
+        "": "malformed, invalid or unsupported",
         "unsupported_parameter": "Legato has no such parameter",
         "context_length_exceeded": "prompt and output do not fit into the model's context",
-        "no_token_left": "the grammar or the settings allow no token after the output so far",
+        "no_token_left": "grammar or settings allow no further token",
         "previous_response_not_found": "the response to continue is not stored",
         "response_in_progress": "the response to continue is not complete",
         "request_too_large": "a stored conversation over `--max-body-size`",
@@ -38,8 +38,8 @@ ERRORS: dict[int, dict[str, str]] = {
     401: {"invalid_api_key": "missing or wrong", "admin_key_required": "no key was sent"},
     403: {
         "admin_key_required": "the key is not an `--admin-api-key`",
-        "from_this_machine_only": "only for clients on the server's machine, without a proxy",
-        "host_not_allowed": "the name in `Host` is not the server's; see `--allowed-host`",
+        "from_this_machine_only": "for clients on the server's machine, without a proxy",
+        "host_not_allowed": "`Host` is not the server's; see `--allowed-host`",
         "origin_not_allowed": "a web page of another origin; see `--allowed-origins`",
     },
     404: {

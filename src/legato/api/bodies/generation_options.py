@@ -244,11 +244,11 @@ class KVTransferRequest(RequestModel):
     do_remote_prefill: bool = False
     """Fetch the prompt's blocks from another server."""
     do_remote_decode: bool = False
-    """Keep them for another server, as the answer says."""
+    """Keep the prompt's blocks for another server, as the answer says."""
     remote_host: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """That server's `--kv-transfer-host`."""
+    """The other server's `--kv-transfer-host`."""
     remote_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """That server's `--kv-transfer-port`."""
+    """The other server's `--kv-transfer-port`."""
     transfer_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """Name of the transfer; made up if absent."""
     signature: Annotated[str, Field(max_length=64)] | None = None

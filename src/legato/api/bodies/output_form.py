@@ -119,21 +119,21 @@ class OutputForm(ModelRequest):
     structured_outputs: Form | None = None
     """[Form](python.md#structuredoutputs) of the output, in vLLM's words."""
     guided_json: str | dict[str, Any] | None = None
-    """Another name of its `json`."""
+    """Another name of `structured_outputs.json`."""
     guided_regex: str | None = None
-    """Another name of its `regex`."""
+    """Another name of `structured_outputs.regex`."""
     guided_choice: list[str] | None = None
-    """Another name of its `choice`."""
+    """Another name of `structured_outputs.choice`."""
     guided_grammar: str | None = None
-    """Another name of its `grammar`."""
+    """Another name of `structured_outputs.grammar`."""
     regex: str | None = None
-    """Another name of its `regex`."""
+    """Another name of `structured_outputs.regex`."""
     ebnf: str | None = None
-    """Another name of its `grammar`."""
+    """Another name of `structured_outputs.grammar`."""
     grammar: str | None = None
-    """Another name of its `grammar`."""
+    """Another name of `structured_outputs.grammar`."""
     json_schema: str | dict[str, Any] | None = None
-    """Another name of its `json`."""
+    """Another name of `structured_outputs.json`."""
 
     @model_validator(mode="after")
     def _check_forms(self) -> "OutputForm":

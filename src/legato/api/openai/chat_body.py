@@ -34,7 +34,7 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
     logprobs: bool = False
     """Return log probabilities of the sampled tokens."""
     top_logprobs: NumLogprobs | None = None
-    """And of this many most likely tokens."""
+    """Log probabilities of this many most likely tokens, with `logprobs`."""
 
     add_special_tokens: Annotated[bool, only(False)] | None = None
     """The chat template adds them."""

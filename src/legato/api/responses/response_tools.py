@@ -82,7 +82,7 @@ class InputFormat(RequestModel):
     type: Literal["text", "grammar"]
     """Kind of text."""
     syntax: Literal["lark", "regex"] | None = None
-    """Of the definition."""
+    """Syntax of the definition."""
     definition: str | None = None
     """Regular expression, or grammar in Lark."""
 
