@@ -88,6 +88,7 @@ class DescribedApi(FastAPI):
         _, answers = msgspec.json.schema_components(self._answers, ref_template=_REFERENCE)
         schemas.update(answers)
         schemas.update(_described(self._requests))
+        _add_words(schemas)
         # FastAPI's schemas for status 422, which is 400 here.
         for name in ("HTTPValidationError", "ValidationError"):
             del schemas[name]
@@ -154,13 +155,17 @@ def _described(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
         [(model, "validation") for model in models], ref_template=template
     )
     schemas: dict[str, Any] = document["$defs"]
+    return schemas
+
+
+def _add_words(schemas: dict[str, Any]) -> None:
+    """Describe the fields of requests by their docstrings."""
     ours = [model for model in _below(BaseModel) if model.__module__.startswith("legato.")]
     words = {model.__name__: field_words(model) for model in ours}
     for name, schema in schemas.items():
         for field in schema.get("properties", {}).keys() & words.get(name, {}).keys():
             # The links are those of the page that lists the fields.
             schema["properties"][field]["description"] = _LINK.sub(r"\1", words[name][field])
-    return schemas
 
 
 def field_words(model: type[BaseModel]) -> dict[str, str]:
