@@ -257,7 +257,7 @@ def _type(title: str, name: str, schema: Schema) -> str:
         kind = ""  # the words say it
     if not default:
         return "" if kind == "string" else kind
-    return f"default {default}" if kind == "boolean" else f"{kind}, default {default}"
+    return default if kind == "boolean" else f"{kind}, default {default}"
 
 
 def _shown(link: re.Match[str]) -> str:
