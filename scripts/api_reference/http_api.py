@@ -34,11 +34,9 @@ _COMPLETIONS = "all completions"
 _SHARED = (_SERVICE, _SAMPLING, _EVERY, _COMPLETIONS)
 _OBJECTS = {
     "objects-of-chats": (*("ChatMessage", "FunctionDefinition"),),
-    "objects-of-completions": (
-        *("ResponseFormat", "JsonSchemaFormat", "StreamOptions", "KVTransferRequest"),
-    ),
+    "objects-of-completions": (*("ResponseFormat", "JsonSchemaFormat", "StreamOptions"),),
     "objects-of-responses": (
-        *("FunctionTool", "CustomTool", "InputFormat", "NamespaceTool"),
+        *("FunctionTool", "CustomTool", "NamespaceTool"),
         "TextFormat",
     ),
     "objects-of-messages": (
@@ -51,7 +49,7 @@ _OBJECTS = {
 _UNLISTED = (
     *("MessageToolCall", "CalledFunction", "Tool", "TextOptions", "ReasoningOptions"),
     *("TextBlock", "OutputFormat", "OutputConfig", "Trigger", "KeptToolUses", "InputTokens"),
-    *("AnthropicMetadata", "ResponseStreamOptions"),
+    *("InputFormat", "KVTransferRequest", "AnthropicMetadata", "ResponseStreamOptions"),
 )
 """Small schemas, shown where a field has them, and those without any field that has an effect."""
 _UNLISTED_TAGS = ("trace", "settings")

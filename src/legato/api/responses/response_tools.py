@@ -114,7 +114,7 @@ class CustomTool(RequestModel):
     description: str | None = None
     """Shown to the model."""
     format: InputFormat | None = None
-    """Any text, or a grammar's."""
+    """Any text, or that of a regular expression or a Lark grammar."""
     defer_loading: bool | None = None
     """Changes nothing: the model knows all tools."""
     allowed_callers: _Callers | None = None
