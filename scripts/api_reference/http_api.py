@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -215,7 +215,7 @@ def _own(title: str) -> dict[str, Schema]:
         return _properties(title)
     chat, completion = map(_properties, _GENERATION)
     both = {name: schema for name, schema in chat.items() if completion.get(name) == schema}
-    names = {
+    names: dict[str, Iterable[str]] = {
         _SERVICE: ModelRequest.model_fields | ServiceOptions.model_fields,
         _SAMPLING: SamplingOptions.model_fields,
         _EVERY: GenerationOptions.model_fields,
