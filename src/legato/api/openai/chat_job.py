@@ -155,21 +155,21 @@ class ChatJobs:
     ) -> tuple[SamplingParams, MessageSyntax]:
         """Return how to sample, and the syntax to read the answer by."""
         special_marks = self._tokenizer.special_marks(syntax)
-        with naming_fields(**request.form_names):
-            held = message_form(
-                request.tool_use, request.output_form, syntax, self._forms, special_marks
-            )
+        use, outputs = request.tool_use, request.output_form
+        if use.callable or outputs is not None:
+            with naming_fields(**request.form_names):
+                outputs, syntax = message_form(use, outputs, syntax, self._forms, special_marks)
         with naming_fields(logprobs="top_logprobs", max_tokens=_limit_name(request)):
             params = request.sampling_params(
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
                 kept_special_tokens=tuple(special_marks.values()),
-                structured_outputs=held.outputs,
+                structured_outputs=outputs,
             )
             encode = partial(self._tokenizer.encode, add_special_tokens=False)
             vocab_size = self._parser.serving.info.vocab_size
-            return with_known_tokens(params, encode, vocab_size), held.syntax
+            return with_known_tokens(params, encode, vocab_size), syntax
 
     def _prompt(
         self, request: ChatRequest, *, is_cut: bool = False, has_offsets: bool = False

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -59,7 +60,7 @@ class ResponsesFormat:
         terms = job.terms_as(ResponseTerms)
         self._arrival = arrival
         self._usage = UsageCounter(job.num_prompt_tokens)
-        self._logprobs = LogprobsWriter(vocabulary)
+        self._vocabulary = vocabulary
         self._reader = MessageReader(job.answer.message_syntax)
         self._items = OutputItems(arrival.answer_id, terms.renamed_tools)
         self._tokens = OutputTokens(vocabulary, job.params)
@@ -138,6 +139,10 @@ class ResponsesFormat:
     def _response_usage(self) -> ResponseUsage:
         num_reasoning = self._tokens.num_in(self._reader.reasoning_spans)
         return ResponseUsage.of(self._usage.so_far, num_reasoning)
+
+    @cached_property
+    def _logprobs(self) -> LogprobsWriter:
+        return LogprobsWriter(self._vocabulary)
 
     def _shown_logprobs(self, span: TextSpan) -> Sequence[TokenLogprob]:
         scored = self._tokens.scored_in(span)

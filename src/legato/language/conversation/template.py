@@ -81,6 +81,7 @@ class ConversationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULT_OPTIONS = ConversationOptions()
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_PLAIN_FIELDS = frozenset({"role", "content", "name"})
 _PROBE = "any-role"
 _CALL_ID = "call_{id}"
 _EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking")
@@ -193,9 +194,10 @@ class ChatTemplate:
             tools: as of `render`.
         """
         calls, reasoning = self.syntax.tool_calls, self.syntax.reasoning
+        has_types = calls is not None and calls.needs_types
         return msgspec.structs.replace(
             self.syntax,
-            tools=tool_parameters(tools, has_types=calls is not None and calls.needs_types),
+            tools=tool_parameters(tools, has_types=has_types) if tools else {},
             is_reasoning_open=reasoning is not None and _ends_with(prompt, reasoning.begin),
         )
 
@@ -247,6 +249,8 @@ class ChatTemplate:
     ) -> list[Message]:
         """Rewrite the messages for a template that cannot read all of their fields."""
         written = list(messages)
+        if not tools and all(map(_is_plain, written)):
+            return written
         if not self._reads_developer:
             written = with_role(written, "developer", "system")
         if not self._reads_tools:
@@ -295,6 +299,11 @@ def _put_otherwise(
     if any(_is_system(message) for message in messages[num_taken:]):
         for said in (messages, written) if written != messages else (messages,):
             yield [*said[:num_taken], *with_system_in_user_messages(said[num_taken:])]
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether every template reads a message: content alone, of a role that each may have."""
+    return message.keys() <= _PLAIN_FIELDS and message.get("role") not in ("developer", "tool")
 
 
 def _is_system(message: Message) -> bool:
