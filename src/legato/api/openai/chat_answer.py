@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from http import HTTPStatus
 from typing import Any, Literal
 
 import msgspec
@@ -23,7 +22,7 @@ from legato.api.openai.logprobs import (
     LogprobsWriter,
     PromptLogprobs,
 )
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route
 from legato.api.submit import JobRun
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.kv_tickets import KVTransferParams
@@ -280,15 +279,7 @@ def _tool_call_delta(call: ToolCallDelta) -> ChatToolCallDelta:
     return ChatToolCallDelta(call.index, function, call.id, "function")
 
 
-@router.post(
-    "/v1/chat/completions",
-    openapi_extra=takes(ChatRequest),
-    responses=responses(
-        ChatAnswer,
-        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
-        streams=True,
-    ),
-)
+@router.post("/v1/chat/completions", **body_route(ChatRequest, ChatAnswer, streams=True))
 async def create_chat_completion(
     body: JsonBytes, context: ContextDep, arrival: ArrivalDep
 ) -> Response:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from http import HTTPStatus
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -24,7 +23,7 @@ from legato.api.openai.logprobs import (
     LogprobsWriter,
     PromptLogprobs,
 )
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route
 from legato.api.submit import JobRun
 from legato.core.outputs import TokenScores
 from legato.core.vocabulary import Vocabulary
@@ -208,15 +207,7 @@ class CompletionFormat:
         )
 
 
-@router.post(
-    "/v1/completions",
-    openapi_extra=takes(CompletionRequest),
-    responses=responses(
-        CompletionAnswer,
-        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
-        streams=True,
-    ),
-)
+@router.post("/v1/completions", **body_route(CompletionRequest, CompletionAnswer, streams=True))
 async def create_completion(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete one or several prompts."""
     job = await context.text.job("completions", body, arrival)

@@ -3,7 +3,6 @@
 import base64
 import sys
 from collections.abc import Iterable, Iterator
-from http import HTTPStatus
 from typing import Literal
 
 import msgspec
@@ -16,7 +15,7 @@ from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import json_pieces, listed
 from legato.api.job import Job
 from legato.api.openai.embedding_body import EmbeddingRequest, EmbeddingTerms
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route
 from legato.api.submit import JobRun
 from legato.engine.errors import RequestFailedError
 from legato.language.completion import CompletionDelta
@@ -108,13 +107,7 @@ class _EmbeddingsWriter:
         return base64.b64encode(vector).decode()
 
 
-@router.post(
-    "/v1/embeddings",
-    openapi_extra=takes(EmbeddingRequest),
-    responses=responses(
-        EmbeddingAnswer, errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR)
-    ),
-)
+@router.post("/v1/embeddings", **body_route(EmbeddingRequest, EmbeddingAnswer))
 async def create_embeddings(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return a vector for each input."""
     job = await context.text.job("embeddings", body, arrival)

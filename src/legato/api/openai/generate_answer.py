@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable
-from http import HTTPStatus
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +18,7 @@ from legato.api.openai.chat_answer import ChatAnswerMessage, answer_message
 from legato.api.openai.chunks import InChunks, UsageField
 from legato.api.openai.generate_body import GenerateRequest, GenerateTerms, OutputMode
 from legato.api.openai.logprobs import ChatLogprobs, LogprobsWriter, PromptLogprobs, number
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route
 from legato.api.submit import JobRun
 from legato.core.outputs import TokenLogprobs
 from legato.core.vocabulary import Vocabulary
@@ -230,15 +229,7 @@ def _id_logprob(token_id: int, logprob: float, rank: int | None) -> bytes:
     return b'{"token_id":%d,"logprob":%b,"rank":%b}' % (token_id, number(logprob), shown_rank)
 
 
-@router.post(
-    "/inference/v1/generate",
-    openapi_extra=takes(GenerateRequest),
-    responses=responses(
-        TokensAnswer,
-        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
-        streams=True,
-    ),
-)
+@router.post("/inference/v1/generate", **body_route(GenerateRequest, TokensAnswer, streams=True))
 async def generate(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete a prompt given in tokens, as `/render` answers with it; `output_mode` adds text."""
     job = await context.text.job("generate", body, arrival)

@@ -19,7 +19,7 @@ from legato.api.http.json_text import json_pieces
 from legato.api.job import Job
 from legato.api.openai.embedding_answer import EmbeddingUsage, PooledVectors
 from legato.api.openai.score_body import RerankRequest, ScoreRequest, ScoreTerms
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route
 from legato.api.submit import JobRun
 from legato.engine.client.requests import check_scores
 from legato.language.completion import CompletionDelta
@@ -125,25 +125,15 @@ async def _answered(
     return await respond_whole(JobRun(context, job, arrival), writer)
 
 
-@router.post(
-    "/v1/score", openapi_extra=takes(ScoreRequest), responses=responses(ScoreAnswer, errors=_ERRORS)
-)
-@router.post(
-    "/score", openapi_extra=takes(ScoreRequest), responses=responses(ScoreAnswer, errors=_ERRORS)
-)
+@router.post("/v1/score", **body_route(ScoreRequest, ScoreAnswer))
+@router.post("/score", **body_route(ScoreRequest, ScoreAnswer))
 async def score(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return how well each text goes with a query, by a classification head."""
     return await _answered("score", body, context, arrival)
 
 
-@router.post(
-    "/v1/rerank",
-    openapi_extra=takes(RerankRequest),
-    responses=responses(RerankAnswer, errors=_ERRORS),
-)
-@router.post(
-    "/rerank", openapi_extra=takes(RerankRequest), responses=responses(RerankAnswer, errors=_ERRORS)
-)
+@router.post("/v1/rerank", **body_route(RerankRequest, RerankAnswer))
+@router.post("/rerank", **body_route(RerankRequest, RerankAnswer))
 async def rerank(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return documents by how well they go with a query, the best first."""
     return await _answered("rerank", body, context, arrival)
