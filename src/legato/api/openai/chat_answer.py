@@ -1,8 +1,5 @@
 """POST /v1/chat/completions: its answers. Its requests are in `chat_body.py`."""
 
-import time
-from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -10,20 +7,15 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import FINGERPRINT, NotedAnswer, Usage, respond
+from legato.api.answer import FINGERPRINT, NotedAnswer, Usage
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
-from legato.api.http.json_text import array, listed, numbers
+from legato.api.http.json_text import array, listed
 from legato.api.job import Job
 from legato.api.openai.chat_body import ChatRequest
-from legato.api.openai.chunks import InChunks, UsageField
-from legato.api.openai.logprobs import (
-    ChatLogprobs,
-    LogprobsWriter,
-    PromptLogprobs,
-)
+from legato.api.openai.chunks import ChunkFormat, UsageField, respond_in_chunks
+from legato.api.openai.logprobs import ChatLogprobs, PromptLogprobs
 from legato.api.openapi import body_route
-from legato.api.submit import JobRun
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.kv_tickets import KVTransferParams
 from legato.language.completion import Completion, CompletionDelta
@@ -140,34 +132,15 @@ class ChatChunk(NotedAnswer, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatFormat:
-    """Formats the answers to one request."""
+class ChatFormat(ChunkFormat):
+    """Formats chats."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        job: Job,
-        *,
-        answer_id: str,
-        created: int,
-        model: str,
-        ticket: KVTransferParams | None = None,
-    ) -> None:
-        self._ticket = ticket
-        self._vocabulary = vocabulary
-        self._names_by_id = job.answer.names_tokens_by_id
+    def __init__(self, vocabulary: Vocabulary, job: Job, **known: Any) -> None:
+        super().__init__(vocabulary, job, **known)
         self._syntax = job.answer.message_syntax
-        self._returns_token_ids = job.answer.returns_token_ids
         self._prompt = job.prompts[0].token_ids
         self._calls_functions = job.answer.calls_functions
-        self._id = answer_id
-        self._created = created
-        self._model = model
         self._readers: dict[int, MessageReader] = {}  # key: choice, once begun
-
-    @cached_property
-    def _logprobs(self) -> LogprobsWriter:
-        return LogprobsWriter(self._vocabulary, names_by_id=self._names_by_id)
 
     def answer(self, completions: list[Completion], usage: Usage) -> ChatAnswer:
         scored = completions[0].prompt_scores
@@ -248,9 +221,6 @@ class ChatFormat:
             prompt_token_ids=prompt_token_ids,
         )
 
-    def _tokens(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
-        return array(numbers(token_ids)) if self._returns_token_ids else UNSET
-
 
 def answer_message(message: Message, *, calls_functions: bool = False) -> ChatAnswerMessage:
     """Return a message in OpenAI's format.
@@ -285,13 +255,5 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a conversation."""
     job = await context.text.job("chat", body, arrival)
-    run = JobRun(context, job, arrival)
-    answer_format = ChatFormat(
-        context.engine.vocabulary,
-        job,
-        answer_id=f"chatcmpl-{arrival.answer_id}",
-        created=int(time.time()),
-        model=context.model_name,
-        ticket=run.ticket,
-    )
-    return await respond(run, InChunks(answer_format, job, arrival))
+    answer_id = f"chatcmpl-{arrival.answer_id}"
+    return await respond_in_chunks(context, job, arrival, answer_id, ChatFormat)
