@@ -105,28 +105,22 @@ class ChatJobs(JobMaker):
             room = self._info.max_model_len - len(token_ids)
             if bounds_output and params.max_tokens is not None and 0 < room < params.max_tokens:
                 params = msgspec.structs.replace(params, max_tokens=room)
+            job = Job(
+                operation=operation,
+                prompts=(JobPrompt.of(token_ids, prompt.offsets),),
+                params=params,
+                service=request.service_params(),
+                answer=request.answer_options(
+                    message_syntax=None if syntax.is_plain else syntax,
+                    calls_functions=bool(request.functions),
+                    field_names=field_names,
+                ),
+                kv_transfer_params=request.kv_transfer,
+                terms=packed(terms),
+            )
             if is_held:
-                check_answer_size(
-                    params,
-                    [len(token_ids)],
-                    self._info.max_model_len,
-                    is_chat=True,
-                    returns_token_ids=request.return_token_ids,
-                    shows_prompt_logprobs=request.prompt_logprobs is not None,
-                )
-        yield Job(
-            operation=operation,
-            prompts=(JobPrompt.of(token_ids, prompt.offsets),),
-            params=params,
-            service=request.service_params(),
-            answer=request.answer_options(
-                message_syntax=None if syntax.is_plain else syntax,
-                calls_functions=bool(request.functions),
-                field_names=field_names,
-            ),
-            kv_transfer_params=request.kv_transfer,
-            terms=packed(terms),
-        )
+                check_answer_size(job, self._info.max_model_len)
+        yield job
 
     def _params(
         self, request: ChatRequest, syntax: MessageSyntax

@@ -124,17 +124,7 @@ class CompletionJobs(JobMaker):
                 echo_starts.append(self._echo_starts(prompt, request))
             offsets = self._offsets(prompt, request) if has_offsets else None
             prompts.append(JobPrompt.of(kept, offsets))
-        if not request.stream:
-            check_answer_size(
-                params,
-                [len(prompt.token_ids) for prompt in prompts],
-                self._info.max_model_len,
-                is_chat=False,
-                returns_token_ids=request.return_token_ids,
-                shows_prompt_logprobs=request.prompt_logprobs is not None,
-                echoes=request.echo,
-            )
-        yield Job(
+        job = Job(
             operation="text_completion",
             prompts=tuple(prompts),
             params=params,
@@ -148,6 +138,9 @@ class CompletionJobs(JobMaker):
             kv_transfer_params=request.kv_transfer,
             terms=packed(request.render_terms() if is_rendered else None),
         )
+        if not request.stream:
+            check_answer_size(job, self._info.max_model_len)
+        yield job
 
     def _params(self, request: CompletionRequest) -> SamplingParams:
         decided: dict[str, int] = {}

@@ -197,22 +197,13 @@ class GenerateJobs(JobMaker):
                 request.shown_functions,
                 has_reasoned=bool(request.reasoning_ended),
             )
-        sent, prompt, info = request.sampling_params, request.token_ids, self._info
+        sent, prompt = request.sampling_params, request.token_ids
         self._parser.check_completions(sent.n)
-        check_token_ids(prompt, info.vocab_size, "token_ids")
+        check_token_ids(prompt, self._info.vocab_size, "token_ids")
         with in_sampling_params():
             params = self._params(sent, syntax)
-            if not request.stream:
-                check_answer_size(
-                    params,
-                    [len(prompt)],
-                    info.max_model_len,
-                    is_chat=True,
-                    returns_token_ids=True,
-                    shows_prompt_logprobs=params.prompt_logprobs is not None,
-                )
         options = request.stream_options or StreamOptions()
-        yield Job(
+        job = Job(
             operation="generate",
             prompts=(JobPrompt.of(prompt),),
             params=params,
@@ -230,6 +221,10 @@ class GenerateJobs(JobMaker):
                 GenerateTerms(request_id=request.request_id, output_mode=request.output_mode)
             ),
         )
+        if not request.stream:
+            with in_sampling_params():
+                check_answer_size(job, self._info.max_model_len)
+        yield job
 
     def _params(self, sent: SentSamplingParams, syntax: MessageSyntax | None) -> SamplingParams:
         marks = self._tokenizer.special_marks(syntax) if syntax else {}
