@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 
@@ -79,6 +79,18 @@ class ConversationOptions(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+class ConversationKeywords(TypedDict, total=False):
+    """The fields of `ConversationOptions`, as type checkers see keywords of `LLM.chat`."""
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template: str | None
+    chat_template_content_format: ContentFormat
+    chat_template_kwargs: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    message_special_tokens: MessageSpecialTokens
+
+
 DEFAULT_OPTIONS = ConversationOptions()
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
@@ -107,7 +119,7 @@ class ChatTemplates:
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
-        self._read = lru_cache(maxsize=_MAX_TEMPLATES)(self._newly_read)
+        self._read = lru_cache(maxsize=_MAX_TEMPLATES)(partial(ChatTemplate, tokenizer))
 
     def get(self, given: str | None = None, *, has_tools: bool = False) -> "ChatTemplate":
         """Return the template for a conversation; a checkpoint may have several.
@@ -120,9 +132,6 @@ class ChatTemplates:
         """
         text = self._tokenizer.chat_template(given, has_tools=has_tools)
         return self._read(text, is_own=given is None)
-
-    def _newly_read(self, text: str, *, is_own: bool) -> "ChatTemplate":
-        return ChatTemplate(self._tokenizer, text, is_own=is_own)
 
 
 class ChatTemplate:
