@@ -162,9 +162,11 @@ class ChatFormat(ChunkFormat):
             self._readers[choice] = MessageReader(self._syntax)
         reader = self._readers[choice]
         message = reader.feed(delta.text, delta.finish_reason, delta.stop_reason)
+        role: Literal["assistant"] | UnsetType = "assistant" if is_first else UNSET
+        is_plain = self._syntax is None
         piece = ChatChunkChoice(
             index=choice,
-            delta=self._delta(message, "assistant" if is_first else UNSET),
+            delta=ChatDelta(delta.text, role) if is_plain else self._delta(message, role),
             logprobs=None if delta.logprobs is None else self._logprobs.chat(delta.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=delta.stop_reason,
