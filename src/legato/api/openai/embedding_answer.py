@@ -74,26 +74,23 @@ class PooledVectors:
         return EmbeddingUsage(count, count, PromptTokensDetails(self._num_cached_tokens))
 
 
-class _EmbeddingsWriter:
+class _EmbeddingsWriter(PooledVectors):
     """A `WholeAnswer` of vectors."""
 
     def __init__(self, job: Job, *, answer_id: str, model: str) -> None:
+        super().__init__(job)
         self._terms = job.terms_as(EmbeddingTerms)
-        self._vectors = PooledVectors(job)
         self._id, self._model = answer_id, model
-
-    def take(self, choice: int, delta: CompletionDelta) -> None:
-        self._vectors.take(choice, delta)
 
     def pieces(self) -> Iterable[bytes]:
         answer = EmbeddingAnswer(
             id=self._id,
             data=listed(
                 EmbeddingObject(index=index, embedding=self._encoded(pooled))
-                for index, pooled in enumerate(self._vectors)
+                for index, pooled in enumerate(self)
             ),
             model=self._model,
-            usage=self._vectors.usage,
+            usage=self.usage,
         )
         return json_pieces(answer)
 
