@@ -1,6 +1,6 @@
 """The `/render` endpoints: prompts as the model receives them, for /inference/v1/generate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -161,8 +161,5 @@ def _pairs(offsets: TokenIds) -> Iterator[bytes]:
     """Yield items for `array`, many pairs in each."""
     step = 2 * _PAIRS_PER_PIECE
     for start in range(0, len(offsets), step):
-        yield encode_json(_paired(offsets[start : start + step]))[1:-1]
-
-
-def _paired(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
+        part = offsets[start : start + step]
+        yield encode_json(list(zip(part[::2], part[1::2], strict=True)))[1:-1]

@@ -1,6 +1,5 @@
 """POST /inference/v1/generate: its answers. Its requests are in `generate_body.py`."""
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -132,7 +131,7 @@ class GenerateFormat(ChunkFormat):
     def answer(self, completions: list[Completion], usage: Usage) -> NotedAnswer:
         scored = completions[0].prompt_scores
         return self._answer(
-            listed(map(self._choice, completions)),
+            listed(self._choice(own.index, own, own.text) for own in completions),
             model=self._model,
             created=self._created,
             usage=usage,
@@ -144,7 +143,7 @@ class GenerateFormat(ChunkFormat):
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> NotedAnswer:
         prompt = UNSET if self._has_begun else self._tokens(self._job.prompts[0].token_ids)
         self._has_begun = True
-        piece = self._choice_of(choice, delta, delta.text)
+        piece = self._choice(choice, delta, delta.text)
         return self._answer([piece], usage=usage or None, prompt_token_ids=prompt)
 
     def usage_chunk(self, usage: Usage) -> NotedAnswer:
@@ -154,10 +153,7 @@ class GenerateFormat(ChunkFormat):
         answer: NotedAnswer = _ANSWERS[self._mode](request_id=self._id, choices=choices, **fields)
         return answer
 
-    def _choice(self, completion: Completion) -> msgspec.Struct:
-        return self._choice_of(completion.index, completion, completion.text)
-
-    def _choice_of(
+    def _choice(
         self, index: int, output: Completion | CompletionDelta, text: str
     ) -> msgspec.Struct:
         common: dict[str, Any] = {
@@ -170,7 +166,8 @@ class GenerateFormat(ChunkFormat):
             logprobs = None
             if output.logprobs is not None:
                 is_ranked = self._job.params.logprob_token_ids is None
-                logprobs = _id_logprobs(output.logprobs, is_ranked=is_ranked)
+                entries = (_id_entry(entry, is_ranked=is_ranked) for entry in output.logprobs)
+                logprobs = IdLogprobs(array(entries))
             return TokensChoice(finish_reason=reason, logprobs=logprobs, **common)
         common["logprobs"] = self._logprobs.chat(output.logprobs)
         if self._mode == "text":
@@ -181,12 +178,8 @@ class GenerateFormat(ChunkFormat):
         )
 
 
-def _id_logprobs(entries: Iterable[TokenLogprobs], *, is_ranked: bool) -> IdLogprobs:
-    """Args: is_ranked: whether `top` has the most likely tokens, not those of the request."""
-    return IdLogprobs(array(_id_entry(entry, is_ranked=is_ranked) for entry in entries))
-
-
 def _id_entry(entry: TokenLogprobs, *, is_ranked: bool) -> bytes:
+    """Args: is_ranked: whether `top` has the most likely tokens, not those of the request."""
     sampled = {entry.token_id: (entry.logprob, entry.rank)}
     others = {
         token_id: (logprob, rank if is_ranked else None)

@@ -105,7 +105,8 @@ class ResponsesFormat:
     def closed(self, status: Status, error: ApiError | None = None) -> ResponseAnswer:
         """Return the response as it ends early."""
         self._items.close("incomplete")
-        return self._answer(status, usage=self._response_usage, error=error and _as_error(error))
+        shown = error and ResponseError("server_error", error.detail.message)
+        return self._answer(status, usage=self._response_usage, error=shown)
 
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
@@ -176,7 +177,3 @@ class ResponsesFormat:
 def stored_pieces(answer: ResponseAnswer) -> Iterator[bytes]:
     """Return the JSON of a response as it is stored, without line ends."""
     return joined(map(in_one_line, json_pieces(answer)))
-
-
-def _as_error(error: ApiError) -> ResponseError:
-    return ResponseError("server_error", error.detail.message)
