@@ -115,8 +115,7 @@ class CpuShard:
 
         Args:
             cache: the whole model's.
-            model, attention, executor: of all ranks together; the shard's own if it is the only
-                one.
+            model, attention, executor: for the ranks together; by default, for this shard alone.
 
         Raises:
             UnsupportedModelError: the model computes no numbers.
