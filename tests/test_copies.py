@@ -9,6 +9,7 @@ import inspect
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from msgspec.structs import fields
@@ -25,7 +26,7 @@ from legato.api.rendering import RenderedPrompt
 from legato.api.responses.response_body import ResponsesRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.language.conversation.template import ConversationOptions
+from legato.language.conversation.template import ConversationKeywords, ConversationOptions
 
 _ROOT = Path(__file__).parents[1]
 SOURCES = (_ROOT / "src" / "legato", _ROOT / "packages" / "fleet")
@@ -188,6 +189,7 @@ def test_a_chat_has_the_options_of_a_conversation() -> None:
     sent = TemplateOptions.model_fields
     assert options.keys() - sent.keys() == of_server
     assert all(sent[name].default == options[name] for name in options.keys() - of_server)
+    assert get_type_hints(ConversationKeywords) == get_type_hints(ConversationOptions)
     for chat in (LLM.chat, AsyncLLM.chat):
         known = inspect.signature(chat).parameters
         assert {name: known[name].default for name in options} == options
@@ -196,4 +198,4 @@ def test_a_chat_has_the_options_of_a_conversation() -> None:
 
 def test_an_option_that_does_not_exist_is_refused() -> None:
     with pytest.raises(TypeError, match="frobnicate"):
-        LLM.chat(LLM.__new__(LLM), [], frobnicate=True)
+        LLM.chat(LLM.__new__(LLM), [], frobnicate=True)  # type: ignore[call-arg]

@@ -118,7 +118,7 @@ def _in_chat(deltas: list[CompletionDelta], syntax: MessageSyntax) -> Said:
         service=ServiceParams(),
         answer=AnswerOptions(is_streamed=True, message_syntax=syntax),
     )
-    chat = ChatFormat(_vocabulary([]), job, answer_id="a", created=1, model="m")
+    chat = ChatFormat(_vocabulary([]), job, answer_id="a", model="m")
     content, reasoning, calls = "", "", dict[int, list[str]]()
     for delta in deltas:
         chunk = _json(chat.chunk(0, msgspec.structs.replace(delta, logprobs=None), msgspec.UNSET))

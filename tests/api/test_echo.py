@@ -30,7 +30,7 @@ def _echoed(name: str, prompt: str, *, in_tokens: bool) -> dict[str, Any]:
         service=ServiceParams(),
         answer=AnswerOptions(echoed=(echoed,), echo_starts=(token_array(starts),)),
     )
-    answer = CompletionFormat(tokenizer.vocabulary, job, answer_id="a", created=1, model="m")
+    answer = CompletionFormat(tokenizer.vocabulary, job, answer_id="a", model="m")
     whole = InChunks(answer, job, Arrival("r", "a", 0.0, {})).whole()
     last = token_ids[-1]
     scores = [TokenLogprobs(token_id, -1.0, 1, ()) for token_id in token_ids[1:]]

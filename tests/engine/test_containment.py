@@ -12,6 +12,7 @@ from legato.core.config import EngineConfig
 from legato.core.outputs import FinishReason
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.slo import ServiceParams
+from legato.core.structured_outputs import StructuredOutputs
 from legato.engine.process.engine_messages import GetState, StateReport, StepOutputs
 from legato.engine.process.engine_process import EngineProcess
 from tests.engine import raising_engine
@@ -78,7 +79,9 @@ def test_what_a_part_raises_ends_the_request_alone(
 ) -> None:
     engine = drafting_engine()
     poison(monkeypatch, *{**AT_ARRIVAL, **LATER}[part](engine))
-    outputs = engine.step([request("a", 30), request("poison", 50), request("b", 20)])
+    form = StructuredOutputs(grammar="start: /a+/") if part == "grammars" else None
+    poison_request = request("poison", 50, structured_outputs=form)
+    outputs = engine.step([request("a", 30), poison_request, request("b", 20)])
     outputs += drain(engine)
     ends = reasons(outputs)
     assert ends.keys() == {"a", "b", "poison"}

@@ -192,7 +192,10 @@ def create_app(
     # The API reference and the files of pages are not secret.
     open_paths = {*OPEN_PATHS, *assets, pages.ROOT, _OPENAPI}
     app = RequireApiKey(
-        app, _all_keys(config), open_paths, shares_cache=tenants_share_cache(config)
+        app,
+        (*config.api_keys, *config.admin_api_keys) if config.api_keys else (),
+        open_paths,
+        shares_cache=tenants_share_cache(config),
     )
     app = CheckOrigin(app, config.allowed_origins)
     app = CheckHost(app, names)
@@ -211,11 +214,6 @@ def create_app(
 def tenants_share_cache(config: ServerConfig) -> bool:
     """Return whether tenants find each other's cached prompts; a single tenant has no other."""
     return config.share_cache_between_tenants or ApiKeys(config.api_keys).num_tenants < 2
-
-
-def _all_keys(config: ServerConfig) -> tuple[str, ...]:
-    """All valid keys; empty if the API is open."""
-    return (*config.api_keys, *config.admin_api_keys) if config.api_keys else ()
 
 
 async def _handle(request: Request, error: Exception) -> Response:

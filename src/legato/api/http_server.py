@@ -84,7 +84,7 @@ def metrics_of(engine: Engine, text: TextProcesses, config: ServerConfig) -> Ser
         classes=info.slo_classes,
         kept=engine.kept,
         replicas=lambda: engine.replicas,
-        pids=partial(_pids, engine),
+        pids=lambda: {"server": os.getpid(), **engine.pids},  # of no engine while it restarts
         prefix=config.metrics_prefix,
     )
     engine.activity.on_step = metrics.steps.observe
@@ -132,11 +132,6 @@ def begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExp
         name = engine.info.served_model_name
         tracing.append(SpanExport(engine.activity.records, name, config.otlp_traces_endpoint))
     return tracing
-
-
-def _pids(engine: Engine) -> dict[str, int]:
-    """Return process ids by process name; the engine has none while it restarts."""
-    return {"server": os.getpid(), **engine.pids}
 
 
 def _status(engine: Engine, lifecycle: Lifecycle) -> int:

@@ -61,7 +61,7 @@ class DescribedApi(FastAPI):
     Args:
         asks_for_key: whether all but `OPEN_PATHS` need an API key.
         answers: msgspec types that `responses` referred to.
-        requests: pydantic models that `takes` referred to.
+        requests: pydantic models that `body_route` referred to.
     """
 
     def __init__(
@@ -106,10 +106,22 @@ class DescribedApi(FastAPI):
         return document
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """Describe the body of a route that FastAPI does not parse, for its `openapi_extra`."""
-    schema = {"$ref": _REFERENCE.format(name=model.__name__)}
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+def body_route(
+    request: type[BaseModel], answer: type, *, is_computed: bool = True, **further: Any
+) -> dict[str, Any]:
+    """Describe a route whose body FastAPI does not parse, for the keywords of its decorator.
+
+    Args:
+        request: the model of the body, which may name another model than the served one.
+        is_computed: whether the engine computes the answer.
+        answer, further: as of `responses`.
+    """
+    content = {"application/json": {"schema": _reference(request)}}
+    errors = (HTTPStatus.NOT_FOUND, *([HTTPStatus.INTERNAL_SERVER_ERROR] if is_computed else []))
+    return {
+        "openapi_extra": {"requestBody": {"content": content, "required": True}},
+        "responses": responses(answer, errors=errors, **further),
+    }
 
 
 def responses(
@@ -220,5 +232,5 @@ def _make_bounds_whole(node: Any) -> None:
 
 
 def _reference(answer: type) -> dict[str, str]:
-    """Refer to a type by its name; msgspec keeps it, since no two answer types share one."""
+    """Refer to a type by its name; no two types of bodies or answers share one."""
     return {"$ref": _REFERENCE.format(name=answer.__name__)}

@@ -1,7 +1,6 @@
 """The `/render` endpoints: prompts as the model receives them, for /inference/v1/generate."""
 
-from collections.abc import Iterator, Sequence
-from http import HTTPStatus
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from legato.api.job import JobPrompt
 from legato.api.openai.chat_body import ChatRequest
 from legato.api.openai.completion_body import CompletionRequest
 from legato.api.openai.generate_body import OutputMode
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route
 from legato.api.responses.response_body import ResponsesRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import TokenIds
@@ -69,9 +68,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @router.post(
-    "/v1/chat/completions/render",
-    openapi_extra=takes(ChatRequest),
-    responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
+    "/v1/chat/completions/render", **body_route(ChatRequest, RenderedPrompt, is_computed=False)
 )
 async def render_chat(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the prompt of such a request, in tokens."""
@@ -81,8 +78,7 @@ async def render_chat(body: JsonBytes, context: ContextDep, arrival: ArrivalDep)
 
 @router.post(
     "/v1/completions/render",
-    openapi_extra=takes(CompletionRequest),
-    responses=responses(RenderedPrompt, is_list=True, errors=(HTTPStatus.NOT_FOUND,)),
+    **body_route(CompletionRequest, RenderedPrompt, is_computed=False, is_list=True),
 )
 async def render_completions(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the prompt of such a request, in tokens."""
@@ -92,10 +88,7 @@ async def render_completions(body: JsonBytes, context: ContextDep, arrival: Arri
 
 @router.post(
     "/v1/messages/render",
-    openapi_extra=takes(MessagesRequest),
-    responses=responses(
-        RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,), error_body=AnthropicErrorBody
-    ),
+    **body_route(MessagesRequest, RenderedPrompt, is_computed=False, error_body=AnthropicErrorBody),
 )
 async def render_messages(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the prompt of such a request, in tokens."""
@@ -104,9 +97,7 @@ async def render_messages(body: JsonBytes, context: ContextDep, arrival: Arrival
 
 
 @router.post(
-    "/v1/responses/render",
-    openapi_extra=takes(ResponsesRequest),
-    responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
+    "/v1/responses/render", **body_route(ResponsesRequest, RenderedPrompt, is_computed=False)
 )
 async def render_response(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the prompt of such a request, in tokens."""
@@ -170,8 +161,5 @@ def _pairs(offsets: TokenIds) -> Iterator[bytes]:
     """Yield items for `array`, many pairs in each."""
     step = 2 * _PAIRS_PER_PIECE
     for start in range(0, len(offsets), step):
-        yield encode_json(_paired(offsets[start : start + step]))[1:-1]
-
-
-def _paired(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
+        part = offsets[start : start + step]
+        yield encode_json(list(zip(part[::2], part[1::2], strict=True)))[1:-1]

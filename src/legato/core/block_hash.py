@@ -8,7 +8,7 @@ equal hashes are no proof of equal tokens.
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 BlockHash = bytes
 """32 bytes."""
@@ -56,11 +56,7 @@ def block_hashes(
 ) -> list[BlockHash]:
     """Return the hashes of a prompt's full blocks, in order; a block that is not full has none."""
     hashes: list[BlockHash] = []
-    for start in _starts(len(token_ids), block_size):
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
         parent = block_hash(parent, token_ids[start : start + block_size])
         hashes.append(parent)
     return hashes
-
-
-def _starts(num_tokens: int, block_size: int) -> Iterable[int]:
-    return range(0, num_tokens - block_size + 1, block_size)

@@ -4,6 +4,7 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -11,6 +12,12 @@ from legato.core.errors import UnsupportedModelError
 
 MAX_SIZE = 2**20
 MAX_LAYERS = 1024
+
+# Ranges of the numbers in a model's records; `DecoderSpec.check` compares them.
+Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+Scale = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Eps = Annotated[float, msgspec.Meta(ge=1e-12, le=0.1)]
 
 
 def check_sizes(path: Path, num_layers: object, **sizes: object) -> None:

@@ -5,7 +5,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from legato.checkpoint.source import configured_source
 from legato.core.config import DEFAULT_MODEL, EngineConfig
@@ -20,7 +20,7 @@ from legato.engine.client.client import EngineClient
 from legato.engine.client.requests import build_requests
 from legato.engine.client.submissions import Submission
 from legato.language.completion import CompletionStream
-from legato.language.conversation.template import ConversationOptions
+from legato.language.conversation.template import ConversationKeywords, ConversationOptions
 from legato.llm.llm_settings import (
     TextConfig,
     llm_config,
@@ -28,13 +28,7 @@ from legato.llm.llm_settings import (
     llm_signature,
     takes_conversation_options,
 )
-from legato.llm.prompts import (
-    Message,
-    Prompt,
-    PromptReader,
-    ReadPrompt,
-    text_of,
-)
+from legato.llm.prompts import Message, Prompt, PromptReader, ReadPrompt, text_of
 from legato.llm.results import Generation
 
 if TYPE_CHECKING:
@@ -154,7 +148,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         service: ServiceParams | None = None,
-        **options: Any,
+        **options: Unpack[ConversationKeywords],
     ) -> AsyncGenerator[Generation]:
         """Answer a conversation; otherwise as `generate`.
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -23,7 +23,7 @@ from legato.engine.build.builder import build_engine
 from legato.engine.client.requests import build_requests
 from legato.engine.errors import failure
 from legato.language.completion import CompletionDelta, CompletionStream
-from legato.language.conversation.template import ConversationOptions
+from legato.language.conversation.template import ConversationKeywords, ConversationOptions
 from legato.language.embedding import Side, check_dimensions, finished_embedding
 from legato.llm.llm_settings import (
     TextConfig,
@@ -32,13 +32,7 @@ from legato.llm.llm_settings import (
     llm_signature,
     takes_conversation_options,
 )
-from legato.llm.prompts import (
-    Message,
-    Prompt,
-    PromptReader,
-    ReadPrompt,
-    text_of,
-)
+from legato.llm.prompts import Message, Prompt, PromptReader, ReadPrompt, text_of
 from legato.llm.results import Embedding, EmbeddingOutput, Generation
 from legato.llm.shared_engine import SharedEngine
 
@@ -147,7 +141,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        **options: Any,
+        **options: Unpack[ConversationKeywords],
     ) -> list[Generation]:
         """Answer one conversation or several; otherwise as `generate`.
 

@@ -79,13 +79,14 @@ def takes_conversation_options(chat: _AnyChat) -> _AnyChat:
         )
         for field in msgspec.structs.fields(ConversationOptions)
     ]
-    *others, _ = signature.parameters.values()
+    *others, several = signature.parameters.values()
     _, _, meanings = inspect.cleandoc(ConversationOptions.__doc__ or "").partition("Attributes:\n")
     doc = chat.__doc__ or ""
     assert _OPTIONS_LINE in doc, "it says where the options stand"
     told = textwrap.indent(textwrap.dedent(meanings), " " * 12)
     chat.__doc__ = doc.replace(_OPTIONS_LINE, f"{told}\n")
     chat.__signature__ = signature.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
+    del chat.__annotations__[several.name]
     chat.__annotations__ |= types
     return chat
 

@@ -52,3 +52,18 @@ class Architecture(NamedTuple):
         """The keys of config.json that the family reads."""
         kind: type[Description] = next(iter(get_type_hints(self.spec).values()))
         return kind
+
+
+def mistral_yarn(theta: float, factor: float, original_len: int) -> dict[str, Any]:
+    """Return the rope parameters of Mistral's models whose queries grow with their position."""
+    return {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": factor,
+        "original_max_position_embeddings": original_len,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }

@@ -5,7 +5,7 @@ from typing import Any
 
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
-from legato.model.architecture import Architecture
+from legato.model.architecture import Architecture, mistral_yarn
 from legato.model.description import Description
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES, HUNYUAN_IMPLIED
 from legato.model.gemma4 import GEMMA4_ARCHITECTURES
@@ -56,17 +56,7 @@ ARCHITECTURES = {
             "head_dim": 128,
             "rms_norm_eps": 1e-5,
             "sliding_window": None,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e6,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16384,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale_all_dim": 1.0,
-                "mscale": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            },
+            "rope_parameters": mistral_yarn(1e6, 16.0, 16384),
         },
     ),
     "Qwen2ForCausalLM": Architecture(

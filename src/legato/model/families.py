@@ -7,7 +7,7 @@ from legato.core.errors import UnsupportedModelError
 from legato.model.description import FULL, SLIDING, Biased, Plain, Rotary, Windowed
 from legato.model.rope import RopeFrequencies, no_rope
 from legato.model.spec import DecoderSpec
-from legato.model.spec_builder import biases, rope, spec
+from legato.model.spec_builder import rope, spec
 
 
 class Llama(Biased):
@@ -19,9 +19,7 @@ def llama(d: Llama) -> DecoderSpec:
 
     Touvron et al., 2023, arXiv:2302.13971; Llama 3, 2024, arXiv:2407.21783.
     """
-    return spec(
-        d, attention=biases(d.attention_bias, d.attention_bias), mlp={"has_bias": d.mlp_bias}
-    )
+    return spec(d)
 
 
 class Mistral(Plain, Windowed): ...
@@ -56,8 +54,7 @@ def qwen3(d: Qwen3) -> DecoderSpec:
 
     Yang et al., 2025, arXiv:2505.09388; the dense models.
     """
-    attention = {**biases(d.attention_bias, d.attention_bias), "qk_norm": "head"}
-    return spec(d, windows=_late_windows(d), attention=attention)
+    return spec(d, windows=_late_windows(d), attention={"qk_norm": "head"})
 
 
 class Ministral3(Plain):
@@ -103,8 +100,7 @@ def granite(d: Granite, **layers: Any) -> DecoderSpec:
     return spec(
         d,
         **layers,
-        attention={**biases(d.attention_bias, d.attention_bias), "scale": d.attention_multiplier},
-        mlp={"has_bias": d.mlp_bias},
+        attention={"scale": d.attention_multiplier},
         layer={"residual_scale": d.residual_multiplier},
         embedding_scale=d.embedding_multiplier,
         logit_scale=1 / d.logits_scaling,
@@ -135,8 +131,6 @@ def smollm3(d: SmolLM3) -> DecoderSpec:
         windows=windows,
         ropes=(rope(d, d.rope), no_rope(d.head_size)),
         rope_of_layer=[0 if has_rope else 1 for has_rope in turned],
-        attention=biases(d.attention_bias, d.attention_bias),
-        mlp={"has_bias": d.mlp_bias},
     )
 
 
@@ -145,8 +139,7 @@ def olmo2(d: Biased) -> DecoderSpec:
 
     OLMo team, 2025, arXiv:2501.00656.
     """
-    attention = {**biases(d.attention_bias, d.attention_bias), "qk_norm": "whole"}
-    return spec(d, attention=attention, layer={"order": "post"})
+    return spec(d, attention={"qk_norm": "whole"}, layer={"order": "post"})
 
 
 class Olmo3(Biased, Windowed): ...
@@ -156,13 +149,12 @@ def olmo3(d: Olmo3) -> DecoderSpec:
     """Describe OLMo 3: OLMo 2 with windows in three of four layers, whose rope is not stretched."""
     kinds = d.kinds(4)
     ropes = tuple(rope(d, d.rope_of(kind, theta=d.rope_theta)) for kind in (FULL, SLIDING))
-    attention = {**biases(d.attention_bias, d.attention_bias), "qk_norm": "whole"}
     return spec(
         d,
         windows=d.windows_of(kinds),
         ropes=ropes,
         rope_of_layer=[int(kind == SLIDING) for kind in kinds],
-        attention=attention,
+        attention={"qk_norm": "whole"},
         layer={"order": "post"},
     )
 
@@ -191,7 +183,7 @@ def exaone4(d: Exaone4) -> DecoderSpec:
 
 def glm4(d: Biased) -> DecoderSpec:
     """Describe GLM-4-0414: norms before and after, and rope on neighbours in half of each head."""
-    return spec(d, attention={"qkv_bias": d.attention_bias}, layer={"order": "sandwich"})
+    return spec(d, attention={"output_bias": False}, layer={"order": "sandwich"})
 
 
 class SeedOss(Llama):
@@ -200,11 +192,7 @@ class SeedOss(Llama):
 
 def seed_oss(d: SeedOss) -> DecoderSpec:
     """Describe Seed-OSS: Llama with biases on queries, keys and values."""
-    return spec(
-        d,
-        attention=biases(d.attention_bias, d.attention_out_bias),
-        mlp={"has_bias": d.mlp_bias},
-    )
+    return spec(d, attention={"output_bias": d.attention_out_bias})
 
 
 class Ernie(Plain):
@@ -213,13 +201,12 @@ class Ernie(Plain):
 
 def ernie4_5(d: Ernie) -> DecoderSpec:
     """Describe Ernie 4.5: Llama with rope on neighbours; the dense models."""
-    return spec(d, attention=biases(d.use_bias, d.use_bias), mlp={"has_bias": d.use_bias})
+    return spec(d, attention=_biases(d.use_bias), mlp={"has_bias": d.use_bias})
 
 
 def hunyuan(d: Biased) -> DecoderSpec:
     """Describe Hunyuan: Llama with queries and keys normalized after rope; the dense models."""
-    own = biases(d.attention_bias, d.attention_bias)
-    return spec(d, attention={**own, "qk_norm": "head", "norm_after_rope": True})
+    return spec(d, attention={"qk_norm": "head", "norm_after_rope": True})
 
 
 class Gemma2(Biased, Windowed):
@@ -277,7 +264,6 @@ def cohere2(d: Cohere2) -> DecoderSpec:
         windows=d.windows_of(kinds),
         ropes=(rope(d, d.rope), no_rope(d.head_size)),
         rope_of_layer=[0 if turns else 1 for turns in has_rope],
-        attention=biases(d.attention_bias, d.attention_bias),
         layer={"order": "parallel"},
         norm="layer",
         logit_scale=d.logit_scale,
@@ -299,7 +285,7 @@ def starcoder2(d: Starcoder2) -> DecoderSpec:
     return spec(
         d,
         windows=(d.sliding_window,) * d.num_hidden_layers,
-        attention=biases(d.use_bias, d.use_bias),
+        attention=_biases(d.use_bias),
         mlp={"has_bias": d.use_bias, "is_gated": False},
         norm="layer",
         norm_bias=True,
@@ -323,10 +309,7 @@ def gpt_neox(d: GPTNeoX) -> DecoderSpec:
     return spec(
         d,
         ropes=(rope(d, _neox_rope(d)),),
-        attention={
-            **biases(d.attention_bias, d.attention_bias),
-            "num_kv_heads": d.num_attention_heads,
-        },
+        attention={"num_kv_heads": d.num_attention_heads},
         mlp={"has_bias": True, "is_gated": False},
         layer={"order": "parallel_two" if d.use_parallel_residual else "pre"},
         norm="layer",
@@ -339,17 +322,12 @@ def apertus(d: Biased) -> DecoderSpec:
 
     Swiss AI, 2025, arXiv:2509.14233.
     """
-    attention = {**biases(d.attention_bias, d.attention_bias), "qk_norm": "head"}
-    return spec(d, attention=attention, mlp={"is_gated": False})
+    return spec(d, attention={"qk_norm": "head"}, mlp={"is_gated": False})
 
 
 def arcee(d: Llama) -> DecoderSpec:
     """Describe AFM: Llama with a squared ReLU without gates."""
-    return spec(
-        d,
-        attention=biases(d.attention_bias, d.attention_bias),
-        mlp={"has_bias": d.mlp_bias, "is_gated": False},
-    )
+    return spec(d, mlp={"is_gated": False})
 
 
 def _gemma(
@@ -367,7 +345,6 @@ def _gemma(
         ropes=ropes,
         rope_of_layer=[int(kind == SLIDING) % len(ropes) for kind in kinds],
         attention={
-            **biases(d.attention_bias, d.attention_bias),
             "scale": d.query_pre_attn_scalar**-0.5,
             "softcap": d.attn_logit_softcapping,
             **attention,
@@ -376,6 +353,10 @@ def _gemma(
         embedding_scale=d.hidden_size**0.5,
         logit_softcap=d.final_logit_softcapping,
     )
+
+
+def _biases(has_bias: bool) -> dict[str, bool]:
+    return {"qkv_bias": has_bias, "output_bias": has_bias}
 
 
 def _late_windows(d: Qwen2) -> tuple[int | None, ...]:

@@ -11,7 +11,7 @@ from legato.model.description import FULL, SLIDING, ExpertKeys, RopeKeys, Window
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.rope import RopeFrequencies, rope_frequencies
 from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
-from legato.model.spec_builder import biases, spec
+from legato.model.spec_builder import spec
 
 _INTERVAL = 6
 _THETA = {FULL: 1e6, SLIDING: 1e4}
@@ -60,12 +60,7 @@ def gemma4(d: Gemma4) -> DecoderSpec:
         windows=d.windows_of(kinds),
         ropes=tuple(_rope(d, kind, kinds, heads) for kind in (FULL, SLIDING)),
         rope_of_layer=[int(kind == SLIDING) for kind in kinds],
-        attention={
-            **biases(d.attention_bias, d.attention_bias),
-            "scale": 1.0,
-            "qk_norm": "head",
-            "has_value_norm": True,
-        },
+        attention={"scale": 1.0, "qk_norm": "head", "has_value_norm": True},
         layer={"order": "sandwich", "has_output_scale": True},
         embedding_scale=d.hidden_size**0.5,
         logit_softcap=d.final_logit_softcapping,

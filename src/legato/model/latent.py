@@ -9,7 +9,7 @@ else ("absorbed" attention).
 
 import msgspec
 
-from legato.model.ranges import Eps, Size
+from legato.core.validation import Eps, Size
 
 
 class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The supported architectures with multi-head latent attention."""
 
 from legato.model import latent_families as families
-from legato.model.architecture import Architecture
+from legato.model.architecture import Architecture, mistral_yarn
 from legato.model.expert_architectures import DEEPSEEK_NAMES
 
 _V3_IMPLIED = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
@@ -79,17 +79,7 @@ LATENT_ARCHITECTURES = {
             "moe_intermediate_size": 2048,
             "n_shared_experts": 1,
             "norm_topk_prob": True,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 128.0,
-                "original_max_position_embeddings": 8192,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale_all_dim": 1.0,
-                "mscale": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            },
+            "rope_parameters": mistral_yarn(10000.0, 128.0, 8192),
         },
         names=DEEPSEEK_NAMES,
         is_interleaved=True,

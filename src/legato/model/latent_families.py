@@ -102,7 +102,6 @@ def minicpm3(d: MiniCPM3) -> DecoderSpec:
     base = d.hidden_size if d.dim_model_base is None else d.dim_model_base
     return _latent(
         d,
-        mlp={"has_bias": d.mlp_bias},
         layer={"residual_scale": depth / num_layers**0.5},
         embedding_scale=d.scale_emb,
         logit_scale=base / d.hidden_size,
@@ -132,7 +131,7 @@ def _latent(d: Latent, rope: dict[str, Any] | None = None, **fields: Any) -> Dec
         "num_kv_heads": 1,
         "head_dim": latent.key_dim,
         "scale": latent.query_dim**-0.5 * _growth(parameters),
-        "output_bias": d.attention_bias,
+        "qkv_bias": False,
         "latent": latent,
     }
     return spec(d, ropes=(frequencies,), attention=attention, **fields)

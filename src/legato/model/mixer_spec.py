@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
+from legato.core.validation import Count, Scale, Size
 from legato.model.latent import LatentAttentionSpec
 from legato.model.model import LayerCache
-from legato.model.ranges import Count, Scale, Size
 from legato.model.states import StateShape
 
 

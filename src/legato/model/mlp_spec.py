@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.ranges import Count, Scale, Size
+from legato.core.validation import Count, Scale, Size
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "xielu"]
 

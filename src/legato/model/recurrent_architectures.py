@@ -1,5 +1,7 @@
 """The supported architectures with recurrent layers."""
 
+from typing import Any
+
 from legato.model import recurrent_families as families
 from legato.model.architecture import Architecture
 from legato.model.mlp_spec import MoeSpec
@@ -11,8 +13,14 @@ _QWEN3_NEXT = {
     "head_dim": 256,
     "partial_rotary_factor": 0.25,
 }
-_DELTA_NET_NAMES = {"linear_attn": "recurrence", "linear_attn.conv1d": "recurrence.conv"}
 _FURTHER_TOKENS = ("mtp.",)
+_DELTA_NET: dict[str, Any] = {
+    "names": {"linear_attn": "recurrence", "linear_attn.conv1d": "recurrence.conv"},
+    "fused": ("q_proj",),
+    "has_partial_rope": True,
+    "adds_one": True,
+    "unused_prefixes": _FURTHER_TOKENS,
+}
 _LFM2 = {
     "max_position_embeddings": 128_000,
     "num_key_value_heads": 8,
@@ -87,11 +95,7 @@ RECURRENT_ARCHITECTURES = {
         "qwen3_5_text",
         families.qwen3_5,
         {**_QWEN3_NEXT, "num_key_value_heads": 4},
-        names=_DELTA_NET_NAMES,
-        fused=("q_proj",),
-        has_partial_rope=True,
-        adds_one=True,
-        unused_prefixes=_FURTHER_TOKENS,
+        **_DELTA_NET,
         implied={"attn_output_gate": (True,)},
     ),
     "Qwen3_5MoeForCausalLM": Architecture(
@@ -105,11 +109,7 @@ RECURRENT_ARCHITECTURES = {
             "num_experts": 256,
             "num_experts_per_tok": 8,
         },
-        names=_DELTA_NET_NAMES,
-        fused=("q_proj",),
-        has_partial_rope=True,
-        adds_one=True,
-        unused_prefixes=_FURTHER_TOKENS,
+        **_DELTA_NET,
         implied={"attn_output_gate": (True,)},
     ),
     "Qwen3NextForCausalLM": Architecture(
@@ -123,11 +123,7 @@ RECURRENT_ARCHITECTURES = {
             "num_experts_per_tok": 10,
             "norm_topk_prob": True,
         },
-        names=_DELTA_NET_NAMES,
-        fused=("q_proj",),
-        has_partial_rope=True,
-        adds_one=True,
-        unused_prefixes=_FURTHER_TOKENS,
+        **_DELTA_NET,
     ),
     "Lfm2ForCausalLM": Architecture(
         "lfm2",

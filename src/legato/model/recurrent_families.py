@@ -21,7 +21,7 @@ from legato.model.expert_families import (
 from legato.model.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.rope import no_rope
 from legato.model.spec import DecoderSpec
-from legato.model.spec_builder import biases, check_kinds, spec
+from legato.model.spec_builder import check_kinds, spec
 
 _LINEAR = "linear_attention"
 _NEMOTRON_KINDS = {
@@ -121,11 +121,8 @@ def falcon_h1(d: FalconH1) -> DecoderSpec:
     )
     decoder = spec(
         d,
-        attention={
-            **biases(d.attention_bias, d.attention_bias),
-            "scale": d.head_size**-0.5 * inputs * inputs * d.key_multiplier,
-        },
-        mlp={"has_bias": d.mlp_bias, "gate_scale": gate},
+        attention={"scale": d.head_size**-0.5 * inputs * inputs * d.key_multiplier},
+        mlp={"gate_scale": gate},
         layer={"output_scales": (inputs * d.attention_out_multiplier, d.ssm_out_multiplier, down)},
         embedding_scale=d.embedding_multiplier,
         logit_scale=d.lm_head_multiplier,
@@ -186,8 +183,7 @@ def nemotron_h(d: NemotronH) -> DecoderSpec:
     decoder = spec(
         d,
         ropes=(no_rope(d.head_size),),
-        attention=biases(d.attention_bias, d.attention_bias),
-        mlp={"has_bias": d.mlp_bias, "is_gated": False},
+        mlp={"is_gated": False},
     )
     decoder = with_deepseek_experts(
         d,
@@ -301,11 +297,7 @@ def qwen3_5(d: Qwen35) -> DecoderSpec:
             kernel_size=d.linear_conv_kernel_dim,
         ),
         has_attention=[kind == FULL for kind in kinds],
-        attention={
-            **biases(d.attention_bias, d.attention_bias),
-            "qk_norm": "head",
-            "has_gate": True,
-        },
+        attention={"qk_norm": "head", "has_gate": True},
     )
 
 

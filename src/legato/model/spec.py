@@ -13,11 +13,10 @@ import torch
 
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.rows import ExpertCounts
-from legato.core.validation import check_fields
+from legato.core.validation import Eps, Scale, Size, check_fields
 from legato.model.mixer_spec import AttentionSpec, RecurrenceSpec
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.model import CacheSpec
-from legato.model.ranges import Eps, Scale, Size
 from legato.model.rope import RopeFrequencies
 from legato.model.states import StateShape
 

@@ -43,7 +43,8 @@ def spec(
         rope_of_layer: index of each layer's rope; None for the first.
         recurrence: the mixer of layers without attention.
         has_attention: of each layer; None if all have.
-        attention, mlp, layer, whole: fields of these records that differ from the defaults.
+        attention, mlp, layer, whole: fields of these records that differ from the defaults; biases
+            are by default as `attention_bias` and `mlp_bias` say, where a family has these keys.
 
     Raises:
         UnsupportedModelError: an activation or rope type that Legato does not know.
@@ -53,10 +54,11 @@ def spec(
         raise UnsupportedModelError(
             f"unsupported activation {name!r}; Legato supports {', '.join(_ACTIVATIONS)}"
         )
-    size = d.head_size
+    size, has_bias = d.head_size, getattr(d, "attention_bias", False)
     own_mlp = {
         "size": d.spelled("mlp_size"),
         "activation": _ACTIVATIONS[name],
+        "has_bias": getattr(d, "mlp_bias", False),
         **(mlp or {}),
     }
     heads = {
@@ -64,6 +66,8 @@ def spec(
         "num_kv_heads": d.num_key_value_heads or d.num_attention_heads,
         "head_dim": size,
         "scale": size**-0.5,
+        "qkv_bias": has_bias,
+        "output_bias": has_bias,
         **(attention or {}),
     }
     num_layers = d.num_hidden_layers
@@ -119,7 +123,3 @@ def check_kinds(d: Description, kinds: Sequence[str], known: Set[str]) -> None:
         raise UnsupportedModelError(
             f"layer_types has {len(kinds)} entries for {d.num_hidden_layers} layers"
         )
-
-
-def biases(qkv: bool, output: bool) -> dict[str, bool]:
-    return {"qkv_bias": qkv, "output_bias": output}

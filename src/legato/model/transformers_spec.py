@@ -4,8 +4,8 @@ import msgspec
 import torch
 
 from legato.core.errors import ConfigError
+from legato.core.validation import Size
 from legato.model.model import CacheSpec, LayerCache
-from legato.model.ranges import Size
 from legato.model.states import StateShape
 
 

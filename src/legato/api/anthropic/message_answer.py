@@ -1,7 +1,5 @@
 """POST /v1/messages: its answers. Its requests are in `message_body.py`."""
 
-from http import HTTPStatus
-
 from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
@@ -32,7 +30,7 @@ from legato.api.http.error_responses import AnthropicErrorBody, anthropic_error
 from legato.api.http.errors import ApiError
 from legato.api.http.json_text import encode_json
 from legato.api.job import Job
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route
 from legato.api.submit import JobRun
 from legato.api.typed_events import TypedEventWriter
 from legato.core.outputs import FinishReason
@@ -130,13 +128,7 @@ class MessagesFormat:
 
 @router.post(
     "/v1/messages",
-    openapi_extra=takes(MessagesRequest),
-    responses=responses(
-        MessageAnswer,
-        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
-        streams=True,
-        error_body=AnthropicErrorBody,
-    ),
+    **body_route(MessagesRequest, MessageAnswer, streams=True, error_body=AnthropicErrorBody),
 )
 async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Answer the next turn of a conversation."""
@@ -152,8 +144,7 @@ async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalD
 
 @router.post(
     "/v1/messages/count_tokens",
-    openapi_extra=takes(CountTokensRequest),
-    responses=responses(TokenCount, errors=(HTTPStatus.NOT_FOUND,), error_body=AnthropicErrorBody),
+    **body_route(CountTokensRequest, TokenCount, is_computed=False, error_body=AnthropicErrorBody),
 )
 async def count_tokens(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Count the tokens of a conversation's prompt."""

@@ -203,7 +203,9 @@ class CountTokensRequest(ModelRequest):
         Args:
             count: returns the tokens of a chat's prompt.
         """
-        edits = self.context_management.edits if self.context_management else []
+        if self.context_management is None:
+            return self.chat(self.messages), []
+        edits = self.context_management.edits
         messages, applied = edited(self.messages, edits, lambda left: count(self.chat(left)))
         return self.chat(messages), applied
 

@@ -5,8 +5,7 @@ spaces. An answer is made while it is written, so one that becomes larger blocks
 and takes no more memory.
 """
 
-from collections.abc import Sequence
-
+from legato.api.job import Job
 from legato.api.limits import MAX_WHOLE_ANSWER_BYTES
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
@@ -18,40 +17,31 @@ _COLUMN_BYTES = 40
 """JSON of one position in the lists of completions, without its most likely tokens."""
 
 
-def check_answer_size(
-    params: SamplingParams,
-    prompt_lens: Sequence[int],
-    max_model_len: int,
-    *,
-    is_chat: bool,
-    returns_token_ids: bool,
-    shows_prompt_logprobs: bool,
-    echoes: bool = False,
-) -> None:
-    """Refuse a request whose answer may exceed `MAX_WHOLE_ANSWER_BYTES`.
+def check_answer_size(job: Job, max_model_len: int) -> None:
+    """Refuse a job whose answer may exceed `MAX_WHOLE_ANSWER_BYTES`.
 
-    Args:
-        prompt_lens: in tokens.
-        is_chat: a chat shows its prompt once; completions show it beside each choice.
-        returns_token_ids: of the prompt, too.
-        shows_prompt_logprobs: whether the request has `prompt_logprobs`.
-        echoes: the prompt precedes each text.
+    A chat shows its prompt once; completions show it beside each choice.
 
     Raises:
         InvalidRequestError: it may; `param` is what to ask less of.
     """
+    params, options = job.params, job.answer
+    is_chat = job.operation != "text_completion"
+    num_prompt_logprobs = params.prompt_logprobs if is_chat else options.num_prompt_logprobs
+    shows_prompt_logprobs = num_prompt_logprobs is not None
+    returns_token_ids = options.returns_token_ids or job.operation == "generate"
     num_shown = 1 if is_chat else params.n
     of_prompts = (
         num_shown
-        * sum(prompt_lens)
+        * job.num_prompt_tokens
         * prompt_token_bytes(
             params,
             returns_token_ids=returns_token_ids,
             shows_prompt_logprobs=shows_prompt_logprobs,
-            echoes=echoes,
+            echoes=options.echoed is not None,
         )
     )
-    rooms = [max(1, max_model_len - prompt_len) for prompt_len in prompt_lens]
+    rooms = [max(1, max_model_len - len(prompt.token_ids)) for prompt in job.prompts]
     num_outputs = params.n * sum(min(params.max_tokens or room, room) for room in rooms)
     of_outputs = num_outputs * output_token_bytes(
         params, is_chat=is_chat, returns_token_ids=returns_token_ids

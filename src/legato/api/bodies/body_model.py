@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from pydantic import (
@@ -24,10 +24,17 @@ from legato.api.config import UnknownFields
 from legato.api.http.errors import first_problem, unknown_model
 from legato.api.http.json_text import parse_json
 from legato.api.limits import MAX_FIELDS, MAX_NAME_CHARS
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
-from legato.engine.client.requests import check_token_ids
+from legato.core.sampling_params import SamplingParams
+from legato.engine.client.requests import check_token_ids, with_bad_words
 from legato.engine.process.engine_messages import EngineInfo
 from legato.language.conversation.guard import MessageSpecialTokens
+
+if TYPE_CHECKING:  # the server's process parses no bodies
+    from legato.language.conversation.prompt import ChatPrompts
+    from legato.language.forms.check import GrammarChecker
+    from legato.language.tokenizer.tokenizer import Tokenizer
 
 _NULL = {"type": "null"}
 _BOUNDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}  # key: JSON type
@@ -347,6 +354,40 @@ class BodyParser:
                 param=param,
                 code="context_length_exceeded",
             )
+
+
+class JobMaker:
+    """Makes jobs of bodies. Subclasses have a method for each kind, as `RequestReader.read`.
+
+    Args:
+        prompts: makes prompts of conversations.
+        forms: compiles forms of output.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        defaults: ModelDefaults,
+        parser: BodyParser,
+        prompts: "ChatPrompts",
+        forms: "GrammarChecker",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._parser = parser
+        self._prompts = prompts
+        self._forms = forms
+        self._info = parser.serving.info
+
+    def _known(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with the tokens of their bad words.
+
+        Raises:
+            InvalidRequestError: they name a token that the model lacks.
+        """
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+            check_token_ids(getattr(params, name) or (), self._info.vocab_size, name)
+        return with_bad_words(params, lambda text: self._tokenizer.encode(text, False))
 
 
 def validated(model: type[_Model], data: Any, ignored: IgnoredFields | None = None) -> _Model:

@@ -22,8 +22,7 @@ from legato.api.bodies.body_model import (
 )
 from legato.api.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
 from legato.core.errors import InvalidRequestError
-from legato.language.forms.bounds import excess
-from legato.language.forms.schema_walk import ENDLESS, endless_place
+from legato.language.forms.schema_walk import ENDLESS, endless_place, excess
 from legato.language.message.tools import ToolFunction, ToolUse
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})

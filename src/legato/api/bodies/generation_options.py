@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -34,7 +34,6 @@ from legato.core.sampling_params import (
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
 from legato.core.tenant import DEFAULT_TENANT, TENANT_PATTERN
 from legato.engine.client.kv_tickets import KVTransferParams
-from legato.engine.client.requests import check_token_ids, with_bad_words
 
 Metadata = Annotated[
     dict[
@@ -442,19 +441,3 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
         """
         form = {} if self.output_form is None else {"structured_outputs": self.output_form}
         return SamplingParams(**{**defaults, **self.sent_params(), **form, **decided})
-
-
-def with_known_tokens(
-    params: SamplingParams, encode: Callable[[str], Sequence[int]], vocab_size: int
-) -> SamplingParams:
-    """Check that token ids exist, and convert bad words to tokens.
-
-    Args:
-        encode: returns the token ids of a text, without special tokens.
-
-    Raises:
-        InvalidRequestError: the model has no such token.
-    """
-    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
-        check_token_ids(getattr(params, name) or (), vocab_size, name)
-    return with_bad_words(params, encode)

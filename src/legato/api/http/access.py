@@ -37,7 +37,10 @@ class ApiKeys:
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._tenants = [(_digest(_bytes(key)), tenant) for tenant, key in map(_split, keys)]
+        self._tenants = [
+            (_digest(key.encode(errors="surrogateescape")), tenant)
+            for tenant, key in map(_split, keys)
+        ]
 
     def __bool__(self) -> bool:
         return bool(self._tenants)
@@ -65,10 +68,6 @@ def sent_key(headers: Headers) -> bytes:
 def _split(text: str) -> tuple[str | None, str]:
     named = _NAMED.fullmatch(text)
     return (named[1], named[2]) if named else (None, text)
-
-
-def _bytes(key: str) -> bytes:
-    return key.encode(errors="surrogateescape")
 
 
 def _digest(key: bytes) -> bytes:

@@ -13,7 +13,6 @@ from legato.api.http.bodies import TypedEvent
 from legato.api.http.errors import ApiError, as_api_error, first_problem, invalid_request
 from legato.api.http.json_text import encode_json
 
-_PATH = "/v1/messages"
 _UNSUPPORTED = "thread_unsupported_request"
 _TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -52,11 +51,6 @@ class AnthropicErrorBody(TypedEvent, frozen=True, tag="error"):
     request_id: str
 
 
-def is_anthropic(path: str) -> bool:
-    """Whether a path belongs to Anthropic's API."""
-    return path == _PATH or path.startswith(f"{_PATH}/")
-
-
 def anthropic_error(error: ApiError, request_id: str) -> AnthropicErrorBody:
     """Return an error in Anthropic's format."""
     kind = _TYPES.get(error.status, "invalid_request_error")
@@ -77,7 +71,7 @@ class ErrorResponse(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if is_anthropic(scope["path"]):
+        if scope["state"]["is_anthropic"]:
             self.body = encode_json(anthropic_error(self._error, scope["state"]["request_id"]))
             self.headers["Content-Length"] = str(len(self.body))
         await super().__call__(scope, receive, send)

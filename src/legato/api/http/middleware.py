@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.api.http.access import ApiKeys, sent_key
-from legato.api.http.error_responses import error_response, is_anthropic
+from legato.api.http.error_responses import error_response
 from legato.api.http.errors import (
     ApiError,
     body_too_large,
@@ -30,6 +30,7 @@ from legato.core.spelling import did_you_mean
 from legato.observe.metrics.server_metrics import ServerMetrics
 
 REQUEST_ID = "X-Request-Id"
+_ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_REQUEST_ID = "request-id"
 # The id is repeated in every chunk of a stream.
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
@@ -60,7 +61,8 @@ class RequestIds:
 
     A client's id is kept if it is 1 to 128 visible ASCII characters. Handlers find it in
     `scope["state"]["request_id"]`. `scope["state"]["answer_id"]` is an id that no client can
-    choose; both are the same if the client sent none.
+    choose; both are the same if the client sent none. `scope["state"]["is_anthropic"]` is whether
+    the path belongs to Anthropic's API.
     """
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
@@ -71,13 +73,16 @@ class RequestIds:
         given = Headers(scope=scope).get(REQUEST_ID, "")
         answer_id = uuid.uuid4().hex
         request_id = given if _GOOD_ID.fullmatch(given) else answer_id
-        scope.setdefault("state", {}).update(request_id=request_id, answer_id=answer_id)
+        is_anthropic = f"{scope['path']}/".startswith(f"{_ANTHROPIC_PATH}/")
+        scope.setdefault("state", {}).update(
+            request_id=request_id, answer_id=answer_id, is_anthropic=is_anthropic
+        )
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = request_id
-                if is_anthropic(scope["path"]):
+                if is_anthropic:
                     headers[_ANTHROPIC_REQUEST_ID] = request_id
                 if message["status"] >= _FIRST_ERROR_STATUS:
                     self._metrics.count_error(message["status"])

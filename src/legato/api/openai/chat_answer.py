@@ -1,9 +1,5 @@
 """POST /v1/chat/completions: its answers. Its requests are in `chat_body.py`."""
 
-import time
-from collections.abc import Sequence
-from functools import cached_property
-from http import HTTPStatus
 from typing import Any, Literal
 
 import msgspec
@@ -11,20 +7,15 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import FINGERPRINT, NotedAnswer, Usage, respond
+from legato.api.answer import FINGERPRINT, NotedAnswer, Usage
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
-from legato.api.http.json_text import array, listed, numbers
+from legato.api.http.json_text import array, listed
 from legato.api.job import Job
 from legato.api.openai.chat_body import ChatRequest
-from legato.api.openai.chunks import InChunks, UsageField
-from legato.api.openai.logprobs import (
-    ChatLogprobs,
-    LogprobsWriter,
-    PromptLogprobs,
-)
-from legato.api.openapi import responses, takes
-from legato.api.submit import JobRun
+from legato.api.openai.chunks import ChunkFormat, UsageField, respond_in_chunks
+from legato.api.openai.logprobs import ChatLogprobs, PromptLogprobs
+from legato.api.openapi import body_route
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.kv_tickets import KVTransferParams
 from legato.language.completion import Completion, CompletionDelta
@@ -141,34 +132,15 @@ class ChatChunk(NotedAnswer, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatFormat:
-    """Formats the answers to one request."""
+class ChatFormat(ChunkFormat):
+    """Formats chats."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        job: Job,
-        *,
-        answer_id: str,
-        created: int,
-        model: str,
-        ticket: KVTransferParams | None = None,
-    ) -> None:
-        self._ticket = ticket
-        self._vocabulary = vocabulary
-        self._names_by_id = job.answer.names_tokens_by_id
+    def __init__(self, vocabulary: Vocabulary, job: Job, **known: Any) -> None:
+        super().__init__(vocabulary, job, **known)
         self._syntax = job.answer.message_syntax
-        self._returns_token_ids = job.answer.returns_token_ids
         self._prompt = job.prompts[0].token_ids
         self._calls_functions = job.answer.calls_functions
-        self._id = answer_id
-        self._created = created
-        self._model = model
         self._readers: dict[int, MessageReader] = {}  # key: choice, once begun
-
-    @cached_property
-    def _logprobs(self) -> LogprobsWriter:
-        return LogprobsWriter(self._vocabulary, names_by_id=self._names_by_id)
 
     def answer(self, completions: list[Completion], usage: Usage) -> ChatAnswer:
         scored = completions[0].prompt_scores
@@ -190,9 +162,11 @@ class ChatFormat:
             self._readers[choice] = MessageReader(self._syntax)
         reader = self._readers[choice]
         message = reader.feed(delta.text, delta.finish_reason, delta.stop_reason)
+        role: Literal["assistant"] | UnsetType = "assistant" if is_first else UNSET
+        is_plain = self._syntax is None
         piece = ChatChunkChoice(
             index=choice,
-            delta=self._delta(message, "assistant" if is_first else UNSET),
+            delta=ChatDelta(delta.text, role) if is_plain else self._delta(message, role),
             logprobs=None if delta.logprobs is None else self._logprobs.chat(delta.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=delta.stop_reason,
@@ -249,9 +223,6 @@ class ChatFormat:
             prompt_token_ids=prompt_token_ids,
         )
 
-    def _tokens(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
-        return array(numbers(token_ids)) if self._returns_token_ids else UNSET
-
 
 def answer_message(message: Message, *, calls_functions: bool = False) -> ChatAnswerMessage:
     """Return a message in OpenAI's format.
@@ -280,27 +251,11 @@ def _tool_call_delta(call: ToolCallDelta) -> ChatToolCallDelta:
     return ChatToolCallDelta(call.index, function, call.id, "function")
 
 
-@router.post(
-    "/v1/chat/completions",
-    openapi_extra=takes(ChatRequest),
-    responses=responses(
-        ChatAnswer,
-        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
-        streams=True,
-    ),
-)
+@router.post("/v1/chat/completions", **body_route(ChatRequest, ChatAnswer, streams=True))
 async def create_chat_completion(
     body: JsonBytes, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Answer a conversation."""
     job = await context.text.job("chat", body, arrival)
-    run = JobRun(context, job, arrival)
-    answer_format = ChatFormat(
-        context.engine.vocabulary,
-        job,
-        answer_id=f"chatcmpl-{arrival.answer_id}",
-        created=int(time.time()),
-        model=context.model_name,
-        ticket=run.ticket,
-    )
-    return await respond(run, InChunks(answer_format, job, arrival))
+    answer_id = f"chatcmpl-{arrival.answer_id}"
+    return await respond_in_chunks(context, job, arrival, answer_id, ChatFormat)

@@ -90,8 +90,10 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
                 function.plain(f"functions.{i}") for i, function in enumerate(self.functions)
             ]
             return tool_use(described, self.function_call, is_parallel=False, param="function_call")
+        if not self.tools:
+            return ToolUse()
         return tool_use(
-            functions_of(self.tools or ()),
+            functions_of(self.tools),
             self.tool_choice,
             is_parallel=self.parallel_tool_calls,
             param="tool_choice",

@@ -1,49 +1,27 @@
 """The job of a chat, in OpenAI's API or in another one that is converted to it."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from legato.api.bodies.answer_size import check_answer_size
 from legato.api.bodies.as_chat import ChatBody
-from legato.api.bodies.body_model import BodyParser, validated
-from legato.api.bodies.generation_options import GenerationOptions, with_known_tokens
+from legato.api.bodies.body_model import JobMaker, validated
+from legato.api.bodies.generation_options import GenerationOptions
 from legato.api.job import End, Job, JobPrompt, Part, Warned, packed
 from legato.api.openai.chat_body import ChatRequest
-from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import naming_fields
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import Operation
 from legato.engine.client.requests import last_tokens
-from legato.language.conversation.prompt import ChatPrompts, RenderedChat
-from legato.language.forms.check import GrammarChecker
+from legato.language.conversation.prompt import RenderedChat
 from legato.language.forms.message_grammar import message_form
 from legato.language.message.message_syntax import MessageSyntax
-from legato.language.tokenizer.tokenizer import Tokenizer
 
 
-class ChatJobs:
-    """Makes jobs of chats.
-
-    Its methods raise as `RequestReader.read`.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        defaults: ModelDefaults,
-        parser: BodyParser,
-        prompts: ChatPrompts,
-        forms: GrammarChecker,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._defaults = defaults
-        self._parser = parser
-        self._prompts = prompts
-        self._forms = forms
-        self._max_model_len = parser.serving.info.max_model_len
+class ChatJobs(JobMaker):
+    """Makes jobs of chats."""
 
     def read(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
         """Yield warnings, and the job of a chat. Args: is_rendered: as of `read_other`."""
@@ -123,53 +101,45 @@ class ChatJobs:
             request, prompt.syntax if tools else prompt.syntax.without_calls()
         )
         with naming_fields(max_tokens=_limit_name(request)):
-            token_ids = last_tokens(prompt.token_ids, params, self._max_model_len)
-            room = self._max_model_len - len(token_ids)
+            token_ids = last_tokens(prompt.token_ids, params, self._info.max_model_len)
+            room = self._info.max_model_len - len(token_ids)
             if bounds_output and params.max_tokens is not None and 0 < room < params.max_tokens:
                 params = msgspec.structs.replace(params, max_tokens=room)
+            job = Job(
+                operation=operation,
+                prompts=(JobPrompt.of(token_ids, prompt.offsets),),
+                params=params,
+                service=request.service_params(),
+                answer=request.answer_options(
+                    message_syntax=None if syntax.is_plain else syntax,
+                    calls_functions=bool(request.functions),
+                    field_names=field_names,
+                ),
+                kv_transfer_params=request.kv_transfer,
+                terms=packed(terms),
+            )
             if is_held:
-                check_answer_size(
-                    params,
-                    [len(token_ids)],
-                    self._max_model_len,
-                    is_chat=True,
-                    returns_token_ids=request.return_token_ids,
-                    shows_prompt_logprobs=request.prompt_logprobs is not None,
-                )
-        yield Job(
-            operation=operation,
-            prompts=(JobPrompt.of(token_ids, prompt.offsets),),
-            params=params,
-            service=request.service_params(),
-            answer=request.answer_options(
-                message_syntax=None if syntax.is_plain else syntax,
-                calls_functions=bool(request.functions),
-                field_names=field_names,
-            ),
-            kv_transfer_params=request.kv_transfer,
-            terms=packed(terms),
-        )
+                check_answer_size(job, self._info.max_model_len)
+        yield job
 
     def _params(
         self, request: ChatRequest, syntax: MessageSyntax
     ) -> tuple[SamplingParams, MessageSyntax]:
         """Return how to sample, and the syntax to read the answer by."""
         special_marks = self._tokenizer.special_marks(syntax)
-        with naming_fields(**request.form_names):
-            held = message_form(
-                request.tool_use, request.output_form, syntax, self._forms, special_marks
-            )
+        use, outputs = request.tool_use, request.output_form
+        if use.callable or outputs is not None:
+            with naming_fields(**request.form_names):
+                outputs, syntax = message_form(use, outputs, syntax, self._forms, special_marks)
         with naming_fields(logprobs="top_logprobs", max_tokens=_limit_name(request)):
             params = request.sampling_params(
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
                 kept_special_tokens=tuple(special_marks.values()),
-                structured_outputs=held.outputs,
+                structured_outputs=outputs,
             )
-            encode = partial(self._tokenizer.encode, add_special_tokens=False)
-            vocab_size = self._parser.serving.info.vocab_size
-            return with_known_tokens(params, encode, vocab_size), held.syntax
+            return self._known(params), syntax
 
     def _prompt(
         self, request: ChatRequest, *, is_cut: bool = False, has_offsets: bool = False

@@ -1,34 +1,89 @@
 """Answers of the chat and completions endpoints: choices, and chunks of the same shape."""
 
-from collections.abc import Iterator
-from typing import Protocol
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import msgspec
-from msgspec import UNSET
+from fastapi.responses import Response
+from msgspec import UNSET, UnsetType
 
-from legato.api.answer import NotedAnswer, Usage, UsageCounter, notes_of
+from legato.api.answer import NotedAnswer, Usage, UsageCounter, notes_of, respond
 from legato.api.arrival import Arrival
+from legato.api.context import ApiContext
 from legato.api.http.bodies import DONE, event, json_event
 from legato.api.http.errors import ApiError
-from legato.api.http.json_text import json_pieces
+from legato.api.http.json_text import array, json_pieces, numbers
 from legato.api.job import Job
+from legato.api.openai.logprobs import LogprobsWriter
+from legato.api.submit import JobRun
 from legato.core.outputs import FinishReason
+from legato.core.vocabulary import Vocabulary
+from legato.engine.client.kv_tickets import KVTransferParams
 from legato.language.completion import Completion, CompletionDelta
 
 UsageField = Usage | None | msgspec.UnsetType
 
 
-class ChunkFormat(Protocol):
-    """How one endpoint formats its answers and chunks."""
+class ChunkFormat(ABC):
+    """Formats the answers and chunks of one endpoint to one request.
 
+    Args:
+        ticket: as of `JobRun`.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        job: Job,
+        *,
+        answer_id: str,
+        model: str,
+        ticket: KVTransferParams | None = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._job = job
+        self._options = job.answer
+        self._id = answer_id
+        self._created = int(time.time())
+        self._model = model
+        self._ticket = ticket
+
+    @abstractmethod
     def answer(self, completions: list[Completion], usage: Usage) -> NotedAnswer:
         """Return the answer for `json_pieces`. Completions are in order of their choice index."""
 
+    @abstractmethod
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> NotedAnswer:
         """Return the chunk of one delta."""
 
+    @abstractmethod
     def usage_chunk(self, usage: Usage) -> NotedAnswer:
         """Return the stream's last chunk, if the request asked for usage."""
+
+    @cached_property
+    def _logprobs(self) -> LogprobsWriter:
+        return LogprobsWriter(self._vocabulary, names_by_id=self._options.names_tokens_by_id)
+
+    def _tokens(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
+        """Return token ids in JSON, if the request asked for them."""
+        return array(numbers(token_ids)) if self._options.returns_token_ids else UNSET
+
+
+async def respond_in_chunks(
+    context: ApiContext, job: Job, arrival: Arrival, answer_id: str, kind: type[ChunkFormat]
+) -> Response:
+    """Run a job and answer its request, streamed or whole. Raises as `respond`."""
+    run = JobRun(context, job, arrival)
+    words = kind(
+        context.engine.vocabulary,
+        job,
+        answer_id=answer_id,
+        model=context.model_name,
+        ticket=run.ticket,
+    )
+    return await respond(run, InChunks(words, job, arrival))
 
 
 class InChunks:

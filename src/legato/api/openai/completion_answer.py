@@ -1,8 +1,6 @@
 """POST /v1/completions: its answers. Its requests are in `completion_body.py`."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from http import HTTPStatus
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -10,22 +8,20 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, Raw, UnsetType
 
-from legato.api.answer import FINGERPRINT, NotedAnswer, Usage, respond
+from legato.api.answer import FINGERPRINT, NotedAnswer, Usage
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import Kept, array, encode_json, listed, numbers
 from legato.api.job import Job
-from legato.api.openai.chunks import InChunks, UsageField
+from legato.api.openai.chunks import ChunkFormat, UsageField, respond_in_chunks
 from legato.api.openai.completion_body import CompletionRequest
 from legato.api.openai.logprobs import (
     CompletionLogprobs,
     CompletionLogprobsWriter,
     LogprobColumns,
-    LogprobsWriter,
     PromptLogprobs,
 )
-from legato.api.openapi import responses, takes
-from legato.api.submit import JobRun
+from legato.api.openapi import body_route
 from legato.core.outputs import TokenScores
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.kv_tickets import KVTransferParams
@@ -83,26 +79,11 @@ class _ShownPrompt(NamedTuple):
     writer: CompletionLogprobsWriter
 
 
-class CompletionFormat:
-    """Formats the answers to one request."""
+class CompletionFormat(ChunkFormat):
+    """Formats completions."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        job: Job,
-        *,
-        answer_id: str,
-        created: int,
-        model: str,
-        ticket: KVTransferParams | None = None,
-    ) -> None:
-        self._ticket = ticket
-        self._options = job.answer
-        self._job = job
-        self._id = answer_id
-        self._created = created
-        self._model = model
-        self._logprobs = LogprobsWriter(vocabulary, names_by_id=job.answer.names_tokens_by_id)
+    def __init__(self, vocabulary: Vocabulary, job: Job, **known: Any) -> None:
+        super().__init__(vocabulary, job, **known)
         self._writers: dict[int, CompletionLogprobsWriter] = {}  # key: choice, once begun
         self._prompt_ids: dict[int, Raw] = {}  # key: prompt, once begun; value: JSON
 
@@ -194,9 +175,6 @@ class CompletionFormat:
             self._prompt_ids[index] = Raw(encode_json(list(self._job.prompts[index].token_ids)))
         return self._prompt_ids[index]
 
-    def _tokens(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
-        return array(numbers(token_ids)) if self._options.returns_token_ids else UNSET
-
     def _echoed_text(self, choice: int) -> str:
         if self._options.echoed is None:
             return ""
@@ -208,25 +186,9 @@ class CompletionFormat:
         )
 
 
-@router.post(
-    "/v1/completions",
-    openapi_extra=takes(CompletionRequest),
-    responses=responses(
-        CompletionAnswer,
-        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
-        streams=True,
-    ),
-)
+@router.post("/v1/completions", **body_route(CompletionRequest, CompletionAnswer, streams=True))
 async def create_completion(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete one or several prompts."""
     job = await context.text.job("completions", body, arrival)
-    run = JobRun(context, job, arrival)
-    answer_format = CompletionFormat(
-        context.engine.vocabulary,
-        job,
-        answer_id=f"cmpl-{arrival.answer_id}",
-        created=int(time.time()),
-        model=context.model_name,
-        ticket=run.ticket,
-    )
-    return await respond(run, InChunks(answer_format, job, arrival))
+    answer_id = f"cmpl-{arrival.answer_id}"
+    return await respond_in_chunks(context, job, arrival, answer_id, CompletionFormat)

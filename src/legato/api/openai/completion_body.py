@@ -1,28 +1,18 @@
 """The body of POST /v1/completions, and the job made of it."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from legato.api.bodies.answer_size import check_answer_size
-from legato.api.bodies.body_model import BodyParser, Prompt, only
-from legato.api.bodies.generation_options import (
-    GenerationRequest,
-    NumLogprobs,
-    with_known_tokens,
-)
+from legato.api.bodies.body_model import JobMaker, Prompt, only
+from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs
 from legato.api.job import End, Job, JobPrompt, Part, packed
-from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError, naming_fields
 from legato.core.sampling_params import MAX_N, SamplingParams
 from legato.core.token_ids import TokenIds, token_array
 from legato.engine.client.requests import last_tokens
-
-if TYPE_CHECKING:
-    from legato.language.forms.check import GrammarChecker
-    from legato.language.tokenizer.tokenizer import Tokenizer
 
 
 def as_prompts(value: Any) -> list[Prompt]:
@@ -103,21 +93,8 @@ class CompletionRequest(GenerationRequest):
         return self.max_tokens == 0
 
 
-class CompletionJobs:
+class CompletionJobs(JobMaker):
     """Makes jobs of requests for completions."""
-
-    def __init__(
-        self,
-        tokenizer: "Tokenizer",
-        defaults: ModelDefaults,
-        parser: BodyParser,
-        forms: "GrammarChecker",
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._defaults = defaults
-        self._parser = parser
-        self._forms = forms
-        self._info = parser.serving.info
 
     def read(self, body: bytes, *, is_rendered: bool = False) -> Iterator[Part | End]:
         """Yield warnings, and the job of a body.
@@ -147,17 +124,7 @@ class CompletionJobs:
                 echo_starts.append(self._echo_starts(prompt, request))
             offsets = self._offsets(prompt, request) if has_offsets else None
             prompts.append(JobPrompt.of(kept, offsets))
-        if not request.stream:
-            check_answer_size(
-                params,
-                [len(prompt.token_ids) for prompt in prompts],
-                self._info.max_model_len,
-                is_chat=False,
-                returns_token_ids=request.return_token_ids,
-                shows_prompt_logprobs=request.prompt_logprobs is not None,
-                echoes=request.echo,
-            )
-        yield Job(
+        job = Job(
             operation="text_completion",
             prompts=tuple(prompts),
             params=params,
@@ -171,6 +138,9 @@ class CompletionJobs:
             kv_transfer_params=request.kv_transfer,
             terms=packed(request.render_terms() if is_rendered else None),
         )
+        if not request.stream:
+            check_answer_size(job, self._info.max_model_len)
+        yield job
 
     def _params(self, request: CompletionRequest) -> SamplingParams:
         decided: dict[str, int] = {}
@@ -178,12 +148,10 @@ class CompletionJobs:
             decided["max_tokens"] = 1  # the engine generates at least one token; it is dropped
         if request.echo and request.logprobs is not None:
             decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+        params = request.sampling_params(self._defaults.sampling, **decided)
         with naming_fields(**request.form_names):
-            params = self._forms.resolved(
-                request.sampling_params(self._defaults.sampling, **decided)
-            )
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        return with_known_tokens(params, encode, self._info.vocab_size)
+            params = self._forms.resolved(params)
+        return self._known(params)
 
     def _token_ids(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
         if isinstance(prompt, str):

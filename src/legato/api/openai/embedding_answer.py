@@ -3,7 +3,6 @@
 import base64
 import sys
 from collections.abc import Iterable, Iterator
-from http import HTTPStatus
 from typing import Literal
 
 import msgspec
@@ -16,7 +15,7 @@ from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import json_pieces, listed
 from legato.api.job import Job
 from legato.api.openai.embedding_body import EmbeddingRequest, EmbeddingTerms
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route
 from legato.api.submit import JobRun
 from legato.engine.errors import RequestFailedError
 from legato.language.completion import CompletionDelta
@@ -75,26 +74,23 @@ class PooledVectors:
         return EmbeddingUsage(count, count, PromptTokensDetails(self._num_cached_tokens))
 
 
-class _EmbeddingsWriter:
+class _EmbeddingsWriter(PooledVectors):
     """A `WholeAnswer` of vectors."""
 
     def __init__(self, job: Job, *, answer_id: str, model: str) -> None:
+        super().__init__(job)
         self._terms = job.terms_as(EmbeddingTerms)
-        self._vectors = PooledVectors(job)
         self._id, self._model = answer_id, model
-
-    def take(self, choice: int, delta: CompletionDelta) -> None:
-        self._vectors.take(choice, delta)
 
     def pieces(self) -> Iterable[bytes]:
         answer = EmbeddingAnswer(
             id=self._id,
             data=listed(
                 EmbeddingObject(index=index, embedding=self._encoded(pooled))
-                for index, pooled in enumerate(self._vectors)
+                for index, pooled in enumerate(self)
             ),
             model=self._model,
-            usage=self._vectors.usage,
+            usage=self.usage,
         )
         return json_pieces(answer)
 
@@ -108,13 +104,7 @@ class _EmbeddingsWriter:
         return base64.b64encode(vector).decode()
 
 
-@router.post(
-    "/v1/embeddings",
-    openapi_extra=takes(EmbeddingRequest),
-    responses=responses(
-        EmbeddingAnswer, errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR)
-    ),
-)
+@router.post("/v1/embeddings", **body_route(EmbeddingRequest, EmbeddingAnswer))
 async def create_embeddings(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return a vector for each input."""
     job = await context.text.job("embeddings", body, arrival)

@@ -1,8 +1,5 @@
 """POST /inference/v1/generate: its answers. Its requests are in `generate_body.py`."""
 
-import time
-from collections.abc import Iterable
-from http import HTTPStatus
 from typing import Any, Literal
 
 import msgspec
@@ -10,17 +7,16 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import NotedAnswer, Usage, respond
+from legato.api.answer import NotedAnswer, Usage
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import array, listed, numbers
 from legato.api.job import Job
 from legato.api.openai.chat_answer import ChatAnswerMessage, answer_message
-from legato.api.openai.chunks import InChunks, UsageField
+from legato.api.openai.chunks import ChunkFormat, UsageField, respond_in_chunks
 from legato.api.openai.generate_body import GenerateRequest, GenerateTerms, OutputMode
-from legato.api.openai.logprobs import ChatLogprobs, LogprobsWriter, PromptLogprobs, number
-from legato.api.openapi import responses, takes
-from legato.api.submit import JobRun
+from legato.api.openai.logprobs import ChatLogprobs, PromptLogprobs, number
+from legato.api.openapi import body_route
 from legato.core.outputs import TokenLogprobs
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.kv_tickets import KVTransferParams
@@ -124,59 +120,40 @@ _ANSWERS: dict[OutputMode, Any] = {
 }
 
 
-class GenerateFormat:
-    """Formats the answers to one request."""
+class GenerateFormat(ChunkFormat):
+    """Formats answers in tokens."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        job: Job,
-        *,
-        mode: OutputMode,
-        request_id: str,
-        model: str,
-        ticket: KVTransferParams | None = None,
-    ) -> None:
-        self._logprobs = LogprobsWriter(vocabulary)
-        self._job = job
-        self._mode: OutputMode = mode
-        self._request_id = request_id
-        self._model = model
-        self._created = int(time.time())
-        self._ticket = ticket
+    def __init__(self, vocabulary: Vocabulary, job: Job, **known: Any) -> None:
+        super().__init__(vocabulary, job, **known)
+        self._mode = job.terms_as(GenerateTerms).output_mode
         self._has_begun = False
 
     def answer(self, completions: list[Completion], usage: Usage) -> NotedAnswer:
         scored = completions[0].prompt_scores
         return self._answer(
-            listed(map(self._choice, completions)),
+            listed(self._choice(own.index, own, own.text) for own in completions),
             model=self._model,
             created=self._created,
             usage=usage,
             prompt_logprobs=None if scored is None else array(self._logprobs.prompt(scored)),
-            prompt_token_ids=self._shown_prompt() or None,
+            prompt_token_ids=self._tokens(self._job.prompts[0].token_ids) or None,
             kv_transfer_params=self._ticket,
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> NotedAnswer:
-        prompt = UNSET if self._has_begun else self._shown_prompt()
+        prompt = UNSET if self._has_begun else self._tokens(self._job.prompts[0].token_ids)
         self._has_begun = True
-        piece = self._choice_of(choice, delta, delta.text)
+        piece = self._choice(choice, delta, delta.text)
         return self._answer([piece], usage=usage or None, prompt_token_ids=prompt)
 
     def usage_chunk(self, usage: Usage) -> NotedAnswer:
         return self._answer([], usage=usage)
 
     def _answer(self, choices: list[Any], **fields: Any) -> NotedAnswer:
-        answer: NotedAnswer = _ANSWERS[self._mode](
-            request_id=self._request_id, choices=choices, **fields
-        )
+        answer: NotedAnswer = _ANSWERS[self._mode](request_id=self._id, choices=choices, **fields)
         return answer
 
-    def _choice(self, completion: Completion) -> msgspec.Struct:
-        return self._choice_of(completion.index, completion, completion.text)
-
-    def _choice_of(
+    def _choice(
         self, index: int, output: Completion | CompletionDelta, text: str
     ) -> msgspec.Struct:
         common: dict[str, Any] = {
@@ -189,7 +166,8 @@ class GenerateFormat:
             logprobs = None
             if output.logprobs is not None:
                 is_ranked = self._job.params.logprob_token_ids is None
-                logprobs = _id_logprobs(output.logprobs, is_ranked=is_ranked)
+                entries = (_id_entry(entry, is_ranked=is_ranked) for entry in output.logprobs)
+                logprobs = IdLogprobs(array(entries))
             return TokensChoice(finish_reason=reason, logprobs=logprobs, **common)
         common["logprobs"] = self._logprobs.chat(output.logprobs)
         if self._mode == "text":
@@ -199,19 +177,9 @@ class GenerateFormat:
             message=answer_message(message), finish_reason=message.finish_reason, **common
         )
 
-    def _shown_prompt(self) -> list[int] | UnsetType:
-        if not self._job.answer.returns_token_ids:
-            return UNSET
-        prompt: list[int] = array(numbers(self._job.prompts[0].token_ids))
-        return prompt
-
-
-def _id_logprobs(entries: Iterable[TokenLogprobs], *, is_ranked: bool) -> IdLogprobs:
-    """Args: is_ranked: whether `top` has the most likely tokens, not those of the request."""
-    return IdLogprobs(array(_id_entry(entry, is_ranked=is_ranked) for entry in entries))
-
 
 def _id_entry(entry: TokenLogprobs, *, is_ranked: bool) -> bytes:
+    """Args: is_ranked: whether `top` has the most likely tokens, not those of the request."""
     sampled = {entry.token_id: (entry.logprob, entry.rank)}
     others = {
         token_id: (logprob, rank if is_ranked else None)
@@ -230,26 +198,9 @@ def _id_logprob(token_id: int, logprob: float, rank: int | None) -> bytes:
     return b'{"token_id":%d,"logprob":%b,"rank":%b}' % (token_id, number(logprob), shown_rank)
 
 
-@router.post(
-    "/inference/v1/generate",
-    openapi_extra=takes(GenerateRequest),
-    responses=responses(
-        TokensAnswer,
-        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
-        streams=True,
-    ),
-)
+@router.post("/inference/v1/generate", **body_route(GenerateRequest, TokensAnswer, streams=True))
 async def generate(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete a prompt given in tokens."""
     job = await context.text.job("generate", body, arrival)
-    terms = job.terms_as(GenerateTerms)
-    run = JobRun(context, job, arrival)
-    answer_format = GenerateFormat(
-        context.engine.vocabulary,
-        job,
-        mode=terms.output_mode,
-        request_id=f"generate-tokens-{arrival.named(terms.request_id)}",
-        model=context.model_name,
-        ticket=run.ticket,
-    )
-    return await respond(run, InChunks(answer_format, job, arrival))
+    answer_id = f"generate-tokens-{arrival.named(job.terms_as(GenerateTerms).request_id)}"
+    return await respond_in_chunks(context, job, arrival, answer_id, GenerateFormat)

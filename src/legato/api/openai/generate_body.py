@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field, model_validator
 
 from legato.api.bodies.answer_size import check_answer_size
-from legato.api.bodies.body_model import AtMost, BodyParser, ModelRequest, Name, RequestModel, only
+from legato.api.bodies.body_model import AtMost, JobMaker, ModelRequest, Name, RequestModel, only
 from legato.api.bodies.chat_tools import ToolChoice, Tools, functions_of
 from legato.api.bodies.generation_options import (
     KVTransferRequest,
@@ -19,22 +18,15 @@ from legato.api.bodies.generation_options import (
     StreamOptions,
     Strings,
     kv_transfer_of,
-    with_known_tokens,
 )
 from legato.api.bodies.output_form import Form
 from legato.api.job import AnswerOptions, End, Job, JobPrompt, Part, packed
 from legato.api.limits import MAX_METADATA, MAX_TEMPLATE_VARIABLES
-from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_N, SamplingParams
 from legato.engine.client.requests import check_token_ids
 from legato.language.message.message_syntax import MessageSyntax
 from legato.language.message.tools import ToolFunction
-
-if TYPE_CHECKING:
-    from legato.language.conversation.prompt import ChatPrompts
-    from legato.language.forms.check import GrammarChecker
-    from legato.language.tokenizer.tokenizer import Tokenizer
 
 OutputMode = Literal["tokens", "text", "derender"]
 """What an answer has beside tokens: nothing, their text, or the message that the text is."""
@@ -192,22 +184,8 @@ def in_sampling_params() -> Iterator[None]:
         raise
 
 
-class GenerateJobs:
+class GenerateJobs(JobMaker):
     """Makes jobs of prompts in tokens."""
-
-    def __init__(
-        self,
-        tokenizer: "Tokenizer",
-        defaults: ModelDefaults,
-        parser: BodyParser,
-        forms: "GrammarChecker",
-        prompts: "ChatPrompts",
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._defaults = defaults
-        self._parser = parser
-        self._forms = forms
-        self._prompts = prompts
 
     def read(self, body: bytes) -> Iterator[Part | End]:
         """Yield the job of a body; raises as `RequestReader.read`."""
@@ -219,22 +197,13 @@ class GenerateJobs:
                 request.shown_functions,
                 has_reasoned=bool(request.reasoning_ended),
             )
-        sent, prompt, info = request.sampling_params, request.token_ids, self._parser.serving.info
+        sent, prompt = request.sampling_params, request.token_ids
         self._parser.check_completions(sent.n)
-        check_token_ids(prompt, info.vocab_size, "token_ids")
+        check_token_ids(prompt, self._info.vocab_size, "token_ids")
         with in_sampling_params():
             params = self._params(sent, syntax)
-            if not request.stream:
-                check_answer_size(
-                    params,
-                    [len(prompt)],
-                    info.max_model_len,
-                    is_chat=True,
-                    returns_token_ids=True,
-                    shows_prompt_logprobs=params.prompt_logprobs is not None,
-                )
         options = request.stream_options or StreamOptions()
-        yield Job(
+        job = Job(
             operation="generate",
             prompts=(JobPrompt.of(prompt),),
             params=params,
@@ -252,13 +221,15 @@ class GenerateJobs:
                 GenerateTerms(request_id=request.request_id, output_mode=request.output_mode)
             ),
         )
+        if not request.stream:
+            with in_sampling_params():
+                check_answer_size(job, self._info.max_model_len)
+        yield job
 
     def _params(self, sent: SentSamplingParams, syntax: MessageSyntax | None) -> SamplingParams:
         marks = self._tokenizer.special_marks(syntax) if syntax else {}
         params = sent.params(self._defaults.sampling, kept_special_tokens=tuple(marks.values()))
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        vocab_size = self._parser.serving.info.vocab_size
-        return with_known_tokens(self._forms.resolved(params), encode, vocab_size)
+        return self._known(self._forms.resolved(params))
 
 
 _FIELD_NAMES = {

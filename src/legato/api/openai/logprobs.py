@@ -203,7 +203,7 @@ class CompletionLogprobsWriter:
             map(self._writer.name, token_ids),
             chain(null, (number(entry.logprob) for entry in entries_of(scored))),
             chain(null, (self._top(entry) for entry in entries_of(scored))),
-            map(_number, starts or self._decoded_starts(token_ids, echoed)),
+            (b"%d" % start for start in starts or self._decoded_starts(token_ids, echoed)),
         )
 
     def _decoded_starts(self, token_ids: Sequence[int], echoed: str) -> Iterator[int]:
@@ -231,10 +231,6 @@ class CompletionLogprobsWriter:
         offset = self._offset
         self._offset += len(self._detokenizer.push(token_id))
         return b"%d" % offset
-
-
-def _number(value: int) -> bytes:
-    return b"%d" % value
 
 
 def number(logprob: float) -> bytes:

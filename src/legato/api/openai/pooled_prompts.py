@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from legato.api.bodies.body_model import BodyParser, Prompt
+from legato.api.bodies.body_model import JobMaker, Prompt
 from legato.api.job import AnswerOptions, End, Job, JobPrompt, Part, packed
 from legato.api.openai.embedding_body import EmbeddingRequest, EmbeddingTerms, PooledOptions
 from legato.api.openai.score_body import RerankRequest, ScoreRequest, ScoreTerms
@@ -12,21 +12,15 @@ from legato.core.errors import naming_fields
 from legato.core.pooling import UNSAMPLED, PromptPooling
 from legato.core.step_record import Operation
 from legato.language.embedding import check_dimensions, kept_tokens
-from legato.language.tokenizer.tokenizer import Tokenizer
 
 
-class PooledPrompts:
+class PooledPrompts(JobMaker):
     """Makes prompts for vectors and scores, each truncated as its request says.
 
     Raises:
         ApiError, InvalidRequestError: as of `RequestReader.read`; `kept_tokens` may refuse a
             prompt, too.
     """
-
-    def __init__(self, tokenizer: Tokenizer, parser: BodyParser) -> None:
-        self._tokenizer = tokenizer
-        self._parser = parser
-        self._info = parser.serving.info
 
     def embeddings(self, body: bytes) -> Iterator[Part | End]:
         request = self._parser.parse(EmbeddingRequest, body)

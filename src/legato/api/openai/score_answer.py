@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Iterable
-from http import HTTPStatus
 from typing import Literal
 
 import msgspec
@@ -19,14 +18,12 @@ from legato.api.http.json_text import json_pieces
 from legato.api.job import Job
 from legato.api.openai.embedding_answer import EmbeddingUsage, PooledVectors
 from legato.api.openai.score_body import RerankRequest, ScoreRequest, ScoreTerms
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route
 from legato.api.submit import JobRun
 from legato.engine.client.requests import check_scores
-from legato.language.completion import CompletionDelta
 from legato.language.embedding import finished_embedding
 
 router = APIRouter(tags=["scores"])
-_ERRORS = (HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,19 +64,16 @@ class RerankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
-class _ScoresWriter:
+class _ScoresWriter(PooledVectors):
     """A `WholeAnswer` of scores, or of documents by their scores."""
 
     def __init__(self, job: Job, arrival: Arrival, model: str) -> None:
+        super().__init__(job)
         self._terms = job.terms_as(ScoreTerms)
-        self._vectors = PooledVectors(job)
         self._arrival, self._model = arrival, model
 
-    def take(self, choice: int, delta: CompletionDelta) -> None:
-        self._vectors.take(choice, delta)
-
     def pieces(self) -> Iterable[bytes]:
-        scores = [self._score(pooled) for pooled in self._vectors]
+        scores = [self._score(pooled) for pooled in self]
         return json_pieces(
             self._scored(scores) if self._terms.top_n is None else self._ranked(scores)
         )
@@ -95,7 +89,7 @@ class _ScoresWriter:
             created=int(time.time()),
             model=self._model,
             data=[Score(index=index, score=score) for index, score in enumerate(scores)],
-            usage=self._vectors.usage,
+            usage=self.usage,
         )
 
     def _ranked(self, scores: list[float]) -> RerankAnswer:
@@ -112,7 +106,7 @@ class _ScoresWriter:
                 )
                 for index in order[: self._terms.top_n or None]
             ],
-            usage=self._vectors.usage,
+            usage=self.usage,
         )
 
 
@@ -125,25 +119,15 @@ async def _answered(
     return await respond_whole(JobRun(context, job, arrival), writer)
 
 
-@router.post(
-    "/v1/score", openapi_extra=takes(ScoreRequest), responses=responses(ScoreAnswer, errors=_ERRORS)
-)
-@router.post(
-    "/score", openapi_extra=takes(ScoreRequest), responses=responses(ScoreAnswer, errors=_ERRORS)
-)
+@router.post("/v1/score", **body_route(ScoreRequest, ScoreAnswer))
+@router.post("/score", **body_route(ScoreRequest, ScoreAnswer))
 async def score(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return how well each text goes with a query."""
     return await _answered("score", body, context, arrival)
 
 
-@router.post(
-    "/v1/rerank",
-    openapi_extra=takes(RerankRequest),
-    responses=responses(RerankAnswer, errors=_ERRORS),
-)
-@router.post(
-    "/rerank", openapi_extra=takes(RerankRequest), responses=responses(RerankAnswer, errors=_ERRORS)
-)
+@router.post("/v1/rerank", **body_route(RerankRequest, RerankAnswer))
+@router.post("/rerank", **body_route(RerankRequest, RerankAnswer))
 async def rerank(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Sort documents by how well they go with a query."""
     return await _answered("rerank", body, context, arrival)

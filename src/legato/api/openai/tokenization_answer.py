@@ -1,7 +1,5 @@
 """Tokenization endpoints, as in vLLM; their answers are in `tokenization_body.py`."""
 
-from http import HTTPStatus
-
 from fastapi import APIRouter
 from fastapi.responses import Response
 
@@ -13,27 +11,19 @@ from legato.api.openai.tokenization_body import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route, responses
 
 router = APIRouter(tags=["tokenization"])
 info_router = APIRouter(tags=["tokenization"])
 
 
-@router.post(
-    "/tokenize",
-    openapi_extra=takes(TokenizeRequest),
-    responses=responses(TokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)),
-)
+@router.post("/tokenize", **body_route(TokenizeRequest, TokenizeAnswer, is_computed=False))
 async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the token ids of a prompt or a conversation."""
     return pieces_response(await context.text.answer("tokenize", body, arrival))
 
 
-@router.post(
-    "/detokenize",
-    openapi_extra=takes(DetokenizeRequest),
-    responses=responses(DetokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)),
-)
+@router.post("/detokenize", **body_route(DetokenizeRequest, DetokenizeAnswer, is_computed=False))
 async def detokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the text of token ids."""
     return pieces_response(await context.text.answer("detokenize", body, arrival))

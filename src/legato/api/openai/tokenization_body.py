@@ -1,22 +1,18 @@
 """The bodies of POST /tokenize and /detokenize, and their answers."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from pydantic import Field, model_validator
 
-from legato.api.bodies.body_model import AtMost, BodyParser, ModelRequest
+from legato.api.bodies.body_model import AtMost, JobMaker, ModelRequest
 from legato.api.bodies.chat_messages import Messages, TemplateOptions
 from legato.api.bodies.chat_tools import functions_of
 from legato.api.job import End, Part, answered
 from legato.api.limits import MAX_DETOKENIZED
 from legato.core.errors import InvalidRequestError
 from legato.engine.client.requests import check_token_ids
-
-if TYPE_CHECKING:
-    from legato.language.conversation.prompt import ChatPrompts
-    from legato.language.tokenizer.tokenizer import Tokenizer
 
 
 class TokenizeRequest(TemplateOptions, ModelRequest):
@@ -60,14 +56,8 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True):
     prompt: str
 
 
-class Tokenization:
-    """Answers requests about tokens. Its methods raise as `RequestReader.read`."""
-
-    def __init__(self, tokenizer: "Tokenizer", parser: BodyParser, prompts: "ChatPrompts") -> None:
-        self._tokenizer = tokenizer
-        self._parser = parser
-        self._prompts = prompts
-        self._info = parser.serving.info
+class Tokenization(JobMaker):
+    """Answers requests about tokens."""
 
     def tokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parser.parse(TokenizeRequest, body)

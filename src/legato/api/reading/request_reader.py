@@ -33,11 +33,10 @@ class RequestReader:
             check_fits=parser.check_fits,
         )
         forms = GrammarChecker(lambda: tokenizer.vocabulary)
-        chats = ChatJobs(tokenizer, defaults, parser, prompts, forms)
-        completions = CompletionJobs(tokenizer, defaults, parser, forms)
+        means = tokenizer, defaults, parser, prompts, forms
+        chats, completions = ChatJobs(*means), CompletionJobs(*means)
         messages = MessageJobs(parser, chats)
-        pooled = PooledPrompts(tokenizer, parser)
-        tokenization = Tokenization(tokenizer, parser, prompts)
+        pooled, tokenization = PooledPrompts(*means), Tokenization(*means)
         self._responses = ResponseJobs(parser, chats)
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": chats.read,
@@ -47,7 +46,7 @@ class RequestReader:
             "rerank": pooled.rerank,
             "messages": messages.read,
             "count_tokens": messages.count_tokens,
-            "generate": GenerateJobs(tokenizer, defaults, parser, forms, prompts).read,
+            "generate": GenerateJobs(*means).read,
             "tokenize": tokenization.tokenize,
             "detokenize": tokenization.detokenize,
             "tokenizer_info": tokenization.info,

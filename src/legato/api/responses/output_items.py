@@ -2,8 +2,9 @@
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from functools import cached_property
 
 from msgspec import UNSET
 
@@ -132,25 +133,32 @@ class OutputItems:
         return self._open
 
 
-class _OpenItem(Protocol):
+class _OpenItem(ABC):
     """An incomplete item."""
 
-    def begin(self) -> list[TypedEvent]: ...
-
-    def add(self, text: str) -> list[TypedEvent]: ...
-
-    def item(self, status: Status) -> OutputItem:
-        """Return the item so far."""
-
-    def end(self, item: OutputItem) -> list[TypedEvent]:
-        """Return the last events of the finished item."""
-
-
-class _Message:
     def __init__(self, item_id: str, index: int) -> None:
         self._id = item_id
         self._index = index
         self._texts: list[str] = []
+
+    @abstractmethod
+    def begin(self) -> list[TypedEvent]: ...
+
+    @abstractmethod
+    def add(self, text: str) -> list[TypedEvent]: ...
+
+    @abstractmethod
+    def item(self, status: Status) -> OutputItem:
+        """Return the item so far."""
+
+    @abstractmethod
+    def end(self, item: OutputItem) -> list[TypedEvent]:
+        """Return the last events of the finished item."""
+
+
+class _Message(_OpenItem):
+    def __init__(self, item_id: str, index: int) -> None:
+        super().__init__(item_id, index)
         self._logprobs: list[TokenLogprob] = []
 
     def begin(self) -> list[TypedEvent]:
@@ -179,12 +187,7 @@ class _Message:
         ]
 
 
-class _Reasoning:
-    def __init__(self, item_id: str, index: int) -> None:
-        self._id = item_id
-        self._index = index
-        self._texts: list[str] = []
-
+class _Reasoning(_OpenItem):
     def begin(self) -> list[TypedEvent]:
         empty = OutputReasoning(self._id, "in_progress", [])
         return [
@@ -209,13 +212,11 @@ class _Reasoning:
         ]
 
 
-class _FunctionCall:
+class _FunctionCall(_OpenItem):
     def __init__(self, item_id: str, index: int, call: ToolCallDelta, tool: CalledTool) -> None:
-        self._id = item_id
-        self._index = index
+        super().__init__(item_id, index)
         self._call_id = call.id or item_id
         self._tool = tool
-        self._texts: list[str] = []
 
     def begin(self) -> list[TypedEvent]:
         return [ItemAdded(self._index, self.item("in_progress"))]
@@ -225,14 +226,7 @@ class _FunctionCall:
         return [ArgumentsDelta(self._id, self._index, text)]
 
     def item(self, status: Status) -> OutputItem:
-        return OutputFunctionCall(
-            self._id,
-            status,
-            self._call_id,
-            self._tool.name,
-            arguments="".join(self._texts),
-            namespace=self._tool.namespace or UNSET,
-        )
+        return self._call(OutputFunctionCall, status)
 
     def end(self, item: OutputItem) -> list[TypedEvent]:
         assert isinstance(item, OutputFunctionCall)
@@ -241,37 +235,27 @@ class _FunctionCall:
             ItemDone(self._index, item),
         ]
 
+    def _call(
+        self, kind: type[OutputFunctionCall | OutputCustomToolCall], status: Status
+    ) -> OutputItem:
+        name, namespace = self._tool.name, self._tool.namespace or UNSET
+        return kind(self._id, status, self._call_id, name, "".join(self._texts), namespace)
 
-class _CustomToolCall:
+
+class _CustomToolCall(_FunctionCall):
     """Its function's only argument is the input."""
 
-    def __init__(self, item_id: str, index: int, call: ToolCallDelta, tool: CalledTool) -> None:
-        self._id = item_id
-        self._index = index
-        self._call_id = call.id or item_id
-        self._tool = tool
-        self._reader = CustomInput()
-        self._texts: list[str] = []
-
-    def begin(self) -> list[TypedEvent]:
-        return [ItemAdded(self._index, self.item("in_progress"))]
+    @cached_property
+    def _reader(self) -> "CustomInput":
+        return CustomInput()
 
     def add(self, text: str) -> list[TypedEvent]:
         piece = self._reader.feed(text)
-        if not piece:
-            return []
         self._texts.append(piece)
-        return [InputDelta(self._id, self._index, piece)]
+        return [InputDelta(self._id, self._index, piece)] if piece else []
 
     def item(self, status: Status) -> OutputItem:
-        return OutputCustomToolCall(
-            self._id,
-            status,
-            self._call_id,
-            self._tool.name,
-            input="".join(self._texts),
-            namespace=self._tool.namespace or UNSET,
-        )
+        return self._call(OutputCustomToolCall, status)
 
     def end(self, item: OutputItem) -> list[TypedEvent]:
         assert isinstance(item, OutputCustomToolCall)

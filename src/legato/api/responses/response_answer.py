@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -59,7 +60,7 @@ class ResponsesFormat:
         terms = job.terms_as(ResponseTerms)
         self._arrival = arrival
         self._usage = UsageCounter(job.num_prompt_tokens)
-        self._logprobs = LogprobsWriter(vocabulary)
+        self._vocabulary = vocabulary
         self._reader = MessageReader(job.answer.message_syntax)
         self._items = OutputItems(arrival.answer_id, terms.renamed_tools)
         self._tokens = OutputTokens(vocabulary, job.params)
@@ -104,7 +105,8 @@ class ResponsesFormat:
     def closed(self, status: Status, error: ApiError | None = None) -> ResponseAnswer:
         """Return the response as it ends early."""
         self._items.close("incomplete")
-        return self._answer(status, usage=self._response_usage, error=error and _as_error(error))
+        shown = error and ResponseError("server_error", error.detail.message)
+        return self._answer(status, usage=self._response_usage, error=shown)
 
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
@@ -139,6 +141,10 @@ class ResponsesFormat:
         num_reasoning = self._tokens.num_in(self._reader.reasoning_spans)
         return ResponseUsage.of(self._usage.so_far, num_reasoning)
 
+    @cached_property
+    def _logprobs(self) -> LogprobsWriter:
+        return LogprobsWriter(self._vocabulary)
+
     def _shown_logprobs(self, span: TextSpan) -> Sequence[TokenLogprob]:
         scored = self._tokens.scored_in(span)
         return self._logprobs.chat_entries(scored) if self._shows_logprobs else ()
@@ -171,7 +177,3 @@ class ResponsesFormat:
 def stored_pieces(answer: ResponseAnswer) -> Iterator[bytes]:
     """Return the JSON of a response as it is stored, without line ends."""
     return joined(map(in_one_line, json_pieces(answer)))
-
-
-def _as_error(error: ApiError) -> ResponseError:
-    return ResponseError("server_error", error.detail.message)

@@ -61,10 +61,6 @@ _INCLUDED = (
 )
 
 
-def _as_items(text: str) -> list[Any]:
-    return [{"role": "user", "content": text}]
-
-
 class TextFormat(RequestModel):
     """Form of an answer; all but `type` are for "json_schema" only."""
 
@@ -148,7 +144,7 @@ class ResponsesRequest(GenerationOptions):
         list[AnyItem],
         Field(min_length=1, fail_fast=True),
         AtMost(MAX_MESSAGES),
-        OrText(_as_items),
+        OrText(lambda text: [{"role": "user", "content": text}]),
     ]
     """Text, or the conversation's items."""
     instructions: str | None = None

@@ -17,7 +17,7 @@ from legato.api.http.errors import invalid_request, not_found
 from legato.api.http.json_text import in_pieces, json_pieces
 from legato.api.http.outlet import PacedResponse
 from legato.api.job import InputItem, Job, NeedsStored, Part, Piece
-from legato.api.openapi import responses, takes
+from legato.api.openapi import body_route, responses
 from legato.api.readers.reader_process import Reading
 from legato.api.responses.background import BackgroundRun
 from legato.api.responses.response_answer import ResponsesFormat
@@ -53,15 +53,7 @@ class DeletedResponse(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
-@router.post(
-    "/v1/responses",
-    openapi_extra=takes(ResponsesRequest),
-    responses=responses(
-        ResponseAnswer,
-        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
-        streams=True,
-    ),
-)
+@router.post("/v1/responses", **body_route(ResponsesRequest, ResponseAnswer, streams=True))
 async def create_response(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
 ) -> Response:
@@ -105,9 +97,7 @@ async def create_response(
 
 
 @router.post(
-    "/v1/responses/input_tokens",
-    openapi_extra=takes(ResponsesRequest),
-    responses=responses(InputTokenCount, errors=_ERRORS),
+    "/v1/responses/input_tokens", **body_route(ResponsesRequest, InputTokenCount, is_computed=False)
 )
 async def count_input_tokens(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep

@@ -149,6 +149,7 @@ def _check_compilers() -> None:
 
 def _describe(runtime: ModelRuntime) -> EngineInfo:
     config, model, kv = runtime.config, runtime.model, runtime.kv
+    num_ranks, draft_model = config.model.tensor_parallel_size, config.model.speculative_model
     num_cache_tokens = kv.num_blocks * kv.block_size
     cache_bytes = sum(
         count * kv.block_size * group.cache.token_bytes
@@ -182,8 +183,8 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "dtype": _name(model.dtype),
             "device": str(model.device),
             "threads": _threads(torch.get_num_threads()),
-            **_ranks(config.model.tensor_parallel_size),
-            **_draft_model(config.model.speculative_model),
+            **({"ranks": str(num_ranks)} if num_ranks > 1 else {}),
+            **({"draft model": draft_model} if draft_model is not None else {}),
             "weights": config.model.quantization or "not quantized",
             "kernels": runtime.kernels,
             "max model length": f"{runtime.max_model_len:,} tokens",
@@ -229,14 +230,6 @@ def _threads(count: int) -> str:
     if usable == cores:
         return str(count)
     return f"{count}, on {usable} of {cores} cores that affinity and control groups allow"
-
-
-def _ranks(num_ranks: int) -> dict[str, str]:
-    return {"ranks": str(num_ranks)} if num_ranks > 1 else {}
-
-
-def _draft_model(name: str | None) -> dict[str, str]:
-    return {} if name is None else {"draft model": name}
 
 
 def _windows(runtime: ModelRuntime) -> dict[str, str]:

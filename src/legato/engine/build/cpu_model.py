@@ -3,14 +3,12 @@
 import logging
 from collections.abc import Sequence
 
-import msgspec
 import torch
 
 from legato.checkpoint.loader import load_model
 from legato.core.cache_config import CacheConfig
-from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.core.rows import CPU_ROWS, RowCounts
+from legato.core.rows import CPU_ROWS
 from legato.engine.build.blueprint import Blueprint
 from legato.engine.build.kv_cache import no_memory
 from legato.executor.attention.attention_backend import AttentionBackend
@@ -22,26 +20,14 @@ from legato.executor.attention.native_backend import (
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.attention.torch_groups import TorchGroupsBackend
 from legato.executor.cache_memory import raising_memory_error, take_memory
-from legato.executor.state_cache import StateCache
-from legato.executor.untaken_pages import UntakenPages
 from legato.model.communicator import ALONE, Communicator
 from legato.model.model import CacheGroup, Model
 from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_kernels import NativeKernels, native_instructions, unbuilt_instructions
 from legato.model.native_support import why_not_native
 from legato.model.packed_linear import PackedDecoder
-from legato.model.spec import DecoderSpec
-from legato.model.transformers_spec import TransformersSpec
 
 logger = logging.getLogger(__name__)
-
-
-def check_steps_in_flight(config: EngineConfig) -> None:
-    """Raises `ConfigError` if more than one step may be in flight."""
-    if config.scheduler.num_steps_in_flight != 1:
-        raise ConfigError(
-            "two steps in flight are for a GPU: on a CPU both would want the same cores"
-        )
 
 
 def load_cpu_model(
@@ -62,22 +48,6 @@ def load_cpu_model(
             num_samples=CPU_ROWS.up_to(blueprint.max_samples),
         )
     return model
-
-
-def untaken_pages(
-    config: CacheConfig, attention: AttentionBackend, states: StateCache | None = None
-) -> UntakenPages | None:
-    """Return the cache's pages to allocate while the engine is idle; None if there are none."""
-    if config.kv_cache_memory_bytes is not None or not config.take_memory_when_idle:
-        return None
-    return UntakenPages(*(() if states is None else states.tensors), *attention.blocks)
-
-
-def cpu_rows(spec: DecoderSpec | TransformersSpec, model: Model) -> RowCounts:
-    """Return what the time of a step depends on, besides the number of its rows."""
-    if isinstance(spec, TransformersSpec):
-        return model.rows
-    return msgspec.structs.replace(model.rows, experts=spec.expert_counts)
 
 
 def native_kernels(blueprint: Blueprint, *, num_threads: int | None = None) -> NativeKernels | None:

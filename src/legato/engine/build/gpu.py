@@ -1,6 +1,6 @@
 """Builds the runtime of a model on a GPU; imported only if there is a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -18,7 +18,6 @@ from legato.engine.build.kv_cache import (
 )
 from legato.engine.build.runtime import ModelRuntime
 from legato.executor.cache_memory import raising_memory_error
-from legato.executor.executor import Executor
 from legato.executor.state_cache import StateCache
 from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import Device
@@ -47,16 +46,7 @@ def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
     groups = cache.groups(blueprint.max_model_len)
     kv = make_kv_manager(blueprint, groups, shard.cache_bytes())
     shard.make_cache(kv.group_sizes, kv.num_states)
-    executor = GpuExecutor(
-        shard.program,
-        device,
-        shard.runner,
-        depth=shard.depth,
-        host_sizes=kv.host_sizes,
-        grammar=blueprint.grammar,
-        score_head=blueprint.score_head,
-    )
-    return shard.runtime(cache, kv, executor)
+    return shard.runtime(cache, kv)
 
 
 class GpuShard:
@@ -170,19 +160,34 @@ class GpuShard:
             ) from error
         timer.end("graphs")
 
-    def runtime(self, cache: CacheSpec, kv: KVCacheManager, executor: Executor) -> ModelRuntime:
+    def runtime(
+        self,
+        cache: CacheSpec,
+        kv: KVCacheManager,
+        executor: Callable[..., GpuExecutor] = GpuExecutor,
+    ) -> ModelRuntime:
         """Return the model's runtime; called on the only shard, or on rank 0's.
 
         Args:
             cache: the whole model's.
+            executor: makes the executor of all ranks.
         """
+        blueprint = self._blueprint
         return ModelRuntime(
-            blueprint=self._blueprint,
+            blueprint=blueprint,
             model=self.model,
             cache=cache,
-            groups=cache.groups(self._blueprint.max_model_len),
+            groups=cache.groups(blueprint.max_model_len),
             kv=kv,
-            executor=executor,
+            executor=executor(
+                self.program,
+                self._device,
+                self.runner,
+                depth=self.depth,
+                host_sizes=kv.host_sizes,
+                grammar=blueprint.grammar,
+                score_head=blueprint.score_head,
+            ),
             blocks=tuple(self.program.blocks),
             rows=msgspec.structs.replace(
                 GPU_ROWS,

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from legato.checkpoint.checkpoint import Checkpoint
-from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.config import EngineConfig
 from legato.core.control_groups import usable_cores
 from legato.core.rows import RowCounts
 from legato.core.version import __version__
@@ -93,6 +93,7 @@ class ModelRuntime:
 def _fingerprint(runtime: ModelRuntime) -> dict[str, str]:
     """Return all that step times depend on."""
     config = runtime.config
+    has_drafts = config.scheduler.speculative != "off"
     return {
         "model": config.model.model,
         "spec": hashlib.sha256(msgspec.json.encode(runtime.spec)).hexdigest(),
@@ -108,13 +109,9 @@ def _fingerprint(runtime: ModelRuntime) -> dict[str, str]:
         "rows": msgspec.json.encode(runtime.rows).decode(),
         "block size": str(runtime.kv.block_size),
         "max running": str(config.scheduler.max_num_seqs),
-        "drafts": _measured_drafts(config.scheduler),
+        "drafts": f"up to {MOST_DRAFTS} a stream" if has_drafts else "none",
         "versions": f"legato {__version__}, torch {torch.__version__}",
     }
-
-
-def _measured_drafts(config: SchedulerConfig) -> str:
-    return "none" if config.speculative == "off" else f"up to {MOST_DRAFTS} a stream"
 
 
 def _device_name(device: torch.device) -> str:

@@ -59,11 +59,12 @@ def make_transfers(
     """
     key = read_key(config)
     gpu = memory.gpu
+    sizes = (f"{region.num_planes} x {region.block_bytes}" for region in memory.regions)
     transport = Transport(
         make_mover(config, memory),
         memory,
         block_size=kv.block_size,
-        layout=layout | {"the bytes of blocks and states": _bytes(memory)},
+        layout=layout | {"the bytes of blocks and states": ", ".join(sizes)},
         host=config.kv_transfer_host,
         port=config.listening_port,
         key=key,
@@ -111,10 +112,6 @@ def cache_memory(
         groups=(*regions, *([tuple(parts)] if parts else [])),
         gpu=(device.index or 0) if device.type == "cuda" else None,
     )
-
-
-def _bytes(memory: CacheMemory) -> str:
-    return ", ".join(f"{region.num_planes} x {region.block_bytes}" for region in memory.regions)
 
 
 def _nothing() -> None:

@@ -34,16 +34,14 @@ class RecentGaps:
     def quantile_s(self, quantile: float, now_s: float) -> float | None:
         """Return the shortest time that this share of gaps is within; None without gaps."""
         oldest = int(now_s / _SLICE_S) - _NUM_SLICES
-        counts = [sum(bins) for bins in zip(*self._recent(oldest), strict=True)]
+        recent = [bins for index, bins in self._slices if index > oldest]
+        counts = [sum(bins) for bins in zip(*recent, strict=True)]
         num_within, wanted = 0, quantile * sum(counts)
         for place, count in enumerate(counts):
             num_within += count
             if count and num_within >= wanted:
                 return (place + 1) / _BINS_PER_PROMISE * self._promise_s
         return None
-
-    def _recent(self, oldest: int) -> list[list[int]]:
-        return [bins for index, bins in self._slices if index > oldest]
 
 
 class StreamDelivery(msgspec.Struct):

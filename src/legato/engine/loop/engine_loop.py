@@ -16,7 +16,7 @@ from legato.core.kv_transfer import BlocksArrived
 from legato.core.outputs import RequestOutput
 from legato.core.plan import BlockMove, Fault, StepPlan, StepResult
 from legato.core.replica_state import ReplicaState
-from legato.core.request import Event
+from legato.core.request import AddRequest, Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.calibration.recalibration import Recalibration
@@ -62,6 +62,10 @@ class _Flight(NamedTuple):
     planned_s: float
     started_s: float
     fault: Fault | None
+
+
+def _needs_grammar(event: Event) -> bool:
+    return isinstance(event, AddRequest) and event.params.structured_outputs is not None
 
 
 class EngineLoop:
@@ -122,7 +126,8 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether a step would do anything; False while all requests wait for fetched blocks."""
         has_news = self.transfers is not None and self.transfers.has_news
-        if has_news or self.grammars.has_ready or self._kv.has_untold_blocks:
+        has_ready = self.grammars.unfinished and self.grammars.has_ready
+        if has_news or has_ready or self._kv.has_untold_blocks:
             return True
         return self._scheduler.has_work and not self._waits_for_blocks
 
@@ -225,7 +230,8 @@ class EngineLoop:
         outputs = self._pass_on([], now_s)  # requests whose grammars are ready
         for event in events:
             outputs += self._take(event, now_s)
-        self._recorder.note_grammars(self.grammars.take_compile_s(), now_s)
+        if self.grammars.unfinished:
+            self._recorder.note_grammars(self.grammars.take_compile_s(), now_s)
         self._note_outputs(outputs, now_s)
         return outputs
 
@@ -240,7 +246,9 @@ class EngineLoop:
             return [self._scheduler.fail(event.request_id, error)]
 
     def _pass_on(self, events: Sequence[Event], now_s: float) -> list[RequestOutput]:
-        passed, outputs = self.grammars.hold_back(events)
+        passed, outputs = list(events), list[RequestOutput]()
+        if self.grammars.unfinished or any(map(_needs_grammar, events)):
+            passed, outputs = self.grammars.hold_back(events)
         if self.transfers is not None:
             passed, ended = self.transfers.hold_back(passed)
             outputs += ended
@@ -349,8 +357,9 @@ class EngineLoop:
     def _note_outputs(self, outputs: Sequence[RequestOutput], now_s: float) -> None:
         with self._containment.containing("the record of outputs"):
             self._recorder.note_outputs(outputs, now_s)
-        with self._containment.containing("the end of grammars"):
-            self.grammars.forget(outputs)
+        if self.grammars.unfinished:
+            with self._containment.containing("the end of grammars"):
+                self.grammars.forget(outputs)
         if self.transfers is not None:
             with self._containment.containing("the end of transfers"):
                 self.transfers.note_ends(outputs)

@@ -38,9 +38,13 @@ class Grammars:
 
     Args:
         max_waiting: most requests that wait here; further ones are refused.
+
+    Attributes:
+        unfinished: ids of the requests with a grammar that have not ended.
     """
 
     def __init__(self, max_waiting: int = 2**31) -> None:
+        self.unfinished: set[str] = set()
         self._max_waiting = max_waiting
         self._vocabulary: Vocabulary | None = None
         self._worker = Worker("grammars", stack_bytes=STACK_BYTES, low_by=_LOW_BY)
@@ -117,6 +121,7 @@ class Grammars:
         for output in outputs:
             if output.finish_reason is not None:
                 self._ready.pop(output.request_id, None)
+                self.unfinished.discard(output.request_id)
 
     def _begin(self, request: AddRequest, source: str) -> Sequence[RequestOutput]:
         if len(self._waiting) >= self._max_waiting and not request.is_rerun:
@@ -125,6 +130,7 @@ class Grammars:
         self.prepare()
         made = self._worker.submit(self._compile, source)
         self._waiting[request.request_id] = _Waiting(request, made)
+        self.unfinished.add(request.request_id)
         return []
 
     def _compile(self, source: str) -> _Made:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 
@@ -79,8 +79,21 @@ class ConversationOptions(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+class ConversationKeywords(TypedDict, total=False):
+    """The fields of `ConversationOptions`, as type checkers see keywords of `LLM.chat`."""
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template: str | None
+    chat_template_content_format: ContentFormat
+    chat_template_kwargs: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    message_special_tokens: MessageSpecialTokens
+
+
 DEFAULT_OPTIONS = ConversationOptions()
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_PLAIN_FIELDS = frozenset({"role", "content", "name"})
 _PROBE = "any-role"
 _CALL_ID = "call_{id}"
 _EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking")
@@ -106,7 +119,7 @@ class ChatTemplates:
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
-        self._read = lru_cache(maxsize=_MAX_TEMPLATES)(self._newly_read)
+        self._read = lru_cache(maxsize=_MAX_TEMPLATES)(partial(ChatTemplate, tokenizer))
 
     def get(self, given: str | None = None, *, has_tools: bool = False) -> "ChatTemplate":
         """Return the template for a conversation; a checkpoint may have several.
@@ -119,9 +132,6 @@ class ChatTemplates:
         """
         text = self._tokenizer.chat_template(given, has_tools=has_tools)
         return self._read(text, is_own=given is None)
-
-    def _newly_read(self, text: str, *, is_own: bool) -> "ChatTemplate":
-        return ChatTemplate(self._tokenizer, text, is_own=is_own)
 
 
 class ChatTemplate:
@@ -193,9 +203,10 @@ class ChatTemplate:
             tools: as of `render`.
         """
         calls, reasoning = self.syntax.tool_calls, self.syntax.reasoning
+        has_types = calls is not None and calls.needs_types
         return msgspec.structs.replace(
             self.syntax,
-            tools=tool_parameters(tools, has_types=calls is not None and calls.needs_types),
+            tools=tool_parameters(tools, has_types=has_types) if tools else {},
             is_reasoning_open=reasoning is not None and _ends_with(prompt, reasoning.begin),
         )
 
@@ -247,6 +258,8 @@ class ChatTemplate:
     ) -> list[Message]:
         """Rewrite the messages for a template that cannot read all of their fields."""
         written = list(messages)
+        if not tools and all(map(_is_plain, written)):
+            return written
         if not self._reads_developer:
             written = with_role(written, "developer", "system")
         if not self._reads_tools:
@@ -295,6 +308,11 @@ def _put_otherwise(
     if any(_is_system(message) for message in messages[num_taken:]):
         for said in (messages, written) if written != messages else (messages,):
             yield [*said[:num_taken], *with_system_in_user_messages(said[num_taken:])]
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether every template reads a message: content alone, of a role that each may have."""
+    return message.keys() <= _PLAIN_FIELDS and message.get("role") not in ("developer", "tool")
 
 
 def _is_system(message: Message) -> bool:

@@ -283,8 +283,8 @@ class ArgumentGrammar:
         listed = [_quoted(text) for one in texts for text in self._held(one, tags.end)]
         forms += [f"{self._one_of(listed)} {end}"] if listed else []
         forms = [f"{self._name_end('true')} {padding} {form}" for form in forms]
-        is_covered = any(map(_is_any_text, texts)) and not bounded and not tags.text_attribute
-        if others and not is_covered:
+        takes_any_text = any(one.kind == "string" and one.is_free for one in texts)
+        if others and (not takes_any_text or bounded or tags.text_attribute):
             forms.append(f"{self._name_end('false')} {padding} {self._json_of(others)} {end}")
         return self._one_of(forms)
 
@@ -442,10 +442,6 @@ class ArgumentGrammar:
         more = sorted(one.schema.keys() - ANNOTATIONS - set(known))
         if self._is_strict and more:
             raise _unenforceable(repr(more[0]))
-
-
-def _is_any_text(one: Alternative) -> bool:
-    return one.kind == "string" and one.is_free
 
 
 def _several(item: str, least: int, most: int | None) -> str:

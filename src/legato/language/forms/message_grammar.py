@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -25,7 +25,7 @@ MAX_PARALLEL_CALLS = 16
 """The most calls in a message that has only calls: small models do not stop on their own."""
 
 
-class MessageForm(msgspec.Struct, frozen=True):
+class MessageForm(NamedTuple):
     """The grammar of an answer, and its syntax.
 
     Attributes:

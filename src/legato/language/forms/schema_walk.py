@@ -1,4 +1,4 @@
-"""Walks JSON schemas: sub-schemas, their places, and recursion without an end."""
+"""Walks JSON schemas: sub-schemas, their places, bounds, and recursion without an end."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,6 +10,15 @@ NAMED = (*DEFINITIONS, "properties", "patternProperties")
 """Keywords with one schema for each name."""
 LISTED = ("prefixItems", "allOf", "anyOf", "oneOf")
 SINGLE = ("items", "additionalProperties")
+
+MAX_SCHEMAS = 5_000
+MAX_NESTING = 120
+"""Objects and lists within one another; llguidance's parser takes 128."""
+_MAX_EXACT = 2**53 - 1
+_NUMBERS = (
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("const", "enum"),
+)
 
 
 def mapped(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -65,7 +74,7 @@ def used_definitions(part: Any, schema: dict[str, Any]) -> dict[str, Any]:
             steps = str(value.get("$ref", "")).split("/")
             if len(steps) < 3 or steps[1] not in DEFINITIONS:
                 continue
-            name = unquote(steps[2]).replace("~1", "/").replace("~0", "~")
+            name = _unescaped(steps[2])
             named = schema.get(steps[1])
             if isinstance(named, dict) and name in named.keys() - used.get(steps[1], {}).keys():
                 used.setdefault(steps[1], {})[name] = named[name]
@@ -113,6 +122,10 @@ def _objects(schemas: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, dict[str
 
 def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
+
+
+def _unescaped(step: str) -> str:
+    return unquote(step).replace("~1", "/").replace("~0", "~")
 
 
 ENDLESS = "no output at all satisfies it: it refers to itself without end"
@@ -239,7 +252,7 @@ def _target(reference: str, root: Any) -> Any:
         return None
     found = root
     for step in reference.split("/")[1:]:
-        key = unquote(step).replace("~1", "/").replace("~0", "~")
+        key = _unescaped(step)
         if isinstance(found, dict):
             found = found.get(key)
         elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
@@ -247,3 +260,49 @@ def _target(reference: str, root: Any) -> Any:
         else:
             return None
     return found
+
+
+def excess(schema: Any) -> str | None:
+    """Return why a schema is too large to be worked with; None if it is not.
+
+    Reads no more of it than the bounds allow.
+    """
+    num_schemas, unread = 0, [(schema, 1)]
+    while unread:
+        part, depth = unread.pop()
+        if depth > MAX_NESTING:
+            return f"is nested over {MAX_NESTING} deep"
+        if isinstance(part, dict):
+            num_schemas += 1
+            unread += [(inner, depth + 1) for inner in part.values()]
+        elif isinstance(part, list):
+            unread += [(inner, depth + 1) for inner in part]
+        if num_schemas > MAX_SCHEMAS:
+            return f"has over {MAX_SCHEMAS} schemas"
+    return None
+
+
+def inexact(schema: Any) -> str | None:
+    """Return which integer of a schema cannot be enforced exactly; None if there is none.
+
+    llguidance reads numbers as floats.
+    """
+    for place, part in placed_schemas(schema):
+        for name in _NUMBERS:
+            large = (value for value in _integers(part.get(name)) if abs(value) > _MAX_EXACT)
+            for value in large:
+                return f"{name} {value} is beyond 2^53 - 1 and cannot be exact, at {place}"
+    return None
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """Yield all integers in a JSON value."""
+    unread = [value]
+    while unread:
+        part = unread.pop()
+        if isinstance(part, int):
+            yield part
+        elif isinstance(part, list):
+            unread += part
+        elif isinstance(part, dict):
+            unread += part.values()

@@ -12,9 +12,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
-from legato.language.forms.bounds import excess, inexact
 from legato.language.forms.json_schema import guided
-from legato.language.forms.schema_walk import ENDLESS, endless_place
+from legato.language.forms.schema_walk import ENDLESS, endless_place, excess, inexact
 from legato.language.forms.structural_tag import structural_tag_source
 
 # Without this, llguidance would allow only one spelling in tokens of a text that is known ahead,

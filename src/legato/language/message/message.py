@@ -69,12 +69,14 @@ class MessageReader:
     """
 
     def __init__(self, syntax: MessageSyntax | None) -> None:
-        self._parts = MessageParts()
         self._num_chars = 0
         self._reader: MarkedMessage | ChannelMessage | None = None
-        if syntax is not None and syntax.channels is not None:
+        if syntax is None:
+            return
+        self._parts = MessageParts()
+        if syntax.channels is not None:
             self._reader = ChannelMessage(syntax, syntax.channels, self._parts)
-        elif syntax is not None:
+        else:
             self._reader = MarkedMessage(syntax, self._parts)
 
     def feed(
@@ -101,7 +103,7 @@ class MessageReader:
     @property
     def reasoning_spans(self) -> Sequence[tuple[int, int | None]]:
         """Where reasoning begins and ends in the text so far, as of `MessageParts`."""
-        return self._parts.reasoning_spans
+        return () if self._reader is None else self._parts.reasoning_spans
 
 
 def read_message(

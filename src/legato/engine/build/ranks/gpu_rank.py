@@ -1,6 +1,7 @@
 """A rank on a GPU of its own."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,6 @@ class GpuRank:
     untaken: UntakenPages | None = None
 
     def __init__(self, blueprint: Blueprint, rank: int) -> None:
-        self._blueprint = blueprint
         self._device = device.CudaDevice(torch.device(blueprint.device.type, rank))
         self._group = ProcessGroup(
             rank, blueprint.config.model.tensor_parallel_size, self._device.torch_device
@@ -52,15 +52,4 @@ class GpuRank:
         )
 
     def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
-        shard = self._shard
-        executor = GpuLeadExecutor(
-            shard.program,
-            self._device,
-            shard.runner,
-            followers=followers,
-            depth=shard.depth,
-            host_sizes=kv.host_sizes,
-            grammar=self._blueprint.grammar,
-            score_head=self._blueprint.score_head,
-        )
-        return shard.runtime(cache, kv, executor)
+        return self._shard.runtime(cache, kv, partial(GpuLeadExecutor, followers=followers))
