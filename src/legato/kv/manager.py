@@ -316,7 +316,6 @@ class KVCacheManager:
         if self._is_sharing:
             self._commit(request, num_tokens)
             self._keep_state(request, num_tokens // self.block_size)
-            self.holds.settle()
         if self.windows is not None:
             self.windows.advance(request.request_id, num_tokens, self._tables.last_step)
 
@@ -334,7 +333,7 @@ class KVCacheManager:
         if num_full == table.num_full and not table.last.num_missing:
             return
         if table.num_full <= table.num_shared:
-            self._tree.note_computed(table.last, num_tokens)
+            self.holds.settle(self._tree.note_computed(table.last, num_tokens))
             if table.num_shared < num_full:
                 self._tables.share(table, self.lookup.sought(request), num_full)
         if self.windows is not None:

@@ -54,10 +54,12 @@ class Node:
         num_users: requests that have it in their block table. A user of a node uses all of it, and
             all nodes above it.
         children: key the tokens of their first blocks.
+        is_fetched: whether a request began to fetch some of its blocks.
     """
 
     __slots__ = (
         "children",
+        "is_fetched",
         "is_spilled",
         "key",
         "num_missing",
@@ -88,6 +90,7 @@ class Node:
         self.num_missing = num_missing
         self.num_users = num_users
         self.is_spilled = is_spilled
+        self.is_fetched = False
         self.children: dict[Key, Node] = {}
 
     @property
@@ -215,6 +218,7 @@ class Node:
             num_users=self.num_users,
             is_spilled=self.is_spilled,
         )
+        above.is_fetched = self.is_fetched
         self.parent.children[self.key] = above
         self.parent = above
         self.start += cut

@@ -126,10 +126,16 @@ class PrefixTree:
         self._events.stored(child)
         return child
 
-    def note_computed(self, last: Node, num_tokens: int) -> None:
-        """Record that the first `num_tokens` tokens down to the end of a node are computed."""
-        for node, start in last.count_computed(num_tokens):
+    def note_computed(self, last: Node, num_tokens: int) -> list[Node]:
+        """Record that the first `num_tokens` tokens down to the end of a node are computed.
+
+        Returns:
+            the nodes that are computed to their end since this call.
+        """
+        changed = last.count_computed(num_tokens)
+        for node, start in changed:
             self._events.stored(node, start)
+        return [node for node, _ in changed if not node.num_missing]
 
     def release(self, last: Node) -> list[int]:
         """Remove a user from a node, and from all nodes above it.
