@@ -191,8 +191,11 @@ class KVCacheManager:
             return False
         missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
         # Blocks that other requests use cost nothing; they are looked up only if that matters.
-        return (
-            missing <= 0 or missing <= self.lookup.match(request).num_used_tokens // self.block_size
+        if missing <= 0:
+            return True
+        found = self.lookup.cached(request)
+        return missing <= found.num_used_tokens // self.block_size and (
+            missing <= self.lookup.cut(found).num_used_tokens // self.block_size
         )
 
     def reserve(self, request: Request, found: Way | None = None) -> bool:
