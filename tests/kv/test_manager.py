@@ -1,8 +1,5 @@
 """Which request has which blocks, and which blocks are shared."""
 
-from array import array
-from typing import Any
-
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -15,7 +12,7 @@ from tests.kv.cache_watcher import CacheWatcher, cached_prompts
 from tests.kv.conftest import BLOCK_SIZE
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
-from tests.kv.requests import request_for
+from tests.kv.requests import CountedTokens, request_for
 from tests.profiles import examples
 
 HELLO = range(100, 110)  # two full blocks, and two tokens more
@@ -219,17 +216,6 @@ def test_cached_blocks_in_use_need_no_room() -> None:
 _MOST_CAUGHT_UP = cache_events._MOST_CAUGHT_UP
 
 
-class CountedTokens(array):  # type: ignore[type-arg]
-    """A prompt that counts how many of its tokens are read."""
-
-    num_read = 0
-
-    def __getitem__(self, part: Any) -> Any:
-        found = super().__getitem__(part)
-        self.num_read += len(found) if isinstance(part, slice) else 1
-        return found
-
-
 @pytest.mark.parametrize("num_common", [0, 100, 300, 400, 800])
 def test_a_prompt_is_compared_again_only_where_the_cache_changed(num_common: int) -> None:
     """While it waits, others grow, come and go; then its path is split, and at last evicted."""
@@ -237,7 +223,7 @@ def test_a_prompt_is_compared_again_only_where_the_cache_changed(num_common: int
     stream = request_for("a", range(401))
     assert kv.reserve(stream)
     request = request_for("b", [*range(num_common), *range(5000, 5400)])
-    tokens = request.token_ids = CountedTokens(request.token_ids.typecode, request.token_ids)
+    tokens = request.token_ids = CountedTokens("i", request.token_ids)
 
     def num_read() -> int:
         before = tokens.num_read
