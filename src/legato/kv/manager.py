@@ -74,6 +74,9 @@ class KVCacheManager:
     ) -> None:
         has_more = windows is not None or states is not None
         assert states is None or not states.unit % block_size or not enable_prefix_caching
+        if states is not None and states.block_size is not None:
+            assert enable_prefix_caching, "states between blocks would never be given up"
+            assert states.block_size == block_size, "states would be kept inside blocks"
         self.shares_computed_only = enable_prefix_caching and has_more
         self.block_size = block_size
         self.states = states
