@@ -120,7 +120,7 @@ class _Tables:
         self.num_slots = 1 << bits if bits else 0
         self._num_cleared = 0
         self._arrays = [np.empty(self.num_slots, dtype=np.int32) for _ in LENGTHS]
-        self._tables = [*map(memoryview, self._arrays)]
+        self._tables = [array.data for array in self._arrays]
 
     def clear(self, count: int) -> bool:
         """Clear `count` more slots; return whether all are clear, as they must be for any use."""
