@@ -40,7 +40,7 @@ def service_of(exports: Exports) -> ExportService:
 
 @pytest.fixture
 async def service() -> AsyncIterator[ExportService]:
-    """Serves twenty prompts of which nothing is computed yet."""
+    """Serves twenty prompts without a computed block."""
     exports = CountedExports()
     for name in NAMES:
         exports.begin(name, b"digest")
@@ -125,7 +125,7 @@ class ClosableWriter:
 
 
 class Unread(dict[str, Any]):
-    """Knows its entries by key, and shows them to nobody."""
+    """Knows its entries by key, and cannot be iterated over."""
 
     def __iter__(self) -> Any:
         raise AssertionError("all prompts are looked at")

@@ -26,8 +26,8 @@ _FOLLOWED = 65
 """Most tokens that come at once; guesses are compared with all of them."""
 _MOST_OWNERS = 64
 _MOST_KEPT = 32_768
-"""Most tokens of recent outputs per owner, 2 MB, beside the last output, of which no more are kept;
-half are dropped when there are more."""
+"""Most tokens of recent outputs per owner, 2 MB, and of one output; half are dropped when there are
+more."""
 
 
 _Owner = tuple[str, Salt | None]
