@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,9 +14,11 @@ from legato.core.cache_config import TransferConfig
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.plan import FIRST_STATE
-from legato.core.request import AbortRequest
+from legato.core.request import AbortRequest, AddRequest, Request
+from legato.engine.loop import whole_transfers
 from legato.engine.loop.whole_transfers import WholeTransfers
 from legato.executor.torch_executor import TorchExecutor
+from legato.kv.hold import prompt_digest
 from legato.transfer import fetch, transport
 from legato.transfer.block_memory import CacheMemory
 from legato.transfer.protocol import RegionAt, Welcome
@@ -26,6 +29,7 @@ from tests.engine.peers import (
     completions,
     expected,
     fetched,
+    fetched_from,
     run,
     sent,
     transferred,
@@ -171,6 +175,35 @@ def test_one_completion_fetches_for_all(
     assert transferred(decode).num_fetched == 1
     run(prefill, decode, until=both_clean(prefill, decode))
     assert transferred(prefill).num_expired == 0
+
+
+def test_an_arrival_hashes_no_prompt_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def counted(message: AddRequest) -> bytes:
+        hashed.append(message.request_id)
+        return prompt_digest(message)
+
+    class Handovers:
+        num_found = 0
+
+        def receive(self, _: Request) -> "Handovers":
+            return self
+
+        def places(self, _: "Handovers") -> list[int]:
+            return [0]
+
+    begun: list[bytes] = []
+    kv: Any = SimpleNamespace(handovers=Handovers(), block_size=16)
+    link: Any = SimpleNamespace(fetch=lambda *_, prompt_digest, **__: begun.append(prompt_digest))
+    monkeypatch.setattr(whole_transfers, "prompt_digest", counted)
+    transfers = WholeTransfers(kv, link)
+    messages = [fetched_from(str(i), 1, [i % 20] * 50) for i in range(30)]
+    for message in messages:
+        assert transfers.hold_back([message]) == ([], [])
+        transfers.begin(0.0)
+    assert hashed == [message.request_id for message in messages]
+    assert begun == [prompt_digest(message) for message in messages[:20]], "one fetch for all"
 
 
 def test_where_nobody_answers_the_prompt_is_computed(model: Path, decode: Engine) -> None:

@@ -109,7 +109,14 @@ def _check_arriving(kv: KVCacheManager) -> None:
         end = hold.num_arrived if hold.is_over else hold.end
         num_done = hold.num_computed_tokens // kv.block_size * kv.block_size
         arriving.update(hold.blocks(max(hold.start, num_done), end))
+        if hold.num_arrived > hold.start and not hold.is_settled:
+            assert hold.base.num_missing, "all tokens before what arrived are computed"
+            assert hold in kv.holds._unsettled[hold.base]
     assert arriving == kv.holds._arriving
+    unsettled = [hold for holds in kv.holds._unsettled.values() for hold in holds]
+    assert set(unsettled) <= set(kv.holds)
+    for node in _descendants(kv._tree.root):
+        assert node.is_fetched or node.is_spilled or arriving.isdisjoint(node.places)
 
 
 def _check_host(kv: KVCacheManager, nodes: list[Node]) -> None:

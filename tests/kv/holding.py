@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from legato.core.request import Request
 from legato.kv.manager import KVCacheManager
 from tests.kv.conservation import check_blocks
+from tests.kv.requests import request_for
 
 
 class HoldingMachine(RuleBasedStateMachine):
@@ -15,6 +16,7 @@ class HoldingMachine(RuleBasedStateMachine):
         kv: set by the subclass.
         held: the requests that have blocks.
         num_added: the requests that have come, for their ids.
+        looked_up: requests whose way into the tree is remembered.
     """
 
     kv: KVCacheManager
@@ -23,6 +25,7 @@ class HoldingMachine(RuleBasedStateMachine):
         super().__init__()
         self.held: list[Request] = []
         self.num_added = 0
+        self.looked_up: list[Request] = []
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), token_id=st.integers(0, 1))
@@ -41,6 +44,20 @@ class HoldingMachine(RuleBasedStateMachine):
     def drop(self, request: Request) -> None:
         self.held.remove(request)
         self.kv.release(request)
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=6, max_size=16))
+    def look_up(self, prompt: list[int]) -> None:
+        self.looked_up = [request_for("?", prompt), *self.looked_up[:3]]
+        self.kv.lookup.match(self.looked_up[0])
+
+    @precondition(lambda self: self.looked_up or self.held)
+    @rule(data=st.data())
+    def look_up_again(self, data: st.DataObject) -> None:
+        """What is remembered is what is found."""
+        request = data.draw(st.sampled_from(self.looked_up + self.held))
+        lookup = self.kv.lookup
+        way = self.kv._tree.match(lookup.sought(request), lookup.num_shareable(request))
+        assert lookup.match(request) == lookup.cut(way)
 
     @rule()
     def forget(self) -> None:

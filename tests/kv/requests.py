@@ -1,11 +1,24 @@
 """Requests as the KV manager sees them."""
 
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from legato.core.request import AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams, SloClass
 from legato.core.token_ids import token_array
+
+
+class CountedTokens(array):  # type: ignore[type-arg]
+    """A row that counts how many of its tokens are read."""
+
+    num_read = 0
+
+    def __getitem__(self, part: Any) -> Any:
+        found = super().__getitem__(part)
+        self.num_read += len(found) if isinstance(part, slice) else 1
+        return found
 
 
 def request_for(

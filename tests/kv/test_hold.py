@@ -1,5 +1,9 @@
 """Blocks that are kept for another engine, or on their way from it."""
 
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
 import msgspec
 import pytest
 from hypothesis import example, given
@@ -19,7 +23,13 @@ FETCHED, SENT = FetchBlocks("a", "127.0.0.1", 1), SendBlocks("a")
 
 
 def transferred(request_id: str, transfer: KVTransfer | None = FETCHED) -> Request:
-    message = request_for(request_id, PROMPT).message
+    return fetching(request_id, PROMPT, transfer)
+
+
+def fetching(
+    request_id: str, prompt: Sequence[int], transfer: KVTransfer | None = FETCHED
+) -> Request:
+    message = request_for(request_id, prompt).message
     message = msgspec.structs.replace(message, kv_transfer=transfer)
     return Request(message, SloClass(), max_model_len=100_000)
 
@@ -161,6 +171,104 @@ def test_what_arrives_counts_once_all_before_it_is_computed(kv: KVCacheManager) 
     assert kv.holds.arriving_from(second) == 8
     compute(kv, first, 8)
     assert kv.num_computed_tokens(second) == 16
+
+
+def test_what_arrives_behind_what_arrives_counts_with_it(kv: KVCacheManager) -> None:
+    first = request_for("a", [*PROMPT][:5])
+    assert kv.reserve(first)
+    second = fetching("b", [*PROMPT][:13])
+    third = fetching("c", PROMPT)
+    assert [begun(kv, request).start for request in (second, third)] == [4, 12]
+    kv.holds.note_arrived("c", 16)
+    kv.holds.note_arrived("b", 12)
+    compute(kv, first, 4)
+    assert kv.num_computed_tokens(third) == 16
+
+
+class CountedSet(set[int]):
+    """Counts how often it is asked for a member."""
+
+    num_looks = 0
+
+    def __contains__(self, member: object) -> bool:
+        self.num_looks += 1
+        return super().__contains__(member)
+
+
+def calls(act: Callable[[], object]) -> int:
+    """Return how many calls an act makes, those of built-in functions included."""
+    count = 0
+
+    def see(_frame: object, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event.endswith("call")
+
+    sys.setprofile(see)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("num_arrived", [0, 12], ids=["waits for blocks", "waits for its base"])
+def test_a_commit_looks_at_no_fetch_that_it_does_not_complete(num_arrived: int) -> None:
+    def calls_beside(num_fetches: int) -> int:
+        kv = KVCacheManager(1000, BLOCK_SIZE)
+        first, stream = request_for("a", [*PROMPT][:13]), request_for("b", range(50, 60))
+        for request in (first, stream):
+            assert kv.reserve(request)
+        for i in range(num_fetches):
+            begun(kv, fetching(f"f{i}", [*[*PROMPT][:8], i, 1, 2, 3, 4]))
+            if num_arrived:
+                kv.holds.note_arrived(f"f{i}", num_arrived)
+
+        def commit() -> None:
+            compute(kv, stream, 9)
+            compute(kv, first, 6)
+
+        num_calls = calls(commit)
+        compute(kv, first, 8)
+        for i in range(num_fetches):
+            assert kv.holds[f"f{i}"].num_computed_tokens == max(8, num_arrived)
+        return num_calls
+
+    assert calls_beside(40) == calls_beside(2)
+
+
+def test_blocks_arrive_one_by_one_at_the_cost_of_one() -> None:
+    kv = KVCacheManager(1000, BLOCK_SIZE)
+    begun(kv, fetching("a", range(4 * 500 + 1)))
+    removed: list[int] = []
+
+    class Removing(set[int]):
+        def difference_update(self, *others: Iterable[int]) -> None:
+            removed.append(len([*chain(*others)]))
+            super().difference_update(*others)
+
+    kv.holds._arriving = Removing(kv.holds._arriving)
+    for num_blocks in range(1, 501):
+        kv.holds.note_arrived("a", 4 * num_blocks)
+    assert set(removed) == {1}
+
+
+@pytest.mark.parametrize("is_fetched", [False, True])
+def test_the_rest_of_a_prompt_is_not_searched_for_blocks_to_come(is_fetched: bool) -> None:
+    kv = KVCacheManager(2000, BLOCK_SIZE)
+    begun(kv, fetching("other", range(5000, 5010)))
+    prompt = range(4 * 500 + 1)
+    request = fetching("a", prompt) if is_fetched else request_for("a", prompt)
+    if is_fetched:
+        begun(kv, request)
+        kv.holds.note_arrived("a", 800)
+    else:
+        assert kv.reserve(request)
+    kv.holds._arriving = CountedSet(kv.holds._arriving)
+    found = kv.lookup.match(request)
+    for from_found in (None, found):
+        end = kv.holds.arriving_from(request, from_found)
+        assert end == (800 if is_fetched else request.num_tokens)
+    assert kv.holds._arriving.num_looks <= 2
 
 
 def test_what_arrived_is_forgotten_where_nobody_computes_what_comes_before_it(

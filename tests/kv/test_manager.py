@@ -12,7 +12,7 @@ from tests.kv.cache_watcher import CacheWatcher, cached_prompts
 from tests.kv.conftest import BLOCK_SIZE
 from tests.kv.conservation import check_blocks
 from tests.kv.holding import HoldingMachine
-from tests.kv.requests import request_for
+from tests.kv.requests import CountedTokens, request_for
 from tests.profiles import examples
 
 HELLO = range(100, 110)  # two full blocks, and two tokens more
@@ -214,6 +214,43 @@ def test_cached_blocks_in_use_need_no_room() -> None:
 
 
 _MOST_CAUGHT_UP = cache_events._MOST_CAUGHT_UP
+
+
+@pytest.mark.parametrize("num_common", [0, 100, 300, 400, 800])
+def test_a_prompt_is_compared_again_only_where_the_cache_changed(num_common: int) -> None:
+    """While it waits, others grow, come and go; then its path is split, and at last evicted."""
+    kv = KVCacheManager(1000, BLOCK_SIZE)
+    stream = request_for("a", range(401))
+    assert kv.reserve(stream)
+    request = request_for("b", [*range(num_common), *range(5000, 5400)])
+    tokens = request.token_ids = CountedTokens("i", request.token_ids)
+
+    def num_read() -> int:
+        before = tokens.num_read
+        found = kv.lookup.match(request)
+        num_read = tokens.num_read - before
+        end = kv.lookup.num_shareable(request)
+        assert found == kv._tree.match(kv.lookup.sought(request), end)
+        return num_read
+
+    assert num_read() >= num_common // 2
+    stream.num_computed_tokens = 401
+    for token_id in range(401, 500):
+        kv.commit(stream)
+        stream.append(token_id, 0.0)
+        assert kv.reserve(stream)
+        stream.num_computed_tokens = stream.num_tokens
+        other = request_for(f"c{token_id}", [token_id] * 9)
+        assert kv.reserve(other)
+        kv.release(other)
+        assert num_read() <= 3 * BLOCK_SIZE
+    assert kv.reserve(request_for("d", [*range(200), 1, 2, 3]))
+    num_read()
+    assert num_read() <= 3 * BLOCK_SIZE
+    kv.release(stream)
+    kv.forget()
+    num_read()
+    assert num_read() <= 3 * BLOCK_SIZE
 
 
 class ManagerMachine(HoldingMachine):

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from legato.core.token_ids import token_array
 from legato.kv.block_ids import block_array
 from legato.kv.host_cache_slots import HostCacheSlots
-from legato.kv.prefix_node import Key, Node, SoughtTokens
+from legato.kv.prefix_node import Key, Node, SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
 from tests.profiles import examples
 
@@ -109,6 +109,25 @@ def test_evicts_the_deepest_of_what_was_used_longest_ago() -> None:
     assert matched(tree, sought(A, B)) == [0]
 
 
+def test_a_known_way_is_no_longer_trusted_where_it_was_cut() -> None:
+    """The end of the first node was evicted with the second one, and grew again otherwise."""
+    tree = PrefixTree(HostCacheSlots(0))
+    first = grown(tree, sought(A, B))
+    other = tree.use(tree.match(sought(A, B), 4))[-1]
+    last = grown(tree, sought(A, B, C), below=first)
+    known = tree.match(sought(A, B, C), 6)
+    assert [node.end for node in known.nodes] == [4, 6]
+    tree.release(last)
+    tree.release(other)
+    tree.evict(2)
+    [part] = tree.use(tree.match(sought(A), 2))
+    assert part is first
+    grown(tree, sought(A, C, B), below=part)
+    found = tree.match(sought(A, B, C), 6, known=known)
+    assert found == tree.match(sought(A, B, C), 6)
+    assert found.num_tokens == 2
+
+
 def test_what_is_not_computed_goes_with_its_last_user() -> None:
     tree = PrefixTree(HostCacheSlots(0))
     first = grown(tree, sought(A))
@@ -130,6 +149,22 @@ class TreeMachine(RuleBasedStateMachine):
         self.users: list[tuple[Node, tuple[int, ...]]] = []
         self.unused: dict[tuple[int, ...], None] = {}  # the next to be evicted first
         self.num_made = 0
+        self.known: list[tuple[SoughtTokens, Way]] = []
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=4, max_size=12))
+    def look_up(self, tokens: list[int]) -> None:
+        spelled = sought(tokens[: len(tokens) // BLOCK_SIZE * BLOCK_SIZE])
+        way = self.tree.match(spelled, len(spelled.token_ids))
+        self.known = [(spelled, way), *self.known[:5]]
+
+    @precondition(lambda self: self.known)
+    @rule(place=st.integers(0, 5), num_blocks=st.integers(0, 6))
+    def look_up_again(self, place: int, num_blocks: int) -> None:
+        spelled, way = self.known[place % len(self.known)]
+        end = min(num_blocks * BLOCK_SIZE, len(spelled.token_ids))
+        found = self.tree.match(spelled, end, known=way)
+        assert found == self.tree.match(spelled, end)
+        self.known[place % len(self.known)] = spelled, found
 
     @rule(tokens=st.lists(st.integers(0, 1), max_size=12))
     def use(self, tokens: list[int]) -> None:

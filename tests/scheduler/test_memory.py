@@ -62,6 +62,38 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
     assert begun == ["old", "new", "new", "later"]
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "sizes"),
+    [
+        (10, [(2, 18), (8, 13), (4, 11)]),
+        (11, [(8, 15), (5, 14), (4, 15)]),
+        (13, [(5, 17), (1, 17), (4, 12)]),
+    ],
+)
+def test_no_stream_of_a_step_is_preempted_for_one_that_joins_it(
+    num_blocks: int, sizes: list[tuple[int, int]]
+) -> None:
+    """Best-effort streams join one by one; one of another tenant gives way to two of the first.
+
+    The harness checks that what is preempted has no chunk.
+    """
+    harness = Harness(
+        budget=64,
+        num_blocks=num_blocks,
+        block_size=4,
+        max_model_len=64,
+        admission_optimism=1.0,
+        itl_slo_s=10.0,
+    )
+    harness.add("promised", 3, max_tokens=20)
+    for name, tenant, (prompt_len, max_tokens) in zip("abc", "xxy", sizes, strict=True):
+        harness.add(name, prompt_len, max_tokens, slo_class="batch", tenant=tenant)
+    harness.drain()
+    assert any(plan.preempted for plan in harness.plans)
+    for request_id in harness.added:
+        assert harness.tokens[request_id] == harness.expected_tokens(request_id)
+
+
 def test_a_prompt_is_preempted_before_a_stream_admitted_later() -> None:
     """Of 12 blocks "prompt" has 8 when "stream" and "old" outgrow their 2 each."""
     harness = Harness(budget=6, num_blocks=12, max_model_len=48, admission_optimism=1.0)

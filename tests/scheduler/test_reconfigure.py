@@ -7,6 +7,7 @@ import pytest
 from legato.core.plan import StepPlan
 from legato.core.slo import SloClass
 from legato.scheduler.step_time import StepTimeModel
+from legato.speculation.lookup import OwnTokens, RecentOutputs
 from tests.scheduler.drafters import RandomDrafter
 from tests.scheduler.harness import VOCAB_SIZE, Harness, coming
 from tests.scheduler.step_times import calibrate, truth
@@ -101,6 +102,24 @@ def test_drafts_are_turned_on_and_off() -> None:
         assert harness.plans[-1].chunks[0].kind == kind
     harness.drain()
     assert harness.tokens["a"] == harness.expected_tokens("a")
+
+
+def test_off_keeps_no_output() -> None:
+    own, recent = OwnTokens(), RecentOutputs()
+    harness = Harness(speculative="off", drafters=[own, recent])
+
+    def kept() -> int:
+        return sum(len(index.token_ids) for index in recent._stores.values())
+
+    for speculative in ("off", 3, "off"):
+        harness.reconfigure(speculative=speculative)
+        harness.add(f"running {speculative}", 8, max_tokens=40)
+        harness.step()
+        before = kept()
+        harness.reconfigure(speculative=speculative, max_num_batched_tokens=100)
+        harness.drain()
+        assert not own._rows
+        assert (kept() > before) is (speculative != "off")
 
 
 def test_a_preempted_stream_is_drafted_for_when_it_runs_again() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from legato.core.plan import FIRST_STATE, ZERO_STATE, ChunkResult, ScheduledChunk, StateChange
+from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Way
 from legato.kv.state_slots import StateSlots
 from tests.scheduler.harness import Harness
@@ -118,3 +119,10 @@ def test_whole_prompts_are_not_cut_for_checkpoints() -> None:
     harness.add("b", prompt=[*harness.token_ids("a"), 1])
     harness.drain()
     assert harness.num_cached["b"] == 608, "its last block while it decoded"
+
+
+@pytest.mark.parametrize(("is_sharing", "block_size"), [(False, 4), (True, 8)])
+def test_slots_keep_states_only_at_ends_of_shared_blocks(is_sharing: bool, block_size: int) -> None:
+    states = StateSlots(1, 1, block_size=block_size, unit=8, spacing=8)
+    with pytest.raises(AssertionError, match="states"):
+        KVCacheManager(16, 4, enable_prefix_caching=is_sharing, states=states)

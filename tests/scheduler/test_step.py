@@ -7,6 +7,7 @@ from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import TokenBudget
 from legato.scheduler.step import Step
 from legato.speculation.drafter import Draft
+from tests.kv import windowed
 from tests.kv.requests import request_for
 
 BLOCK_SIZE = 4
@@ -58,3 +59,22 @@ def test_time_spent_on_drafts_is_no_longer_left() -> None:
     step = Step(KVCacheManager(3, BLOCK_SIZE), TokenBudget(20), limit_s=0.5, is_due=True)
     step.spend(0.125)
     assert (step.limit_s, step.drafting_s) == (0.375, 0.125)
+
+
+def test_a_chunk_without_blocks_of_windows_changes_nothing() -> None:
+    kv = windowed.manager()
+    assert kv.windows is not None
+    request = request_for("a", range(8))
+    assert kv.reserve(request)
+    taken = kv.windows.borrow()
+    step = Step(kv, TokenBudget(20))
+    assert not step.add_prefill(request, 8, "prompt_end")
+    assert request not in step
+    assert (step.chunks, step.first_blocks, step.becoming_streams) == ([], {}, [])
+    assert not step.shape.num_tokens
+    assert (request.num_scheduled_tokens, request.num_expected_tokens) == (0, 8)
+    kv.windows.give_back(taken)
+    assert step.add_prefill(request, 8, "prompt_end")
+    assert step.becoming_streams == [request]
+    [chunk] = step.chunks
+    assert [len(table) for table in chunk.window_block_ids] == [4, 4]

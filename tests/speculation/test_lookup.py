@@ -222,6 +222,15 @@ def test_memory_is_bounded(recent: RecentOutputs) -> None:
     assert ("default", None) not in recent._stores, "the one that none came to for longest"
 
 
+def test_of_a_long_output_the_end_is_kept(recent: RecentOutputs) -> None:
+    ended(recent, "long", [*range(3 * MOST_KEPT)])
+    [store] = recent._stores.values()
+    assert len(store.token_ids) == MOST_KEPT + 1
+    request = stream([0])
+    come(request, [3 * MOST_KEPT - 3], recent)
+    assert proposed(recent, request) == [3 * MOST_KEPT - 2, 3 * MOST_KEPT - 1]
+
+
 def test_what_was_kept_last_stays(recent: RecentOutputs) -> None:
     """Half of the tokens are dropped when there are too many, and others' drafts go on."""
     ended(recent, "first", [1, 2, 3, 4, 5, 6])

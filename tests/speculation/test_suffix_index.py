@@ -1,13 +1,15 @@
 """Every place that the index finds is one, and it misses few."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.token_ids import TokenIds, token_array
-from legato.speculation.suffix_index import LENGTHS, SuffixIndex
+from legato.speculation.suffix_index import LENGTHS, SuffixIndex, _Tables
+from tests.kv.requests import CountedTokens
 
 MOST_COMPARED = 32
 
@@ -116,5 +118,67 @@ def test_memory_is_a_few_bytes_a_token(num_tokens: int) -> None:
     for token_id in range(num_tokens):
         row.append(token_id)
         index.extend(len(row))
-    num_bytes = sum(len(table) * table.itemsize for table in index._tables)
-    assert 24 * num_tokens <= num_bytes <= 48 * num_tokens
+        assert num_bytes(index) <= 72 * max(len(row), 129)
+    assert 24 * num_tokens <= num_bytes(index) <= 48 * num_tokens
+
+
+def num_bytes(index: SuffixIndex) -> int:
+    tables = [tables for tables in (index._tables, index._larger) if tables is not None]
+    return sum(array.nbytes for each in tables for array in each._arrays)
+
+
+@pytest.mark.parametrize("num_tokens", [2**12, 2**16])
+@pytest.mark.parametrize("at_a_time", [1, 3, 60])
+def test_no_call_indexes_a_long_row_again(
+    num_tokens: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it outgrows its tables; what is found is there meanwhile, and everything at last."""
+    cleared: list[int] = []
+    clear = _Tables.clear
+
+    def counted(tables: _Tables, count: int) -> bool:
+        before = tables._num_cleared
+        is_clear = clear(tables, count)
+        cleared.append(tables._num_cleared - before)
+        return is_clear
+
+    rng = random.Random(num_tokens)
+    row = CountedTokens("i", rng.choices(range(50_000), k=num_tokens - 200))
+    index = SuffixIndex(row)
+    index.extend(len(row))
+    num_slots = index._tables.num_slots
+    monkeypatch.setattr(_Tables, "clear", counted)
+    while index._tables.num_slots == num_slots:
+        row.extend(rng.choices(range(50_000), k=at_a_time))
+        num_read, cleared[:] = row.num_read, []
+        index.extend(len(row))
+        assert index.num_indexed == len(row)
+        assert row.num_read - num_read <= 600
+        assert sum(cleared) <= 5000
+        assert index.find(row, len(row) - 5) in (None, (len(row) - 5, MOST_COMPARED))
+        assert len(row) < 1.5 * num_tokens
+    at_once = SuffixIndex(row)
+    at_once.extend(len(row))
+    assert all(index.find(row, end) == at_once.find(row, end) for end in range(len(row)))
+
+
+def test_a_row_that_grows_at_once_is_found_at_once() -> None:
+    row = token_array(range(1000))
+    index = SuffixIndex(row)
+    index.extend(1000)
+    row.extend(range(1000, 60_000))
+    index.extend(60_000)
+    num_found = sum(index.find(row, end) == (end, MOST_COMPARED) for end in range(100, 60_000))
+    assert num_found > 0.7 * len(row)
+
+
+def test_the_tables_of_a_long_row_are_not_made_in_one_call() -> None:
+    row = token_array(range(10**6))
+    index = SuffixIndex(row)
+    sizes = []
+    while index.num_indexed < 50_000:
+        index.extend(index.num_indexed + 1000)
+        assert index._larger is None or index._larger._num_cleared <= 16_000 * len(sizes) + 16_000
+        sizes.append(index.num_indexed)
+    assert max(b - a for a, b in pairwise(sizes)) == 1000
+    assert sizes.count(0) == 2**21 // 16_000

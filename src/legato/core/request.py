@@ -87,6 +87,7 @@ class Request:
         rank: its place among requests that wait for prefill; lower goes first.
         num_hit_tokens: its tokens that were in the cache at the scheduler's last lookup, computed
             or about to be by another request; until it runs, blocks may come and go.
+        found: its path in the cache at the KV manager's last lookup, from which the next goes on.
         num_cached_tokens: prompt tokens that it did not compute because another request had; tokens
             that it finds again after a preemption do not count.
         is_late: whether its TTFT SLO was found to be out of reach while it waited.
@@ -106,6 +107,7 @@ class Request:
         "finish_reason",
         "first_token_s",
         "foreseen_s",
+        "found",
         "in_flight_since_s",
         "in_flight_until_s",
         "is_best_effort",
@@ -164,6 +166,7 @@ class Request:
         self.num_computed_tokens = self.num_scheduled_tokens = 0
         self.num_reserved_tokens = 0
         self.num_hit_tokens = 0
+        self.found: object = None
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.foreseen_s: tuple[float, float] | None = None

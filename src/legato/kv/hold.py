@@ -20,7 +20,7 @@ class Hold:
     A prompt that is computed here alone has `start` at its end.
 
     Args:
-        last: node of the last block.
+        last: node of the last block, also an attribute.
         block_ids: all blocks, in token order.
         block_size: tokens of each block.
         start: tokens that were found in the cache, computed or not.
@@ -28,6 +28,7 @@ class Hold:
     Attributes:
         request_id: the request that the blocks belong to.
         transfer: the transfer that the request asked for.
+        base: the node above the one with its first missing token, however nodes are split.
         prompt_digest: digest of everything that the keys and values depend on: another engine's
             blocks of another prompt are no use.
         num_arrived: tokens at its start that have arrived, as the transfer reported.
@@ -35,6 +36,7 @@ class Hold:
     """
 
     __slots__ = (
+        "base",
         "block_ids",
         "block_size",
         "is_over",
@@ -57,6 +59,10 @@ class Hold:
         self.block_ids = block_ids
         self.block_size = block_size
         self.start = start if isinstance(self.transfer, FetchBlocks) else self.end
+        self.base = last
+        while self.base.end > self.start:
+            assert self.base.parent is not None
+            self.base = self.base.parent
         self.num_arrived = self.start
         self.is_over = False
 

@@ -1,6 +1,6 @@
 """All holds, and the blocks that are still to arrive for some of them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from legato.core.request import Request
 from legato.kv.block_tables import BlockTable, BlockTables, renamed
@@ -14,7 +14,7 @@ class Holds:
     """Keeps blocks of prompts in the tree while transfers read them or write to them.
 
     No request computes an arriving block until it has arrived, or is given up. Arrived tokens count
-    as computed once all tokens before them do.
+    as computed once all tokens before them do: a hold whose base is not computed waits for it.
     """
 
     def __init__(self, tree: PrefixTree, tables: BlockTables, lookup: PrefixLookup) -> None:
@@ -24,6 +24,8 @@ class Holds:
         self._holds: dict[str, Hold] = {}  # key request id
         self._new: list[Hold] = []
         self._arriving: set[int] = set()  # blocks
+        # Holds with arrived tokens that do not count as computed; key their base.
+        self._unsettled: dict[Node, dict[Hold, None]] = {}
 
     def __getitem__(self, request_id: str) -> Hold:
         return self._holds[request_id]
@@ -52,6 +54,10 @@ class Holds:
         size = self._lookup.block_size
         hold = Hold(request, table.last, shared, block_size=size, start=start)
         self._tree.join(hold.last)
+        node = hold.last
+        while node is not hold.base:
+            assert node.parent is not None
+            node.is_fetched, node = True, node.parent
         self._holds[hold.request_id] = hold
         self._new.append(hold)
         self._arriving.update(hold.blocks(hold.start))
@@ -70,7 +76,10 @@ class Holds:
         hold = self._holds[request_id]
         num_new = num_tokens - hold.num_arrived
         hold.num_arrived = num_tokens
-        self.settle()
+        if hold.base.num_missing:
+            self._unsettled.setdefault(hold.base, {})[hold] = None
+        else:
+            self.settle(self._count_arrived(hold))
         return num_new
 
     def end_arrival(self, request_id: str) -> None:
@@ -91,22 +100,31 @@ class Holds:
     def let_go(self, request_id: str) -> None:
         """End the hold on a request's blocks."""
         hold = self._holds.pop(request_id)
+        unsettled = self._unsettled.get(hold.base, {})
+        if unsettled.pop(hold, hold) is None and not unsettled:
+            del self._unsettled[hold.base]
         self._arriving.difference_update(hold.blocks(hold.start))
         self._tables.let_go(BlockTable(hold.last, len(hold.block_ids), hold.block_ids))
 
-    def settle(self) -> None:
-        """Count arrived tokens as computed if all tokens before them are."""
-        if not self._arriving:
-            return
-        for hold in tuple(self._holds.values()):
-            if hold.is_settled:
-                continue
-            if hold.num_computed_tokens >= hold.start:
-                self._tree.note_computed(hold.last, hold.num_arrived)
-            if hold.is_settled:
-                self._arriving.difference_update(hold.blocks(hold.start, hold.num_arrived))
-                if hold.is_over:
-                    self.let_go(hold.request_id)
+    def settle(self, computed: Sequence[Node]) -> None:
+        """Count arrived tokens as computed that waited for the tokens before them.
+
+        Args:
+            computed: nodes that are computed to their end since the last call.
+        """
+        nodes = [*computed] if self._unsettled else []
+        while nodes:
+            for hold in self._unsettled.pop(nodes.pop(), ()):
+                nodes += self._count_arrived(hold)
+
+    def _count_arrived(self, hold: Hold) -> list[Node]:
+        """Count a hold's arrived tokens as computed; return the nodes computed to their end."""
+        counted = hold.num_computed_tokens
+        computed = self._tree.note_computed(hold.last, hold.num_arrived)
+        self._arriving.difference_update(hold.blocks(counted, hold.num_arrived))
+        if hold.is_over:
+            self.let_go(hold.request_id)
+        return computed
 
     def arriving_from(self, request: Request, found: Way | None = None) -> int:
         """Return up to which token a request may be computed before more blocks arrive.
@@ -116,14 +134,12 @@ class Holds:
         """
         end = request.num_tokens
         if found is None:
-            nodes = self._tables[request.request_id].last.unfinished
+            nodes = self._tables[request.request_id].last.unfinished[::-1]
         else:
             nodes = found.nodes
             if request.is_to_be_fetched and found.num_tokens < self._lookup.num_shareable(request):
                 end = found.num_tokens
-        if not self._arriving:
-            return end
-        return min([end, *self._arriving_tokens(nodes)])
+        return min(end, next(self._arriving_tokens(nodes), end)) if self._arriving else end
 
     def rename(self, replaced: Mapping[int, int]) -> None:
         """Replace blocks by others; key and value are block ids."""
@@ -132,10 +148,10 @@ class Holds:
         self._arriving = {replaced.get(block_id, block_id) for block_id in self._arriving}
 
     def _arriving_tokens(self, nodes: Iterable[Node]) -> Iterator[int]:
-        """Yield the first token of each arriving block in these nodes."""
+        """Yield the first token of each arriving block in these nodes, which follow each other."""
         for node in nodes:
-            if node.num_missing:
-                tokens = range(node.start, node.end, self._lookup.block_size)
-                for token, place in zip(tokens, node.places, strict=True):
+            if node.num_missing and node.is_fetched:
+                size, first = node.block_size, node.num_computed_blocks
+                for index, place in enumerate(node.places[first:], first):
                     if place in self._arriving:
-                        yield token
+                        yield node.start + index * size

@@ -34,7 +34,14 @@ class PrefixLookup:
 
     def match(self, request: Request) -> Way:
         """Look up the tokens that a request would share."""
-        return self.cut(self._tree.match(self.sought(request), self.num_shareable(request)))
+        return self.cut(self.cached(request))
+
+    def cached(self, request: Request) -> Way:
+        """Look up the tokens of a request that are in the tree, wherever a hit may end."""
+        known = request.found if isinstance(request.found, Way) else None
+        end = self.num_shareable(request)
+        request.found = way = self._tree.match(self.sought(request), end, known=known)
+        return way
 
     def cut(self, way: Way) -> Way:
         """Cut a path of the tree to where a hit may end."""

@@ -74,6 +74,9 @@ class KVCacheManager:
     ) -> None:
         has_more = windows is not None or states is not None
         assert states is None or not states.unit % block_size or not enable_prefix_caching
+        if states is not None and states.block_size is not None:
+            assert enable_prefix_caching, "states between blocks would never be given up"
+            assert states.block_size == block_size, "states would be kept inside blocks"
         self.shares_computed_only = enable_prefix_caching and has_more
         self.block_size = block_size
         self.states = states
@@ -191,8 +194,11 @@ class KVCacheManager:
             return False
         missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
         # Blocks that other requests use cost nothing; they are looked up only if that matters.
-        return (
-            missing <= 0 or missing <= self.lookup.match(request).num_used_tokens // self.block_size
+        if missing <= 0:
+            return True
+        found = self.lookup.cached(request)
+        return missing <= found.num_used_tokens // self.block_size and (
+            missing <= self.lookup.cut(found).num_used_tokens // self.block_size
         )
 
     def reserve(self, request: Request, found: Way | None = None) -> bool:
@@ -316,7 +322,6 @@ class KVCacheManager:
         if self._is_sharing:
             self._commit(request, num_tokens)
             self._keep_state(request, num_tokens // self.block_size)
-            self.holds.settle()
         if self.windows is not None:
             self.windows.advance(request.request_id, num_tokens, self._tables.last_step)
 
@@ -334,7 +339,7 @@ class KVCacheManager:
         if num_full == table.num_full and not table.last.num_missing:
             return
         if table.num_full <= table.num_shared:
-            self._tree.note_computed(table.last, num_tokens)
+            self.holds.settle(self._tree.note_computed(table.last, num_tokens))
             if table.num_shared < num_full:
                 self._tables.share(table, self.lookup.sought(request), num_full)
         if self.windows is not None:

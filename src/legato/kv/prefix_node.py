@@ -54,12 +54,16 @@ class Node:
         num_users: requests that have it in their block table. A user of a node uses all of it, and
             all nodes above it.
         children: key the tokens of their first blocks.
+        is_fetched: whether a request began to fetch some of its blocks.
+        num_cuts: how often it lost blocks at its end.
     """
 
     __slots__ = (
         "children",
+        "is_fetched",
         "is_spilled",
         "key",
+        "num_cuts",
         "num_missing",
         "num_users",
         "parent",
@@ -88,6 +92,8 @@ class Node:
         self.num_missing = num_missing
         self.num_users = num_users
         self.is_spilled = is_spilled
+        self.is_fetched = False
+        self.num_cuts = 0
         self.children: dict[Key, Node] = {}
 
     @property
@@ -164,21 +170,26 @@ class Node:
             node = node.parent
         return changed[::-1]
 
-    def num_equal(self, sought: SoughtTokens, end: int) -> int:
+    def num_equal(self, sought: SoughtTokens, end: int, num_known: int = 0) -> int:
         """Return how many of its tokens equal the sought ones, up to `end`, in whole blocks.
 
-        The first block is known to be equal.
+        Args:
+            num_known: how many are known to be equal; the first block is, in any case.
         """
         size, start, tokens = sought.block_size, self.start, self.tokens
-        if len(tokens) == size:
-            return size
-        low, high = 1, min(len(tokens), end - start) // size
-        if tokens[: high * size] == sought.token_ids[start : start + high * size]:
+
+        def are_equal(first: int, last: int) -> bool:
+            part = slice(first * size, last * size)
+            return tokens[part] == sought.token_ids[start + part.start : start + part.stop]
+
+        low, high = max(1, num_known // size), min(len(tokens), end - start) // size
+        if low < high and not are_equal(low, low + 1):
+            return low * size
+        if are_equal(low, high):
             return high * size
         while low < high:
             middle = (low + high + 1) // 2
-            half = slice(low * size, middle * size)
-            if tokens[half] == sought.token_ids[start + half.start : start + half.stop]:
+            if are_equal(low, middle):
                 low = middle
             else:
                 high = middle - 1
@@ -215,6 +226,7 @@ class Node:
             num_users=self.num_users,
             is_spilled=self.is_spilled,
         )
+        above.is_fetched = self.is_fetched
         self.parent.children[self.key] = above
         self.parent = above
         self.start += cut
@@ -236,6 +248,7 @@ class Node:
         places = self.places[: -num_blocks - 1 : -1]
         del self.tokens[-num_blocks * size :]
         del self.places[-num_blocks:]
+        self.num_cuts += 1
         self.num_missing = max(0, self.num_missing - num_blocks * size)
         return places
 
@@ -247,11 +260,13 @@ class Way(NamedTuple):
         nodes: its nodes, in order; it may end within the last one.
         num_tokens: its tokens from the root on, computed or to be computed by another request.
         uncut_tokens: its tokens before it was cut; None if it was not.
+        num_cuts: that of its last node when it was found.
     """
 
     nodes: list[Node]
     num_tokens: int
     uncut_tokens: int | None = None
+    num_cuts: int = 0
 
     @property
     def num_matched_tokens(self) -> int:

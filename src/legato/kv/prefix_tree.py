@@ -48,26 +48,52 @@ class PrefixTree:
         # block of the first node is a leaf, and eviction takes no search.
         self._unused: OrderedDict[Node, None] = OrderedDict()
 
-    def match(self, sought: SoughtTokens, end: int, *, below: Node | None = None) -> Way:
+    def match(
+        self, sought: SoughtTokens, end: int, *, below: Node | None = None, known: Way | None = None
+    ) -> Way:
         """Return the path of the tokens up to `end`, without using it.
 
         Args:
             below: node to begin below, with the tokens after it.
+            known: a path that was returned for these tokens. No token is compared again on the
+                part of it that is still there.
         """
         node = below or self.root
-        nodes: list[Node] = []
+        nodes = [] if known is None else self._still_there(known, end)
         num_tokens = node.end
+        if known is not None and nodes:
+            node = nodes[-1]
+            num_tokens = min(node.end, known.num_tokens)
         while num_tokens < end:
-            child = node.children.get(sought.key(num_tokens))
-            if child is None:
-                break
-            node = child
-            nodes.append(node)
-            num_equal = node.num_equal(sought, end)
-            num_tokens += num_equal
+            if num_tokens == node.end:
+                child = node.children.get(sought.key(num_tokens))
+                if child is None:
+                    break
+                node = child
+                nodes.append(node)
+            num_equal = node.num_equal(sought, end, num_tokens - node.start)
+            num_tokens = node.start + num_equal
             if num_equal < len(node.tokens):
                 break
-        return Way(nodes, num_tokens)
+        return Way(nodes, num_tokens, num_cuts=node.num_cuts)
+
+    def _still_there(self, way: Way, end: int) -> list[Node]:
+        """Return the first nodes of a path, up to `end`, that have lost nothing since it was found.
+
+        A node that is split gets another parent. A node is cut only without children, so the
+        one above a lost node may have been cut, too.
+        """
+        nodes: list[Node] = []
+        parent = self.root
+        for node in way.nodes:
+            if node.parent is not parent or parent.children.get(node.key) is not node:
+                return nodes[:-1]
+            is_cut = node is way.nodes[-1] and node.num_cuts != way.num_cuts
+            if is_cut or min(node.end, way.num_tokens) > end:
+                return nodes
+            nodes.append(node)
+            parent = node
+        return nodes
 
     def use(self, way: Way) -> list[Node]:
         """Keep the blocks of a path in their places until they are released.
@@ -126,10 +152,16 @@ class PrefixTree:
         self._events.stored(child)
         return child
 
-    def note_computed(self, last: Node, num_tokens: int) -> None:
-        """Record that the first `num_tokens` tokens down to the end of a node are computed."""
-        for node, start in last.count_computed(num_tokens):
+    def note_computed(self, last: Node, num_tokens: int) -> list[Node]:
+        """Record that the first `num_tokens` tokens down to the end of a node are computed.
+
+        Returns:
+            the nodes that are computed to their end since this call.
+        """
+        changed = last.count_computed(num_tokens)
+        for node, start in changed:
             self._events.stored(node, start)
+        return [node for node, _ in changed if not node.num_missing]
 
     def release(self, last: Node) -> list[int]:
         """Remove a user from a node, and from all nodes above it.

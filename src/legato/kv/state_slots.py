@@ -123,7 +123,7 @@ class StateSlots:
     Args:
         num_requests: most requests with slots at once.
         depth: most steps in flight.
-        block_size: tokens of a block of the tree; None if no state is kept.
+        block_size: tokens of a block of the tree; None if no state is kept. Also an attribute.
         num_spare_slots: slots that requests never need.
         unit: tokens at whose multiples checkpoints of prompts are kept; a multiple of a block.
         spacing: tokens between checkpoints within a prompt; a multiple of `unit`.
@@ -154,7 +154,7 @@ class StateSlots:
         self.spacing = spacing
         self.num_host_slots = num_host_slots
         self.checkpoints = Checkpoints(num_host_slots)
-        self._block_size = block_size
+        self.block_size = block_size
         self._num_held = 0
         self._free = list(range(self.num_slots - 1, FIRST_STATE - 1, -1))
         self._lines: dict[str, _Line] = {}  # key request id
@@ -247,7 +247,7 @@ class StateSlots:
             del line.written[0]
             line.current, line.checkpoint = kept.pop(place), None
             line.num_tokens = chunk.start + num_counted
-            num_after = line.num_tokens % (self._block_size or 1)
+            num_after = line.num_tokens % (self.block_size or 1)
             if 0 < num_after <= place:
                 line.passed = line.num_tokens - num_after, kept.pop(place - num_after)
             self._free += kept

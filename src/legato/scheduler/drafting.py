@@ -338,11 +338,12 @@ class Drafters:
         """
         was_on = self._drafting is not None
         self._drafting = self._make_drafting(config, budget)
-        for request in requests:
-            if self._drafting is None:
-                self.forget(request)
-            elif not was_on and request.num_output_tokens:
-                self._drafting.advance(request)
+        is_on = self._drafting is not None
+        for request in requests if is_on is not was_on else ():
+            if not is_on:
+                self._forget(request)
+            elif request.num_output_tokens:
+                self.advance(request)
 
     def draft(self, step: Step, decodes: Decodes) -> DraftsEndedBy | None:
         """Add drafts to the streams of a step; return the limit on their number."""
@@ -360,6 +361,10 @@ class Drafters:
 
     def forget(self, request: Request) -> None:
         """Forget a request that has ended."""
+        if self._drafting is not None:
+            self._forget(request)
+
+    def _forget(self, request: Request) -> None:
         for drafter in self._drafters:
             drafter.forget(request)
         if self._draft_model is not None:

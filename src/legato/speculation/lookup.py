@@ -26,7 +26,8 @@ _FOLLOWED = 65
 """Most tokens that come at once; guesses are compared with all of them."""
 _MOST_OWNERS = 64
 _MOST_KEPT = 32_768
-"""Most tokens of recent outputs per owner, 2 MB; half are dropped when there are more."""
+"""Most tokens of recent outputs per owner, 2 MB, and of one output; half are dropped when there are
+more."""
 
 
 _Owner = tuple[str, Salt | None]
@@ -173,7 +174,8 @@ class RecentOutputs:
             kept = [] if index is None else index.token_ids[-_MOST_KEPT // 2 :]
             index = SuffixIndex(token_array(kept))
         row = index.token_ids
-        row.extend(request.token_ids[max(0, request.num_prompt_tokens - LENGTHS[-1]) :])
+        start = max(request.num_prompt_tokens - LENGTHS[-1], request.num_tokens - _MOST_KEPT)
+        row.extend(request.token_ids[max(0, start) :])
         row.append(_SEPARATOR)
         index.extend(len(row))
         self._stores[owner] = index

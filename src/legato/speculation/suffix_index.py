@@ -1,6 +1,5 @@
 """Finds where the last tokens of a row occurred before."""
 
-from array import array
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +19,9 @@ sum of a longer run begins with that of a shorter one."""
 _WORD_BITS = 32
 _WORD = 2**_WORD_BITS - 1
 _LEAST_BITS = 8
+_LEAST_MOVED, _CLEARED = 256, 16
+"""Tokens indexed in larger tables at a time, at least, and slots of them cleared for each token:
+with as many tokens to index as the row had before, the larger tables are ready at once."""
 
 
 class Place(NamedTuple):
@@ -37,9 +39,9 @@ class Place(NamedTuple):
 class SuffixIndex:
     """The last place of each run of 1, 2 and 4 tokens in a growing row.
 
-    A table has a run's place at the run's hash; of runs with equal hashes it keeps the later one.
-    So memory is 24 to 48 bytes a token for any tokens, and the time for a token does not
-    grow with the row.
+    The tables of a row that outgrew them are replaced by larger ones over many calls of `extend`,
+    which use the old ones meanwhile. So memory is 24 to 48 bytes a token for any tokens, 72 while
+    tables are replaced, and the time for a token does not grow with the row.
 
     Args:
         token_ids: the row, which the caller appends to.
@@ -51,36 +53,47 @@ class SuffixIndex:
     def __init__(self, token_ids: TokenIds) -> None:
         self.token_ids = token_ids
         self.num_indexed = 0
-        self._bits = 0
-        self._tables: tuple[array[int], ...] = ()  # for each length, places by hash
+        self._tables = _Tables(0)
+        self._larger: _Tables | None = None
+        self._num_moved = 0  # tokens up to which the runs before them are in the larger tables
 
     def extend(self, end: int) -> None:
-        """Index the runs before each token up to `end`."""
-        if 2 * end > 1 << self._bits:
-            self._bits = max(_LEAST_BITS, len(self.token_ids).bit_length() + 1)
-            self._tables = tuple(array("i", bytes(4 << self._bits)) for _ in LENGTHS)
-            self.num_indexed = 0
-        if end - self.num_indexed > _LONGEST:
-            self._add_many(self.num_indexed, end)
-        else:
-            for at in range(self.num_indexed, end):
-                self._add(at)
-        self.num_indexed = max(end, self.num_indexed)
+        """Index the runs before each token up to `end`.
+
+        The first tables of a long row are ready only after some calls, which index nothing, unless
+        there are as many tokens to index as a quarter of the row.
+        """
+        if self._larger is not None or 2 * end > self._tables.num_slots:
+            self._grow(max(end - self.num_indexed, _LEAST_MOVED))
+        if self._tables.num_slots:
+            self._tables.add(self.token_ids, self.num_indexed, end)
+            self.num_indexed = max(end, self.num_indexed)
 
     def find(self, token_ids: TokenIds, end: int) -> Place | None:
         """Find the last occurrence of the tokens before `end` of this row or another.
 
         The longest run of `LENGTHS` that occurs is taken.
         """
-        if not self._bits:
+        if not self._tables.num_slots:
             return None
-        own = self.token_ids
-        runs = [*zip(LENGTHS, self._tables, self._slots(token_ids, end), strict=True)]
-        for length, table, slot in reversed(runs):
-            at = table[slot] if end >= length else 0
-            if at and own[at - length : at] == token_ids[end - length : end]:
+        own, places = self.token_ids, self._tables.found(token_ids, end)
+        for length, at in zip(reversed(LENGTHS), reversed(places), strict=True):
+            if at and end >= length and own[at - length : at] == token_ids[end - length : end]:
                 return Place(at, self._common(token_ids, end, at, length))
         return None
+
+    def _grow(self, count: int) -> None:
+        """Index `count` more tokens in larger tables, which at last replace the others."""
+        if self._larger is None:
+            bits = max(_LEAST_BITS, len(self.token_ids).bit_length() + 1)
+            self._larger, self._num_moved = _Tables(bits), 0
+        if not self._larger.clear(_CLEARED * count):
+            return
+        end = min(self.num_indexed, self._num_moved + count)
+        self._larger.add(self.token_ids, self._num_moved, end)
+        self._num_moved = end
+        if end == self.num_indexed:
+            self._tables, self._larger = self._larger, None
 
     def _common(self, token_ids: TokenIds, end: int, at: int, length: int) -> int:
         """Return how many tokens before `end` and before `at` are equal; at least `length` are."""
@@ -89,11 +102,52 @@ class SuffixIndex:
             length += 1
         return length
 
-    def _add(self, at: int) -> None:
-        slots = self._slots(self.token_ids, at)
-        for length, table, slot in zip(LENGTHS, self._tables, slots, strict=True):
-            if at >= length:
-                table[slot] = at
+
+class _Tables:
+    """For each of `LENGTHS`, the places of runs at their hashes.
+
+    Of runs with equal hashes the later place is kept; 0 is no place.
+
+    Args:
+        bits: of the number of slots; 0 for no slots.
+
+    Attributes:
+        num_slots: slots of each table.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self._shift = _WORD_BITS - bits
+        self.num_slots = 1 << bits if bits else 0
+        self._num_cleared = 0
+        self._arrays = [np.empty(self.num_slots, dtype=np.int32) for _ in LENGTHS]
+        self._tables = [array.data for array in self._arrays]
+
+    def clear(self, count: int) -> bool:
+        """Clear `count` more slots; return whether all are clear, as they must be for any use."""
+        end = min(self.num_slots, self._num_cleared + count)
+        for table in self._arrays:
+            table[self._num_cleared : end] = 0
+        self._num_cleared = end
+        return end == self.num_slots
+
+    def add(self, token_ids: TokenIds, start: int, end: int) -> None:
+        """Add the runs before the tokens [start, end)."""
+        if end - start > _LONGEST:
+            self._add_many(token_ids, start, end)
+            return
+        for at in range(start, end):
+            slots = self._slots(token_ids, at)
+            for length, table, slot in zip(LENGTHS, self._tables, slots, strict=True):
+                if at >= length:
+                    table[slot] = at
+
+    def found(self, token_ids: TokenIds, end: int) -> list[int]:
+        """Return the place of a run like that before `end`, for each of `LENGTHS`, or of another.
+
+        The place for a run that would begin before the row has no meaning.
+        """
+        slots = self._slots(token_ids, end)
+        return [table[slot] for table, slot in zip(self._tables, slots, strict=True)]
 
     def _slots(self, token_ids: TokenIds, end: int) -> tuple[int, int, int]:
         """Return the table slots of the runs before `end`, in order of `LENGTHS`.
@@ -104,19 +158,19 @@ class SuffixIndex:
         one = d * _MULTIPLIERS[0]
         two = one + c * _MULTIPLIERS[1]
         four = two + b * _MULTIPLIERS[2] + a * _MULTIPLIERS[3]
-        shift = _WORD_BITS - self._bits
+        shift = self._shift
         return (one & _WORD) >> shift, (two & _WORD) >> shift, (four & _WORD) >> shift
 
-    def _add_many(self, start: int, end: int) -> None:
-        shift = np.uint64(_WORD_BITS - self._bits)
+    def _add_many(self, token_ids: TokenIds, start: int, end: int) -> None:
+        shift = np.uint64(self._shift)
         first = max(0, start - _LONGEST)
-        row = np.array(self.token_ids[first:end], dtype=np.int64).astype(np.uint64)
-        for length, table in zip(LENGTHS, self._tables, strict=True):
+        row = np.array(token_ids[first:end], dtype=np.int64).astype(np.uint64)
+        for length, table in zip(LENGTHS, self._arrays, strict=True):
             begin = max(start, length)
             if begin < end:
                 places = np.arange(begin, end, dtype=np.int32)
                 hashes = _hashes(row, begin - first, length) >> shift
-                np.frombuffer(table, dtype=np.int32)[hashes] = places  # of equals, the last stays
+                table[hashes] = places  # of equals, the last stays
 
 
 def _short(token_ids: TokenIds, end: int) -> list[int]:

@@ -3,7 +3,9 @@
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 
 import msgspec
 
@@ -49,7 +51,10 @@ class Exports:
         self.num_expired = 0
         self._lock = threading.Lock()
         self._exports: dict[str, _Export] = {}  # key transfer id
+        self._leases: OrderedDict[str, None] = OrderedDict()  # ids, the first lease to end first
         self._released: list[str] = []
+        self._awaited: set[str] = set()
+        self._changed: list[str] = []
 
     def begin(self, transfer_id: str, prompt_digest: bytes) -> bool:
         """Add a prompt with nothing computed yet; return False if its id is in use."""
@@ -65,6 +70,7 @@ class Exports:
             export = self._exports.get(transfer_id)
             if export is not None:
                 export.block_ids += block_ids
+                self._note_change(transfer_id)
 
     def complete(self, transfer_id: str) -> None:
         """Mark a prompt as complete, and start its lease."""
@@ -72,16 +78,20 @@ class Exports:
             export = self._exports.get(transfer_id)
             if export is not None:
                 export.is_complete = True
-                export.expires_s = self._clock() + self.lease_s
+                self._renew(transfer_id, export)
+                self._note_change(transfer_id)
 
     def give_up(self, transfer_id: str) -> None:
         """Drop a prompt that will not be computed."""
         with self._lock:
-            if self._exports.pop(transfer_id, None) is not None:
-                self._released.append(transfer_id)
+            if transfer_id in self._exports:
+                self._drop(transfer_id)
 
     def ask(self, transfer_id: str, prompt_digest: bytes, num_known: int) -> Offer | None:
-        """Return a prompt's blocks after its first `num_known`; None if it is not kept."""
+        """Return a prompt's blocks after its first `num_known`; None if it is not kept.
+
+        If there are none yet, `take_changed` returns its id when there may be.
+        """
         with self._lock:
             export = self._exports.get(transfer_id)
             if export is None or export.expires_s <= self._clock():
@@ -89,8 +99,18 @@ class Exports:
             if export.prompt_digest != prompt_digest:
                 return None
             if export.is_complete:
-                export.expires_s = self._clock() + self.lease_s
+                self._renew(transfer_id, export)
+            elif num_known >= len(export.block_ids):
+                self._awaited.add(transfer_id)
             return Offer(export.block_ids[num_known:], export.is_complete)
+
+    def take_changed(self) -> list[str]:
+        """Return the ids of awaited prompts that have grown, or ended, since the last call."""
+        if not self._changed:
+            return []
+        with self._lock:
+            taken, self._changed = self._changed, []
+            return taken
 
     def release(self, transfer_id: str, reader: int = 0, num_readers: int = 1) -> bool:
         """Record that a reader is done; drop the prompt after the last reader.
@@ -107,10 +127,9 @@ class Exports:
                 return False
             export.done_readers.add(reader)
             if len(export.done_readers) >= num_readers:
-                del self._exports[transfer_id]
-                self._released.append(transfer_id)
+                self._drop(transfer_id)
             elif export.is_complete:
-                export.expires_s = self._clock() + self.lease_s
+                self._renew(transfer_id, export)
             return True
 
     @property
@@ -124,11 +143,27 @@ class Exports:
         with self._lock:
             expired = self._expired()
             for transfer_id in expired:
-                del self._exports[transfer_id]
+                del self._exports[transfer_id], self._leases[transfer_id]
             self.num_expired += len(expired)
             taken, self._released = self._released + expired, []
             return taken
 
+    def _renew(self, transfer_id: str, export: _Export) -> None:
+        export.expires_s = self._clock() + self.lease_s
+        self._leases[transfer_id] = None
+        self._leases.move_to_end(transfer_id)
+
+    def _drop(self, transfer_id: str) -> None:
+        del self._exports[transfer_id]
+        self._leases.pop(transfer_id, None)
+        self._released.append(transfer_id)
+        self._note_change(transfer_id)
+
+    def _note_change(self, transfer_id: str) -> None:
+        if transfer_id in self._awaited:
+            self._awaited.remove(transfer_id)
+            self._changed.append(transfer_id)
+
     def _expired(self) -> list[str]:
         now_s = self._clock()
-        return [key for key, export in self._exports.items() if export.expires_s <= now_s]
+        return [*takewhile(lambda key: self._exports[key].expires_s <= now_s, self._leases)]

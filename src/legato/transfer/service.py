@@ -1,7 +1,6 @@
 """Serves other engines that fetch blocks."""
 
 import asyncio
-import time
 
 from legato.transfer.block_memory import CacheMemory
 from legato.transfer.exports import Exports, Offer
@@ -26,10 +25,11 @@ from legato.transfer.protocol import (
 )
 
 _HELLO_S = 5.0
-_WAIT_S, _LOOK_S = 0.1, 0.002
-"""How long an answer waits for blocks still being computed, and how often it checks."""
+_WAIT_S, _MOST_WAIT_S = 0.1, 1.0
+"""How long an answer waits for blocks still being computed: first, and after answers without any,
+which double it. Each answer also confirms the blocks that were read before."""
 _PROGRESS_S = 0.0005
-"""How often reads are advanced, which some networks need."""
+"""How often reads are advanced, which some networks need, and answers sent that can be."""
 _MOST_CONNECTIONS = 256
 
 
@@ -51,6 +51,7 @@ class ExportService:
         self._key = key
         self._num_connections = 0
         self._progress: asyncio.Task[None] | None = None
+        self._changes: dict[str, asyncio.Event] = {}  # what answers wait for; key transfer id
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end."""
@@ -61,8 +62,10 @@ class ExportService:
                 # Between two messages, the other side may read for as long as its lease.
                 connection.timeout_s = self._exports.lease_s
                 self._begin_progress()
+                wait_s = _WAIT_S
                 while True:
-                    await self._answer(connection)
+                    has_news = await self._answer(connection, wait_s)
+                    wait_s = _WAIT_S if has_news else min(2 * wait_s, _MOST_WAIT_S)
         except TransferError:
             pass  # the engine is done or gone, and its lease runs out
         finally:
@@ -70,13 +73,15 @@ class ExportService:
             connection.close()
 
     def _begin_progress(self) -> None:
-        """Advance reads while any engine is connected."""
+        """Advance reads and answers while any engine is connected."""
         if self._progress is None or self._progress.done():
             self._progress = asyncio.create_task(self._keep_progressing())
 
     async def _keep_progressing(self) -> None:
         while self._num_connections:
             self._mover.progress()
+            for transfer_id in self._exports.take_changed():
+                self._changes.pop(transfer_id).set()  # some answer waits for it
             await asyncio.sleep(_PROGRESS_S)
 
     async def _welcome(self, connection: Connection) -> bool:
@@ -109,23 +114,30 @@ class ExportService:
         )
         return True
 
-    async def _answer(self, connection: Connection) -> None:
+    async def _answer(self, connection: Connection, wait_s: float) -> bool:
+        """Answer a message; return False if it waited for blocks in vain."""
         match await connection.receive():
             case Ask() as ask:
-                await connection.send(told(await self._offer(ask)))
+                offer = await self._offer(ask, wait_s)
+                await connection.send(told(offer))
+                return offer is None or offer.is_complete or bool(offer.block_ids)
             case Done(transfer_id, reader, num_readers):
                 is_kept = self._exports.release(transfer_id, reader, num_readers)
                 await connection.send(Released() if is_kept else Gone())
+                return True
             case _:
                 raise TransferError("it says hello again")
 
-    async def _offer(self, ask: Ask) -> Offer | None:
+    async def _offer(self, ask: Ask, wait_s: float) -> Offer | None:
         """Wait until there are new blocks or the prompt is complete, and return the offer."""
-        ends_s = time.monotonic() + _WAIT_S
+        ends_s = asyncio.get_running_loop().time() + wait_s
         while True:
             offer = self._exports.ask(ask.transfer_id, ask.prompt_digest, ask.num_known)
             if offer is None or offer.block_ids or offer.is_complete:
                 return offer
-            if time.monotonic() > ends_s:
+            change = self._changes.setdefault(ask.transfer_id, asyncio.Event())
+            try:
+                async with asyncio.timeout_at(ends_s):
+                    await change.wait()
+            except TimeoutError:
                 return offer
-            await asyncio.sleep(_LOOK_S)

@@ -4,6 +4,7 @@ A window's blocks and a state are those at one token alone, so blocks cannot be 
 a request waits until all of its prompt has arrived, and then begins with a hit like any other.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -23,11 +24,17 @@ from legato.transfer.transport import StuckFetch, Transport
 
 
 class _Fetched(NamedTuple):
-    """A prompt that is being fetched for a request since `begun_s`."""
+    """A prompt that is fetched for a request.
+
+    Attributes:
+        digest: of the prompt; see `prompt_digest`.
+        begun_s: when the fetch began; infinite before.
+    """
 
     message: AddRequest
     handover: Handover
-    begun_s: float
+    digest: bytes
+    begun_s: float = math.inf
 
 
 class WholeTransfers(Transfers):
@@ -44,10 +51,10 @@ class WholeTransfers(Transfers):
         await_copies: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(kv, transport, await_copies)
-        self._taken: list[tuple[AddRequest, Handover]] = []  # fetches to begin after copies
+        self._taken: list[_Fetched] = []  # fetches to begin after copies
         self._arriving: dict[str, _Fetched] = {}  # key request id
-        # Key request id, value requests with the same prompt that wait for its fetch.
-        self._followers: dict[str, list[AddRequest]] = {}
+        # Key the digest of a prompt whose fetch may end well, value the requests that wait for it.
+        self._followers: dict[bytes, list[AddRequest]] = {}
         self._held_back: set[str] = set()  # ids of requests that have neither begun nor ended
         self._ready: list[AddRequest] = []
         self._computing: dict[str, AddRequest] = {}  # key request id, of prompts to be sent
@@ -94,17 +101,18 @@ class WholeTransfers(Transfers):
         """Begin to fetch prompts, after the executor was given all copies."""
         if self._taken:
             self._await_copies()
-        for message, handover in self._taken:
+        for fetched in self._taken:
+            message, handover = fetched.message, fetched.handover
             source = message.kv_transfer
             assert isinstance(source, FetchBlocks)
-            self._arriving[message.request_id] = _Fetched(message, handover, now_s)
+            self._arriving[message.request_id] = fetched._replace(begun_s=now_s)
             places = self._kv.handovers.places(handover)
             self._transport.fetch(
                 message.request_id,
                 source,
                 places[handover.num_found :],
                 start=handover.num_found * self._kv.block_size,
-                prompt_digest=prompt_digest(message),
+                prompt_digest=fetched.digest,
             )
         self._taken.clear()
 
@@ -159,17 +167,18 @@ class WholeTransfers(Transfers):
                     self._computing[message.request_id] = message
                 return [message]
             case FetchBlocks() as source:
-                leader = self._leader(message)
-                if leader is not None:
+                digest = prompt_digest(message)
+                if digest in self._followers:
                     self._held_back.add(message.request_id)
-                    self._followers.setdefault(leader, []).append(message)
+                    self._followers[digest].append(message)
                     return []
                 handover = self._kv.handovers.receive(_request(message))
                 if handover is not None:
                     self._held_back.add(message.request_id)
-                    self._taken.append((message, handover))
+                    self._taken.append(_Fetched(message, handover, digest))
+                    self._followers[digest] = []
                     return []
-                self._transport.decline(source, prompt_digest(message))
+                self._transport.decline(source, digest)
         return [msgspec.structs.replace(message, kv_transfer=None)]
 
     def _finish(self, event: BlocksArrived, fetched: _Fetched, now_s: float) -> None:
@@ -189,29 +198,14 @@ class WholeTransfers(Transfers):
                 num_wanted_tokens=num_wanted,
             )
         )
-        followers = self._followers.pop(event.request_id, [])
+        followers = self._followers.pop(fetched.digest)
         for message in followers:
             assert isinstance(message.kv_transfer, FetchBlocks)
-            self._transport.decline(message.kv_transfer, prompt_digest(message))
+            self._transport.decline(message.kv_transfer, fetched.digest)
         for message in (fetched.message, *followers):
             if message.request_id in self._held_back:
                 self._held_back.remove(message.request_id)
                 self._ready.append(msgspec.structs.replace(message, kv_transfer=None))
-
-    def _leader(self, message: AddRequest) -> str | None:
-        """Return the id of a request for which the same prompt is being fetched."""
-        fetched = [one for one, _ in self._taken]
-        fetched += [one.message for one in self._arriving.values()]
-        stuck = {one.end.request_id for one in self._unfinished}
-        digest = prompt_digest(message)
-        return next(
-            (
-                one.request_id
-                for one in fetched
-                if one.request_id not in stuck and prompt_digest(one) == digest
-            ),
-            None,
-        )
 
 
 def _request(message: AddRequest) -> Request:
