@@ -195,6 +195,41 @@ def test_a_slowdown_is_noticed_at_its_first_steps_and_forgotten_when_it_is_over(
     assert model.slowdown == 1.0
 
 
+@pytest.mark.parametrize("pause_s", [0.2, 1.0, 60.0, 3600.0])
+@pytest.mark.parametrize("num_steps_before", [0, 5, 600])
+def test_a_pause_of_the_machine_is_no_slowdown(pause_s: float, num_steps_before: int) -> None:
+    """As when a laptop is closed, or all processes are stopped: in the first step, or later."""
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, num_steps_before, spread(0.03))
+    shape = step_shape(num_decodes=8, context=100)
+    usual_s, safety_factor = model.seconds(shape), model.safety_factor(0.1)
+    model.observe(shape, COSTS.seconds(shape) + pause_s, limit_s=0.1)
+    assert model.slowdown < 1.15
+    assert model.seconds(shape) == pytest.approx(usual_s, rel=0.03)
+    assert model.safety_factor(0.1) < safety_factor + 0.15
+
+
+def test_rare_pauses_do_not_add_up_to_a_slowdown() -> None:
+    model, rng = StepTimeModel(calibrate(COSTS, MAX_LEN)), random.Random(0)
+    slowdowns: list[float] = []
+    for _ in range(600):
+        is_apart = len(slowdowns) % 2 == 0
+        run(model, 1, steadily(300.0 if is_apart and rng.random() < 0.02 else 1.0))
+        slowdowns.append(model.slowdown)
+    assert max(slowdowns) < 1.5
+    assert worst_error(model) < 0.1
+
+
+def test_steps_that_stay_slow_after_a_pause_are_a_slowdown() -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, 600, spread(0.03))
+    run(model, 1, steadily(1000.0))
+    run(model, 3, steadily(4.0))
+    assert model.slowdown > 1.3
+    run(model, 150, steadily(4.0))
+    assert worst_error(model, 4.0) < 0.1
+
+
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])
 def test_the_margin_covers_99_in_100_steps(sigma: float) -> None:
     model = StepTimeModel(calibrate(COSTS, MAX_LEN))

@@ -25,6 +25,8 @@ _PRESENT_S, _LASTING_S = 0.5, 10.0
 """Seconds of steps that measure how slow the machine is at present, and how slow it was lately."""
 _INTERRUPTION = 0.3
 """Relative residual above which the model is not to blame: another program had the machine."""
+_ALONE = 0.05
+"""Share of its memory by which a single slow step counts for a slowdown, at most."""
 _FIRST_DRAFTS = 2
 _DROPPABLE = 1.0 / 3.0
 """Share of a step's prefill that a step can still drop after an interruption, on average: it drops
@@ -290,19 +292,27 @@ def _kind(shape: StepShape) -> StepKind:
 class _Slowdown:
     """Factor by which the last steps together exceeded their usual time, at least 1.
 
+    It is the inverse of the mean speed over the last seconds. A step far longer than usual may be a
+    pause of the whole machine, as when a laptop is closed. So it counts as a short interruption,
+    unless the step before it was as slow.
+
     Args:
         memory_s: seconds of steps after which a step's weight falls to a third.
     """
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
-        self._taken_s = self._usual_s = 0.0
+        self._speed = 1.0
+        self._last_ratio = 1.0
 
     @property
     def factor(self) -> float:
-        return max(1.0, self._taken_s / self._usual_s) if self._usual_s else 1.0
+        return max(1.0, 1.0 / self._speed)
 
     def observe(self, usual_s: float, taken_s: float) -> None:
-        kept = math.exp(-taken_s / self._memory_s)
-        self._taken_s = kept * self._taken_s + taken_s
-        self._usual_s = kept * self._usual_s + usual_s
+        alone_s = usual_s + max(_INTERRUPTION * usual_s, _ALONE * self._memory_s)
+        counted_s = min(taken_s, max(alone_s, self._last_ratio * usual_s))
+        counted_s = max(counted_s, (1.0 - _INTERRUPTION) * usual_s)
+        self._last_ratio = taken_s / usual_s
+        share = -math.expm1(-counted_s / self._memory_s)
+        self._speed += share * (usual_s / counted_s - self._speed)
