@@ -1,5 +1,6 @@
 """How the margin follows the errors of steps."""
 
+import math
 import random
 from typing import NamedTuple
 
@@ -9,7 +10,13 @@ from hypothesis import strategies as st
 
 from legato.core.request import Request
 from legato.core.slo import SloClass
-from legato.scheduler.margin import Margin, allowed_miss_rate
+from legato.scheduler.margin import (
+    LARGEST_FACTOR,
+    Deadlines,
+    Margin,
+    Tails,
+    allowed_miss_rate,
+)
 from tests.profiles import examples
 from tests.scheduler.requests import waiting_request
 
@@ -151,11 +158,35 @@ def test_a_later_run_knows_what_an_earlier_one_learned() -> None:
         assert again.factor(limit_s) == pytest.approx(margin.factor(limit_s), rel=0.05)
 
 
-@pytest.mark.parametrize("limit_s", [-1.0, 0.0, 1e-300, 1e300])
-def test_every_limit_has_a_finite_factor(limit_s: float) -> None:
-    margin = Margin()
-    serve(margin, Phase(100, rate=1.0, longest_s=0.05))
-    assert 1.0 <= margin.factor(limit_s) < 10.0
+ANY = st.sampled_from([0.0, -0.0, 5e-324, 1e-300, 1e300, -1.0, math.inf, -math.inf, math.nan])
+"""Numbers that a clock or a division may yield; `st.floats` alone seldom has them."""
+ANY |= st.floats()
+
+
+@given(
+    steps=st.lists(st.tuples(ANY, ANY, st.none() | ANY, st.booleans()), max_size=40),
+    tails=st.builds(Tails, body=st.tuples(ANY), watched_s=ANY, interruptions_s=st.tuples(ANY)),
+    limit_s=ANY,
+)
+@examples(200)
+def test_no_number_unbounds_a_margin(
+    steps: list[tuple[float, float, float | None, bool]], tails: Tails, limit_s: float
+) -> None:
+    margin, deadlines = Margin(tails), Deadlines()
+    for predicted_s, taken_s, allowed_s, is_mixed in steps:
+        margin.observe(predicted_s, taken_s, allowed_s, is_mixed=is_mixed)
+        for _ in range(20):
+            deadlines.observe(taken_s, limit_s, predicted_s, taken_s)
+    for _ in range(2):
+        assert 1.0 <= margin.factor(limit_s) <= LARGEST_FACTOR
+        assert 1.0 <= margin.factor(LIMIT_S) <= LARGEST_FACTOR
+        learned = margin.tails
+        numbers = (*learned.body, learned.watched_s, *learned.interruptions_s)
+        assert all(map(math.isfinite, numbers))
+        margin = Margin(learned)
+    assert 0.0 <= deadlines.guard_s(limit_s) < math.inf
+    assert 0.0 < deadlines.guard_s(LIMIT_S) <= 0.25 * LIMIT_S
+    assert 0.0 <= deadlines.shortening <= 0.5
 
 
 def test_streams_of_few_gaps_bear_less() -> None:

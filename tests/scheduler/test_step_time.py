@@ -230,6 +230,39 @@ def test_steps_that_stay_slow_after_a_pause_are_a_slowdown() -> None:
     assert worst_error(model, 4.0) < 0.1
 
 
+@given(
+    limit_s=st.sampled_from([0.0, 5e-324, -1.0, 1e300, math.inf, -math.inf, math.nan])
+    | st.floats(),
+    num_decodes=st.integers(0, 40),
+    slowdown=st.sampled_from([1.0, 1e6]),
+    drops_rows=st.booleans(),
+)
+@examples(150)
+def test_every_limit_has_an_answer(
+    limit_s: float, num_decodes: int, slowdown: float, drops_rows: bool
+) -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN), drops_rows=drops_rows)
+    run(model, 5, steadily(slowdown))
+    shape = step_shape(num_decodes=num_decodes, context=50)
+    model.promise(limit_s)
+    factors = (
+        1.0 + model.margin,
+        1.0 + model.margin_at(limit_s),
+        model.safety_factor(limit_s),
+        model.prefill_safety_factor(shape, limit_s),
+        model.slowdown,
+    )
+    assert all(1.0 <= factor < math.inf for factor in factors)
+    longest = model.longest_chunk(shape, 100, limit_s, 500)
+    assert 0 <= longest <= 500
+    assert limit_s > 0.0 or longest == 0
+    shape.add_prefill(0, 100, samples=1)
+    deadline = model.deadline(shape, limit_s)
+    if deadline is not None:
+        assert 0.0 < deadline.layers_s < deadline.late_s < math.inf
+        model.observe_deadline(deadline, math.nan, math.inf, 0.0)
+
+
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])
 def test_the_margin_covers_99_in_100_steps(sigma: float) -> None:
     model = StepTimeModel(calibrate(COSTS, MAX_LEN))

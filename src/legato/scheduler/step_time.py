@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from legato.core.plan import Deadline
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
-from legato.scheduler.margin import LARGEST_FACTOR, Deadlines, Margin, Tails
+from legato.scheduler.margin import LARGEST_FACTOR, Deadlines, Margin, Tails, is_bound
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
@@ -105,12 +105,14 @@ class StepTimeModel:
         If time bounds the chunk, it may be shorter to avoid padding or unpacking.
 
         Args:
-            limit_s: how long the step may take.
+            limit_s: how long the step may take; without any time, no token fits.
             cap: most tokens to return.
             has_margin: whether the step may exceed its prediction by the margin, and still end in
                 time.
         """
         assert self._costs is not None
+        if not limit_s > 0.0:  # nor is nan
+            return 0
         allowed_s = limit_s / self.prefill_safety_factor(shape, limit_s) if has_margin else limit_s
         longest = self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
         return longest if longest == cap else self._costs.cheapest_chunk(shape, start, longest)
@@ -168,7 +170,7 @@ class StepTimeModel:
         interruption, on average, needs no room for it.
         """
         safety_factor, own = self.safety_factor(limit_s), self._prefill_factor
-        if own is None or not streams.num_decode_rows or not 0.0 < limit_s < math.inf:
+        if own is None or not streams.num_decode_rows or not is_bound(limit_s):
             return safety_factor
         whole_s = limit_s / safety_factor
         prefill_s = whole_s - self.seconds(streams.without_prefill())
@@ -184,10 +186,10 @@ class StepTimeModel:
     def deadline(self, shape: StepShape, limit_s: float) -> Deadline | None:
         """Return the deadline of a step whose streams' tokens are due at `limit_s`.
 
-        None if the executor keeps none, or if the step has no rows to drop.
+        None if the executor keeps none, if the step has no rows to drop, or if nothing bounds it.
         """
         is_mixed = shape.num_decode_rows > 0 and shape.num_prefill_tokens > 0
-        if self._deadlines is None or not (self.is_known and is_mixed and limit_s > 0.0):
+        if self._deadlines is None or not (self.is_known and is_mixed and is_bound(limit_s)):
             return None
         streams_s = self.seconds(shape.without_prefill())
         return Deadline(
