@@ -245,6 +245,7 @@ def test_every_limit_has_an_answer(
     run(model, 5, steadily(slowdown))
     shape = step_shape(num_decodes=num_decodes, context=50)
     model.promise(limit_s)
+    model.decay_margin(shape, limit_s)
     factors = (
         1.0 + model.margin,
         1.0 + model.margin_at(limit_s),

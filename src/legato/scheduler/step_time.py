@@ -153,8 +153,22 @@ class StepTimeModel:
         if self._deadlines is not None:
             self._deadlines.set_miss_rate(late)
 
-    def decay_margin(self) -> None:
-        """Shrink the margin a little after a step without room for prefill."""
+    def decay_margin(self, refused: StepShape, limit_s: float) -> None:
+        """Shrink the margin a little if it alone kept work out of a step.
+
+        Steps without prefill say nothing about the margin. So it stays if the work would be late
+        without a margin, too, or is left out although the margin has room for it.
+
+        Args:
+            refused: the step with the least of the work that was left out.
+        """
+        if not (self.is_known and is_bound(limit_s)):
+            return
+        needed_s, factor = self.seconds(refused), self.safety_factor(limit_s)
+        if refused.num_prefill_chunks:
+            factor = self.prefill_safety_factor(refused, limit_s)
+        if needed_s * factor <= limit_s or needed_s * self._present.factor > limit_s:
+            return
         self._margin.expire()
         if self._deadlines is not None:
             self._deadlines.expire()
