@@ -13,7 +13,7 @@ from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from tests.profiles import examples
-from tests.scheduler.step_times import calibrate, steady_model, step_shape, true_costs
+from tests.scheduler.step_times import calibrate, noise_of, steady_model, step_shape, true_costs
 
 MAX_LEN = 4000
 COSTS = StepCosts(
@@ -262,6 +262,59 @@ def test_every_limit_has_an_answer(
     if deadline is not None:
         assert 0.0 < deadline.layers_s < deadline.late_s < math.inf
         model.observe_deadline(deadline, math.nan, math.inf, 0.0)
+
+
+OTHER = StepCosts(step_s=0.01, row_s=(1e-4,) * 5, decode_row_s=4e-3, chunk_s=1e-3)
+"""Of a machine where a decode costs far more, in comparison with the rest."""
+
+
+@pytest.mark.parametrize(
+    ("truth", "noise", "verdict"),
+    [
+        (COSTS, spread(0.1), ""),
+        (COSTS, noise_of(0), ""),
+        (COSTS, steadily(3.0), "scaled"),
+        (COSTS, steadily(0.4), "scaled"),
+        (OTHER, spread(0.03), "wrong"),
+        (OTHER, noise_of(0), "wrong"),
+    ],
+)
+def test_the_first_hundred_steps_judge_a_calibration(
+    truth: StepCosts, noise: Noise, verdict: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, 99, noise, costs=truth)
+    assert not caplog.records
+    assert model.prior_verdict == ""
+    run(model, 1, noise, costs=truth)
+    assert model.prior_verdict == verdict
+    assert ("measured before" in caplog.text) is bool(verdict)
+    if verdict != "scaled":
+        assert worst_error(model, costs=truth) < 0.3
+    run(model, 500, spread(0.03))
+    assert model.prior_verdict == verdict
+    model.begin_again(calibrate(COSTS, MAX_LEN))
+    assert model.prior_verdict == ""
+
+
+def test_a_calibration_without_decodes_is_replaced_by_the_steps_in_service() -> None:
+    """As of one that was cut short: many decodes cost as much as one token each."""
+    costs = StepCosts(step_s=0.02, row_s=(4e-4,) * 5, decode_row_s=0.002, decode_context_s=2e-6)
+    prompts = [step for step in calibrate(costs, MAX_LEN) if not step[0].num_decode_rows]
+    model = StepTimeModel(prompts)
+    run(model, 100, spread(0.03), costs=costs)
+    assert model.prior_verdict == "wrong"
+    assert worst_error(model, costs=costs) < 0.1
+
+
+def test_a_busy_machine_does_not_make_a_calibration_wrong() -> None:
+    """No costs explain steps that take twice as long at random. Those of others stay known."""
+    rng = random.Random(0)
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, 100, lambda: rng.choice((1.0, 2.5)), has_prefill=False)
+    assert model.prior_verdict == "scaled"
+    long = step_shape(num_decodes=8, context=1000, chunk=900, start=3000)
+    assert 0.9 < model.seconds(long) / COSTS.seconds(long) < 2.6
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])

@@ -1,15 +1,19 @@
 """The scheduler's prediction of a step's duration, corrected by every step that runs."""
 
+import logging
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import Literal, get_args
 
 from legato.core.plan import Deadline
 from legato.core.rows import CPU_ROWS, RowCounts
-from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
+from legato.scheduler.cost_fit import CostFit, MeasuredStep, fit, outlier_weight
 from legato.scheduler.margin import LARGEST_FACTOR, Deadlines, Margin, Tails, is_bound
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
+
+logger = logging.getLogger(__name__)
 
 StepKind = Literal["decodes", "drafts", "prefill"]
 """Kind of a step by its contents; a step with prefill is "prefill", even beside decodes."""
@@ -31,6 +35,11 @@ _FIRST_DRAFTS = 2
 _DROPPABLE = 1.0 / 3.0
 """Share of a step's prefill that a step can still drop after an interruption, on average: it drops
 none before a third of its layers, and none after its last look at the clock."""
+_CHECKED_STEPS = 100
+"""First steps in service that a calibration is checked against."""
+_DISAGREEMENT, _MOST_DISAGREEING = 1.5, 0.25
+"""A step disagrees with a prediction that is wrong by more than this factor; a calibration is wrong
+if more than this share of the steps disagree."""
 _SURPRISE_RATE, _MOST_SURPRISING = 0.1, 0.5
 """If this share of the last ten or so steps of a kind seems interrupted, the model is to blame: it
 has not seen such steps."""
@@ -44,6 +53,11 @@ class StepTimeModel:
         rows: row counts that batches are padded to.
         tails: what earlier runs on this machine remember; None learns from `prior`.
         drops_rows: whether the executor drops rows to keep deadlines.
+
+    Attributes:
+        prior_verdict: how the first `_CHECKED_STEPS` steps judged the calibration: "scaled" if
+            they were all slower or faster than it by about one factor, "wrong" if it was replaced
+            by these steps, else "".
     """
 
     def __init__(
@@ -67,6 +81,11 @@ class StepTimeModel:
 
     def begin_again(self, prior: Sequence[MeasuredStep]) -> None:
         """Start again from a new calibration; keep only the margin."""
+        self.prior_verdict: Literal["", "scaled", "wrong"] = ""
+        self._start_from(prior)
+        self._check = None if self._costs is None else _PriorCheck(self._costs, self._rows)
+
+    def _start_from(self, prior: Sequence[MeasuredStep]) -> None:
         prior = [(shape, seconds) for shape, seconds in prior if _is_measurement(seconds)]
         self._fit = CostFit(prior, self._rows)
         self._costs: StepCosts | None = self._fit.solve() if prior else None
@@ -258,9 +277,28 @@ class StepTimeModel:
             self._follow(weight * residual)
             self._fit.add(shape, seconds, weight * _share_of_prediction(residual))
         self._most_drafts = max(self._most_drafts, shape.num_draft_rows)
+        if self._check is not None:
+            self._check.steps.append((shape, seconds))
+            if len(self._check.steps) >= _CHECKED_STEPS:
+                self._judge_prior(self._check)
+                return
         learned = self.is_known or self._num_steps >= _LEARNING_STEPS
         if learned and (has_more_drafts or self._num_steps % _REFIT_STEPS == 0):
             self._costs, self._scale = self._fit.solve(), 1.0
+
+    def _judge_prior(self, check: "_PriorCheck") -> None:
+        """Keep the calibration, or go by the steps in service instead."""
+        self._check, factor = None, check.factor
+        if check.is_right:
+            return
+        self.prior_verdict = "scaled" if check.is_scaled else "wrong"
+        logger.warning(
+            "steps take %.2g times as long as measured before; what was measured is %s",
+            factor,
+            "scaled" if check.is_scaled else "dropped, because no factor explains these steps",
+        )
+        if not check.is_scaled:
+            self._start_from(check.steps)
 
     def _observe_margin(
         self, shape: StepShape, usual_s: float, taken_s: float, limit_s: float | None
@@ -303,6 +341,47 @@ def _kind(shape: StepShape) -> StepKind:
     if shape.num_prefill_chunks:
         return "prefill"
     return "drafts" if shape.num_draft_rows else "decodes"
+
+
+class _PriorCheck:
+    """Compares a calibration with the first steps in service.
+
+    Attributes:
+        steps: these steps, to be added.
+    """
+
+    def __init__(self, costs: StepCosts, rows: RowCounts) -> None:
+        self._costs = costs
+        self._rows = rows
+        self.steps: list[MeasuredStep] = []
+
+    @property
+    def factor(self) -> float:
+        """Median factor by which steps took longer than calibrated."""
+        return median(self._ratios(self._costs))
+
+    @property
+    def is_right(self) -> bool:
+        return self._disagreeing(self._costs, 1.0) <= _MOST_DISAGREEING
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether one factor explains the steps, or costs of their own explain them no better.
+
+        On a busy machine, no costs explain them.
+        """
+        others = self._disagreeing(self._costs, self.factor)
+        own = self._disagreeing(fit(self.steps, self._rows), 1.0)
+        return others <= max(_MOST_DISAGREEING, 2.0 * own)
+
+    def _ratios(self, costs: StepCosts) -> list[float]:
+        return [seconds / max(_SHORTEST_S, costs.seconds(shape)) for shape, seconds in self.steps]
+
+    def _disagreeing(self, costs: StepCosts, factor: float) -> float:
+        """Return the share of steps that disagree with `factor` times the costs."""
+        bound = math.log(_DISAGREEMENT)
+        wrong = [abs(math.log(ratio / factor)) > bound for ratio in self._ratios(costs)]
+        return sum(wrong) / len(wrong)
 
 
 class _Slowdown:
