@@ -54,7 +54,8 @@ class StepTimes:
 
     Args:
         config: with every "auto" replaced.
-        measured_on: all that step times depend on; becomes `Measurements.about`.
+        measured_on: all that step times depend on, apart from the sizes given here; a part of
+            `Measurements.about`.
         device_type: "cpu" or "cuda".
         rows: the numbers of rows to which the executor pads batches.
 
@@ -74,13 +75,16 @@ class StepTimes:
         max_model_len: int,
         vocab_size: int,
     ) -> None:
-        self.file = CalibrationFile(config.calibration.calibration_dir, measured_on)
+        self._extent = _extent(device_type, config.scheduler)
+        num_tokens = min(max_model_len, kv.num_blocks * kv.block_size, self._extent.longest_context)
+        # Only roughly: a cache that is made to fit the memory has another size at each start.
+        about = measured_on | {"context": f"at least {1 << num_tokens.bit_length() - 1} tokens"}
+        self.file = CalibrationFile(config.calibration.calibration_dir, about)
         self._on_disk: Measurements | None = None  # what the step-time model began with
         self._executor = executor
         self._kv = kv
         self._scheduler = config.scheduler
         self._calibrates = config.calibration.calibrate
-        self._extent = _extent(device_type, config.scheduler)
         self._rows = rows
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
