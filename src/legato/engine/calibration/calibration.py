@@ -276,7 +276,7 @@ class Calibration:
             try:
                 self._executor.submit(plan)
             except Exception:
-                with suppress(Exception):  # the steps before it, of which no one else knows
+                with suppress(Exception):  # earlier steps: no other code knows them
                     for _ in range(number):
                         self._executor.collect()
                 raise
