@@ -108,7 +108,7 @@ def coverage_gap(
     if not any(shape.num_prefill_chunks for shape, _ in steps):
         return "no step had prefill"
     error = _NOISE * leverage(steps, _usual_shapes(wanted[-1], num_tokens), rows)
-    if error > MOST_ERROR:
+    if not error <= MOST_ERROR:  # nor is nan
         return f"usual steps could be predicted wrongly by {error:.0%}"
     return ""
 
