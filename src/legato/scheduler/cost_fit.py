@@ -173,7 +173,7 @@ def _solve(gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None)
     """Solve non-negative least squares: [NUM_TERMS]. Args: near: a similar solution."""
     normal, scale = _normal(gram)
     near = None if near is None else near * scale
-    return solve_nonnegative(normal, target / scale, near) / scale
+    return np.asarray(solve_nonnegative(normal, target / scale, near) / scale)
 
 
 def _normal(gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -146,7 +146,8 @@ def _processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     with suppress(OSError):
         kinds: dict[str, None] = {}  # of cores, in their order
         for core in cpuinfo.read_text().split("\n\n"):
-            fields = dict(map(str.strip, line.partition(":")[::2]) for line in core.splitlines())
+            lines = (line.partition(":") for line in core.splitlines())
+            fields = {name.strip(): value.strip() for name, _, value in lines}
             kinds[" ".join(fields[name] for name in _IDENTITY if fields.get(name))] = None
         kinds.pop("", None)
         if kinds:
