@@ -282,7 +282,7 @@ def test_on_the_real_model_it_leaves_the_cache_as_it_is(
         scheduler,
         runtime.kv,
         runtime.executor,
-        recalibration=runtime.step_times.recalibration(step_time, KnownSteps([], IN_DOUBT)),
+        recalibration=runtime.step_times.recalibration(step_time, KnownSteps(SLOW, IN_DOUBT)),
     )
 
     def tokens(request_id: str) -> list[int]:

@@ -88,7 +88,7 @@ def test_a_measurement_that_lacks_steps_is_neither_used_nor_kept(
 ) -> None:
     times = step_times(steps)
     known = times.known()
-    assert known.steps == []
+    assert known.trusted == []
     assert "not used" in caplog.text
     assert not list(tmp_path.iterdir())
     assert is_measured_again(times, StepTimeModel(), known)

@@ -50,7 +50,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     step_times = runtime.step_times
     known = step_times.known()
     step_time = StepTimeModel(
-        known.steps, runtime.rows, known.tails, drops_rows=runtime.executor.drops_rows
+        known.trusted, runtime.rows, known.tails, drops_rows=runtime.executor.drops_rows
     )
     scheduler = Scheduler(
         runtime.config.scheduler,

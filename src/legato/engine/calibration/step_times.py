@@ -45,6 +45,11 @@ class KnownSteps:
     tails: Tails | None = None
 
     @property
+    def trusted(self) -> list[MeasuredStep]:
+        """The steps, if they are enough to tell what usual steps cost; else none."""
+        return [] if self.quality is not None and self.quality.gap else self.steps
+
+    @property
     def is_doubtful(self) -> bool:
         return self.quality is not None and bool(self.quality.doubt)
 
@@ -90,18 +95,14 @@ class StepTimes:
         self._vocab_size = vocab_size
 
     def known(self) -> KnownSteps:
-        """Return the steps that the step-time model starts with; none if no promise needs it."""
+        """Return what was measured for the step-time model; no steps if no promise needs it."""
         if not (self._scheduler.promises_pace or self._scheduler.promises_ttft):
             return KnownSteps([])
         kept = self.file.load()
         if kept is not None:
             self._on_disk = kept
             return KnownSteps(kept.measured_steps, tails=kept.tails)
-        if not self._calibrates:
-            return KnownSteps([])
-        known = self.measure(self.calibration())
-        assert known.quality is not None
-        return KnownSteps([], known.quality) if known.quality.gap else known
+        return self.measure(self.calibration()) if self._calibrates else KnownSteps([])
 
     def measure(self, calibration: Calibration) -> KnownSteps:
         """Run a calibration, and keep it for later starts unless it is in doubt."""
@@ -142,7 +143,7 @@ class StepTimes:
         It measures if the known steps are in doubt, or once steps in service contradict them. None
         if nothing is to be measured.
         """
-        if not (self._calibrates and (known.steps or known.is_doubtful)):
+        if not (self._calibrates and known.steps):
             return None
 
         def is_needed() -> bool:
