@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.engine.build import blueprint, builder, runtime
 from legato.engine.build.builder import build_engine, load_runtime
 from legato.model.native_kernels import NativeKernels, kernels_digest, native_instructions
+from tests.checkpoint.test_dummy import described
+from tests.model.conftest import TINY
 
 BUILD = """
 import importlib
@@ -130,6 +133,57 @@ def test_a_calibration_is_found_again_in_another_container(
     monkeypatch.undo()
     monkeypatch.setattr(runtime, "kernels_digest", lambda _: "others")
     assert loaded.step_times.file.path not in paths
+    monkeypatch.undo()
+    for quota in (0.5, 0.25):
+        monkeypatch.setattr(runtime, "cgroup_cores", lambda quota=quota: quota)
+        assert loaded.step_times.file.path not in paths
+        paths.add(loaded.step_times.file.path)
+
+
+def test_a_calibration_tells_how_long_its_contexts_could_be(tmp_path: Path) -> None:
+    """A small cache has measured short contexts alone. Others need not agree to the block."""
+    paths = [
+        load_runtime(
+            EngineConfig.of(
+                model=str(described(tmp_path / "model", LlamaConfig(**TINY))),
+                load_format="dummy",
+                **SMALL | {"max_model_len": max_model_len},
+                kv_cache_memory_bytes=2**22,
+                calibration_dir=str(tmp_path),
+            )
+        ).step_times.file.path
+        for max_model_len in (128, 200, 256)
+    ]
+    assert paths[0] == paths[1] != paths[2]
+
+
+X86 = """processor\t: {core}
+vendor_id\t: AuthenticAMD
+cpu family\t: 25
+model\t\t: {model}
+model name\t: AMD EPYC
+cpu MHz\t\t: {mhz}
+
+"""
+ARM = """processor\t: {core}
+BogoMIPS\t: {mhz}
+CPU implementer\t: 0x41
+CPU variant\t: 0x3
+CPU part\t: {model}
+
+"""
+
+
+@pytest.mark.parametrize("kind", [X86, ARM], ids=["x86", "ARM"])
+def test_processors_of_another_generation_have_another_name(kind: str, tmp_path: Path) -> None:
+    def name(*models: str, mhz: str = "2000") -> str:
+        text = "".join(kind.format(core=i, model=m, mhz=mhz) for i, m in enumerate(models))
+        (tmp_path / "cpuinfo").write_text(text)
+        return runtime._processor_name(tmp_path / "cpuinfo")
+
+    assert name("1", "1") == name("1", "1", "1", mhz="2500") != name("17", "17")
+    assert name("1", "17") not in (name("1", "1"), name("17", "17"))
+    assert runtime._processor_name(tmp_path / "no such file")
 
 
 @pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")

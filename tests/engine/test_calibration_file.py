@@ -1,8 +1,11 @@
 """Measurements on disk: found again by the same key, and by no other."""
 
+import errno
+import fcntl
 import logging
 import math
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,94 @@ def test_a_file_of_another_key_is_not_taken_for_ones_own(tmp_path: Path) -> None
     mine = CalibrationFile(str(tmp_path), KEY)
     next(tmp_path.iterdir()).rename(mine.path)
     assert mine.load() is None
+
+
+def test_two_engines_that_write_at_once_lose_no_new_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ends and keeps its tails while the other keeps another calibration."""
+    ending, measuring = CalibrationFile(str(tmp_path), KEY), CalibrationFile(str(tmp_path), KEY)
+    ending.save(measurements())
+    new = msgspec.structs.replace(measurements(), max_model_len=200)
+    writer = threading.Thread(target=measuring.save, args=[new])
+
+    def load() -> Measurements | None:
+        found = CalibrationFile.load(measuring)
+        writer.start()
+        writer.join(0.1)  # it waits for the lock
+        return found
+
+    monkeypatch.setattr(ending, "load", load)
+    ending.keep_tails(Tails(watched_s=40.0))
+    writer.join()
+    assert measuring.load() == new
+    measuring.keep_tails(Tails(watched_s=30.0))
+    assert measuring.load() == msgspec.structs.replace(new, tails=Tails(watched_s=30.0))
+    measuring.remove(measurements({"model": "b"}))
+    assert measuring.load() is None, "the steps are the same"
+
+
+def test_a_file_system_without_locks_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    file = CalibrationFile(str(tmp_path), KEY)
+    file.save(measurements())
+    file.keep_tails(Tails(watched_s=40.0))
+    loaded = file.load()
+    assert loaded is not None
+    assert loaded.tails == Tails(watched_s=40.0)
+
+
+def test_a_stopped_engine_does_not_keep_others_from_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legato.engine.calibration.calibration_file._LOCK_WAIT_S", 0.0)
+    file = CalibrationFile(str(tmp_path), KEY)
+    with file._locked():
+        CalibrationFile(str(tmp_path), KEY).save(measurements())
+    assert file.load() is not None
+
+
+def test_a_file_is_on_disk_before_it_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (events.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(
+        Path, "replace", lambda path, to: (events.append("replace"), replace(path, to))
+    )
+    file = CalibrationFile(str(tmp_path), KEY)
+    file.save(measurements())
+    assert events == ["fsync", "replace"]
+    (tmp_path / "plain").write_text("")
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1, "others may read it as they may any file"
+
+
+def test_a_save_that_fails_or_is_killed_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = CalibrationFile(str(tmp_path), KEY)
+    killed, writing = (tmp_path / f".{file.path.name}.{name}" for name in ("0a1b", "2c3d"))
+    for path in (killed, writing):
+        path.write_text("{")
+    os.utime(killed, (1, 1))
+    file.save(measurements())
+    assert {*tmp_path.iterdir()} == {file.path, writing}
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    file.save(msgspec.structs.replace(measurements(), max_model_len=5))
+    assert "no space left" in caplog.text
+    assert {*tmp_path.iterdir()} == {file.path, writing}
+    assert file.load() == measurements()
 
 
 BROKEN = {

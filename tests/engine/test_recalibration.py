@@ -14,7 +14,9 @@ from legato.core.token_ids import token_array
 from legato.engine.build.builder import load_runtime
 from legato.engine.calibration import recalibration
 from legato.engine.calibration.calibration import Calibration
+from legato.engine.calibration.disturbance import Quality
 from legato.engine.calibration.recalibration import Recalibration
+from legato.engine.calibration.step_times import KnownSteps
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import BorrowedBlocks, KVCacheManager
@@ -27,6 +29,7 @@ from tests.scheduler.step_times import calibrate, step_shape
 
 NUM_BLOCKS = 600
 SHAPE = step_shape(num_decodes=8, context=300, chunk=200, start=400)
+IN_DOUBT = Quality(median_error=0.01, p95_error=0.02, disturbed=0.0, waited=0.5)
 SLOW = [(shape, 2.0 * seconds) for shape, seconds in calibrate(COSTS, 2000)]
 
 
@@ -36,6 +39,7 @@ class Server:
     Attributes:
         waited: what others have of the machine.
         fault: what each step raises, if anything.
+        fail_next: what the next step raises, if anything.
         longest_s: the longest task that was done while the engine was idle.
     """
 
@@ -43,6 +47,7 @@ class Server:
         self.clock = VirtualClock()
         self.waited, self.longest_s = 0.0, 0.0
         self.fault: Exception | None = None
+        self.fail_next: Exception | None = None
         self.plans: list[StepPlan] = []
         self.kept: list[list[MeasuredStep]] = []
         self.kv = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE)
@@ -51,12 +56,13 @@ class Server:
         config = SchedulerConfig(max_num_batched_tokens=512).resolve(max_model_len=9000)
         scheduler = Scheduler(config, max_model_len=9000, kv=self.kv, step_time=self.step_time)
         monkeypatch.setattr(recalibration, "CoreWait", lambda: self)
+        self.recalibration = Recalibration(self.kv, self._begin, self._keep, self.clock)
         self.engine = EngineLoop(
             scheduler,
             self.kv,
             self.executor,
             self.clock,
-            recalibration=Recalibration(self.kv, self._begin, self._keep, self.clock),
+            recalibration=self.recalibration,
         )
 
     @property
@@ -97,6 +103,9 @@ class Server:
         self.plans.append(plan)
         if self.fault is not None:
             raise self.fault
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
         return COSTS.seconds(StepShape.of(plan))
 
     def _begin(self, borrowed: BorrowedBlocks) -> Calibration:
@@ -178,6 +187,69 @@ def test_a_step_that_fails_ends_it_and_nothing_else(server: Server) -> None:
     assert server.serve("later") > 0.0
 
 
+@pytest.mark.parametrize("num_plans", [1, 21])
+def test_an_error_in_the_last_step_of_an_attempt_ends_nothing_else(
+    server: Server, num_plans: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step that ends an attempt fails because a request has come: the request is served."""
+    server.idle(20.0, until=lambda: len(server.plans) >= num_plans)
+    assert server.is_measuring
+    server.fail_next = MemoryError("transient")
+    assert server.serve("meanwhile") > 0.0
+    assert "not measured again" in caplog.text
+    assert server.kv.num_free_blocks == NUM_BLOCKS
+    assert server.engine.idle_s is None
+
+
+def test_an_attempt_that_cannot_begin_keeps_no_blocks(server: Server) -> None:
+    def fail(_: BorrowedBlocks) -> Calibration:
+        raise MemoryError("no more states")
+
+    server.recalibration._begin = fail
+    server.idle(30.0)
+    assert server.kv.num_free_blocks == NUM_BLOCKS
+    assert server.serve("later") > 0.0
+
+
+def test_an_error_at_the_second_of_two_steps_leaves_none_in_flight() -> None:
+    clock = VirtualClock()
+
+    class Executor(SimulatedExecutor):
+        num_submitted = 0
+
+        def submit(self, plan: StepPlan) -> None:
+            self.num_submitted += 1
+            if self.num_submitted == 20:
+                raise MemoryError("transient")
+            super().submit(plan)
+
+    executor = Executor(clock, lambda plan: COSTS.seconds(StepShape.of(plan)), depth=2)
+    calibration = Calibration(
+        executor,
+        block_ids=range(100),
+        block_size=BLOCK_SIZE,
+        max_model_len=900,
+        max_num_seqs=4,
+        vocab_size=100,
+        clock=clock,
+    )
+    with pytest.raises(MemoryError):
+        list(calibration.steps())
+    assert not executor._submitted
+
+
+def test_only_what_is_needed_is_measured(server: Server) -> None:
+    is_needed = False
+    server.recalibration._is_needed = lambda: is_needed
+    assert server.engine.idle_s is None
+    server.idle(100.0)
+    assert not server.plans
+    is_needed = True
+    server.serve("request")
+    server.idle(30.0)
+    assert len(server.kept) == 1
+
+
 def test_a_machine_that_stays_busy_is_looked_at_less_and_less(server: Server) -> None:
     server.waited = 0.5
     server.idle(6 * 3600.0)
@@ -210,7 +282,7 @@ def test_on_the_real_model_it_leaves_the_cache_as_it_is(
         scheduler,
         runtime.kv,
         runtime.executor,
-        recalibration=runtime.step_times.recalibration(step_time),
+        recalibration=runtime.step_times.recalibration(step_time, KnownSteps(SLOW, IN_DOUBT)),
     )
 
     def tokens(request_id: str) -> list[int]:

@@ -1,5 +1,6 @@
 """How the margin follows the errors of steps."""
 
+import math
 import random
 from typing import NamedTuple
 
@@ -9,9 +10,20 @@ from hypothesis import strategies as st
 
 from legato.core.request import Request
 from legato.core.slo import SloClass
-from legato.scheduler.margin import Margin, allowed_miss_rate
+from legato.scheduler.margin import (
+    LARGEST_FACTOR,
+    Deadlines,
+    Margin,
+    Tails,
+    allowed_miss_rate,
+)
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
 from tests.profiles import examples
+from tests.scheduler.harness import Harness
 from tests.scheduler.requests import waiting_request
+from tests.scheduler.step_times import calibrate
 
 LIMIT_S = 0.12
 MANY = 0.1
@@ -151,11 +163,94 @@ def test_a_later_run_knows_what_an_earlier_one_learned() -> None:
         assert again.factor(limit_s) == pytest.approx(margin.factor(limit_s), rel=0.05)
 
 
-@pytest.mark.parametrize("limit_s", [-1.0, 0.0, 1e-300, 1e300])
-def test_every_limit_has_a_finite_factor(limit_s: float) -> None:
-    margin = Margin()
-    serve(margin, Phase(100, rate=1.0, longest_s=0.05))
-    assert 1.0 <= margin.factor(limit_s) < 10.0
+ANY = st.sampled_from([0.0, -0.0, 5e-324, 1e-300, 1e300, -1.0, math.inf, -math.inf, math.nan])
+"""Numbers that a clock or a division may yield; `st.floats` alone seldom has them."""
+ANY |= st.floats()
+
+
+@given(
+    steps=st.lists(st.tuples(ANY, ANY, st.none() | ANY, st.booleans()), max_size=40),
+    tails=st.builds(Tails, body=st.tuples(ANY), watched_s=ANY, interruptions_s=st.tuples(ANY)),
+    limit_s=ANY,
+)
+@examples(200)
+def test_no_number_unbounds_a_margin(
+    steps: list[tuple[float, float, float | None, bool]], tails: Tails, limit_s: float
+) -> None:
+    margin, deadlines = Margin(tails), Deadlines()
+    for predicted_s, taken_s, allowed_s, is_mixed in steps:
+        margin.observe(predicted_s, taken_s, allowed_s, is_mixed=is_mixed)
+        for _ in range(20):
+            deadlines.observe(taken_s, limit_s, predicted_s, taken_s)
+    for _ in range(2):
+        assert 1.0 <= margin.factor(limit_s) <= LARGEST_FACTOR
+        assert 1.0 <= margin.factor(LIMIT_S) <= LARGEST_FACTOR
+        learned = margin.tails
+        numbers = (*learned.body, learned.watched_s, *learned.interruptions_s)
+        assert all(map(math.isfinite, numbers))
+        margin = Margin(learned)
+    assert 0.0 <= deadlines.guard_s(limit_s) < math.inf
+    assert 0.0 < deadlines.guard_s(LIMIT_S) <= 0.25 * LIMIT_S
+    assert 0.0 <= deadlines.shortening <= 0.5
+
+
+COSTS = StepCosts(step_s=0.01, row_s=(1e-4,) * 5, decode_row_s=1e-3, chunk_s=0.02)
+WIDE = Tails(body=(0.8,) * 256, watched_s=300.0)
+"""Of a machine on which steps with prefill took 1.8 times their prediction."""
+
+
+def margin_after(num_streams: int, *, kv_role: str | None = None) -> float:
+    """Return the margin after 600 steps of streams, beside which a prompt waits."""
+    model = StepTimeModel(calibrate(COSTS, 4000), tails=WIDE)
+    harness = Harness(
+        budget=2048,
+        max_num_seqs=64,
+        num_blocks=9000,
+        block_size=32,
+        max_model_len=4096,
+        step_time=model,
+        step_time_s=lambda plan: COSTS.seconds(StepShape.of(plan)),
+        itl_slo_s=0.1,
+    )
+    for i in range(num_streams):
+        harness.add(f"stream {i}", 10, 3000)
+    while harness.scheduler.stats.num_waiting:
+        harness.step()
+        model._margin = Margin(WIDE)
+    harness.add("prompt", 1000, 3000, kv_role=kv_role)
+    for _ in range(600):
+        harness.step()
+        assert harness.plans[-1].num_tokens == num_streams or not kv_role
+    return model.margin_at(0.1)
+
+
+def test_a_margin_is_forgotten_while_it_keeps_a_prompt_out() -> None:
+    assert margin_after(25) < 0.7
+
+
+def test_a_margin_stays_while_a_prompt_waits_for_blocks() -> None:
+    """Steps without prefill say nothing about it."""
+    for num_streams in (2, 20):
+        assert margin_after(num_streams, kv_role="fetch") == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "is_forgotten"),
+    [(0.05, True), (0.02, False), (0.09, False), (0.0, False), (-1.0, False), (math.inf, False)],
+)
+@pytest.mark.parametrize("drops_rows", [True, False])
+def test_a_margin_is_forgotten_where_it_alone_keeps_work_out(
+    limit_s: float, is_forgotten: bool, drops_rows: bool
+) -> None:
+    """Not where work is late without it, too, nor where there is room, nor without a limit."""
+    model = StepTimeModel(calibrate(COSTS, 4000), tails=WIDE, drops_rows=drops_rows)
+    shape = StepShape()
+    shape.add_decode(100)
+    shape.add_prefill(0, 1, samples=1)
+    assert 0.03 < model.seconds(shape) < 0.04
+    for _ in range(300):
+        model.decay_margin(shape, limit_s)
+    assert (model.margin_at(LIMIT_S) < 0.3) is is_forgotten
 
 
 def test_streams_of_few_gaps_bear_less() -> None:

@@ -13,7 +13,7 @@ from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from tests.profiles import examples
-from tests.scheduler.step_times import calibrate, steady_model, step_shape, true_costs
+from tests.scheduler.step_times import calibrate, noise_of, steady_model, step_shape, true_costs
 
 MAX_LEN = 4000
 COSTS = StepCosts(
@@ -193,6 +193,128 @@ def test_a_slowdown_is_noticed_at_its_first_steps_and_forgotten_when_it_is_over(
     assert model.slowdown > 2.0
     model.forget_present()
     assert model.slowdown == 1.0
+
+
+@pytest.mark.parametrize("pause_s", [0.2, 1.0, 60.0, 3600.0])
+@pytest.mark.parametrize("num_steps_before", [0, 5, 600])
+def test_a_pause_of_the_machine_is_no_slowdown(pause_s: float, num_steps_before: int) -> None:
+    """As when a laptop is closed, or all processes are stopped: in the first step, or later."""
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, num_steps_before, spread(0.03))
+    shape = step_shape(num_decodes=8, context=100)
+    usual_s, safety_factor = model.seconds(shape), model.safety_factor(0.1)
+    model.observe(shape, COSTS.seconds(shape) + pause_s, limit_s=0.1)
+    assert model.slowdown < 1.15
+    assert model.seconds(shape) == pytest.approx(usual_s, rel=0.03)
+    assert model.safety_factor(0.1) < safety_factor + 0.15
+
+
+def test_rare_pauses_do_not_add_up_to_a_slowdown() -> None:
+    model, rng = StepTimeModel(calibrate(COSTS, MAX_LEN)), random.Random(0)
+    slowdowns: list[float] = []
+    for _ in range(600):
+        is_apart = len(slowdowns) % 2 == 0
+        run(model, 1, steadily(300.0 if is_apart and rng.random() < 0.02 else 1.0))
+        slowdowns.append(model.slowdown)
+    assert max(slowdowns) < 1.5
+    assert worst_error(model) < 0.1
+
+
+def test_steps_that_stay_slow_after_a_pause_are_a_slowdown() -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, 600, spread(0.03))
+    run(model, 1, steadily(1000.0))
+    run(model, 3, steadily(4.0))
+    assert model.slowdown > 1.3
+    run(model, 150, steadily(4.0))
+    assert worst_error(model, 4.0) < 0.1
+
+
+@given(
+    limit_s=st.sampled_from([0.0, 5e-324, -1.0, 1e300, math.inf, -math.inf, math.nan])
+    | st.floats(),
+    num_decodes=st.integers(0, 40),
+    slowdown=st.sampled_from([1.0, 1e6]),
+    drops_rows=st.booleans(),
+)
+@examples(150)
+def test_every_limit_has_an_answer(
+    limit_s: float, num_decodes: int, slowdown: float, drops_rows: bool
+) -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN), drops_rows=drops_rows)
+    run(model, 5, steadily(slowdown))
+    shape = step_shape(num_decodes=num_decodes, context=50)
+    model.promise(limit_s)
+    model.decay_margin(shape, limit_s)
+    factors = (
+        1.0 + model.margin,
+        1.0 + model.margin_at(limit_s),
+        model.safety_factor(limit_s),
+        model.prefill_safety_factor(shape, limit_s),
+        model.slowdown,
+    )
+    assert all(1.0 <= factor < math.inf for factor in factors)
+    longest = model.longest_chunk(shape, 100, limit_s, 500)
+    assert 0 <= longest <= 500
+    assert limit_s > 0.0 or longest == 0
+    shape.add_prefill(0, 100, samples=1)
+    deadline = model.deadline(shape, limit_s)
+    if deadline is not None:
+        assert 0.0 < deadline.layers_s < deadline.late_s < math.inf
+        model.observe_deadline(deadline, math.nan, math.inf, 0.0)
+
+
+OTHER = StepCosts(step_s=0.01, row_s=(1e-4,) * 5, decode_row_s=4e-3, chunk_s=1e-3)
+"""Of a machine where a decode costs far more, in comparison with the rest."""
+
+
+@pytest.mark.parametrize(
+    ("truth", "noise", "verdict"),
+    [
+        (COSTS, spread(0.1), ""),
+        (COSTS, noise_of(0), ""),
+        (COSTS, steadily(3.0), "scaled"),
+        (COSTS, steadily(0.4), "scaled"),
+        (OTHER, spread(0.03), "wrong"),
+        (OTHER, noise_of(0), "wrong"),
+    ],
+)
+def test_the_first_hundred_steps_judge_a_calibration(
+    truth: StepCosts, noise: Noise, verdict: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, 99, noise, costs=truth)
+    assert not caplog.records
+    assert model.prior_verdict == ""
+    run(model, 1, noise, costs=truth)
+    assert model.prior_verdict == verdict
+    assert ("measured before" in caplog.text) is bool(verdict)
+    if verdict != "scaled":
+        assert worst_error(model, costs=truth) < 0.3
+    run(model, 500, spread(0.03))
+    assert model.prior_verdict == verdict
+    model.begin_again(calibrate(COSTS, MAX_LEN))
+    assert model.prior_verdict == ""
+
+
+def test_a_calibration_without_decodes_is_replaced_by_the_steps_in_service() -> None:
+    """As of one that was cut short: many decodes cost as much as one token each."""
+    costs = StepCosts(step_s=0.02, row_s=(4e-4,) * 5, decode_row_s=0.002, decode_context_s=2e-6)
+    prompts = [step for step in calibrate(costs, MAX_LEN) if not step[0].num_decode_rows]
+    model = StepTimeModel(prompts)
+    run(model, 100, spread(0.03), costs=costs)
+    assert model.prior_verdict == "wrong"
+    assert worst_error(model, costs=costs) < 0.1
+
+
+def test_a_busy_machine_does_not_make_a_calibration_wrong() -> None:
+    """No costs explain steps that take twice as long at random. Those of others stay known."""
+    rng = random.Random(0)
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, 100, lambda: rng.choice((1.0, 2.5)), has_prefill=False)
+    assert model.prior_verdict == "scaled"
+    long = step_shape(num_decodes=8, context=1000, chunk=900, start=3000)
+    assert 0.9 < model.seconds(long) / COSTS.seconds(long) < 2.6
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])

@@ -20,7 +20,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "calibrate",
         help="measure how long steps take",
-        description="Measure how long steps of various shapes take, in at most ten seconds, show "
+        description="Measure how long steps of various shapes take, in about ten seconds, show "
         "what the step-time model makes of it, and keep it for `legato serve`.",
     )
     parser.add_argument(

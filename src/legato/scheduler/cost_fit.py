@@ -135,6 +135,23 @@ def relative_errors(steps: Sequence[MeasuredStep], costs: StepCosts) -> np.ndarr
     return np.array([abs(seconds / costs.seconds(shape) - 1.0) for shape, seconds in steps])
 
 
+def leverage(
+    steps: Sequence[MeasuredStep], shapes: Sequence[StepShape], rows: RowCounts = CPU_ROWS
+) -> float:
+    """Return by which factor errors of the steps grow in the prediction of a shape, at most.
+
+    Steps that tell little of a cost can be fitted well by any value of it. A shape that depends on
+    it is then predicted by chance, which no error of the fit shows.
+    """
+    gram = _robust_sums(steps, rows)[0]
+    normal, scale = _normal(gram)
+    amounts = np.array([features(shape, rows) for shape in shapes]) / scale
+    variances = np.einsum("ij,ij->i", amounts, np.linalg.solve(normal, amounts.T).T)
+    costs = fit(steps, rows)
+    predicted_s = np.maximum([costs.seconds(shape) for shape in shapes], 1e-9)
+    return float((np.sqrt(variances) / predicted_s).max())
+
+
 def outlier_weight(residual: float) -> float:
     """Return Huber's weight: 1 up to a relative residual of `_OUTLIER`, less beyond it."""
     return min(1.0, _OUTLIER / max(abs(residual), 1e-9))
@@ -154,12 +171,17 @@ def _robust_sums(steps: Sequence[MeasuredStep], rows: RowCounts) -> tuple[np.nda
 
 def _solve(gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None) -> np.ndarray:
     """Solve non-negative least squares: [NUM_TERMS]. Args: near: a similar solution."""
+    normal, scale = _normal(gram)
+    near = None if near is None else near * scale
+    return np.asarray(solve_nonnegative(normal, target / scale, near) / scale)
+
+
+def _normal(gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the regular matrix of a Gram matrix's problem, and the scale of each coefficient."""
     gram = gram + _continuity(gram)
     scale = np.sqrt(np.diag(gram))
     scale[scale == 0.0] = 1.0
-    normal = gram / np.multiply.outer(scale, scale) + _RIDGES
-    near = None if near is None else near * scale
-    return solve_nonnegative(normal, target / scale, near) / scale
+    return gram / np.multiply.outer(scale, scale) + _RIDGES, scale
 
 
 def _continuity(gram: np.ndarray) -> np.ndarray:

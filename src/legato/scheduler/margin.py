@@ -36,11 +36,18 @@ _PREVENTABLE = 0.5
 them, all steps would have to be half as long."""
 LARGEST_FACTOR = 1.0 / _PREVENTABLE
 """The largest factor that a margin has on a prediction."""
+_LEAST_LIMIT_S = 1e-9
+"""A shorter limit leaves no step any time, and has no margin of its own."""
 _CHEAP, _DEAR, _DEAR_BY = 1.0 / 3.0, 0.0025, 5.0
 """Room of this share of the limit is left for the rarest interruption. More takes most of what a
 prompt has of a step, and is left only against a larger chance of a late step than is aimed at: this
 one, or so many times the aim if that is less. Else one interruption in five minutes would make
 prompts half as fast for as long."""
+
+
+def is_bound(limit_s: float) -> bool:
+    """Whether a limit bounds steps: neither passed (zero or less), nor infinite, nor nan."""
+    return _LEAST_LIMIT_S < limit_s < math.inf
 
 
 def allowed_miss_rate(requests: Iterable[Request]) -> float:
@@ -91,18 +98,21 @@ class Margin:
     Candès, NeurIPS 2021).
 
     Args:
-        tails: what earlier runs on this machine remember.
+        tails: what earlier runs on this machine remember; numbers that are not finite are left
+            out.
     """
 
     def __init__(self, tails: Tails | None = None) -> None:
         tails = tails or Tails()
-        self._body = RecentQuantile(_BODY_STEPS, _BODY, tails.body)
+        body = (_clipped(error) for error in tails.body if math.isfinite(error))
+        self._body = RecentQuantile(_BODY_STEPS, _BODY, body)
         self._decode_body = RecentQuantile(_BODY_STEPS, _BODY)
-        self._watched_s = tails.watched_s
+        self._watched_s = tails.watched_s if 0.0 < tails.watched_s < math.inf else 0.0
+        sizes_s = [size_s for size_s in tails.interruptions_s if 0.0 < size_s < math.inf]
         self._peaks: deque[tuple[float, float]] = deque(
-            (self._watched_s, size_s) for size_s in tails.interruptions_s
+            (self._watched_s, size_s) for size_s in sizes_s
         )
-        self._sizes_s = sorted(tails.interruptions_s)
+        self._sizes_s = sorted(sizes_s)
         self._eagerness = 1.0
         self._factors: dict[float, float] = {}  # key a limit; until something is learned
         self._aim = _NEW
@@ -123,8 +133,11 @@ class Margin:
             self._factors.clear()
 
     def factor(self, limit_s: float) -> float:
-        """Return the factor on the prediction of a step that must end in `limit_s`, at least 1."""
-        if not 0.0 < limit_s < math.inf:
+        """Return the factor on the prediction of a step that must end in `limit_s`.
+
+        It is from 1 to `LARGEST_FACTOR`, also if the limit has passed or there is none.
+        """
+        if not is_bound(limit_s):
             return self.body_factor
         factor = self._factors.get(limit_s)
         if factor is None:
@@ -134,16 +147,20 @@ class Margin:
     def observe(
         self, predicted_s: float, taken_s: float, limit_s: float | None, *, is_mixed: bool
     ) -> None:
-        """Record a delivered step.
+        """Record a delivered step, unless its times cannot be true.
 
         Args:
             limit_s: how long it was allowed to take; None if nothing was promised.
             is_mixed: it had prefill beside decodes. Other steps show interruptions alone.
         """
+        if not (0.0 < predicted_s < math.inf and math.isfinite(taken_s)):
+            return
+        if limit_s is not None and not math.isfinite(limit_s):
+            limit_s = None
         body = self._body if is_mixed else self._decode_body
         threshold = body.value if len(body) else _LEAST_BODY
         if limit_s is not None or predicted_s <= _LONGEST_WATCHED_S:
-            self._watched_s += predicted_s
+            self._watched_s += min(predicted_s, _MEMORY_S)
             self._note_peak(taken_s - predicted_s * (1.0 + threshold))
         body.add(_share(predicted_s, taken_s - predicted_s, limit_s))
         if is_mixed and limit_s is not None:
@@ -227,8 +244,12 @@ def _share(predicted_s: float, longer_s: float, limit_s: float | None) -> float:
         share = longer_s / predicted_s
     else:
         share = longer_s / (limit_s - longer_s) if longer_s < limit_s else math.inf
-    # No margin is larger. An infinite one would have no end of a step, and no place in a file.
-    return min(share, LARGEST_FACTOR - 1.0)
+    return _clipped(share)
+
+
+def _clipped(error: float) -> float:
+    """Return a relative error as far as a margin can cover it: a step is not infinitely late."""
+    return min(max(error, -1.0), LARGEST_FACTOR - 1.0)
 
 
 _STEPS, _IN_TIME = 256, 0.99
@@ -275,7 +296,9 @@ class Deadlines:
         self._late = late
 
     def guard_s(self, limit_s: float) -> float:
-        """Return how long before its limit a step's layers must end."""
+        """Return how long before its limit a step's layers must end; 0 if nothing bounds it."""
+        if not is_bound(limit_s):
+            return 0.0
         if len(self._unforeseen_s) < _FEW_STEPS:
             return _FIRST_GUARD * limit_s
         guard_s = max(_LEAST_GUARD * limit_s, self._unforeseen_s.value)

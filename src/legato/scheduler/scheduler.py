@@ -401,8 +401,9 @@ class Scheduler:
 
     def _note_budget(self, step: Step, prefills: Prefills) -> None:
         self.broken_promise = ""
-        if prefills.are_left_out(step):
-            self._step_time.decay_margin()
+        refused = step.with_refused(prefills.held_by) if prefills.are_left_out(step) else None
+        if refused is not None:
+            self._step_time.decay_margin(refused, step.limit_s)
         if step.is_over_budget:
             self._num_steps_over_budget += 1
             self.broken_promise = self._budget.explain(step.shape, step.limit_s)

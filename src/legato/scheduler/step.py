@@ -5,7 +5,7 @@ from itertools import count
 
 from legato.core.plan import ScheduledChunk
 from legato.core.request import Request
-from legato.core.step_record import EndedBy
+from legato.core.step_record import EndedBy, Obstacle
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import UNLIMITED, StepBudget
 from legato.scheduler.step_shape import StepShape
@@ -30,6 +30,7 @@ class Step:
             Requests that share their next block have come equally far, so the other blocks of a
             chunk cannot be another request's next block.
         becoming_streams: requests whose prompts end in this step.
+        lacked_room_at: position of the first chunk that the budget left no room for; None if none.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Step:
         self.chunks: list[ScheduledChunk] = []
         self.first_blocks: dict[int, str] = {}
         self.becoming_streams: list[Request] = []
+        self.lacked_room_at: int | None = None
         self._places: dict[str, int] = {}  # key request id, value index of its chunk
 
     def __contains__(self, request: Request) -> bool:
@@ -89,7 +91,25 @@ class Step:
         """
         if self.is_for_streams:
             return 0
-        return self._budget.max_chunk(self.shape, start, wanted, self.limit_s * (1.0 - kept))
+        room = self._budget.max_chunk(self.shape, start, wanted, self.limit_s * (1.0 - kept))
+        if not (room or kept or self.lacked_room_at is not None):
+            self.lacked_room_at = start
+        return room
+
+    def with_refused(self, held_by: Obstacle | None) -> StepShape | None:
+        """Return the shape with one more token, of work that lacked time; None without such work.
+
+        Args:
+            held_by: as in `StepRecord`.
+        """
+        shape = self.shape.without_drafts()
+        if self.lacked_room_at is not None:
+            shape.add_prefill(self.lacked_room_at, 1, samples=1)
+        elif held_by == "pace" and shape.num_decode_rows:
+            shape.add_decode(shape.decode_context / shape.num_decode_rows)
+        else:
+            return None
+        return shape
 
     def prefill_bound(self, num_tokens: int) -> EndedBy:
         """Return the limit that stops a prefill chunk at `num_tokens`, the most that fit."""

@@ -1,15 +1,19 @@
 """The scheduler's prediction of a step's duration, corrected by every step that runs."""
 
+import logging
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import Literal, get_args
 
 from legato.core.plan import Deadline
 from legato.core.rows import CPU_ROWS, RowCounts
-from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
-from legato.scheduler.margin import LARGEST_FACTOR, Deadlines, Margin, Tails
+from legato.scheduler.cost_fit import CostFit, MeasuredStep, fit, outlier_weight
+from legato.scheduler.margin import LARGEST_FACTOR, Deadlines, Margin, Tails, is_bound
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
+
+logger = logging.getLogger(__name__)
 
 StepKind = Literal["decodes", "drafts", "prefill"]
 """Kind of a step by its contents; a step with prefill is "prefill", even beside decodes."""
@@ -25,10 +29,17 @@ _PRESENT_S, _LASTING_S = 0.5, 10.0
 """Seconds of steps that measure how slow the machine is at present, and how slow it was lately."""
 _INTERRUPTION = 0.3
 """Relative residual above which the model is not to blame: another program had the machine."""
+_ALONE = 0.05
+"""Share of its memory by which a single slow step counts for a slowdown, at most."""
 _FIRST_DRAFTS = 2
 _DROPPABLE = 1.0 / 3.0
 """Share of a step's prefill that a step can still drop after an interruption, on average: it drops
 none before a third of its layers, and none after its last look at the clock."""
+_CHECKED_STEPS = 100
+"""First steps in service that a calibration is checked against."""
+_DISAGREEMENT, _MOST_DISAGREEING = 1.5, 0.25
+"""A step disagrees with a prediction that is wrong by more than this factor; a calibration is wrong
+if more than this share of the steps disagree."""
 _SURPRISE_RATE, _MOST_SURPRISING = 0.1, 0.5
 """If this share of the last ten or so steps of a kind seems interrupted, the model is to blame: it
 has not seen such steps."""
@@ -42,6 +53,11 @@ class StepTimeModel:
         rows: row counts that batches are padded to.
         tails: what earlier runs on this machine remember; None learns from `prior`.
         drops_rows: whether the executor drops rows to keep deadlines.
+
+    Attributes:
+        prior_verdict: how the first `_CHECKED_STEPS` steps judged the calibration: "scaled" if
+            they were all slower or faster than it by about one factor, "wrong" if it was replaced
+            by these steps, else "".
     """
 
     def __init__(
@@ -65,6 +81,11 @@ class StepTimeModel:
 
     def begin_again(self, prior: Sequence[MeasuredStep]) -> None:
         """Start again from a new calibration; keep only the margin."""
+        self.prior_verdict: Literal["", "scaled", "wrong"] = ""
+        self._start_from(prior)
+        self._check = None if self._costs is None else _PriorCheck(self._costs, self._rows)
+
+    def _start_from(self, prior: Sequence[MeasuredStep]) -> None:
         prior = [(shape, seconds) for shape, seconds in prior if _is_measurement(seconds)]
         self._fit = CostFit(prior, self._rows)
         self._costs: StepCosts | None = self._fit.solve() if prior else None
@@ -103,12 +124,14 @@ class StepTimeModel:
         If time bounds the chunk, it may be shorter to avoid padding or unpacking.
 
         Args:
-            limit_s: how long the step may take.
+            limit_s: how long the step may take; without any time, no token fits.
             cap: most tokens to return.
             has_margin: whether the step may exceed its prediction by the margin, and still end in
                 time.
         """
         assert self._costs is not None
+        if not limit_s > 0.0:  # nor is nan
+            return 0
         allowed_s = limit_s / self.prefill_safety_factor(shape, limit_s) if has_margin else limit_s
         longest = self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
         return longest if longest == cap else self._costs.cheapest_chunk(shape, start, longest)
@@ -149,8 +172,22 @@ class StepTimeModel:
         if self._deadlines is not None:
             self._deadlines.set_miss_rate(late)
 
-    def decay_margin(self) -> None:
-        """Shrink the margin a little after a step without room for prefill."""
+    def decay_margin(self, refused: StepShape, limit_s: float) -> None:
+        """Shrink the margin a little if it alone kept work out of a step.
+
+        Steps without prefill say nothing about the margin. So it stays if the work would be late
+        without a margin, too, or is left out although the margin has room for it.
+
+        Args:
+            refused: the step with the least of the work that was left out.
+        """
+        if not (self.is_known and is_bound(limit_s)):
+            return
+        needed_s, factor = self.seconds(refused), self.safety_factor(limit_s)
+        if refused.num_prefill_chunks:
+            factor = self.prefill_safety_factor(refused, limit_s)
+        if needed_s * factor <= limit_s or needed_s * self._present.factor > limit_s:
+            return
         self._margin.expire()
         if self._deadlines is not None:
             self._deadlines.expire()
@@ -166,7 +203,7 @@ class StepTimeModel:
         interruption, on average, needs no room for it.
         """
         safety_factor, own = self.safety_factor(limit_s), self._prefill_factor
-        if own is None or not streams.num_decode_rows or not 0.0 < limit_s < math.inf:
+        if own is None or not streams.num_decode_rows or not is_bound(limit_s):
             return safety_factor
         whole_s = limit_s / safety_factor
         prefill_s = whole_s - self.seconds(streams.without_prefill())
@@ -182,10 +219,10 @@ class StepTimeModel:
     def deadline(self, shape: StepShape, limit_s: float) -> Deadline | None:
         """Return the deadline of a step whose streams' tokens are due at `limit_s`.
 
-        None if the executor keeps none, or if the step has no rows to drop.
+        None if the executor keeps none, if the step has no rows to drop, or if nothing bounds it.
         """
         is_mixed = shape.num_decode_rows > 0 and shape.num_prefill_tokens > 0
-        if self._deadlines is None or not (self.is_known and is_mixed and limit_s > 0.0):
+        if self._deadlines is None or not (self.is_known and is_mixed and is_bound(limit_s)):
             return None
         streams_s = self.seconds(shape.without_prefill())
         return Deadline(
@@ -240,9 +277,28 @@ class StepTimeModel:
             self._follow(weight * residual)
             self._fit.add(shape, seconds, weight * _share_of_prediction(residual))
         self._most_drafts = max(self._most_drafts, shape.num_draft_rows)
+        if self._check is not None:
+            self._check.steps.append((shape, seconds))
+            if len(self._check.steps) >= _CHECKED_STEPS:
+                self._judge_prior(self._check)
+                return
         learned = self.is_known or self._num_steps >= _LEARNING_STEPS
         if learned and (has_more_drafts or self._num_steps % _REFIT_STEPS == 0):
             self._costs, self._scale = self._fit.solve(), 1.0
+
+    def _judge_prior(self, check: "_PriorCheck") -> None:
+        """Keep the calibration, or go by the steps in service instead."""
+        self._check, factor = None, check.factor
+        if check.is_right:
+            return
+        self.prior_verdict = "scaled" if check.is_scaled else "wrong"
+        logger.warning(
+            "steps take %.2g times as long as measured before; what was measured is %s",
+            factor,
+            "scaled" if check.is_scaled else "dropped, because no factor explains these steps",
+        )
+        if not check.is_scaled:
+            self._start_from(check.steps)
 
     def _observe_margin(
         self, shape: StepShape, usual_s: float, taken_s: float, limit_s: float | None
@@ -287,8 +343,53 @@ def _kind(shape: StepShape) -> StepKind:
     return "drafts" if shape.num_draft_rows else "decodes"
 
 
+class _PriorCheck:
+    """Compares a calibration with the first steps in service.
+
+    Attributes:
+        steps: these steps, to be added.
+    """
+
+    def __init__(self, costs: StepCosts, rows: RowCounts) -> None:
+        self._costs = costs
+        self._rows = rows
+        self.steps: list[MeasuredStep] = []
+
+    @property
+    def factor(self) -> float:
+        """Median factor by which steps took longer than calibrated."""
+        return median(self._ratios(self._costs))
+
+    @property
+    def is_right(self) -> bool:
+        return self._disagreeing(self._costs, 1.0) <= _MOST_DISAGREEING
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether one factor explains the steps, or costs of their own explain them no better.
+
+        On a busy machine, no costs explain them.
+        """
+        others = self._disagreeing(self._costs, self.factor)
+        own = self._disagreeing(fit(self.steps, self._rows), 1.0)
+        return others <= max(_MOST_DISAGREEING, 2.0 * own)
+
+    def _ratios(self, costs: StepCosts) -> list[float]:
+        return [seconds / max(_SHORTEST_S, costs.seconds(shape)) for shape, seconds in self.steps]
+
+    def _disagreeing(self, costs: StepCosts, factor: float) -> float:
+        """Return the share of steps that disagree with `factor` times the costs."""
+        bound = math.log(_DISAGREEMENT)
+        wrong = [abs(math.log(ratio / factor)) > bound for ratio in self._ratios(costs)]
+        return sum(wrong) / len(wrong)
+
+
 class _Slowdown:
     """Factor by which the last steps together exceeded their usual time, at least 1.
+
+    It is the inverse of the mean speed over the last seconds. A step far longer than usual may be a
+    pause of the whole machine, as when a laptop is closed. So it counts as a short interruption,
+    unless the step before it was as slow.
 
     Args:
         memory_s: seconds of steps after which a step's weight falls to a third.
@@ -296,13 +397,17 @@ class _Slowdown:
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
-        self._taken_s = self._usual_s = 0.0
+        self._speed = 1.0
+        self._last_ratio = 1.0
 
     @property
     def factor(self) -> float:
-        return max(1.0, self._taken_s / self._usual_s) if self._usual_s else 1.0
+        return max(1.0, 1.0 / self._speed)
 
     def observe(self, usual_s: float, taken_s: float) -> None:
-        kept = math.exp(-taken_s / self._memory_s)
-        self._taken_s = kept * self._taken_s + taken_s
-        self._usual_s = kept * self._usual_s + usual_s
+        alone_s = usual_s + max(_INTERRUPTION * usual_s, _ALONE * self._memory_s)
+        counted_s = min(taken_s, max(alone_s, self._last_ratio * usual_s))
+        counted_s = max(counted_s, (1.0 - _INTERRUPTION) * usual_s)
+        self._last_ratio = taken_s / usual_s
+        share = -math.expm1(-counted_s / self._memory_s)
+        self._speed += share * (usual_s / counted_s - self._speed)

@@ -50,7 +50,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     step_times = runtime.step_times
     known = step_times.known()
     step_time = StepTimeModel(
-        known.steps, runtime.rows, known.tails, drops_rows=runtime.executor.drops_rows
+        known.trusted, runtime.rows, known.tails, drops_rows=runtime.executor.drops_rows
     )
     scheduler = Scheduler(
         runtime.config.scheduler,
@@ -83,9 +83,9 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         runtime.executor,
         grammars=grammars,
         untaken=runtime.untaken,
-        recalibration=step_times.recalibration(step_time) if known.is_doubtful else None,
+        recalibration=step_times.recalibration(step_time, known),
         transfers=transfers,
-        at_end=lambda: step_times.keep_tails(step_time.tails),
+        at_end=lambda: step_times.keep_learned(step_time),
     )
     return engine, info
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 
 from legato.checkpoint.checkpoint import Checkpoint
 from legato.core.config import EngineConfig
-from legato.core.control_groups import usable_cores
+from legato.core.control_groups import cgroup_cores, usable_cores
 from legato.core.rows import RowCounts
 from legato.core.version import __version__
 from legato.engine.build.blueprint import Blueprint
@@ -102,7 +103,7 @@ def _fingerprint(runtime: ModelRuntime) -> dict[str, str]:
         "kernels": runtime.kernels,
         "kv cache": str(runtime.cache.kept_dtype).removeprefix("torch."),
         "device": _device_name(runtime.model.device),
-        "cores": str(usable_cores()),
+        "cores": _cores(torch.get_num_threads()),
         "build": kernels_digest(runtime.kernels.partition(",")[0]),
         "ranks": str(config.model.tensor_parallel_size),
         "threads": str(torch.get_num_threads()),
@@ -120,11 +121,35 @@ def _device_name(device: torch.device) -> str:
     return f"{_processor_name()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _processor_name() -> str:
+def _cores(num_threads: int) -> str:
+    """Return the cores that the threads can keep busy, or the share of them that a quota allows.
+
+    Threads with more cores than their quota stand still for a part of each period.
+    """
+    quota = cgroup_cores()
+    return str(usable_cores()) if quota is None or quota >= num_threads else f"{quota:g}"
+
+
+_IDENTITY = (
+    *("model name", "cpu family", "model", "stepping", "cache size"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),
+)
+"""Lines of /proc/cpuinfo that tell processors apart: names alone are the same for generations of
+them on many virtual machines, and ARM has none."""
+
+
+def _processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the processor's model. The host's name would be a container's id, a new one each."""
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        if names:
-            return names[0]
+        kinds: dict[str, None] = {}  # of cores, in their order
+        for core in cpuinfo.read_text().split("\n\n"):
+            lines = (line.partition(":") for line in core.splitlines())
+            fields = {name.strip(): value.strip() for name, _, value in lines}
+            kinds[" ".join(fields[name] for name in _IDENTITY if fields.get(name))] = None
+        kinds.pop("", None)
+        if kinds:
+            return ", ".join(kinds)
+    with suppress(OSError, subprocess.CalledProcessError):  # as on a Mac
+        command = ("sysctl", "-n", "machdep.cpu.brand_string")
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     return platform.processor() or platform.machine()

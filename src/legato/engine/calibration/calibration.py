@@ -4,6 +4,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from legato.core.plan import ScheduledChunk, StateChange, StepPlan
@@ -11,12 +12,18 @@ from legato.core.request import AddRequest
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
+from legato.engine.calibration.disturbance import LEAST_STEPS, coverage_gap, decode_counts
 from legato.executor.executor import Executor
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_shape import StepShape
 
 CALIBRATION_S = 10.0
 _FILL_S = 0.6 * CALIBRATION_S
+_SLOW_S = 2.0 * CALIBRATION_S
+"""Time that a machine may take which has not measured `LEAST_STEPS` by then."""
+_UNSURPRISING_S = 0.5
+"""A step counts as no longer than this, or as twice the longest step before it. A longer one is a
+pause of the machine, which is no reason to measure less."""
 SHORTEST_CHUNK = 16
 _CHUNKS = (SHORTEST_CHUNK, 64, 256, 1024, 4096)
 MOST_DRAFTS = 16
@@ -47,7 +54,7 @@ ON_A_CPU = Extent()
 
 
 class Calibration:
-    """Runs made-up steps on an executor, for about `CALIBRATION_S` seconds at most.
+    """Runs made-up steps on an executor for about `CALIBRATION_S` seconds, pauses not counted.
 
     First it computes one long prompt in growing chunks, because reading a cache that was never
     written is faster. Then decodes and chunks, alone and together, read from it at various
@@ -107,29 +114,39 @@ class Calibration:
         self._known: set[str] = set()
         self._step_ids = itertools.count()
         self._num_cached = 0
+        self._spent_s = 0.0
         self._longest_chunk = self._chunks[0]
 
     def run(self, progress: Progress) -> list[MeasuredStep]:
         """Measure all steps; `progress` is called with the share of the time that has passed."""
-        started_s = self._clock()
         measured: list[MeasuredStep] = []
         for step in self.steps():
             measured.append(step)
-            progress(min(1.0, (self._clock() - started_s) / CALIBRATION_S))
+            progress(min(1.0, self._spent_s / CALIBRATION_S))
         progress(1.0)
         self.forget()
         return measured
 
     def steps(self) -> Iterator[MeasuredStep]:
         """Measure steps one by one; call `forget` after the last one."""
-        started_s = self._clock()
-        for chunks in itertools.chain(self._fill(started_s), self._shapes()):
-            if self._clock() - started_s > CALIBRATION_S:
+        longest_s, began_s, self._spent_s = 0.0, self._clock(), 0.0
+        for number, chunks in enumerate(itertools.chain(self._fill(), self._shapes())):
+            if self._spent_s > (CALIBRATION_S if number >= LEAST_STEPS else _SLOW_S):
                 return
             step = self._measure(chunks)
             if step[1] < self._longest_step_s / 3:
                 self._longest_chunk = max(self._longest_chunk, 2 * chunks[0].num_tokens)
+            ended_s = self._clock()
+            taken_s, began_s = ended_s - began_s, ended_s
+            self._spent_s += min(taken_s, max(_UNSURPRISING_S, 2.0 * longest_s))
+            longest_s = max(longest_s, taken_s)
             yield step
+
+    def gap(self, steps: Sequence[MeasuredStep]) -> str:
+        """Return which steps are missing among those measured, as `coverage_gap`."""
+        return coverage_gap(
+            steps, self.rows, max_num_seqs=self._max_num_seqs, num_tokens=self._limit
+        )
 
     def forget(self) -> None:
         """Let the executor drop the requests; the next run ends the last one."""
@@ -156,16 +173,23 @@ class Calibration:
         self.forget()
         return measured
 
-    def _fill(self, started_s: float) -> Iterator[list[ScheduledChunk]]:
+    def _fill(self) -> Iterator[list[ScheduledChunk]]:
         """Compute one prompt, in chunks that grow while they are short."""
-        while self._num_cached < self._limit and self._clock() - started_s < _FILL_S:
+        while self._num_cached < self._limit and self._spent_s < _FILL_S:
             num_tokens = min(self._longest_chunk, self._chunks[-1], self._limit - self._num_cached)
             yield [self._chunk("fill", self._num_cached, num_tokens, samples=False)]
             self._num_cached += num_tokens
 
     def _shapes(self) -> Iterator[list[ScheduledChunk]]:
-        """Yield mixtures of decodes and prefill, the whole range in every round."""
-        rows = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= self._max_num_seqs]
+        """Yield mixtures of decodes and prefill, the whole range in every round.
+
+        Few and many decodes come first, with few and many keys: a slow machine measures no more.
+        """
+        rows = decode_counts(self._max_num_seqs)
+        middle = rows[len(rows) // 2]
+        for num_rows, share in ((rows[-1], 0.0), (rows[0], 1.0), (middle, 0.5), (rows[-1], 1.0)):
+            longest = min(self._num_readable // num_rows, self._num_cached // self._block_size)
+            yield [*self._rows(num_rows, max(1, int(share * longest)))]
         chunks = [n for n in self._chunks if n <= min(self._longest_chunk, self._num_cached)]
         while True:
             mixtures = [*itertools.product([0, *rows], [0, *chunks])][1:]
@@ -248,8 +272,14 @@ class Calibration:
 
     def _measure(self, chunks: list[ScheduledChunk]) -> MeasuredStep:
         plans = [self._plan(chunks) for _ in range(self._executor.depth)]
-        for plan in plans:
-            self._executor.submit(plan)
+        for number, plan in enumerate(plans):
+            try:
+                self._executor.submit(plan)
+            except Exception:
+                with suppress(Exception):  # earlier steps: no other code knows them
+                    for _ in range(number):
+                        self._executor.collect()
+                raise
         results = [self._executor.collect() for _ in plans]
         return StepShape.of(plans[-1]), results[-1].seconds
 

@@ -3,12 +3,15 @@
 The file is a profile: the simulator and the tuner read it too.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
 import re
-import tempfile
-from contextlib import suppress
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -24,6 +27,10 @@ from legato.scheduler.step_shape import StepShape
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[0-9a-f]{16}\.json")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}\.json\.[0-9a-f]+")
+_ABANDONED_S = 3600.0
+"""Age at which an unfinished file is one of a process that was killed."""
+_LOCK_TRIES, _LOCK_WAIT_S = 100, 0.02
 _MOST_FILES = 64
 """In a folder. Each update, model and setting makes another; a start uses one of them."""
 
@@ -78,25 +85,32 @@ def read_measurements(path: Path, kind: type[Found]) -> Found:
 def write_profile(path: Path, profile: Measurements) -> None:
     """Write a profile as JSON, all or nothing, and make its folder.
 
+    Of writers at the same time, the last one's whole file stays.
+
     Raises:
         OSError: the folder is not writable.
         ConfigError: the profile could not be read again, as with a number that is not finite.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     told = {key: value for key, value in msgspec.to_builtins(profile).items() if value}
-    handle, name = tempfile.mkstemp(dir=path.parent)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with unfinished.open("xb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(told)))
-        read_measurements(Path(name), type(profile))
-        os.replace(name, path)
+            file.flush()
+            os.fsync(file.fileno())
+        read_measurements(unfinished, type(profile))
+        unfinished.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
 
 
 class CalibrationFile:
     """The file of the measurements that depend on the same values.
+
+    Engines on one machine share it. Each writes whole files, and the last one stays; `keep_tails`
+    changes the tails alone, in what was written last.
 
     Args:
         folder: None for the user's cache folder.
@@ -129,6 +143,25 @@ class CalibrationFile:
 
         If the folder is not writable, or the measurements could not be read again, log a warning.
         """
+        with self._locked():
+            self._write(measured)
+
+    def keep_tails(self, tails: Tails) -> None:
+        """Replace the tails of the measurements on disk, if there are any."""
+        with self._locked():
+            kept = self.load()
+            if kept is not None:
+                self._write(msgspec.structs.replace(kept, tails=tails))
+
+    def remove(self, wrong: Measurements) -> None:
+        """Remove measurements that turned out to be wrong, unless others have taken their place."""
+        with self._locked():
+            kept = self.load()
+            if kept is not None and kept.steps == wrong.steps:
+                with suppress(OSError):
+                    self.path.unlink()
+
+    def _write(self, measured: Measurements) -> None:
         try:
             write_profile(self.path, measured)
         except (OSError, ConfigError) as error:
@@ -136,13 +169,41 @@ class CalibrationFile:
             return
         self._remove_others()
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other engines from writing.
+
+        Not if the file system has no locks of folders, nor if an engine keeps the lock for long,
+        as one that was stopped meanwhile does.
+        """
+        try:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+        except OSError:  # there is no folder yet, and nothing to lose
+            yield
+            return
+        try:
+            for _ in range(_LOCK_TRIES):
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(_LOCK_WAIT_S)
+                except OSError:
+                    break
+            yield
+        finally:
+            os.close(folder)
+
     def _remove_others(self) -> None:
         """Remove what was used least recently; other engines may do so at the same time."""
         used_s: dict[Path, float] = {}
         with suppress(OSError):
             for path in self.path.parent.iterdir():
-                if _NAME.fullmatch(path.name) and path != self.path:
-                    with suppress(OSError):
+                with suppress(OSError):
+                    if _UNFINISHED.fullmatch(path.name):
+                        if path.stat().st_mtime < time.time() - _ABANDONED_S:
+                            path.unlink()
+                    elif _NAME.fullmatch(path.name) and path != self.path:
                         used_s[path] = path.stat().st_mtime
         for path in sorted(used_s, key=used_s.__getitem__)[: 1 - _MOST_FILES]:
             with suppress(OSError):

@@ -7,6 +7,7 @@ enough from the steps that computed them.
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from legato.engine.calibration.calibration import Calibration
 from legato.engine.calibration.disturbance import MOST_WAITED, CoreWait, Quality
@@ -52,6 +53,9 @@ class Recalibration:
         begin: makes a calibration in the given blocks.
         keep: called once, with the steps of an undisturbed calibration.
         clock: returns seconds.
+        is_needed: whether to measure again. It is asked before each attempt.
+
+    An error ends it, with a line in the log: it does no harm to requests.
     """
 
     def __init__(
@@ -60,11 +64,13 @@ class Recalibration:
         begin: Callable[[BorrowedBlocks], Calibration],
         keep: Callable[[list[MeasuredStep]], None],
         clock: Callable[[], float] = time.monotonic,
+        is_needed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._kv = kv
         self._begin = begin
         self._keep = keep
         self._clock = clock
+        self._is_needed = is_needed
         self._next_s = clock() + _QUIET_S
         self._pause_s = _PAUSE_S
         self._attempt: _Attempt | None = None
@@ -73,36 +79,45 @@ class Recalibration:
     @property
     def wait_s(self) -> float | None:
         """Seconds until the next step is due; None if there is none."""
-        if self.is_done:
+        if self._attempt is not None:
+            return 0.0
+        if self.is_done or not self._is_needed():
             return None
-        return 0.0 if self._attempt else max(0.0, self._next_s - self._clock())
+        return max(0.0, self._next_s - self._clock())
 
     def postpone(self) -> None:
         """Give up a running attempt, because there is work for requests."""
         if self._attempt is not None:
-            self._end(self._attempt)
+            with self._ending_at_errors():
+                self._end(self._attempt)
             self._next_s = self._clock() + self._pause_s
         self._next_s = max(self._next_s, self._clock() + _QUIET_S)
 
     def go_on(self) -> None:
         """Measure one step if it is due."""
-        if self._attempt is None:
-            if self.wait_s == 0.0:
+        with self._ending_at_errors():
+            if self._attempt is not None:
+                self._measure(self._attempt)
+            elif self.wait_s == 0.0:
                 self._start()
-            return
-        attempt = self._attempt
-        try:
-            has_more = attempt.measure()
-        except Exception:  # it does no harm to requests
-            logger.exception("step times are not measured again, because a step failed")
-            self._let_go(attempt)
-            self.is_done = True
-            return
+
+    def _measure(self, attempt: _Attempt) -> None:
+        has_more = attempt.measure()
         looks = self._clock() - attempt.started_s > _FIRST_LOOK_S
         if not has_more:
             self._judge(attempt)
         elif looks and attempt.wait.share > MOST_WAITED:
             self._give_up(attempt)
+
+    @contextmanager
+    def _ending_at_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            logger.exception("step times are not measured again, because a step failed")
+            self.is_done = True
+            if self._attempt is not None:
+                self._let_go(self._attempt)
 
     def _start(self) -> None:
         borrowed = self._kv.borrow(
@@ -110,11 +125,18 @@ class Recalibration:
             most=-(-_MOST_TOKENS // self._kv.block_size),
         )
         self._next_s = self._clock() + self._pause_s
-        if borrowed is not None:
+        if borrowed is None:
+            return
+        try:
             self._attempt = _Attempt(self._begin(borrowed), borrowed, self._clock())
+        except Exception:
+            self._kv.give_back(borrowed)
+            raise
 
     def _judge(self, attempt: _Attempt) -> None:
-        quality = Quality.of(attempt.measured, attempt.calibration.rows, attempt.wait.share)
+        measured, calibration = attempt.measured, attempt.calibration
+        gap = calibration.gap(measured)
+        quality = Quality.of(measured, calibration.rows, attempt.wait.share, gap)
         if quality.doubt:
             self._give_up(attempt)
             return

@@ -8,8 +8,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.rows import RowCounts
 from legato.engine.calibration.calibration import (
@@ -47,6 +45,11 @@ class KnownSteps:
     tails: Tails | None = None
 
     @property
+    def trusted(self) -> list[MeasuredStep]:
+        """The steps, if they are enough to tell what usual steps cost; else none."""
+        return [] if self.quality is not None and self.quality.gap else self.steps
+
+    @property
     def is_doubtful(self) -> bool:
         return self.quality is not None and bool(self.quality.doubt)
 
@@ -56,7 +59,8 @@ class StepTimes:
 
     Args:
         config: with every "auto" replaced.
-        measured_on: all that step times depend on; becomes `Measurements.about`.
+        measured_on: all that step times depend on, apart from the sizes given here; a part of
+            `Measurements.about`.
         device_type: "cpu" or "cuda".
         rows: the numbers of rows to which the executor pads batches.
 
@@ -76,22 +80,27 @@ class StepTimes:
         max_model_len: int,
         vocab_size: int,
     ) -> None:
-        self.file = CalibrationFile(config.calibration.calibration_dir, measured_on)
+        self._extent = _extent(device_type, config.scheduler)
+        num_tokens = min(max_model_len, kv.num_blocks * kv.block_size, self._extent.longest_context)
+        # Only roughly: a cache that is made to fit the memory has another size at each start.
+        about = measured_on | {"context": f"at least {1 << num_tokens.bit_length() - 1} tokens"}
+        self.file = CalibrationFile(config.calibration.calibration_dir, about)
+        self._on_disk: Measurements | None = None  # what the step-time model began with
         self._executor = executor
         self._kv = kv
         self._scheduler = config.scheduler
         self._calibrates = config.calibration.calibrate
-        self._extent = _extent(device_type, config.scheduler)
         self._rows = rows
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
 
     def known(self) -> KnownSteps:
-        """Return the steps that the step-time model starts with; none if no promise needs it."""
+        """Return what was measured for the step-time model; no steps if no promise needs it."""
         if not (self._scheduler.promises_pace or self._scheduler.promises_ttft):
             return KnownSteps([])
         kept = self.file.load()
         if kept is not None:
+            self._on_disk = kept
             return KnownSteps(kept.measured_steps, tails=kept.tails)
         return self.measure(self.calibration()) if self._calibrates else KnownSteps([])
 
@@ -105,33 +114,53 @@ class StepTimes:
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("Measuring step times", total=1.0)
             steps = calibration.run(lambda share: progress.update(bar, completed=share))
-        quality = Quality.of(steps, calibration.rows, wait.share)
+        quality = Quality.of(steps, calibration.rows, wait.share, calibration.gap(steps))
         if quality.doubt:
             logger.warning(
-                "step times were measured beside something else, and are not kept: %s",
+                "measured step times are not %s: %s",
+                "used" if quality.gap else "kept for later starts",
                 quality.doubt,
             )
         else:
-            self.file.save(self.measurements(steps))
+            self._save(steps)
         return KnownSteps(steps, quality)
 
-    def keep_tails(self, tails: Tails) -> None:
-        """Keep what was learned in service beside the measurements, if these are kept."""
-        kept = self.file.load()
-        if kept is not None:
-            self.file.save(msgspec.structs.replace(kept, tails=tails))
+    def keep_learned(self, step_time: StepTimeModel) -> None:
+        """Keep the margin's tails beside the measurements, if these are kept and were right.
 
-    def recalibration(self, step_time: StepTimeModel) -> Recalibration:
-        """Make a recalibration, for this step-time model and for later starts."""
+        Measurements that steps in service contradicted are removed: the next start measures again.
+        They stay as they are if the machine was slower or faster than them by one factor.
+        """
+        if step_time.prior_verdict == "wrong":
+            if self._on_disk is not None:
+                self.file.remove(self._on_disk)
+        elif not step_time.prior_verdict:
+            self.file.keep_tails(step_time.tails)
+
+    def recalibration(self, step_time: StepTimeModel, known: KnownSteps) -> Recalibration | None:
+        """Make a recalibration, for this step-time model and for later starts.
+
+        It measures if the known steps are in doubt, or once steps in service contradict them. None
+        if nothing is to be measured.
+        """
+        if not (self._calibrates and known.steps):
+            return None
+
+        def is_needed() -> bool:
+            return known.is_doubtful or step_time.prior_verdict == "wrong"
 
         def keep(steps: list[MeasuredStep]) -> None:
             step_time.begin_again(steps)
-            self.file.save(self.measurements(steps))
+            self._save(steps)
 
         def begin(borrowed: BorrowedBlocks) -> Calibration:
             return self.calibration(borrowed, _LONGEST_IDLE_STEP_S)
 
-        return Recalibration(self._kv, begin, keep)
+        return Recalibration(self._kv, begin, keep, is_needed=is_needed)
+
+    def _save(self, steps: Sequence[MeasuredStep]) -> None:
+        self._on_disk = self.measurements(steps)
+        self.file.save(self._on_disk)
 
     def calibration(
         self, borrowed: BorrowedBlocks | None = None, longest_step_s: float = 0.5
