@@ -79,6 +79,11 @@ class BlockTables:
         while self._leaving and self._leaving[0][0] <= self.num_ended:
             self._free(self._leaving.popleft()[1])
 
+    def end_all_steps(self) -> None:
+        """Record that no step is in flight."""
+        self.num_ended = self._num_begun - 1
+        self.end_step()
+
     def own(self, block_ids: BlockIds) -> BlockTable:
         """Make a table of blocks that are not in the tree."""
         return BlockTable(self._tree.root, 0, block_ids)

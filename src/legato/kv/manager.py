@@ -396,6 +396,14 @@ class KVCacheManager:
         if self.windows is not None:
             self.windows.end_steps(self._tables.num_ended)
 
+    def end_all_steps(self) -> None:
+        """Record that no step is in flight, and free what the steps held."""
+        if self.states is not None:
+            self.states.withdraw_all()
+        self._tables.end_all_steps()
+        if self.windows is not None:
+            self.windows.end_steps(self._tables.num_ended)
+
     def take_moves(self) -> tuple[BlockMove, ...]:
         """Return the copies to and from host memory to make, in order, before the step."""
         moves = self._host.take_moves() if self._host.num_slots else ()
