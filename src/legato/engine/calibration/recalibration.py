@@ -25,13 +25,10 @@ _FEWEST_TOKENS, _MOST_TOKENS = 1024, 8192
 
 
 class _Attempt:
-    """A running calibration, in borrowed blocks."""
+    """A running calibration."""
 
-    def __init__(
-        self, calibration: Calibration, borrowed: BorrowedBlocks, started_s: float
-    ) -> None:
+    def __init__(self, calibration: Calibration, started_s: float) -> None:
         self.calibration = calibration
-        self.borrowed = borrowed
         self.started_s = started_s
         self.measured: list[MeasuredStep] = []
         self.wait = CoreWait()
@@ -68,6 +65,7 @@ class Recalibration:
         self._next_s = clock() + _QUIET_S
         self._pause_s = _PAUSE_S
         self._attempt: _Attempt | None = None
+        self._borrowed: BorrowedBlocks | None = None
         self.is_done = False
 
     @property
@@ -85,24 +83,24 @@ class Recalibration:
         self._next_s = max(self._next_s, self._clock() + _QUIET_S)
 
     def go_on(self) -> None:
-        """Measure one step if it is due."""
+        """Measure one step if it is due; call `abandon` if it raises."""
         if self._attempt is None:
             if self.wait_s == 0.0:
                 self._start()
             return
         attempt = self._attempt
-        try:
-            has_more = attempt.measure()
-        except Exception:  # it does no harm to requests
-            logger.exception("step times are not measured again, because a step failed")
-            self._let_go(attempt)
-            self.is_done = True
-            return
+        has_more = attempt.measure()
         looks = self._clock() - attempt.started_s > _FIRST_LOOK_S
         if not has_more:
             self._judge(attempt)
         elif looks and attempt.wait.share > MOST_WAITED:
             self._give_up(attempt)
+
+    def abandon(self, _: Exception) -> None:
+        """Give the blocks of a failed attempt back, and make no further attempt."""
+        self.is_done = True
+        self._attempt = None
+        self._give_back()
 
     def _start(self) -> None:
         borrowed = self._kv.borrow(
@@ -111,7 +109,8 @@ class Recalibration:
         )
         self._next_s = self._clock() + self._pause_s
         if borrowed is not None:
-            self._attempt = _Attempt(self._begin(borrowed), borrowed, self._clock())
+            self._borrowed = borrowed
+            self._attempt = _Attempt(self._begin(borrowed), self._clock())
 
     def _judge(self, attempt: _Attempt) -> None:
         quality = Quality.of(attempt.measured, attempt.calibration.rows, attempt.wait.share)
@@ -135,8 +134,10 @@ class Recalibration:
 
     def _end(self, attempt: _Attempt) -> None:
         attempt.calibration.forget()
-        self._let_go(attempt)
-
-    def _let_go(self, attempt: _Attempt) -> None:
-        self._kv.give_back(attempt.borrowed)
         self._attempt = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._borrowed is not None:
+            self._kv.give_back(self._borrowed)
+            self._borrowed = None
