@@ -8,11 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from legato.core.config import EngineConfig
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.outputs import FinishReason
-from legato.core.request import AbortRequest, AddRequest
+from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.slo import ServiceParams
+from legato.core.stats import EngineStats
 from legato.core.structured_outputs import StructuredOutputs
+from legato.engine.errors import EngineFaultError
+from legato.engine.main import _deliver
+from legato.engine.process.channel import FrameDecoder
 from legato.engine.process.engine_messages import GetState, StateReport, StepOutputs
 from legato.engine.process.engine_process import EngineProcess
 from tests.engine import raising_engine
@@ -27,6 +31,8 @@ from tests.engine.test_engine_loop import (
     undisturbed,
 )
 from tests.scheduler.drafters import RandomDrafter
+
+NONE = EngineStats()
 
 Parts = dict[str, Callable[[Engine], tuple[object, str]]]
 
@@ -171,3 +177,147 @@ async def test_a_real_engine_process_goes_on() -> None:
         engine.send(GetState())
         assert await anext(messages) == StateReport(None)
         await engine.close()
+
+
+@pytest.mark.parametrize("num_in_flight", [1, 2])
+@pytest.mark.parametrize("place", ["running", "waiting"])
+def test_a_request_that_no_step_can_be_planned_with_ends(place: str, num_in_flight: int) -> None:
+    """It is found among others, running or waiting, though nothing that raises names it."""
+    engine = Engine(
+        lambda _: None, depth=num_in_flight, max_num_seqs=8 if place == "running" else 2
+    )
+    names = ["a", "b", "poison", "c", "d", "poison too"]
+    outputs = engine.step([request(name, 20) for name in names])
+    queues, real = engine._scheduler._queues, engine._scheduler._lateness.begin_step
+
+    def raising(*args: Any, **more: Any) -> None:
+        if any(name.startswith("poison") for name in (*queues.running, *queues._waiting)):
+            raise BookkeepingError("no name")
+        real(*args, **more)
+
+    engine._scheduler._lateness.begin_step = raising  # type: ignore[method-assign]
+    outputs += drain(engine)
+    ends = reasons(outputs)
+    failed = {name for name, reason in ends.items() if reason is FinishReason.ERROR}
+    assert ends.keys() == set(names)
+    assert failed == {"poison", "poison too"}
+    for name in "abcd":
+        assert tokens(outputs, name) == undisturbed(name, 20)
+    assert engine.stats.num_contained_errors
+    assert engine.stats.kv_usage == 0.0
+
+
+def test_of_requests_that_only_together_make_planning_raise_the_newest_ends() -> None:
+    engine = Engine()
+    outputs = engine.step([request(name, 20, max_tokens=9) for name in ("old", "a")])
+    queues, real = engine._scheduler._queues, engine._scheduler._budget.recover
+
+    def raising(now_s: float) -> None:
+        if "old" in queues and "new" in queues:
+            raise ZeroDivisionError
+        real(now_s)
+
+    engine._scheduler._budget.recover = raising  # type: ignore[method-assign]
+    outputs += engine.step([request("new", 20), request("b", 20)]) + drain(engine)
+    failed = {name for name, end in reasons(outputs).items() if end is FinishReason.ERROR}
+    assert failed == {"new"}
+
+
+def test_an_engine_that_can_plan_no_step_ends() -> None:
+    engine = Engine()
+    outputs = engine.step([request("a", 20)])
+
+    def raising(_: float) -> None:
+        raise ZeroDivisionError
+
+    engine._scheduler._budget.recover = raising  # type: ignore[method-assign]
+    with pytest.raises(EngineFaultError, match="no step can be planned"):
+        outputs += drain(engine)
+    assert not reasons(outputs)
+
+
+def test_an_abort_between_a_failed_plan_and_the_next_ends_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The failed plan made a chunk for it that no step computes."""
+    engine = Engine(depth=2)
+    outputs = engine.step([request("a", 20)])
+    has_raised, plan = [], engine._scheduler._dispatch.plan
+
+    def raising(*args: Any, **more: Any) -> Any:
+        if "b" not in engine._scheduler._queues.running or has_raised:
+            return plan(*args, **more)
+        has_raised.append(True)
+        raise BookkeepingError("once")
+
+    monkeypatch.setattr(engine._scheduler._dispatch, "plan", raising)
+    monkeypatch.setattr(engine, "_land", list)  # the step in flight takes a while
+    outputs += engine.step([request("b", 20)])
+    assert has_raised
+    outputs += engine.step([AbortRequest(request_id="b")])
+    monkeypatch.undo()
+    outputs += drain(engine)
+    assert reasons(outputs) == {"a": FinishReason.LENGTH, "b": FinishReason.ABORT}
+    assert tokens(outputs, "a") == undisturbed("a", 20)
+    assert engine.stats.kv_usage == 0.0
+
+
+@pytest.mark.parametrize("part", ["drafters", "promise"])
+def test_settings_that_cannot_be_taken_leave_those_of_before(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(budget=8, max_num_seqs=2)
+    names = ["a", "b", "c", "d"]
+    outputs = engine.step([request(name, 20) for name in names])
+    before = engine._scheduler._config
+    drafters = engine._scheduler._drafters
+    owner, method = (drafters, "configure") if part == "drafters" else (Request, "change_promise")
+    real, num_calls = getattr(owner, method), 0
+
+    def raising(*args: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            raise BookkeepingError(part)
+        return real(*args)
+
+    monkeypatch.setattr(owner, method, raising)
+    engine.reconfigure(SchedulerConfig(max_num_batched_tokens=16, speculative=2).resolve(400))
+    outputs += engine.step() + drain(engine)
+    assert num_calls > 1
+    assert engine._scheduler._config == before
+    assert max(plan.num_tokens for plan in engine.executor.steps) == 8
+    assert engine.stats.num_contained_errors == 1
+    assert reasons(outputs) == dict.fromkeys(names, FinishReason.LENGTH)
+
+
+class Outlet:
+    """Stands in for a channel, and decodes what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[StepOutputs] = []
+
+    def send_frame(self, frame: bytes) -> None:
+        self.sent += FrameDecoder(StepOutputs).feed(frame)
+
+
+@pytest.mark.parametrize("part", ["records", "kv_events", "stats", "outputs"])
+def test_what_cannot_be_packed_is_left_out(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, outlet = Engine(), Outlet()
+    outputs = engine.step([request("a", 20), request("b", 20)])
+    assert len(outputs) == 2
+    broken = {
+        "records": (engine, "take_records", lambda: [object()]),
+        "kv_events": (engine, "take_kv_events", lambda: [object()]),
+        "stats": (engine, "_count", lambda: msgspec.structs.replace(NONE, broken_promise="\ud800")),
+        "outputs": (engine, "take_records", list),
+    }
+    monkeypatch.setattr(*broken[part])
+    if part == "outputs":
+        outputs[0] = msgspec.structs.replace(outputs[0], error="\ud800")
+    _deliver(outputs, engine, outlet)  # type: ignore[arg-type]
+    [sent] = outlet.sent
+    ends = [output.finish_reason for output in sent.outputs]
+    assert ends == [FinishReason.ERROR if part == "outputs" else None, None]
+    assert sent.outputs[1] == outputs[1]
+    assert engine.containment.num_errors

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.plan import StepPlan
+from legato.core.plan import StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
@@ -329,3 +329,55 @@ def test_stats_follow_the_work() -> None:
     assert 0.0 < engine.stats.kv_usage < 1.0
     drain(engine)
     assert (engine.stats.num_running, engine.stats.num_waiting) == (0, 0)
+
+
+class FailingOnce(SimulatedExecutor):
+    """Fails to collect one step, and to submit the one behind it, if `fails` says so.
+
+    It computes only requests that were introduced to it.
+    """
+
+    fails: Sequence[str] = ()
+
+    def submit(self, plan: StepPlan) -> None:
+        if "submit" in self.fails:
+            self.fails = ["collect"]
+            raise RuntimeError("before it took the plan")
+        known = self.__dict__.setdefault("known", set())
+        known.difference_update(plan.ended_requests)
+        known.update(request.request_id for request in plan.new_requests)
+        assert known.issuperset(chunk.request_id for chunk in plan.chunks)
+        super().submit(plan)
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        if "collect" in self.fails:
+            self.fails = ()
+            self._submitted.clear()
+            raise RuntimeError("transient")
+        return result
+
+
+@pytest.mark.parametrize("fails", [["submit", "collect"], ["collect"]])
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_request_whose_first_step_is_withdrawn_is_introduced_again(
+    fails: list[str], *, is_aborted: bool
+) -> None:
+    """Whether the executor has heard of it or not; and it forgets what it may have heard of."""
+    engine = Engine(lambda _: None, depth=2)
+    engine._executor = executor = FailingOnce(engine.clock, lambda _: 0.01, depth=2)
+    outputs = engine.step([request(name, 8, max_tokens=20) for name in ("a", "d")])
+    outputs += engine.step()
+    executor.fails = fails
+    outputs += engine.step([request("b", 30)])
+    if is_aborted:
+        outputs += engine.step([AbortRequest(request_id="b")])
+    outputs += drain(engine)
+    assert not executor.fails
+    end = FinishReason.ABORT if is_aborted else FinishReason.LENGTH
+    assert reasons(outputs) == dict.fromkeys("ad", FinishReason.LENGTH) | {"b": end}
+    if not is_aborted:
+        assert tokens(outputs, "b") == undisturbed("b", 30)
+    outputs += engine.step([request("c", 8)]) + drain(engine)
+    assert executor.known == {"c"}  # type: ignore[attr-defined]
+    assert engine.stats.kv_usage == 0.0

@@ -54,8 +54,8 @@ def settled(grammars: Grammars, *events: Event) -> tuple[list[Event], list[Reque
     passed, outputs = grammars.hold_back(events)
     while grammars.is_compiling:
         grammars.wait(60)
-        more = grammars.hold_back(())
-        passed, outputs = passed + more[0], outputs + more[1]
+        ready, ended = grammars.take_ready()
+        passed, outputs = passed + ready, outputs + ended
     return passed, outputs
 
 
@@ -137,3 +137,137 @@ def test_how_long_each_took_is_told_once(grammars: Grammars, may_compile: thread
     settled(grammars)
     assert grammars.take_compile_s()["a"] > 0.0
     assert not grammars.take_compile_s()
+
+
+class Machine:
+    """A virtual clock, and compilations of grammars that do not end before `may_end` is set.
+
+    Those of the sources in `endless` do not.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.may_end = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.endless: set[str] = set()
+        self.num_compiled = 0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def compile(self, tokenizer: Any, source: str) -> Any:
+        self.num_compiled += 1
+        if source in self.endless:
+            self.begun.release()
+            assert self.may_end.wait(60)
+        return compile_grammar(tokenizer, source)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine()
+    monkeypatch.setattr(module, "compile_grammar", made.compile)
+    yield made
+    made.may_end.set()
+
+
+def timed(machine: Machine) -> Grammars:
+    made = Grammars(clock=machine)
+    made.set_vocabulary(VOCABULARY)
+    return made
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_grammar_that_never_ends_compiling_is_given_up(
+    machine: Machine, *, is_aborted: bool
+) -> None:
+    """The grammars behind it compile in another thread, and it is not compiled again."""
+    grammars = timed(machine)
+    endless, sound = request("endless", "e"), request("sound", "s")
+    machine.endless = {"start: /e/"}
+    grammars.hold_back([endless])
+    assert machine.begun.acquire(timeout=60)
+    grammars.hold_back([sound])
+    ends = [] if not is_aborted else grammars.hold_back([AbortRequest(request_id="endless")])[1]
+    machine.now_s = 59.0
+    assert not grammars.has_ready
+    assert grammars.take_ready() == ([], [])
+    machine.now_s = 61.0
+    assert grammars.has_ready
+    ready, more = grammars.take_ready()
+    ends += more
+    passed, _ = settled(grammars)
+    assert [*ready, *passed] == [sound]
+    [end] = ends
+    assert end.request_id == "endless"
+    assert end.finish_reason is (FinishReason.ABORT if is_aborted else FinishReason.ERROR)
+    num_compiled = machine.num_compiled
+    _, [refused] = grammars.hold_back([request("again", "e")])
+    assert refused.finish_reason is FinishReason.ERROR
+    assert "takes too long" in (refused.error or "")
+    assert machine.num_compiled == num_compiled
+
+
+def test_threads_with_endless_grammars_are_bounded(machine: Machine) -> None:
+    grammars = timed(machine)
+    machine.endless = {f"start: /{i}/" for i in range(9)}
+    for i in range(9):
+        _, ends = grammars.hold_back([request(f"{i}", f"{i}")])
+        if not ends:
+            assert machine.begun.acquire(timeout=60)
+            machine.now_s += 61.0
+            _, ends = grammars.take_ready()
+        assert [end.finish_reason for end in ends] == [FinishReason.ERROR]
+    assert machine.num_compiled == 5
+    machine.may_end.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("grammars"):
+            thread.join(1.0)
+    sound = request("sound")
+    assert settled(grammars, sound) == ([sound], [])
+
+
+class PanicError(BaseException):
+    """Extensions raise their panics so."""
+
+
+@pytest.mark.parametrize("error", [RecursionError("deep"), KeyError("k"), PanicError("panic")])
+def test_what_a_compilation_raises_ends_its_request_alone(
+    error: BaseException, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(tokenizer: Any, source: str) -> Any:
+        if "bad" in source:
+            raise error
+        return compile_grammar(tokenizer, source)
+
+    monkeypatch.setattr(module, "compile_grammar", raising)
+    passed, [ended] = settled(grammars, request("bad", "bad"), request("good"))
+    assert [event.request_id for event in passed] == ["good"]
+    assert (ended.request_id, ended.finish_reason) == ("bad", FinishReason.ERROR)
+    assert not ended.is_asked_for
+    assert grammars.containment.num_errors == 1
+
+
+def test_a_tokenizer_that_was_not_made_is_made_for_the_next_request(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(_: Any) -> Any:
+        raise OSError("once")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "grammar_tokenizer", raising)
+        _, [ended] = settled(grammars, request("first"))
+    assert ended.finish_reason is FinishReason.ERROR
+    second = request("second")
+    assert settled(grammars, second) == ([second], [])
+
+
+def test_a_request_that_ends_while_it_waits_is_not_passed_on(
+    grammars: Grammars, may_compile: threading.Event
+) -> None:
+    """Another part of the engine has ended it by an error."""
+    grammars.hold_back([request("r")])
+    grammars.forget([RequestOutput(request_id="r", finish_reason=FinishReason.ERROR)])
+    assert not grammars.is_compiling
+    may_compile.set()
+    assert settled(grammars) == ([], [])

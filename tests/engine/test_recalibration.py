@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,7 +197,7 @@ def test_an_error_in_the_last_step_of_an_attempt_ends_nothing_else(
     assert server.is_measuring
     server.fail_next = MemoryError("transient")
     assert server.serve("meanwhile") > 0.0
-    assert "not measured again" in caplog.text
+    assert "the measuring of step times failed" in caplog.text
     assert server.kv.num_free_blocks == NUM_BLOCKS
     assert server.engine.idle_s is None
 
@@ -305,3 +306,42 @@ def test_on_the_real_model_it_leaves_the_cache_as_it_is(
     assert tokens("after") == before
     assert runtime.kv.num_cached_blocks == cached
     assert engine.stats.num_prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize("part", ["begin", "measure", "forget", "give_back"])
+def test_a_recalibration_that_fails_ends_alone(
+    part: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whichever of its steps, also when a request comes; its blocks are given back."""
+    num_raised = 0
+
+    def raising(*_: Any) -> Any:
+        nonlocal num_raised
+        num_raised += 1
+        raise MemoryError(part)
+
+    if part == "begin":
+        monkeypatch.setattr(server.engine._recalibration, "_begin", raising)
+    server.idle(30.0, lambda: len(server.plans) > 4)
+    if part == "measure":
+        server.fault = MemoryError(part)
+        server.idle(1.0)
+        server.fault = None
+    elif part == "forget":
+        monkeypatch.setattr(Calibration, "forget", raising)
+    elif part == "give_back":
+        give_back, times = server.kv.give_back, iter([True])
+
+        def once(borrowed: BorrowedBlocks) -> None:
+            if next(times, False):
+                raising()
+            give_back(borrowed)
+
+        monkeypatch.setattr(server.kv, "give_back", once)
+    assert server.serve("a") > 0.0
+    assert server.engine.stats.num_contained_errors == 1
+    assert num_raised == (part != "measure")
+    assert server.engine._recalibration is not None
+    assert server.engine._recalibration.is_done
+    assert server.kv.num_free_blocks == server.kv.num_blocks
+    assert server.engine.idle_s is None

@@ -4,8 +4,12 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import TypeVar
 
 logger = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
+_Other = TypeVar("_Other")
 
 
 def _ignore(_: Exception) -> None:
@@ -22,7 +26,7 @@ class Containment:
     def __init__(self) -> None:
         self.num_errors = 0
 
-    def note(self, what: str, error: Exception) -> None:
+    def note(self, what: str, error: BaseException) -> None:
         """Log an error with its traceback, and count it."""
         self.num_errors += 1
         logger.error("%s failed", what, exc_info=error)
@@ -37,6 +41,14 @@ class Containment:
             on_error: called after an exception was noted.
         """
         return _Containing(self, what, on_error)
+
+    def value(self, what: str, ask: Callable[[], _Value], otherwise: _Other) -> _Value | _Other:
+        """Return what `ask` returns; note what it raises, and return `otherwise`."""
+        try:
+            return ask()
+        except Exception as error:
+            self.note(what, error)
+            return otherwise
 
 
 class _Containing:
@@ -60,5 +72,8 @@ class _Containing:
         if not isinstance(error, Exception):
             return False
         self._containment.note(self._what, error)
-        self._on_error(error)
+        try:
+            self._on_error(error)
+        except Exception as another:
+            self._containment.note(f"what follows when {self._what} fails", another)
         return True

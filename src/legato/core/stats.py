@@ -122,8 +122,8 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
 
     Attributes:
         num_failed_steps: steps that raised at their first attempt, from the start.
-        num_contained_errors: errors of bookkeeping from the start. Each ended one request, or left
-            one query without an answer.
+        num_contained_errors: errors of bookkeeping from the start. Each ended one request, or
+            one attempt, as of a report or a change of settings, or had a step planned again.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
         num_cached_blocks: unused blocks that are kept for later requests.
         num_state_checkpoints: recurrent states that are kept for later requests.

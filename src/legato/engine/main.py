@@ -11,15 +11,18 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from legato.core.config import EngineConfig
 from legato.core.garbage import uncollected
+from legato.core.kv_events import KVEvent
 from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
+from legato.core.stats import EngineStats
 from legato.core.step_record import StepBegun
 from legato.engine.build.start_timer import StartTimer
 from legato.engine.errors import EngineFaultError
@@ -136,7 +139,10 @@ def _run(engine: "EngineLoop", channel: Channel) -> int:
             channel.send(Pong())
             messages = [message for message in messages if message != Ping()]
         if GetState() in messages:
-            channel.send(StateReport(engine.state))
+            frame = engine.containment.value(
+                "the report of the state", lambda: pack_frame(StateReport(engine.state)), None
+            )
+            channel.send_frame(frame or pack_frame(StateReport(None)))
             messages = [message for message in messages if message != GetState()]
         if not (messages or arrivals or engine.has_work):
             engine.use_idle_time()
@@ -153,14 +159,30 @@ def _run(engine: "EngineLoop", channel: Channel) -> int:
 
 
 def _deliver(outputs: list[RequestOutput], engine: "EngineLoop", channel: Channel) -> None:
-    """Send the outputs of a step; end a request whose output cannot be packed."""
+    """Send the outputs of a step; end a request whose output cannot be packed.
+
+    Then the step's records are left out, and events and statistics as well if these cannot be
+    packed.
+    """
     records, kv_events = engine.take_records(), engine.take_kv_events()
     try:
         frame = pack_frame(StepOutputs(outputs, engine.stats, records, kv_events))
-    except Exception:
-        outputs = [_packable(output, engine) for output in outputs]
-        frame = pack_frame(StepOutputs(outputs, engine.stats, kv_events=kv_events))
-    channel.send_frame(frame)
+    except Exception as error:
+        packable = [_packable(output, engine) for output in outputs]
+        if packable == outputs:
+            engine.containment.note("the report of a step", error)
+        outputs = packable
+        pack = partial(_pack_some, outputs, engine, kv_events)
+        frame = engine.containment.value("the report of events", pack, b"")
+        pack = partial(_pack_some, outputs, engine, [])
+        frame = frame or engine.containment.value("the report of statistics", pack, b"")
+    channel.send_frame(frame or pack_frame(StepOutputs(outputs, EngineStats())))
+
+
+def _pack_some(
+    outputs: list[RequestOutput], engine: "EngineLoop", kv_events: list[KVEvent]
+) -> bytes:
+    return pack_frame(StepOutputs(outputs, engine.stats, kv_events=kv_events))
 
 
 def _packable(output: RequestOutput, engine: "EngineLoop") -> RequestOutput:
@@ -183,25 +205,31 @@ def _events(
     """Act on the control messages, and return the scheduler's events."""
     events: list[Event] = []
     for message in messages:
-        match message:
-            case SetRecording(is_on):
-                engine.set_recording(is_on=is_on)
-            case SetAnnouncing(is_on):
-                engine.announce_steps(_announcing(channel) if is_on else None)
-            case Reconfigure(scheduler):
-                engine.reconfigure(scheduler)
-            case ForgetCache():
-                engine.forget_cache()
-            case StepDelivered(delay_change_s):
-                engine.record_delivery(delay_change_s)
-            case WatchCache():
-                engine.watch_cache()
-            case SetVocabulary(vocabulary):
-                engine.grammars.set_vocabulary(vocabulary)
-                engine.grammars.prepare()  # now, while there are no streams to delay
-            case AddRequest() | AbortRequest():
-                events.append(message)
+        if isinstance(message, AddRequest | AbortRequest):
+            events.append(message)
+            continue
+        with engine.containment.containing(type(message).__name__):
+            _control(message, engine, channel)
     return events
+
+
+def _control(message: FromFrontEnd, engine: "EngineLoop", channel: Channel) -> None:
+    match message:
+        case SetRecording(is_on):
+            engine.set_recording(is_on=is_on)
+        case SetAnnouncing(is_on):
+            engine.announce_steps(_announcing(channel) if is_on else None)
+        case Reconfigure(scheduler):
+            engine.reconfigure(scheduler)
+        case ForgetCache():
+            engine.forget_cache()
+        case StepDelivered(delay_change_s):
+            engine.record_delivery(delay_change_s)
+        case WatchCache():
+            engine.watch_cache()
+        case SetVocabulary(vocabulary):
+            engine.grammars.set_vocabulary(vocabulary)
+            engine.grammars.prepare()  # now, while there are no streams to delay
 
 
 def _announcing(channel: Channel) -> Callable[[StepBegun], None]:

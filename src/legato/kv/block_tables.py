@@ -73,9 +73,9 @@ class BlockTables:
         """Record a planned step, which names the present blocks of requests."""
         self._num_begun += 1
 
-    def end_step(self) -> None:
-        """Record that the oldest step in flight has landed, or will not be computed."""
-        self.num_ended += 1
+    def end_step(self, *, and_later: bool = False) -> None:
+        """Record that the oldest step in flight, or each, has landed or will not be computed."""
+        self.num_ended = self._num_begun if and_later else self.num_ended + 1
         while self._leaving and self._leaving[0][0] <= self.num_ended:
             self._free(self._leaving.popleft()[1])
 

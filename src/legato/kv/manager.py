@@ -395,11 +395,17 @@ class KVCacheManager:
         """Record a planned step, which names the present blocks of requests."""
         self._tables.begin_step()
 
-    def end_step(self) -> None:
-        """Record that the oldest step in flight has landed, or will not be computed."""
-        self._tables.end_step()
+    def end_step(self, *, and_later: bool = False) -> None:
+        """Record that the oldest step in flight, or each, has landed or will not be computed."""
+        self._tables.end_step(and_later=and_later)
         if self.windows is not None:
             self.windows.end_steps(self._tables.num_ended)
+
+    def end_all_steps(self) -> None:
+        """Record that no step is in flight, and free what the steps held."""
+        if self.states is not None:
+            self.states.withdraw_all()
+        self.end_step(and_later=True)
 
     def take_moves(self) -> tuple[BlockMove, ...]:
         """Return the copies to and from host memory to make, in order, before the step."""

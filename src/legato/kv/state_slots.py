@@ -232,6 +232,12 @@ class StateSlots:
             if line is not None:
                 self._free += line.written.pop()
 
+    def withdraw_all(self) -> None:
+        """Undo `assigned` for all steps in flight."""
+        for line in self._lines.values():
+            self._free += chain.from_iterable(line.written)
+            line.written.clear()
+
     def land(self, chunk: ScheduledChunk, result: ChunkResult | None) -> ChunkResult | None:
         """Record the result of a request's oldest chunk in flight, None for a fault; return it.
 

@@ -3,9 +3,10 @@
 import math
 from collections import deque
 from collections.abc import Mapping
+from itertools import chain
 from typing import NamedTuple
 
-from legato.core.plan import StepPlan, StepResult
+from legato.core.plan import BlockMove, StepPlan, StepResult
 from legato.core.request import Request
 from legato.core.step_record import DraftsEndedBy, Obstacle, ShortHit
 from legato.kv.manager import KVCacheManager
@@ -48,11 +49,13 @@ class Dispatch:
         self._landed_s = -math.inf  # end of the last step
         self._later_s = 0.0  # from `record_delivery`, for the next step that is observed
         self._known_to_executor: set[str] = set()
+        self._to_introduce_again: set[str] = set()  # known, perhaps: their first plan was withdrawn
         self._ended: list[str] = []  # request ids that the next plan ends in the executor
         # Since the last step. A request that waits for remote blocks is admitted without a chunk.
         self._admitted: dict[str, int] = {}
         self._short_hits: dict[str, ShortHit] = {}
         self._preempted: list[str] = []
+        self._moves: tuple[BlockMove, ...] = ()  # taken for a plan that is not made yet
         self._num_steps = 0
 
     @property
@@ -111,6 +114,9 @@ class Dispatch:
     ) -> StepPlan:
         """Make the plan of a step that has chunks; the step is in flight from now on.
 
+        If it raises, `take_back` returns the copies that the plan would have had, and nothing else
+        has changed here.
+
         Args:
             running: key the request's id.
             held_by, drafts_ended_by, budget_tokens: as in `StepPlan`.
@@ -122,15 +128,18 @@ class Dispatch:
         chunks = step.chunks
         if deadline is not None:  # the last rows are dropped
             chunks = sorted(chunks, key=lambda chunk: chunk.kind == "prefill")
-        new = [c.request_id for c in chunks if c.request_id not in self._known_to_executor]
-        self._known_to_executor.update(new)
+        unsure = self._to_introduce_again
+        known = self._known_to_executor - unsure if unsure else self._known_to_executor
+        new = [chunk.request_id for chunk in chunks if chunk.request_id not in known]
+        assigned = self._kv.assigned(chunks)
+        self._moves += self._kv.take_moves()
         plan = StepPlan(
             step_id=self._num_steps,
-            chunks=self._kv.assigned(chunks),
+            chunks=assigned,
             new_requests=tuple(running[request_id].message for request_id in new),
             ended_requests=tuple(self._ended),
             preempted=tuple(self._preempted),
-            moves=self._kv.take_moves(),
+            moves=self._moves,
             admitted=self._admitted,
             short_hits=self._short_hits,
             held_by=held_by,
@@ -147,20 +156,24 @@ class Dispatch:
         )
         for request in step.becoming_streams:
             request.in_flight_since_s = ends_s
-        self._in_flight.append(
-            Flight(plan, step.shape, now_s, ends_s, step.drafting_s, step.first_blocks)
-        )
+        flight = Flight(plan, step.shape, now_s, ends_s, step.drafting_s, step.first_blocks)
         self._kv.begin_step()
+        self._in_flight.append(flight)
         self._num_steps += 1
-        self._ended.clear()
-        self._admitted, self._short_hits, self._preempted = {}, {}, []
+        self._known_to_executor.update(new)
+        unsure.difference_update(new)
+        self._ended, self._preempted, self._moves = [], [], ()
+        self._admitted, self._short_hits = {}, {}
         return plan
 
-    def land(self, result: StepResult, now_s: float) -> Flight:
-        """Remove the oldest step in flight, whose result this is, and learn how long it took."""
+    def land(self, result: StepResult) -> Flight:
+        """Remove the oldest step in flight, whose result this is."""
         flight = self._in_flight.popleft()
         assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
-        self._kv.end_step()
+        return flight
+
+    def learn(self, flight: Flight, result: StepResult, now_s: float) -> None:
+        """Learn how long a step took that has landed."""
         begun_s = max(flight.planned_s, self._landed_s)
         self._landed_s = now_s
         if not (result.ran_out_of_memory or result.faults):
@@ -175,13 +188,35 @@ class Dispatch:
                 dropped = (flight.plan.num_tokens - num_rows) / flight.shape.num_prefill_tokens
                 self._step_time.observe_deadline(deadline, delivered_s, result.foreseen_s, dropped)
             self._later_s = 0.0
-        return flight
 
     def withdraw(self) -> StepPlan:
-        """Remove the newest step in flight, which the executor will not compute."""
+        """Remove the newest step in flight, which the executor will not compute.
+
+        The next plan introduces the same requests and ends the same ones: the executor may not have
+        seen this one.
+        """
         plan = self._in_flight.pop().plan
+        new = {request.request_id for request in plan.new_requests}
+        self._to_introduce_again |= new & self._known_to_executor
+        self._ended = [*plan.ended_requests, *self._ended]
+        self._admitted = plan.admitted | self._admitted
+        self._short_hits = plan.short_hits | self._short_hits
+        self._preempted = [*plan.preempted, *self._preempted]
         self._kv.withdraw(plan.chunks)
         return plan
+
+    def take_back(self) -> tuple[BlockMove, ...]:
+        """Withdraw all steps, which the executor does not have, and what a failed plan left behind.
+
+        Returns:
+            the copies that they would have had, in order.
+        """
+        moves = (*chain.from_iterable(plan.moves for plan in self.plans), *self._moves)
+        while self._in_flight:
+            self.withdraw()
+        self._moves = ()
+        self._kv.end_all_steps()
+        return moves
 
     def record_delivery(self, delay_change_s: float) -> None:
         """Record the delivery of a step's tokens, as `Scheduler.record_delivery`."""
@@ -191,4 +226,5 @@ class Dispatch:
         """End a request in the executor, with the next plan, if the executor knows it."""
         if request_id in self._known_to_executor:
             self._known_to_executor.discard(request_id)
+            self._to_introduce_again.discard(request_id)
             self._ended.append(request_id)

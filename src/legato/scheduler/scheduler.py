@@ -32,6 +32,7 @@ from legato.scheduler.order import HIT_AWARE, ORDERS, PrefillTurns
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.prefills import Prefills
 from legato.scheduler.queues import Queues
+from legato.scheduler.replanning import Replanning, ended, failed
 from legato.scheduler.step import Step
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
@@ -65,6 +66,7 @@ class Scheduler:
     Attributes:
         broken_promise: as in `SchedulerStats`.
         containment: records errors in the bookkeeping of one request.
+        replanning: goes on after `plan`, `withdraw` or `commit` raised.
     """
 
     def __init__(
@@ -93,6 +95,10 @@ class Scheduler:
         self._configure(config)
         self._drafters.configure(config, self._budget)
         self._dispatch = Dispatch(kv, self._step_time)
+        self._requests: dict[str, Request] = {}  # all, even if a queue lost one; key request id
+        self.replanning = Replanning(
+            self.plan, self._end, self._requests, self._queues, kv, self._dispatch, self.containment
+        )
         self._was_hurried = False
         self.broken_promise = ""
         self._num_preemptions = 0
@@ -152,19 +158,31 @@ class Scheduler:
         A class's new promises also hold for its running and waiting requests: an operator who
         changes them means the present load. Requests that gave up their promise stay best-effort.
 
+        If it raises, the settings are those of before.
+
         Args:
             config: resolved, with the same classes of service by name.
         """
         assert not self._dispatch.num_in_flight, "a step is in flight"
-        self._configure(config)
-        waiting = self._queues.take_waiting()
+        before, waiting = self._config, self._queues.take_waiting()
         requests = (*self._queues.running.values(), *waiting)
+        try:
+            self._change_settings(config, requests, now_s)
+        except Exception:
+            self._change_settings(before, requests, now_s)
+            raise
+        finally:
+            for request in waiting:
+                self.replanning.wait(request)
+
+    def _change_settings(
+        self, config: SchedulerConfig, requests: Sequence[Request], now_s: float
+    ) -> None:
+        self._configure(config)
         self._drafters.configure(config, self._budget, requests)
         for request in requests:
             if not request.is_promise_waived:
                 request.change_promise(self._classes[request.message.service.slo_class], now_s)
-        for request in waiting:
-            self._queues.add(request)
 
     def _configure(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -206,14 +224,10 @@ class Scheduler:
 
     def fail(self, request_id: str, error: Exception) -> RequestOutput:
         """End a request whose bookkeeping raised, running or waiting; return its last output."""
-        request = self._queues.get(request_id)
+        request = self._requests.get(request_id)
         if request is not None:
             self._end(request)
-        return RequestOutput(
-            request_id=request_id,
-            finish_reason=FinishReason.ERROR,
-            error=f"internal error: {type(error).__name__}: {error}",
-        )
+        return failed(request_id, error)
 
     def _take(self, event: Event, now_s: float, outputs: list[RequestOutput]) -> None:
         match event:
@@ -257,12 +271,14 @@ class Scheduler:
         if dispatch.has_drafts or (dispatch.num_in_flight and decodes.must_wait):
             return None
         prefills = Prefills(begun, queues, self._turns, admission, dispatch, kv, config, now_s)
-        admission.preempt_best_effort()
-        step = self._fill(decodes, prefills)
+        try:
+            admission.preempt_best_effort()
+            step = self._fill(decodes, prefills)
+        finally:  # these changes stay, even if the plan fails
+            self._num_preemptions += len(admission.preempted)
+            dispatch.note_changes(admission)
         drafts_ended_by = self._drafters.draft(step, decodes)
-        self._num_preemptions += len(admission.preempted)
         self._note_budget(step, prefills)
-        dispatch.note_changes(admission)
         self._num_prefix_cache_short += admission.num_short_tokens
         if not step.chunks:
             return None
@@ -277,8 +293,9 @@ class Scheduler:
             begins_s=begins_s,
         )
         self._was_hurried = step.is_for_streams
-        self._lateness.end_step(step.shape, step.limit_s)
-        book_step(plan.chunks, queues, self._step_time, plan.predicted_s)
+        with self.containment.containing("the booking of a step"):  # it is in flight already
+            self._lateness.end_step(step.shape, step.limit_s)
+            book_step(plan.chunks, queues, self._step_time, plan.predicted_s)
         return plan
 
     def commit(self, result: StepResult, now_s: float) -> list[RequestOutput]:
@@ -296,7 +313,7 @@ class Scheduler:
                 if done is not None:
                     request.num_computed_tokens = chunk.start + done.num_tokens
                 if request.finish_reason is not None:
-                    own = [_ended(request.request_id, request.finish_reason)]
+                    own = [ended(request.request_id, request.finish_reason)]
                 elif done is not None:
                     own = self._take_tokens(request, done, now_s)
                 else:
@@ -337,25 +354,16 @@ class Scheduler:
     def withdraw(self) -> list[RequestOutput]:
         """Forget the newest step in flight, which the executor will not compute.
 
-        The requests that it introduced to the executor, or ended there, stay so.
-
         Returns:
             the outputs of aborted requests that waited for this step alone.
         """
-        outputs: list[RequestOutput] = []
-        for chunk in self._dispatch.withdraw().chunks:
-            request = self._queues.running.get(chunk.request_id)
-            if request is None:
-                continue
-            request.num_scheduled_tokens -= chunk.num_tokens
-            request.num_expected_tokens -= chunk.num_samples
-            if request.finish_reason is not None and not request.is_in_flight:
-                outputs.append(_ended(request.request_id, request.finish_reason))
-                self._end(request)
-        return outputs
+        return self.replanning.withdraw()
 
     def _land(self, result: StepResult, now_s: float) -> StepPlan:
-        flight = self._dispatch.land(result, now_s)
+        flight = self._dispatch.land(result)
+        with self.containment.containing("the end of a step", self.replanning.require):
+            self._kv.end_step()
+            self._dispatch.learn(flight, result, now_s)
         if result.ran_out_of_memory and self._config.enable_chunked_prefill:
             self._budget.lower(flight.shape.num_prefill_tokens, now_s)
         return flight.plan
@@ -376,6 +384,7 @@ class Scheduler:
             if refused is not request:
                 self._end(refused)
         if not any(refused is request for refused, _ in refusals):
+            self._requests[request.request_id] = request
             self._queues.add(request)
 
     def _is_urgent(self) -> bool:
@@ -417,7 +426,7 @@ class Scheduler:
             request.abort_in_flight()
             return []
         self._end(request)
-        return [_ended(request_id, FinishReason.ABORT)]
+        return [ended(request_id, FinishReason.ABORT)]
 
     def _take_fault(
         self, request: Request, chunk: ScheduledChunk, fault: Fault
@@ -472,19 +481,19 @@ class Scheduler:
         ]
 
     def _end(self, request: Request) -> None:
-        """Release everything that a request holds, each part even if another raises."""
-        parts = (self._queues.remove, self._kv.release, self._drafters.forget, self._note_end)
+        """Release everything that a request holds; a part that raises is tried once more."""
+        leave = self.replanning.leave
+        parts = (leave, self._kv.release, self._drafters.forget, self._note_end)
+        self._requests.pop(request.request_id, None)
         for release in parts:
-            try:
-                release(request)
-            except Exception as error:
-                self.containment.note(f"the release of {request.request_id}", error)
+            for _ in range(2):
+                try:
+                    release(request)
+                    break
+                except Exception as error:
+                    self.containment.note(f"the release of {request.request_id}", error)
 
     def _note_end(self, request: Request) -> None:
+        self._dispatch.end(request.request_id)
         if request.num_output_tokens:
             self._lengths.observe(request.num_output_tokens)
-        self._dispatch.end(request.request_id)
-
-
-def _ended(request_id: str, reason: FinishReason) -> RequestOutput:
-    return RequestOutput(request_id=request_id, finish_reason=reason)

@@ -7,7 +7,6 @@ enough from the steps that computed them.
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from legato.engine.calibration.calibration import Calibration
 from legato.engine.calibration.disturbance import MOST_WAITED, CoreWait, Quality
@@ -26,13 +25,10 @@ _FEWEST_TOKENS, _MOST_TOKENS = 1024, 8192
 
 
 class _Attempt:
-    """A running calibration, in borrowed blocks."""
+    """A running calibration."""
 
-    def __init__(
-        self, calibration: Calibration, borrowed: BorrowedBlocks, started_s: float
-    ) -> None:
+    def __init__(self, calibration: Calibration, started_s: float) -> None:
         self.calibration = calibration
-        self.borrowed = borrowed
         self.started_s = started_s
         self.measured: list[MeasuredStep] = []
         self.wait = CoreWait()
@@ -55,7 +51,7 @@ class Recalibration:
         clock: returns seconds.
         is_needed: whether to measure again. It is asked before each attempt.
 
-    An error ends it, with a line in the log: it does no harm to requests.
+    An error of `postpone` or `go_on` ends it, once the caller has called `abandon`.
     """
 
     def __init__(
@@ -74,6 +70,7 @@ class Recalibration:
         self._next_s = clock() + _QUIET_S
         self._pause_s = _PAUSE_S
         self._attempt: _Attempt | None = None
+        self._borrowed: BorrowedBlocks | None = None
         self.is_done = False
 
     @property
@@ -88,20 +85,17 @@ class Recalibration:
     def postpone(self) -> None:
         """Give up a running attempt, because there is work for requests."""
         if self._attempt is not None:
-            with self._ending_at_errors():
-                self._end(self._attempt)
+            self._end(self._attempt)
             self._next_s = self._clock() + self._pause_s
         self._next_s = max(self._next_s, self._clock() + _QUIET_S)
 
     def go_on(self) -> None:
-        """Measure one step if it is due."""
-        with self._ending_at_errors():
-            if self._attempt is not None:
-                self._measure(self._attempt)
-            elif self.wait_s == 0.0:
+        """Measure one step if it is due; call `abandon` if it raises."""
+        if self._attempt is None:
+            if self.wait_s == 0.0:
                 self._start()
-
-    def _measure(self, attempt: _Attempt) -> None:
+            return
+        attempt = self._attempt
         has_more = attempt.measure()
         looks = self._clock() - attempt.started_s > _FIRST_LOOK_S
         if not has_more:
@@ -109,15 +103,11 @@ class Recalibration:
         elif looks and attempt.wait.share > MOST_WAITED:
             self._give_up(attempt)
 
-    @contextmanager
-    def _ending_at_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            logger.exception("step times are not measured again, because a step failed")
-            self.is_done = True
-            if self._attempt is not None:
-                self._let_go(self._attempt)
+    def abandon(self, _: Exception) -> None:
+        """Give the blocks of a failed attempt back, and make no further attempt."""
+        self.is_done = True
+        self._attempt = None
+        self._give_back()
 
     def _start(self) -> None:
         borrowed = self._kv.borrow(
@@ -125,13 +115,9 @@ class Recalibration:
             most=-(-_MOST_TOKENS // self._kv.block_size),
         )
         self._next_s = self._clock() + self._pause_s
-        if borrowed is None:
-            return
-        try:
-            self._attempt = _Attempt(self._begin(borrowed), borrowed, self._clock())
-        except Exception:
-            self._kv.give_back(borrowed)
-            raise
+        if borrowed is not None:
+            self._borrowed = borrowed
+            self._attempt = _Attempt(self._begin(borrowed), self._clock())
 
     def _judge(self, attempt: _Attempt) -> None:
         measured, calibration = attempt.measured, attempt.calibration
@@ -157,8 +143,10 @@ class Recalibration:
 
     def _end(self, attempt: _Attempt) -> None:
         attempt.calibration.forget()
-        self._let_go(attempt)
-
-    def _let_go(self, attempt: _Attempt) -> None:
-        self._kv.give_back(attempt.borrowed)
         self._attempt = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._borrowed is not None:
+            self._kv.give_back(self._borrowed)
+            self._borrowed = None

@@ -12,16 +12,16 @@ import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.kv_events import KVEvent
-from legato.core.kv_transfer import BlocksArrived
 from legato.core.outputs import RequestOutput
 from legato.core.plan import BlockMove, Fault, StepPlan, StepResult
 from legato.core.replica_state import ReplicaState
-from legato.core.request import AddRequest, Event
+from legato.core.request import Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.calibration.recalibration import Recalibration
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.grammars import Grammars
+from legato.engine.loop.intake import Intake
 from legato.engine.loop.recorder import Recorder, begun
 from legato.engine.loop.recovery import (
     all_failed,
@@ -46,6 +46,10 @@ _LONG_S = 1.0
 """Predicted duration from which a step counts as long."""
 _WAIT_S = 0.001
 """Longest wait for a grammar, or for blocks, while there is no other work."""
+_MOST_FAILURES = 64
+"""Most errors of parts of steps in a row after which the engine goes on."""
+_MOST_STALLS = 1000
+"""Most plans in a row without a chunk, with nothing in flight, after which the engine goes on."""
 _TRANSFERS_LOOK_S = 0.02
 """How often an idle engine looks for blocks that it need not keep for other engines any more."""
 
@@ -64,10 +68,6 @@ class _Flight(NamedTuple):
     fault: Fault | None
 
 
-def _needs_grammar(event: Event) -> bool:
-    return isinstance(event, AddRequest) and event.params.structured_outputs is not None
-
-
 class EngineLoop:
     """Runs one scheduler, its cache and one executor, a step at a time.
 
@@ -83,6 +83,7 @@ class EngineLoop:
     Attributes:
         grammars: compiles the grammars of outputs, which the executor gets from it.
         transfers: sends and fetches blocks; None without other engines.
+        containment: the scheduler's, for all parts of the engine.
         note_long_step: called before a step that should take long, with the predicted seconds
             until it ends, the steps in flight before it included.
     """
@@ -112,19 +113,26 @@ class EngineLoop:
         self._waits_for_blocks = False  # as of the last step
         self._landed_s: float | None = None  # when a step landed while another was in flight
         self._scheduler = scheduler
-        self._containment = scheduler.containment
+        self.containment = scheduler.containment
         self._kv = kv
         self._executor = executor
         self._in_flight: deque[_Flight] = deque()
         self._unmoved: tuple[BlockMove, ...] = ()  # copies to make again, since they failed
+        self._num_failures = 0  # of parts of steps, since a step has landed
+        self._num_stalls = 0  # plans in a row without a chunk, when nothing was in flight
+        self._stats = EngineStats()
         self._next_config: SchedulerConfig | None = None
         self._forgets = False
         self._num_failed_steps = 0
         self._recorder = Recorder(is_on=False)
+        self._intake = Intake(scheduler, self.grammars, transfers, self._recorder)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything; False while all requests wait for fetched blocks."""
+        return self.containment.value("the look for work", self._looks_for_work, otherwise=True)
+
+    def _looks_for_work(self) -> bool:
         has_news = self.transfers is not None and self.transfers.has_news
         has_ready = self.grammars.unfinished and self.grammars.has_ready
         if has_news or has_ready or self._kv.has_untold_blocks:
@@ -134,6 +142,9 @@ class EngineLoop:
     @property
     def idle_s(self) -> float | None:
         """Seconds for which only a message brings work; None for no limit."""
+        return self.containment.value("the look for idle time", self._wait_s, otherwise=_WAIT_S)
+
+    def _wait_s(self) -> float | None:
         has_more = self._untaken is not None and self._untaken.has_more
         if self.has_work or has_more or self.grammars.is_compiling:
             return 0.0
@@ -143,25 +154,44 @@ class EngineLoop:
 
     def close(self) -> None:
         """Keep on disk what later runs need; call it after the last step."""
-        self._at_end()
+        with self.containment.containing("the work at the end"):
+            self._at_end()
 
     def use_idle_time(self) -> None:
         """Do a little work that can wait; call it without work and without messages."""
+        with self.containment.containing("the work of idle time"):
+            self._use_idle_time()
+
+    def _use_idle_time(self) -> None:
         if self.grammars.is_compiling:
             self.grammars.wait(_WAIT_S)
             return
         if self._untaken is not None and self._untaken.has_more:
             self._untaken.take_slice()
         elif self._recalibration is not None and not self._waits_for_blocks:
-            self._recalibration.go_on()
+            self._recalibrate(self._recalibration.go_on)
+
+    def _recalibrate(self, act: Callable[[], None]) -> None:
+        assert self._recalibration is not None
+        end = self._recalibration.abandon
+        with self.containment.containing("the measuring of step times", end):
+            act()
 
     @property
     def stats(self) -> EngineStats:
-        """Counters of the scheduler, the cache and the loop."""
+        """Counters of the scheduler, the cache and the loop; the last ones if one raises."""
+        stats = self.containment.value("the statistics", self._count, None)
+        if stats is None:
+            num_errors = self.containment.num_errors
+            stats = msgspec.structs.replace(self._stats, num_contained_errors=num_errors)
+        self._stats = stats
+        return stats
+
+    def _count(self) -> EngineStats:
         return EngineStats(
             **msgspec.structs.asdict(self._scheduler.stats),
             num_failed_steps=self._num_failed_steps,
-            num_contained_errors=self._containment.num_errors,
+            num_contained_errors=self.containment.num_errors,
             kv_usage=self._kv.usage,
             num_cached_blocks=self._kv.num_cached_blocks,
             num_state_checkpoints=self._kv.num_checkpoints,
@@ -172,12 +202,14 @@ class EngineLoop:
     @property
     def state(self) -> ReplicaState | None:
         """See `Scheduler.state`; None if it raised."""
-        with self._containment.containing("telling the state"):
-            return self._scheduler.state(self._clock())
-        return None
+        ask = self._scheduler.state
+        return self.containment.value("the state", lambda: ask(self._clock()), otherwise=None)
 
     def reconfigure(self, config: SchedulerConfig) -> None:
-        """Change the settings once no step is in flight; see `Scheduler.reconfigure`."""
+        """Change the settings once no step is in flight; see `Scheduler.reconfigure`.
+
+        If that raises, the settings of before stay.
+        """
         self._next_config = config
         self._take_settings()
 
@@ -187,7 +219,7 @@ class EngineLoop:
 
     def record_delivery(self, delay_change_s: float) -> None:
         """See `Scheduler.record_delivery`."""
-        with self._containment.containing("learning of deliveries"):
+        with self.containment.containing("learning of deliveries"):
             self._scheduler.record_delivery(delay_change_s)
 
     def announce_steps(self, announce: Callable[[StepBegun], None] | None) -> None:
@@ -196,108 +228,146 @@ class EngineLoop:
 
     def set_recording(self, *, is_on: bool) -> None:
         """Start or stop to keep all records; records that were not taken are dropped."""
-        self._recorder = Recorder(is_on=is_on)
+        with self.containment.containing("the start of a record"):
+            self._recorder.restart(is_on=is_on)
 
     def take_records(self) -> list[EngineRecord]:
         """Return the records since the last call; without recording, only the latest step's."""
-        return self._recorder.take()
+        return self.containment.value("the taking of records", self._recorder.take, otherwise=[])
 
     def watch_cache(self) -> None:
         """See `KVCacheManager.watch`."""
-        with self._containment.containing("the watch of the cache"):
+        with self.containment.containing("the watch of the cache"):
             self._kv.watch()
 
     def take_kv_events(self) -> list[KVEvent]:
         """Return the changes of cached blocks since the last call, if the cache is watched."""
-        with self._containment.containing("the watch of the cache"):
-            return self._kv.take_events()
-        return []
+        return self.containment.value("the watch of the cache", self._kv.take_events, otherwise=[])
 
     def fail(self, request_id: str, error: Exception) -> RequestOutput:
         """See `Scheduler.fail`; counts and logs the error."""
-        self._containment.note(f"the delivery of {request_id}", error)
+        self.containment.note(f"the delivery of {request_id}", error)
         output = self._scheduler.fail(request_id, error)
-        self._note_outputs([output], self._clock())
+        self._intake.note([output], self._clock())
         return output
 
     def apply(self, events: Sequence[Event]) -> list[RequestOutput]:
         """Take `events`; return the ends that are known without a step."""
-        now_s = self._clock()
-        if self.transfers is not None:
-            self.transfers.note_events(events)
-            events = [*events, *self.transfers.take_arrived(now_s)]
-            self._recorder.note_fetched(self.transfers.take_fetched())
-        outputs = self._pass_on([], now_s)  # requests whose grammars are ready
-        for event in events:
-            outputs += self._take(event, now_s)
-        if self.grammars.unfinished:
-            self._recorder.note_grammars(self.grammars.take_compile_s(), now_s)
-        self._note_outputs(outputs, now_s)
-        return outputs
-
-    def _take(self, event: Event, now_s: float) -> list[RequestOutput]:
-        try:
-            self._recorder.note_events([event], now_s)
-            return self._pass_on([event], now_s)
-        except Exception as error:
-            self._containment.note(f"{type(event).__name__} of {event.request_id}", error)
-            if isinstance(event, BlocksArrived):
-                return []  # the request may have ended before
-            return [self._scheduler.fail(event.request_id, error)]
-
-    def _pass_on(self, events: Sequence[Event], now_s: float) -> list[RequestOutput]:
-        passed, outputs = list(events), list[RequestOutput]()
-        if self.grammars.unfinished or any(map(_needs_grammar, events)):
-            passed, outputs = self.grammars.hold_back(events)
-        if self.transfers is not None:
-            passed, ended = self.transfers.hold_back(passed)
-            outputs += ended
-        return outputs + self._scheduler.apply(passed, now_s)
+        return self._intake.take(events, self._clock())
 
     def step(self, events: Sequence[Event] = ()) -> list[RequestOutput]:
         """Take `events`, keep the executor busy, and return the oldest step's outputs.
 
+        An error of one request's bookkeeping ends that request. An error of a step's bookkeeping
+        lets the steps in flight land; then the scheduler restores its state and plans again. An
+        error of anything else, as of records or settings, leaves it undone.
+
         Raises:
-            EngineFaultError: the executor computes nothing any more. The step's requests ended, and
-                their outputs are lost; other requests are unchanged.
+            EngineFaultError: the executor computes nothing any more, or no step can be planned. The
+                step's requests ended, and their outputs are lost; other requests are unchanged.
         """
         if self._recalibration is not None:
-            self._recalibration.postpone()
+            self._recalibrate(self._recalibration.postpone)
         outputs = self.apply(events)
-        self._fill()
-        is_waiting = self.transfers is not None and self.transfers.is_waiting
-        self._waits_for_blocks = is_waiting and self._scheduler.has_work and not self._in_flight
-        if not self._in_flight and self.grammars.is_compiling:
-            self.grammars.wait(_WAIT_S)
-        return outputs + self._land() if self._in_flight else outputs
+        for stage in (self._fill, self._wait, self._land):
+            outputs += self._contained("a step", stage)
+        return outputs + self._intake.end_lost(self._clock())
+
+    def _contained(self, what: str, act: Callable[[], list[RequestOutput]]) -> list[RequestOutput]:
+        """Do a part of a step; what it raises has the next step planned again.
+
+        Raises `EngineFaultError` if that goes on and no step lands.
+        """
+        try:
+            return act()
+        except EngineFaultError:
+            raise
+        except Exception as error:
+            self.containment.note(what, error)
+            self._scheduler.replanning.require(error)
+            self._num_failures += 1
+            if self._num_failures > _MOST_FAILURES:
+                raise EngineFaultError(f"{what} fails again and again: {error!r}") from error
+            return []
 
     def _take_settings(self) -> None:
-        if self._next_config is not None and not self._in_flight:
-            self._scheduler.reconfigure(self._next_config, self._clock())
+        config = self._next_config
+        if config is not None and not self._in_flight:
             self._next_config = None
+            with self.containment.containing("the change of settings"):
+                self._scheduler.reconfigure(config, self._clock())
 
-    def _fill(self) -> None:
+    def _fill(self) -> list[RequestOutput]:
         """Submit steps until as many are in flight as the executor takes."""
+        outputs: list[RequestOutput] = []
         self._take_settings()
         if self._forgets and not self._in_flight:
-            self._kv.forget()
             self._forgets = False
+            with self.containment.containing("the forgetting of the cache"):
+                self._kv.forget()
         while self._takes_another:
             planned_s = self._clock()
-            plan = self._scheduler.plan(planned_s)
-            self._tell_of_broken_promise()
+            plan = self._plan(planned_s, outputs)
+            with self.containment.containing("the announcement of a step"):
+                self._announce_step(plan, planned_s)
             if plan is None:
                 self._begin_transfers_alone()
-                return
-            if self._announce is not None:
-                self._announce(begun(plan, planned_s))
-            flights = (flight.plan.predicted_s or 0.0 for flight in self._in_flight)
-            if (predicted_s := sum(flights, plan.predicted_s or 0.0)) > _LONG_S:
-                self.note_long_step(predicted_s)
+                self._note_stall()
+                break
+            self._num_stalls = 0
             started_s = self._clock()
             fault = begin(self._executor, plan, partial(self._begin_transfers, plan.moves))
-            self._note_turnaround()
             self._in_flight.append(_Flight(plan, planned_s, started_s, fault))
+            with self.containment.containing("the record of a turnaround"):
+                self._note_turnaround()
+        return outputs
+
+    def _note_stall(self) -> None:
+        """Raise if no request can begin any more, since blocks were lost in an error."""
+        is_waiting = self.transfers is not None and self.transfers.is_waiting
+        if self._in_flight or is_waiting or not self._scheduler.has_work:
+            return
+        self._num_stalls += bool(self.containment.num_errors)
+        if self._num_stalls > _MOST_STALLS:
+            raise EngineFaultError("no request can begin, though none runs; see earlier errors")
+
+    def _plan(self, now_s: float, outputs: list[RequestOutput]) -> StepPlan | None:
+        """Plan a step; add the outputs of requests that end because they cannot be planned."""
+        replanning = self._scheduler.replanning
+        if not replanning.is_due:
+            try:
+                return self._scheduler.plan(now_s)
+            except Exception as error:
+                self.containment.note("the plan of a step", error)
+                replanning.require(error)
+        if self._in_flight:
+            return None
+        try:
+            again = replanning.plan_again(now_s)
+        except Exception as error:
+            raise EngineFaultError(f"no step can be planned any more: {error!r}") from error
+        self._unmoved += again.moves
+        self._intake.note(again.outputs, now_s)
+        outputs += again.outputs
+        return again.plan
+
+    def _announce_step(self, plan: StepPlan | None, planned_s: float) -> None:
+        self._tell_of_broken_promise()
+        if plan is None:
+            return
+        if self._announce is not None:
+            self._announce(begun(plan, planned_s))
+        flights = (flight.plan.predicted_s or 0.0 for flight in self._in_flight)
+        if (predicted_s := sum(flights, plan.predicted_s or 0.0)) > _LONG_S:
+            self.note_long_step(predicted_s)
+
+    def _wait(self) -> list[RequestOutput]:
+        """Note whether only blocks are waited for, and wait for grammars if nothing else is."""
+        is_waiting = self.transfers is not None and self.transfers.is_waiting
+        self._waits_for_blocks = is_waiting and self._scheduler.has_work and not self._in_flight
+        if self.grammars.unfinished and not self._in_flight and self.grammars.is_compiling:
+            self.grammars.wait(_WAIT_S)
+        return []
 
     def _note_turnaround(self) -> None:
         """Measure how long the device would have waited without another step in flight."""
@@ -319,8 +389,11 @@ class EngineLoop:
 
     def _begin_transfers_alone(self) -> None:
         """Begin transfers without a step; copies that fail wait for the steps in flight."""
+        if self._scheduler.replanning.is_due:
+            return  # the failed plan has taken copies that come first
+        moves = self.containment.value("the copies of blocks", self._kv.take_moves, otherwise=())
         try:
-            self._begin_transfers(self._kv.take_moves())
+            self._begin_transfers(moves)
         except Exception as error:
             if not self._in_flight or is_device_lost(error):
                 raise EngineFaultError(f"blocks cannot be copied any more: {error}") from error
@@ -331,12 +404,14 @@ class EngineLoop:
         """Whether another step may be submitted; not before a failed `submit` is recovered."""
         if len(self._in_flight) == self._executor.depth or self._next_config is not None:
             return False
-        if self._forgets:
+        if self._forgets or (self._scheduler.replanning.is_due and self._in_flight):
             return False
         return not self._in_flight or self._in_flight[-1].fault is None
 
     def _land(self) -> list[RequestOutput]:
-        """Wait for the oldest step in flight, and commit it."""
+        """Wait for the oldest step in flight, if there is one, and commit it."""
+        if not self._in_flight:
+            return []
         flight = self._in_flight.popleft()
         result = flight.fault or collect(self._executor, flight.plan)
         if isinstance(result, Fault):
@@ -347,22 +422,28 @@ class EngineLoop:
         now_s = self._clock()
         self._landed_s = now_s if self._in_flight else None
         times_s = flight.planned_s, flight.started_s, now_s
-        self._recorder.note_step(flight.plan, result, times_s, self._scheduler, self._kv)
-        outputs = self._scheduler.commit(result, now_s)
+        with self.containment.containing("the record of a step"):
+            self._recorder.note_step(flight.plan, result, times_s, self._scheduler, self._kv)
+        outputs = self._take_result(flight.plan, result, now_s)
         if self.transfers is not None:
-            self.transfers.publish()
-        self._note_outputs(outputs, now_s)
+            with self.containment.containing("the offer of blocks"):
+                self.transfers.publish()
+        self._intake.note(outputs, now_s)
+        self._num_failures = 0
         return outputs
 
-    def _note_outputs(self, outputs: Sequence[RequestOutput], now_s: float) -> None:
-        with self._containment.containing("the record of outputs"):
-            self._recorder.note_outputs(outputs, now_s)
-        if self.grammars.unfinished:
-            with self._containment.containing("the end of grammars"):
-                self.grammars.forget(outputs)
-        if self.transfers is not None:
-            with self._containment.containing("the end of transfers"):
-                self.transfers.note_ends(outputs)
+    def _take_result(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestOutput]:
+        """Commit a result, at the second attempt if the first raises; else end its requests."""
+        try:
+            return self._scheduler.commit(result, now_s)
+        except Exception as error:
+            self.containment.note("the commit of a step", error)
+            self._scheduler.replanning.require(error)
+        try:
+            return self._scheduler.commit(result, now_s)
+        except Exception as error:
+            self.containment.note("the commit of a step", error)
+            return self._intake.fail([chunk.request_id for chunk in plan.chunks], error)
 
     def _recover(self, flight: _Flight, fault: Fault) -> list[RequestOutput]:
         """End the requests that made a step fail, and no others.
@@ -373,8 +454,8 @@ class EngineLoop:
         outputs: list[RequestOutput] = []
         while self._in_flight:
             self._in_flight.pop()
-            outputs += self._scheduler.withdraw()
-        self._note_outputs(outputs, self._clock())
+            outputs += self._contained("the withdrawal of a step", self._scheduler.withdraw)
+        self._intake.note(outputs, self._clock())
         result = self._run_again(flight.plan, fault)
         last = self._last_fault(flight.plan, fault, result)
         outputs += self._commit(flight, result)

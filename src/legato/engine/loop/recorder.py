@@ -28,6 +28,10 @@ class Recorder:
     """
 
     def __init__(self, *, is_on: bool) -> None:
+        self.restart(is_on=is_on)
+
+    def restart(self, *, is_on: bool) -> None:
+        """Drop all records, and keep all or only the latest step's from now on."""
         self._is_on = is_on
         self._records: list[EngineRecord] = []
         self._num_output_tokens: Counter[str] = Counter()  # key: id of a request that runs

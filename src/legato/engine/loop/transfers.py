@@ -1,8 +1,10 @@
 """Prompts that this engine computes for other engines, or fetches from them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from legato.core.containment import Containment
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest, Event
@@ -36,6 +38,9 @@ class Transfers:
     Args:
         await_copies: waits for copies between blocks and host memory, which the executor's `move`
             may only enqueue.
+
+    Attributes:
+        containment: records errors of one transfer; its request then computes what it lacks.
     """
 
     def __init__(
@@ -44,8 +49,10 @@ class Transfers:
         transport: Transport,
         await_copies: Callable[[], object] = lambda: None,
     ) -> None:
+        self.containment = Containment()
         self._await_copies = await_copies
         self._kv = kv
+        self._new: list[Hold] = []  # of transfers to begin
         self._transport = transport
         self._fetched: dict[str, _Fetched] = {}  # key: request id
         self._stuck: list[StuckFetch] = []  # their requests have no other blocks yet
@@ -107,35 +114,57 @@ class Transfers:
         Copies may still read from blocks that a fetch will write to, or write to blocks that other
         engines will read.
         """
-        holds = self._kv.holds.take_new()
-        if holds:
+        self._new += self._kv.holds.take_new()
+        if self._new:
             self._await_copies()
-        for hold in holds:
-            match hold.transfer:
-                case FetchBlocks() as source:
-                    self._awaited.pop(hold.request_id, None)
-                    self._fetched[hold.request_id] = _Fetched(hold, now_s)
-                    blocks = hold.blocks(hold.start).tolist()
-                    self._transport.fetch(
-                        hold.request_id,
-                        source,
-                        blocks,
-                        start=hold.start,
-                        prompt_digest=hold.prompt_digest,
-                    )
-                case SendBlocks(transfer_id):
-                    self._send(transfer_id, hold)
+        while self._new:
+            hold = self._new.pop(0)
+            what = f"the transfer of {hold.request_id}"
+            with self.containment.containing(what, partial(self._abandon, hold)):
+                self._begin(hold, now_s)
+
+    def _begin(self, hold: Hold, now_s: float) -> None:
+        match hold.transfer:
+            case FetchBlocks() as source:
+                self._awaited.pop(hold.request_id, None)
+                self._fetched[hold.request_id] = _Fetched(hold, now_s)
+                blocks = hold.blocks(hold.start).tolist()
+                self._transport.fetch(
+                    hold.request_id,
+                    source,
+                    blocks,
+                    start=hold.start,
+                    prompt_digest=hold.prompt_digest,
+                )
+            case SendBlocks(transfer_id):
+                self._send(transfer_id, hold)
+
+    def _abandon(self, hold: Hold, _: Exception) -> None:
+        """Go on without a transfer that did not begin: the request's blocks are computed."""
+        self._fetched.pop(hold.request_id, None)
+        if isinstance(hold.transfer, FetchBlocks):
+            self._kv.holds.end_arrival(hold.request_id)
+        else:
+            self._kv.holds.let_go(hold.request_id)
 
     def publish(self) -> None:
         """Offer the blocks that the last step computed."""
-        for transfer_id in self._transfer_ids.values():
-            sent = self._sent[transfer_id]
-            hold = sent.hold
-            num_tokens = hold.num_computed_tokens // hold.block_size * hold.block_size
-            if num_tokens > sent.num_offered:
-                blocks = hold.blocks(sent.num_offered, num_tokens)
-                self._transport.exports.grow(transfer_id, blocks)
-                sent.num_offered = num_tokens
+        for request_id, transfer_id in [*self._transfer_ids.items()]:
+            what = f"the offer of {request_id}"
+            with self.containment.containing(what, partial(self._give_up, request_id)):
+                self._offer(transfer_id)
+
+    def _offer(self, transfer_id: str) -> None:
+        sent = self._sent[transfer_id]
+        hold = sent.hold
+        num_tokens = hold.num_computed_tokens // hold.block_size * hold.block_size
+        if num_tokens > sent.num_offered:
+            blocks = hold.blocks(sent.num_offered, num_tokens)
+            self._transport.exports.grow(transfer_id, blocks)
+            sent.num_offered = num_tokens
+
+    def _give_up(self, request_id: str, _: Exception) -> None:
+        self._transport.exports.give_up(self._transfer_ids.pop(request_id))
 
     def note_ends(self, outputs: Iterable[RequestOutput]) -> None:
         """Tell other engines which prompts are complete, and which are not fetched."""
@@ -154,19 +183,29 @@ class Transfers:
             else:
                 self._transport.exports.give_up(transfer_id)
 
-    def take_arrived(self, now_s: float) -> list[BlocksArrived]:
-        """Return the blocks that arrived, and release blocks that are not kept any more."""
+    def take_arrived(self, now_s: float) -> Sequence[Event]:
+        """Return the blocks that arrived, and release blocks that are not kept any more.
+
+        With `WholeTransfers`, return requests that may begin instead of blocks.
+        """
         for transfer_id in self._transport.exports.take_released():
-            hold = self._sent.pop(transfer_id).hold
-            self._transfer_ids.pop(hold.request_id, None)
-            self._kv.holds.let_go(hold.request_id)
+            with self.containment.containing(f"the release of the transfer {transfer_id}"):
+                self._release(transfer_id)
         # Stuck fetches first: all blocks that arrived before them have been applied by now.
-        arrived = self._replace_stuck() + self._transport.take_arrived()
+        arrived = self._replace_stuck()
+        arrived += self._transport.take_arrived()
         self._stuck += self._transport.take_stuck()
+        arrived = [event for event in arrived if event.request_id in self._fetched]
         for event in arrived:
             if event.is_over:
-                self._end(event, now_s)
+                with self.containment.containing(f"the end of the fetch of {event.request_id}"):
+                    self._end(event, now_s)
         return arrived
+
+    def _release(self, transfer_id: str) -> None:
+        hold = self._sent.pop(transfer_id).hold
+        self._transfer_ids.pop(hold.request_id, None)
+        self._kv.holds.let_go(hold.request_id)
 
     def _replace_stuck(self) -> list[BlocksArrived]:
         """Give requests other blocks, if a stuck read may still write to theirs.

@@ -6,6 +6,7 @@ a request waits until all of its prompt has arrived, and then begins with a hit 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -56,7 +57,7 @@ class WholeTransfers(Transfers):
         # Key the digest of a prompt whose fetch may end well, value the requests that wait for it.
         self._followers: dict[bytes, list[AddRequest]] = {}
         self._held_back: set[str] = set()  # ids of requests that have neither begun nor ended
-        self._ready: list[AddRequest] = []
+        self._ready: list[AddRequest] = []  # whose prompts have arrived, or will not
         self._computing: dict[str, AddRequest] = {}  # key request id, of prompts to be sent
         self._offered: dict[str, Handover | None] = {}  # key transfer id; None until computed
         self._unfinished: list[StuckFetch] = []  # reads that may still write
@@ -94,27 +95,37 @@ class WholeTransfers(Transfers):
                 )
             else:
                 passed.append(event)
-        ready, self._ready = self._ready, []
-        return [*passed, *ready], outputs
+        return passed, outputs
 
     def begin(self, now_s: float) -> None:
         """Begin to fetch prompts, after the executor was given all copies."""
         if self._taken:
             self._await_copies()
-        for fetched in self._taken:
-            message, handover = fetched.message, fetched.handover
-            source = message.kv_transfer
-            assert isinstance(source, FetchBlocks)
-            self._arriving[message.request_id] = fetched._replace(begun_s=now_s)
-            places = self._kv.handovers.places(handover)
-            self._transport.fetch(
-                message.request_id,
-                source,
-                places[handover.num_found :],
-                start=handover.num_found * self._kv.block_size,
-                prompt_digest=fetched.digest,
-            )
-        self._taken.clear()
+        while self._taken:
+            fetched = self._taken.pop(0)._replace(begun_s=now_s)
+            what = f"the transfer of {fetched.message.request_id}"
+            with self.containment.containing(what, partial(self._decline, fetched)):
+                self._fetch(fetched)
+
+    def _fetch(self, fetched: _Fetched) -> None:
+        message, handover = fetched.message, fetched.handover
+        assert isinstance(message.kv_transfer, FetchBlocks)
+        self._arriving[message.request_id] = fetched
+        self._transport.fetch(
+            message.request_id,
+            message.kv_transfer,
+            self._kv.handovers.places(handover)[handover.num_found :],
+            start=handover.num_found * self._kv.block_size,
+            prompt_digest=fetched.digest,
+        )
+
+    def _decline(self, fetched: _Fetched, _: Exception) -> None:
+        """Let the requests begin that waited for a fetch, which did not begin."""
+        request_id = fetched.message.request_id
+        self._arriving.pop(request_id, None)
+        nothing = BlocksArrived(request_id=request_id, num_tokens=0, is_over=True)
+        self._finish(nothing, fetched, fetched.begun_s)
+        self._kv.handovers.let_go(fetched.handover)
 
     def publish(self) -> None:
         """Do nothing: a prompt is offered when its request ends."""
@@ -122,7 +133,10 @@ class WholeTransfers(Transfers):
     def note_ends(self, outputs: Iterable[RequestOutput]) -> None:
         """Offer prompts that are complete, and give the others up."""
         for output in outputs:
-            if output.finish_reason is None or output.request_id not in self._computing:
+            if output.finish_reason is None:
+                continue
+            self._held_back.discard(output.request_id)
+            if output.request_id not in self._computing:
                 continue
             message = self._computing.pop(output.request_id)
             assert isinstance(message.kv_transfer, SendBlocks)
@@ -138,25 +152,32 @@ class WholeTransfers(Transfers):
                 exports.grow(transfer_id, self._kv.handovers.places(handover))
                 exports.complete(transfer_id)
 
-    def take_arrived(self, now_s: float) -> list[BlocksArrived]:
-        """Let requests begin whose prompts have arrived, or will not; return no event."""
+    def take_arrived(self, now_s: float) -> Sequence[Event]:
+        containing, let_go = self.containment.containing, self._kv.handovers.let_go
         for transfer_id in self._transport.exports.take_released():
-            handover = self._offered.pop(transfer_id)
-            if handover is not None:
-                self._kv.handovers.let_go(handover)
+            with containing(f"the release of the transfer {transfer_id}"):
+                self._release(transfer_id)
         for one in [one for one in self._unfinished if one.is_over]:
             self._unfinished.remove(one)
-            self._kv.handovers.let_go(self._arriving.pop(one.end.request_id).handover)
+            with containing(f"the end of the read for {one.end.request_id}"):
+                let_go(self._arriving.pop(one.end.request_id).handover)
         for event in self._transport.take_arrived():
-            if event.is_over:
+            if event.is_over and event.request_id in self._arriving:
                 fetched = self._arriving.pop(event.request_id)
                 self._finish(event, fetched, now_s)
-                self._kv.handovers.let_go(fetched.handover)
+                with containing(f"the end of the fetch of {event.request_id}"):
+                    let_go(fetched.handover)
         for one in self._transport.take_stuck():
             # The places stay until nothing writes to them any more.
             self._finish(one.end, self._arriving[one.end.request_id], now_s)
             self._unfinished.append(one)
-        return []
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _release(self, transfer_id: str) -> None:
+        handover = self._offered.pop(transfer_id)
+        if handover is not None:
+            self._kv.handovers.let_go(handover)
 
     def _take(self, message: AddRequest) -> list[Event]:
         """Begin a request's transfer; return it for the scheduler unless it must wait."""
@@ -183,6 +204,19 @@ class WholeTransfers(Transfers):
 
     def _finish(self, event: BlocksArrived, fetched: _Fetched, now_s: float) -> None:
         """Keep what has arrived if it is all of a prompt, and let its request begin."""
+        with self.containment.containing(f"the arrival of {event.request_id}"):
+            self._keep(event, fetched, now_s)
+        followers = self._followers.pop(fetched.digest, [])
+        for message in (fetched.message, *followers):
+            if message.request_id in self._held_back:
+                self._held_back.remove(message.request_id)
+                self._ready.append(msgspec.structs.replace(message, kv_transfer=None))
+        for message in followers:
+            assert isinstance(message.kv_transfer, FetchBlocks)
+            with self.containment.containing(f"the transfer of {message.request_id}"):
+                self._transport.decline(message.kv_transfer, fetched.digest)
+
+    def _keep(self, event: BlocksArrived, fetched: _Fetched, now_s: float) -> None:
         handover, size = fetched.handover, self._kv.block_size
         num_places = len(self._kv.handovers.places(handover))
         is_whole = event.num_tokens == num_places * size
@@ -198,14 +232,6 @@ class WholeTransfers(Transfers):
                 num_wanted_tokens=num_wanted,
             )
         )
-        followers = self._followers.pop(fetched.digest)
-        for message in followers:
-            assert isinstance(message.kv_transfer, FetchBlocks)
-            self._transport.decline(message.kv_transfer, fetched.digest)
-        for message in (fetched.message, *followers):
-            if message.request_id in self._held_back:
-                self._held_back.remove(message.request_id)
-                self._ready.append(msgspec.structs.replace(message, kv_transfer=None))
 
 
 def _request(message: AddRequest) -> Request:

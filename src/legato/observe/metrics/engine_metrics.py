@@ -133,7 +133,7 @@ def declare_engine_metrics(
     )
     steps.read_counter(
         "num_contained_errors",
-        "Errors of bookkeeping; each ended a request, and the log has tracebacks.",
+        "Errors of bookkeeping, which ended a request or left work undone; the log has tracebacks.",
         lambda: stats().num_contained_errors,
         own=True,
     )
