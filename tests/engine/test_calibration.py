@@ -1,6 +1,7 @@
 """What a calibration runs, on an executor that checks it like a cache would."""
 
 from array import array
+from typing import Any
 
 import pytest
 
@@ -216,7 +217,7 @@ def test_it_ends_in_time_and_tells_how_far_it_is(slowdown: float) -> None:
     ],
     ids=str,
 )
-def test_it_stays_within_the_machine(limits: dict[str, int]) -> None:
+def test_it_stays_within_the_machine(limits: dict[str, Any]) -> None:
     """The executor checks blocks and requests."""
     measured = Measurement(**limits)
     assert measured.steps

@@ -130,10 +130,17 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_another(
 ) -> None:
     events: list[str] = []
     fsync, replace = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (events.append("fsync"), fsync(handle)))
-    monkeypatch.setattr(
-        Path, "replace", lambda path, to: (events.append("replace"), replace(path, to))
-    )
+
+    def fsync_noted(handle: int) -> None:
+        events.append("fsync")
+        fsync(handle)
+
+    def replace_noted(path: Path, to: Path) -> None:
+        events.append("replace")
+        replace(path, to)
+
+    monkeypatch.setattr(os, "fsync", fsync_noted)
+    monkeypatch.setattr(Path, "replace", replace_noted)
     file = CalibrationFile(str(tmp_path), KEY)
     file.save(measurements())
     assert events == ["fsync", "replace"]

@@ -227,7 +227,8 @@ def test_an_engine_that_can_plan_no_step_ends() -> None:
     engine = Engine()
     outputs = engine.step([request("a", 20)])
 
-    def raising(_: float) -> None:
+    def raising(now_s: float) -> None:
+        del now_s
         raise ZeroDivisionError
 
     engine._scheduler._budget.recover = raising  # type: ignore[method-assign]
@@ -242,7 +243,7 @@ def test_an_abort_between_a_failed_plan_and_the_next_ends_its_request(
     """The failed plan made a chunk for it that no step computes."""
     engine = Engine(depth=2)
     outputs = engine.step([request("a", 20)])
-    has_raised, plan = [], engine._scheduler._dispatch.plan
+    has_raised, plan = list[bool](), engine._scheduler._dispatch.plan
 
     def raising(*args: Any, **more: Any) -> Any:
         if "b" not in engine._scheduler._queues.running or has_raised:

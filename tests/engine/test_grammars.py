@@ -55,7 +55,7 @@ def settled(grammars: Grammars, *events: Event) -> tuple[list[Event], list[Reque
     while grammars.is_compiling:
         grammars.wait(60)
         ready, ended = grammars.take_ready()
-        passed, outputs = passed + ready, outputs + ended
+        passed, outputs = [*passed, *ready], outputs + ended
     return passed, outputs
 
 
