@@ -23,9 +23,8 @@ class ChildProcess:
     """
 
     def __init__(self, program: Sequence[str], fd: int, environment: Mapping[str, str]) -> None:
-        command, variables = [*program, str(fd)], {**environment, **os.environ}
         with signals.held_back():
-            self._process = subprocess.Popen(command, pass_fds=[fd], env=variables)
+            self._process = _started(program, fd, environment)
         self._status = _reaped(self._process)
 
     @property
@@ -50,6 +49,12 @@ class ChildProcess:
 def status_words(status: int) -> str:
     """Name a status. Args: status: an exit status, or the negative number of a signal."""
     return f"status {status}" if status >= 0 else signal.Signals(-status).name
+
+
+def _started(
+    program: Sequence[str], fd: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*program, str(fd)], pass_fds=[fd], env={**environment, **os.environ})
 
 
 def _reaped(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
