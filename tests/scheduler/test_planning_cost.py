@@ -101,6 +101,8 @@ def _count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def harness_with(num_waiting: int, **settings: Any) -> Harness:
     harness = Harness(budget=8, max_num_seqs=4, max_waiting=20_000, **settings)
+    scheduler = harness.scheduler
+    scheduler._requests = scheduler.replanning._requests = CountedDict()
     for i in range(num_waiting):
         harness.clock.advance_to(0.001 * i)
         harness.add(str(i), 6)
@@ -136,8 +138,9 @@ def test_nor_does_drafting(speculative: int | str) -> None:
 
 
 def test_the_queue_is_kept_in_nothing_that_does_not_count() -> None:
-    held = harness_with(20).scheduler._queues
+    scheduler = harness_with(20).scheduler
+    held = scheduler._queues
     by_tenant = [queue for fair in held._fair.values() for queue in fair._by_tenant.values()]
     parts = [part for queue in by_tenant for part in queue._lists]
     holders = gc.get_referrers(held.get("19"))
-    assert {*map(id, holders)} <= {*map(id, [held._waiting, *parts])}
+    assert {*map(id, holders)} <= {*map(id, [held._waiting, scheduler._requests, *parts])}
