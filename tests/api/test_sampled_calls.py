@@ -16,10 +16,10 @@ from legato.core.structured_outputs import StructuredOutputs
 from legato.core.vocabulary import Vocabulary
 from legato.grammar.matcher import compile_grammar
 from legato.grammar.tokens import grammar_tokenizer
+from legato.language.conversation.template import tool_parameters
 from legato.language.forms.check import GrammarChecker
 from legato.language.forms.message_grammar import message_grammar
 from legato.language.message import known_syntaxes
-from legato.language.message.argument_types import tool_parameters
 from legato.language.message.message import MessageReader, read_message
 from legato.language.message.message_syntax import MessageSyntax, ToolCallSyntax
 from tests.api.written_calls import written

@@ -16,12 +16,12 @@ from legato.core.structured_outputs import StructuredOutputs
 from legato.core.vocabulary import Vocabulary
 from legato.grammar.matcher import compile_grammar
 from legato.grammar.tokens import grammar_tokenizer
+from legato.language.conversation.template import tool_parameters
 from legato.language.forms.argument_grammar import ArgumentGrammar, LarkText
 from legato.language.forms.check import GrammarChecker
 from legato.language.forms.message_grammar import message_form
 from legato.language.forms.schema_walk import MAX_NESTING, MAX_SCHEMAS, excess, faulty_place
 from legato.language.forms.source import MAX_GRAMMAR_CHARS
-from legato.language.message.argument_types import tool_parameters
 from legato.language.message.known_syntaxes import GEMMA, GLM, HERMES, LFM
 from legato.language.message.message_syntax import MessageSyntax, NamedCall, ToolCallSyntax
 from legato.language.message.tools import ToolFunction

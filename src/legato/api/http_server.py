@@ -77,13 +77,13 @@ def metrics_of(engine: Engine, text: TextProcesses, config: ServerConfig) -> Ser
     info = engine.info
     metrics = ServerMetrics(
         info.served_model_name,
-        stats=lambda: engine.stats,
-        num_restarts=lambda: engine.num_restarts,
+        stats=partial(getattr, engine, "stats"),
+        num_restarts=partial(getattr, engine, "num_restarts"),
         num_stuck=lambda: {"engine": engine.num_stuck, **text.num_stuck},
         cache=info.cache,
         classes=info.slo_classes,
         kept=engine.kept,
-        replicas=lambda: engine.replicas,
+        replicas=partial(getattr, engine, "replicas"),
         pids=lambda: {"server": os.getpid(), **engine.pids},  # of no engine while it restarts
         prefix=config.metrics_prefix,
     )

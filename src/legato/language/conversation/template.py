@@ -27,7 +27,7 @@ from legato.language.conversation.rewrite import (
     with_thinking,
     with_tools_in_system_message,
 )
-from legato.language.message.argument_types import tool_parameters
+from legato.language.message.argument_types import typed_parameters
 from legato.language.message.known_syntaxes import (
     HERMES,
     declared_syntax,
@@ -37,7 +37,7 @@ from legato.language.message.known_syntaxes import (
     reads_tools,
     syntax_of,
 )
-from legato.language.message.message_syntax import MessageSyntax, NamedCall
+from legato.language.message.message_syntax import MessageSyntax, NamedCall, ToolParameters
 
 if TYPE_CHECKING:  # the import takes two thirds of a second
     from legato.language.tokenizer.tokenizer import Tokenizer
@@ -274,6 +274,26 @@ class ChatTemplate:
         named = isinstance(calls.call, NamedCall) and calls.call.id_pattern if calls else None
         written = with_call_ids(written, named or _CALL_ID)
         return with_ids_of(written, calls.id_chars) if calls and calls.id_chars else written
+
+
+def tool_parameters(
+    tools: Sequence[dict[str, Any]], *, has_types: bool
+) -> dict[str, ToolParameters]:
+    """Return the parameters of each tool by its name.
+
+    Args:
+        tools: in OpenAI's form.
+        has_types: whether the types are needed too.
+    """
+    found: dict[str, ToolParameters] = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        schema = function.get("parameters")
+        is_typed = has_types and isinstance(schema, dict)
+        found[str(function.get("name"))] = (
+            typed_parameters(schema) if is_typed else ToolParameters()
+        )
+    return found
 
 
 def _ends_with(prompt: str, mark: str) -> bool:

@@ -118,7 +118,7 @@ class ArgumentGrammar:
         self._lark = lark
         self._is_strict = False
         self._root: dict[str, Any] = {}
-        self._alternatives = Alternatives({})
+        self._alternatives: Alternatives  # of the schema, unless a call is JSON
         self._num_rules = 0
         self._num_chars = 0  # of the rules
         self._refers_to_root = False  # whether the schema has references but to definitions
@@ -141,12 +141,12 @@ class ArgumentGrammar:
         if function.is_strict or is_lenient:
             schema = function.parameters or _NOTHING
         self._is_strict, self._root = function.is_strict, schema
-        self._alternatives = Alternatives(schema)
         self._refers_to_root = _REFERENCE.search(json.dumps(schema)) is not None
         if function.input_grammar is not None:
             return self._input(function.input_grammar)
         if self._form == "json":
             return self._json(schema)
+        self._alternatives = Alternatives(schema)
         objects = [one for one in self._alternatives.of(schema) if one.kind == "object"]
         if self._is_strict and (len(objects) != 1 or objects[0].values is not None):
             raise _unenforceable("alternatives of all its arguments")

@@ -5,7 +5,7 @@ it, and the reader of the call decides by it what a bare text stands for.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -137,24 +137,6 @@ class Alternatives:
             yield found
 
 
-def tool_parameters(
-    tools: Sequence[dict[str, Any]], *, has_types: bool
-) -> dict[str, ToolParameters]:
-    """Return the parameters of each tool by its name.
-
-    Args:
-        tools: in OpenAI's form.
-        has_types: whether the types are needed too.
-    """
-    found: dict[str, ToolParameters] = {}
-    for tool in tools:
-        function = tool.get("function", tool)
-        schema = function.get("parameters")
-        is_typed = has_types and isinstance(schema, dict)
-        found[str(function.get("name"))] = _parameters(schema) if is_typed else ToolParameters()
-    return found
-
-
 class ObjectParts(NamedTuple):
     """An object's properties.
 
@@ -181,7 +163,8 @@ def object_parts(schema: Mapping[str, Any]) -> ObjectParts:
     return ObjectParts(named, others)
 
 
-def _parameters(schema: dict[str, Any]) -> ToolParameters:
+def typed_parameters(schema: dict[str, Any]) -> ToolParameters:
+    """Return the types of a tool's parameters by their schema."""
     alternatives = Alternatives(schema)
     try:
         objects = [one for one in alternatives.of(schema) if one.kind == "object"]
