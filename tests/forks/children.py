@@ -1,4 +1,4 @@
-"""The processes that a forked server starts are forks of it, too."""
+"""The processes that a forked server or engine starts are forks of it, too."""
 
 import gc
 import os
@@ -8,13 +8,20 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 
+from legato.engine.build.ranks import processes as rank_processes
 from legato.engine.process import child_process
+from legato.engine.process.engine_process import SHORT_SPIN
 from tests.forks.process import ForkedProcess, run_program
 
 
 def fork_children() -> None:
     """From now on, fork this process where it would start a program of Legato."""
     child_process._started = _forked  # type: ignore[assignment]
+    rank_processes._started = _forked_rank  # type: ignore[assignment]
+
+
+def _forked_rank(fd: int) -> ForkedProcess:
+    return _forked(rank_processes._PROGRAM, fd, SHORT_SPIN)
 
 
 def _forked(program: Sequence[str], fd: int, environment: Mapping[str, str]) -> ForkedProcess:
