@@ -153,7 +153,7 @@ llm = LLM(max_model_len=2048, kv_cache_memory_bytes=2**28, max_num_batched_token
           enable_prefix_caching=False, **json.loads(sys.argv[1]))
 
 def tokens(prompt_len):
-    # The model goes on with the cycle, however its sums are rounded: int8 rounds few rows otherwise.
+    # A cycle goes on, however sums are rounded: int8 kernels round few rows in another way.
     prompts = [{"prompt_token_ids": [1000 + 7 * (i % 20) + j for i in range(prompt_len)]}
                for j in (0, 1)]
     greedy = SamplingParams(temperature=0.0, max_tokens=3)
