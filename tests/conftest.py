@@ -34,6 +34,9 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     num_threads = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))
 
+_LONG_FILES = ("fuzz/test_native_kernels.py", "gpu/test_compile.py", "scheduler/test_invariants.py")
+"""Files that keep a core busy for a minute and more: they begin before all folders."""
+
 _LONGEST = ("exactness", "engine", "api", "cli", "soak", "lab", "browser", "fuzz")
 """Folders to begin with, so that at the end no worker waits for another's last long file."""
 
@@ -105,6 +108,7 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # or Triton's bindings would report leaks
 
 
-def _begins_after(item: pytest.Item) -> int:
+def _begins_after(item: pytest.Item) -> tuple[bool, int]:
     folder = item.path.parent.name
-    return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)
+    is_long = f"{folder}/{item.path.name}" in _LONG_FILES
+    return not is_long, _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)

@@ -46,7 +46,7 @@ def test_on_a_machine_that_was_learned_before(tmp_path: Path) -> None:
     write_machine(tmp_path / "machine.json", CPU, {"model": "made up"})
     done = legato(
         *("tune", *CODE, *SLOS, "--num-requests", "10", "--trials", "12", "--finalists", "0"),
-        *("--machine", str(tmp_path / "machine.json"), "-o", str(tmp_path)),
+        *("--machine", str(tmp_path / "machine.json"), "--processes", "1", "-o", str(tmp_path)),
     )
     assert done.returncode == 0, done.stderr
     assert "what simulation says" in done.stdout

@@ -9,6 +9,9 @@ import pytest
 
 from legato import AsyncEngineArgs, AsyncLLM, SamplingParams
 from tests.families.tiny import MODELS, random_model
+from tests.forks.process import runs
+
+pytestmark = pytest.mark.usefixtures("forked_engines")
 
 _PATIENCE_S = 60.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -27,10 +30,10 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def processes(program: str) -> list[psutil.Process]:
-    """Child processes, and their children."""
+def processes(module: str) -> list[psutil.Process]:
+    """Child processes, and their children, that run the module."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if program in child.cmdline()]
+    return [child for child in children if runs(child, module)]
 
 
 def rank() -> psutil.Process:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from legato.core.signals import leave_to_parent
-from tests.forks.children import fork_children
+from tests.forks.children import fork_children, fork_servers
 from tests.forks.process import run_program
 
 _MODULES = (
@@ -60,6 +60,8 @@ def main(fd: int) -> None:
     if start is not None:
         os.chdir(start.folder)
         fork_children()
+        if start.arguments[0] == "legato":  # a soak measures the memory of a server alone
+            fork_servers()
         run_program(start.arguments)
 
 

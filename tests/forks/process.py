@@ -20,11 +20,13 @@ class ForkedProcess:
     """A child of this process, with the methods of `subprocess.Popen` that are used.
 
     Attributes:
+        args: what `python -m` would have taken.
         returncode: None until it is known that the process has ended.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, args: Sequence[str]) -> None:
         self.pid = pid
+        self.args = args
         self.returncode: int | None = None
         self._fd = os.pidfd_open(pid)
         self._lock = threading.Lock()
@@ -58,6 +60,9 @@ class ForkedProcess:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -97,7 +97,7 @@ class _Parent:
         with open(os.devnull, "r+") as null, self._lock, _adopting_orphans():
             given = [null.fileno() if fd == subprocess.DEVNULL else fd for fd in fds.values()]
             socket.send_fds(self._socket, [msgspec.json.encode(start)], given)
-            return ForkedProcess(int(self._socket.recv(MAX_BYTES)))
+            return ForkedProcess(int(self._socket.recv(MAX_BYTES)), arguments)
 
 
 @cache

@@ -253,10 +253,10 @@ LAUNCHES = {
     "rotate, an 8-bit cache and heads of 96": Launch(
         partial(_rotate, 32, 32, 96, is_quantized=True), (90,)
     ),
-    "mix heads of 128": Launch(partial(_mix_heads, 32, 128)),
+    "mix heads of 128": Launch(partial(_mix_heads, 32, 128), (90,)),
     "mix heads of 96": Launch(partial(_mix_heads, 32, 96), (90,)),
-    "rotate, Qwen3 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=True)),
-    "sample": Launch(partial(_sample, torch.bfloat16)),
+    "rotate, Qwen3 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=True), (90,)),
+    "sample": Launch(partial(_sample, torch.bfloat16), (90,)),
     "sample adjusted logits": Launch(partial(_sample, torch.float32), (90,)),
     "norm of 4,096": Launch(partial(_norm, 4096), (90,)),
     "norm of 16,384": Launch(partial(_norm, 16_384), (90,)),
@@ -270,17 +270,22 @@ LAUNCHES = {
     "8 bits, 1 row": Launch(partial(_codes, 8, 1), (90,)),
     "8-bit floats, 64 rows": Launch(partial(_codes, 8, 64, is_float=True)),
     "gate of heads": Launch(_gate_heads, (90,)),
-    "mix, LFM2": Launch(partial(_mix, ShortConvSpec(num_channels=2048, kernel_size=3), 2048)),
+    "mix, LFM2": Launch(
+        partial(_mix, ShortConvSpec(num_channels=2048, kernel_size=3), 2048), (90,)
+    ),
     "mix, Qwen3.5 4B": Launch(
         partial(
             _mix, DeltaNetSpec(num_heads=32, num_key_heads=16, key_dim=128, value_dim=128), 2560
         )
     ),
     "mix, Granite 4 H": Launch(
-        partial(_mix, Mamba2Spec(num_heads=64, num_groups=1, head_dim=64, state_size=128), 2048)
+        partial(_mix, Mamba2Spec(num_heads=64, num_groups=1, head_dim=64, state_size=128), 2048),
+        (90,),
     ),
+    # The larger states on the GPU with less shared memory.
     "mix, Falcon-H1": Launch(
-        partial(_mix, Mamba2Spec(num_heads=32, num_groups=1, head_dim=64, state_size=256), 2048)
+        partial(_mix, Mamba2Spec(num_heads=32, num_groups=1, head_dim=64, state_size=256), 2048),
+        (80,),
     ),
     "pick, Qwen3-30B-A3B": Launch(partial(_pick, num_experts=128, num_active=8)),
     "pick, Qwen3-Next": Launch(partial(_pick, num_experts=512, num_active=10)),

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import psutil
+
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.memory_limits import address_space_bytes, advice
@@ -218,7 +220,16 @@ class EngineProcess:
         return self._process.end
 
     def abandon(self) -> None:
-        """Kill the process, and end `steps`, without waiting for either."""
+        """Kill the process and its ranks, and end `steps`, without waiting for any of them.
+
+        A rank that the system has stopped would not see the end of its engine.
+        """
+        ranks = list[psutil.Process]()
+        with contextlib.suppress(psutil.Error):
+            ranks = psutil.Process(self.pid).children(recursive=True)
         self._process.kill()
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                rank.kill()
         # Closing would first wait for the process to read what was sent.
         self._writer.transport.abort()

@@ -35,17 +35,16 @@ def local_server(
     """
     port = str(_free_port())
     base_url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(
-        [part.replace("{port}", port) for part in command],
-        stdout=subprocess.DEVNULL,
-        stderr=log,
-        start_new_session=True,
-    )
+    process = _started([part.replace("{port}", port) for part in command], log)
     try:
         _await_health(process, base_url)
         yield process, base_url
     finally:
         _stop(process)
+
+
+def _started(command: Sequence[str], log: IO[str] | int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
 
 
 def _free_port() -> int:
