@@ -91,7 +91,7 @@ class _Run:
                 if isinstance(record, StepRecord):
                     self._note(record)
             clients.receive(outputs, clock())
-        if num_stalls:
+        if num_stalls == _MOST_STALLS:
             raise RuntimeError("requests wait, but no step is planned")
 
     def _note(self, step: StepRecord) -> None:
