@@ -10,9 +10,9 @@ from benchmarks.arena.case import Case, Shape, Source
 from benchmarks.arena.shapes import prompt_of, shapes, stream_s
 from legato.core.slo import BATCH
 
-_LONG_S = 8.0
+_LONG_S = 6.0
 """Time that a long prompt takes alone, on every shape."""
-_TTFT_S = 5.0
+_TTFT_S = 10.0
 _LIGHT_EVERY_S = 4.0
 """Time between two questions of all light tenants together."""
 _SPREAD = 0.3
@@ -89,7 +89,7 @@ def _streams(shape: Shape) -> list[Source]:  # noqa: ARG001
 
 
 def _deep_streams(shape: Shape) -> list[Source]:
-    return [_flood("deep", prompt_of(shape, _LONG_S / 4.0), 2000, 24)]
+    return [_flood("deep", prompt_of(shape, _LONG_S / 3.0), 2000, 24)]
 
 
 def _prompts(shape: Shape) -> list[Source]:

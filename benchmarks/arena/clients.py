@@ -89,6 +89,16 @@ class Clients:
         return self._due[0][0] if self._due else None
 
     @property
+    def next_due_s(self) -> float:
+        """When the first promised token of a stream is due; 0 if none is."""
+        due_s = (
+            sent.times_s[-1] + itl_s
+            for sent in self._open.values()
+            if sent.times_s and (itl_s := self.slo(sent.source).itl_s) is not None
+        )
+        return min(due_s, default=0.0)
+
+    @property
     def is_over(self) -> bool:
         """Whether the run may end."""
         return bool(self._case.until) and not self._num_left[self._case.until]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from benchmarks.arena.case import Case, Pause, Shape, Source
+from benchmarks.arena.shapes import alone_s
 from legato.core.slo import BATCH
 from legato.scheduler.step_costs import StepCosts
 
@@ -407,6 +408,10 @@ def _starved() -> list[Case]:
             "{a.first} of {a.num}, still {a.still_s:.1f} s",
         )
 
+    # Five times alone plus half a second, and 1.25 times alone.
+    most_short_s = 5.0 * alone_s(_PREFILL, 101, 512, 0.0) + 0.5
+    most_long_s = 1.25 * alone_s(_PREFILL, 7000, 512, 0.0)
+
     def behind(name: str, issue: str, **settings: Any) -> Case:
         return Case(
             name=name,
@@ -417,7 +422,7 @@ def _starved() -> list[Case]:
                 Source(name="short", num_prompt_tokens=101, num_output_tokens=10, start_s=1.0),
             ],
             seconds=60.0,
-            issue=issue,
+            issue=f"{issue}; wanted {most_short_s:.1f} and {most_long_s:.1f}",
             quote="short {short.longest_s:.1f} s, long {long.longest_s:.1f} s",
         )
 

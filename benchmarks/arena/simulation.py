@@ -1,7 +1,8 @@
 """Runs a case: the engine's loop and scheduler on a virtual clock, and clients."""
 
-import math
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -109,9 +110,7 @@ class _Run:
         while self._pauses and not self._pauses[0].in_step and self._is_due(self._pauses[0]):
             pause = self._pauses.pop(0)
             if pause.seconds is None:
-                running = self._loop._scheduler._queues.running.values()
-                due_s = min((r.token_due_s for r in running), default=math.inf)
-                self._clock.advance_to(due_s if due_s < math.inf else self._clock())
+                self._clock.advance_to(self._clients.next_due_s)
             else:
                 self._clock.advance_to(self._clock() + pause.seconds)
 
@@ -168,7 +167,7 @@ class _Run:
         )
 
 
-def _typed(settings: dict[str, object]) -> dict[str, object]:
+def _typed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with classes of service, which JSON has as objects, as such."""
     classes = settings.get("slo_classes", {})
     return {**settings, "slo_classes": msgspec.convert(classes, dict[str, SloClass])}
@@ -176,7 +175,8 @@ def _typed(settings: dict[str, object]) -> dict[str, object]:
 
 def _make_stale(loop: object, step: StepRecord, since_s: float) -> None:
     """Set back when a preempted request was passed first, in versions that keep it."""
-    for name in step.preempted:
-        request = loop._scheduler._queues.get(name)  # type: ignore[attr-defined]
-        if hasattr(request, "passed_since_s"):
-            request.passed_since_s = since_s
+    with suppress(AttributeError):
+        for name in step.preempted:
+            request = loop._scheduler._queues.get(name)  # type: ignore[attr-defined]
+            if hasattr(request, "passed_since_s"):
+                request.passed_since_s = since_s
