@@ -26,15 +26,12 @@ _SMALL = StepCosts(
 
 
 def issue_cases() -> list[Case]:
-    """Return all cases, by name."""
-    return [
-        *_growing(),
-        *_best_effort(),
-        *_stopped(),
-        *_refused(),
-        *_late(),
-        *_starved(),
-    ]
+    """Return all cases, by number."""
+    groups = (_growing(), _best_effort(), _stopped(), _refused(), _late(), _starved())
+    return sorted(
+        (case for group in groups for case in group),
+        key=lambda case: int(case.name.split()[0].removeprefix("a")),
+    )
 
 
 def _growing() -> list[Case]:
