@@ -189,6 +189,23 @@ def test_every_profile_serves_its_context(name: str) -> None:
     assert (profile.figures == "published") == ("100" in name)
 
 
+def test_a_hybrid_reads_few_keys_and_a_state_a_stream() -> None:
+    hybrid = rooflines()["qwen3.5-27b-h100-tp2"]
+    dense = msgspec.structs.replace(
+        hybrid,
+        model=msgspec.structs.replace(
+            hybrid.model, full_attention_interval=1, linear_num_value_heads=0
+        ),
+    )
+    assert hybrid.costs.decode_context_s == pytest.approx(dense.costs.decode_context_s / 4)
+    assert hybrid.costs.area_s == pytest.approx(dense.costs.area_s / 4)
+    assert hybrid.kv_token_bytes == dense.kv_token_bytes / 4
+    # 48 layers of 48 heads with 128 x 128 numbers of 4 bytes.
+    assert hybrid.model.state_bytes == pytest.approx(151e6, rel=0.01)
+    assert dense.model.state_bytes == dense.costs.decode_row_s == 0.0
+    assert 0.02e-3 < hybrid.costs.decode_row_s == hybrid.costs.chunk_s < 0.2e-3
+
+
 def test_more_gpus_are_faster_but_not_as_many_times() -> None:
     one = rooflines()["llama-3-8b-h100"]
     four = msgspec.structs.replace(one, tensor_parallel_size=4)

@@ -8,6 +8,8 @@ arXiv:2307.08691, and 35 % on an H100, where FlashAttention-3 reaches 75 %, arXi
 of the links. docs/reference/profiles.md compares them with measurements by others.
 """
 
+import msgspec
+
 from legato_lab.simulation.roofline import Gpu, ModelSizes, Roofline
 
 GPUS = {
@@ -43,9 +45,17 @@ MODELS = {
     "yi-34b": _model(60, 7168, 20_480, (56, 8), 64_000, 4096),
     "llama-2-70b": _model(80, 8192, 28_672, (64, 8), 32_000, 4096),
     "llama-3-70b": _model(80, 8192, 28_672, (64, 8), 128_256, 8192),
+    "llama-3.1-70b": _model(80, 8192, 28_672, (64, 8), 128_256, 131_072),
+    # Three layers in four are recurrent.
+    "qwen3.5-27b": msgspec.structs.replace(
+        _model(64, 5120, 17_408, (24, 4), 248_320, 262_144),
+        head_dim=256,
+        full_attention_interval=4,
+        linear_num_value_heads=48,
+    ),
 }
 
-_TENSOR_PARALLEL = {"34b": 2, "70b": 4}
+_TENSOR_PARALLEL = {"27b": 2, "34b": 2, "70b": 4}
 """Key the end of a model's name; other models are on one GPU."""
 
 

@@ -10,6 +10,8 @@ from legato.core.errors import ConfigError
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 
 _FLOPS_PER_WEIGHT = 2
+_STATE_BYTES = 4
+"""Bytes of a number in a recurrent state."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +29,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of a config.json that a roofline depends on."""
+    """The keys of a config.json that a roofline depends on.
+
+    Attributes:
+        full_attention_interval: one layer in so many has attention; the others are recurrent, with
+            a state of `linear_num_value_heads` matrices a request, in float32. A recurrent layer
+            is taken to have as many weights as one with attention.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -38,10 +46,25 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     tie_word_embeddings: bool = False
+    full_attention_interval: int = 1
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
 
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def num_attention_layers(self) -> int:
+        return self.num_hidden_layers // self.full_attention_interval
+
+    @property
+    def state_bytes(self) -> float:
+        """Size of a request's recurrent states in all layers."""
+        num_recurrent = self.num_hidden_layers - self.num_attention_layers
+        state_size = self.linear_key_head_dim * self.linear_value_head_dim
+        return float(_STATE_BYTES * num_recurrent * self.linear_num_value_heads * state_size)
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,15 +130,18 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         kv_s = self._kv_bytes_a_gpu / bytes_per_s
         # For each query-key pair, each number of the query is multiplied and added once for the
         # score, and again for the weighted sum of the values.
-        pair_flops = 4 * self._query_size * model.num_hidden_layers / num_gpus
+        pair_flops = 4 * self._query_size * model.num_attention_layers / num_gpus
         area_s = pair_flops / (self.attention_efficiency * self.gpu.flops_per_s)
+        state_s = 2.0 * model.state_bytes / num_gpus / bytes_per_s  # read and written
         return StepCosts(
             step_s=weights_s + self._num_all_reduces * self.all_reduce_s,
             row_s=tuple(seconds + self._all_reduce_token_s for seconds in row_s),
+            decode_row_s=state_s,
             decode_context_s=kv_s,
             # A stream's keys are read for its row anyway; a draft adds only its own.
             draft_row_s=kv_s,
             draft_context_s=area_s,
+            chunk_s=state_s,
             area_s=area_s,
             context_s=kv_s,
             sample_s=head_weights * _FLOPS_PER_WEIGHT / matmul_flops_per_s,
@@ -144,7 +170,8 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def kv_token_bytes(self) -> float:
         """Size of a token's keys and values on all GPUs together, each head counted once."""
-        num_numbers = 2 * self.model.num_hidden_layers * self._num_kv_heads * self.model.head_size
+        num_layers = self.model.num_attention_layers
+        num_numbers = 2 * num_layers * self._num_kv_heads * self.model.head_size
         return num_numbers * self.kv_bytes
 
     @property
@@ -170,7 +197,8 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _kv_bytes_a_gpu(self) -> float:
         """Size of a token in each GPU's cache; with fewer heads than GPUs, each has a copy."""
         num_heads = -(-self._num_kv_heads // self.tensor_parallel_size)
-        return 2 * self.model.num_hidden_layers * num_heads * self.model.head_size * self.kv_bytes
+        num_layers = self.model.num_attention_layers
+        return 2 * num_layers * num_heads * self.model.head_size * self.kv_bytes
 
     @property
     def _num_all_reduces(self) -> int:

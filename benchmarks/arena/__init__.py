@@ -1,0 +1,1 @@
+"""Adversaries, the cases of issue 58 and slowdown on traces, for the scheduler in simulation."""
