@@ -46,11 +46,11 @@ def raise_in_order(engine: Engine) -> None:
     ttft_s = outlook.ttft_s
     has_raised = False
 
-    def raising(request: Request) -> float:
+    def raising(request: Request, alone_s: float) -> float:
         nonlocal has_raised
         has_raised |= request.request_id.startswith("order")
         raise_for("order", request.request_id)
-        return order(request)
+        return order(request, alone_s)
 
     def told(now_s: float) -> tuple[float, float]:
         if has_raised:

@@ -158,7 +158,9 @@ def test_decodes_without_memory_are_computed_in_parts() -> None:
 
 
 def test_a_request_too_large_for_the_memory_ends_alone() -> None:
-    engine = Engine(lambda plan: MemoryError("full") if plan.chunks[0].end > 100 else None)
+    engine = Engine(
+        lambda plan: MemoryError("full") if any(chunk.end > 100 for chunk in plan.chunks) else None
+    )
     outputs = engine.step([request("large", 200), request("small", 50)]) + drain(engine)
     assert reasons(outputs) == {"large": FinishReason.ERROR, "small": FinishReason.LENGTH}
     assert [o.error for o in outputs if o.error] == ["MemoryError: full"]
@@ -324,7 +326,7 @@ def test_other_settings_hold_for_what_comes_behind_them() -> None:
 
 def test_stats_follow_the_work() -> None:
     engine = Engine(budget=8)
-    engine.step([request("a", 20), request("b", 3)])
+    engine.step([request("a", 20), request("b", 20)])
     assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 1)
     assert 0.0 < engine.stats.kv_usage < 1.0
     drain(engine)

@@ -41,6 +41,7 @@ def engine_on(twin: DeferredTwin, *, depth: int = 2, num_blocks: int = 24) -> En
         max_num_seqs=MAX_SEQS,
         max_num_batched_tokens=40,
         admission_optimism=1.0,
+        prefill_order="fcfs",
         num_slots=num_slots,
         **blocks,
     )

@@ -39,6 +39,7 @@ def recorded_run(
         vocab_size: of outputs: drafts are right as often as it is small.
     """
     config = SchedulerConfig(
+        prefill_order="fcfs",
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
         admission_optimism=1.0,  # so that there are preemptions

@@ -138,7 +138,7 @@ class ProbedServer:
         streams = [self._name("stream", i) for i in range(self.shape.num_streams)]
         longs = [self._name("long", i) for i in range(self.shape.num_longs)]
         self._num_probes += 1
-        self._step([self._request(name, 64, 4000) for name in streams])
+        self._step([self._request(name, 64, 1000) for name in streams])
         while not all(self._written_s.get(name) for name in streams):
             self._step([])
         begun_s = self.clock()

@@ -6,6 +6,8 @@ from legato.core.slo import ServiceParams, SloClass
 from legato.core.tenant import DEFAULT_TENANT
 from legato.core.token_ids import token_array
 
+MAX_MODEL_LEN = 100_000
+
 
 def waiting_request(
     request_id: str = "r",
@@ -15,13 +17,14 @@ def waiting_request(
     priority: int = 0,
     tenant: str = DEFAULT_TENANT,
     slo: SloClass | None = None,
+    max_tokens: int = 8,
 ) -> Request:
     """A request before its first step; best-effort unless `slo` says else."""
     message = AddRequest(
         request_id=request_id,
         prompt_token_ids=token_array([1]) * prompt_len,
-        params=SamplingParams(max_tokens=8, seed=0),
+        params=SamplingParams(max_tokens=max_tokens, seed=0),
         service=ServiceParams(priority=priority, tenant=tenant),
         arrival_time_s=arrival_s,
     )
-    return Request(message, slo or SloClass(), max_model_len=100_000)
+    return Request(message, slo or SloClass(), max_model_len=MAX_MODEL_LEN)

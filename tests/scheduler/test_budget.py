@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.scheduler.budget import UNLIMITED, TimeBudget, TokenBudget
+from legato.scheduler.budget import UNLIMITED, StepBudget
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
@@ -19,7 +19,7 @@ MIXED = step_shape(num_decodes=2, context=9, chunk=20)
 
 
 def test_a_budget_that_decodes_exceed_leaves_nothing_and_never_less() -> None:
-    budget, shape = TokenBudget(8), StepShape()
+    budget, shape = StepBudget(StepTimeModel(), 8), StepShape()
     assert budget.max_chunk(shape, 0, 100, UNLIMITED) == 8
     shape.num_decode_rows, shape.num_prefill_tokens = 3, 4
     assert budget.max_chunk(shape, 0, 100, UNLIMITED) == 1
@@ -49,7 +49,7 @@ def test_a_tighter_promise_lets_no_more_streams_run(
     model = StepTimeModel(calibrate(costs, MAX_LEN))
     for _ in range(num_mixed):  # which makes margins of all sizes
         model.observe(MIXED, costs.seconds(MIXED), (1.0 + error) * costs.seconds(MIXED))
-    budget = TimeBudget(model, 2048)
+    budget = StepBudget(model, 2048)
     streams = step_shape(num_decodes=num_decodes, context=context)
     tight_s, loose_s = sorted(limits_s)
     assert budget.keeps_pace(step_shape(num_decodes=1, context=context), tight_s)
@@ -97,7 +97,7 @@ def test_decodes_without_a_margin_leave_a_prompt_what_fits_into_the_promise() ->
     for _ in range(100):  # an interruption in every second step: the margin is as large as can be
         for late_s in (0.0, 0.06):
             model.observe(MIXED, SLOW.seconds(MIXED), SLOW.seconds(MIXED) + late_s, 0.15)
-    budget = TimeBudget(model, 2048)
+    budget = StepBudget(model, 2048)
     for num_decodes in (14, 16, 20, 24, 28):
         streams = step_shape(num_decodes=num_decodes, context=100)
         assert not budget.fits_decode(streams, 0.15)

@@ -1,5 +1,7 @@
 """Prompts that begin where another request's recurrent state was kept."""
 
+from typing import Any
+
 import pytest
 
 from legato.core.step_record import ShortHit
@@ -12,7 +14,12 @@ COMMON = list(range(1000, 1040))
 
 
 def make_harness(
-    depth: int = 1, *, budget: int = 32, num_checkpoints: int = 20, num_blocks: int = 200
+    depth: int = 1,
+    *,
+    budget: int = 32,
+    num_checkpoints: int = 20,
+    num_blocks: int = 200,
+    **settings: Any,
 ) -> Harness:
     return Harness(
         depth=depth,
@@ -20,6 +27,7 @@ def make_harness(
         num_blocks=num_blocks,
         states=StateSlots(4, depth, num_spare_slots=num_checkpoints, unit=8, spacing=32),
         admission_optimism=1.0,
+        **settings,
     )
 
 
@@ -69,7 +77,7 @@ def test_a_prompt_keeps_the_state_where_it_leaves_a_cached_path() -> None:
 
 
 def test_a_prompt_keeps_the_state_where_another_that_waits_leaves_it() -> None:
-    harness = make_harness(budget=20)
+    harness = make_harness(budget=20, prefill_order="fcfs")
     harness.add("a", prompt=[*COMMON, *range(60)])
     harness.add("b", prompt=[*COMMON, *range(100, 120)])
     end(harness)

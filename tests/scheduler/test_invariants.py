@@ -57,7 +57,7 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
         "enable_chunked_prefill": is_chunked,
         "budget": budget if is_chunked else MAX_MODEL_LEN + max_num_seqs + budget,
         "max_num_seqs": max_num_seqs,
-        "prefill_order": draw(st.sampled_from([None, *ORDERS])),
+        "prefill_order": draw(st.sampled_from([*ORDERS])),
         "itl_slo_s": interactive.itl_s,
         "tpot_slo_s": interactive.tpot_s,
         "ttft_slo_s": interactive.ttft_s,

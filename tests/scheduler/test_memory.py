@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,16 +11,17 @@ from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason
-from legato.core.request import AddRequest
+from legato.core.request import AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
 from legato.kv.manager import KVCacheManager
-from legato.scheduler.memory_forecast import MemoryForecast, OutputLengths
+from legato.scheduler.expected_ends import ExpectedEnds, OutputLengths
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_shape import StepShape
 from legato_lab.simulation.profiles import PROFILES
 from tests.scheduler.harness import Harness
+from tests.scheduler.requests import MAX_MODEL_LEN as LONGEST
 from tests.scheduler.requests import waiting_request
 
 BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_REQUESTS = 32, 4096, 64, 150
@@ -29,7 +31,12 @@ MANY_TOKENS = 2**31
 
 def test_the_latest_admitted_is_preempted_and_comes_back_first() -> None:
     harness = Harness(
-        budget=64, num_blocks=8, block_size=4, max_model_len=32, admission_optimism=1.0
+        budget=64,
+        num_blocks=8,
+        block_size=4,
+        max_model_len=32,
+        admission_optimism=1.0,
+        prefill_order="fcfs",
     )
     harness.add("old", 12, max_tokens=12)
     harness.add("new", 12, max_tokens=12)
@@ -52,6 +59,7 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
         max_model_len=32,
         max_num_seqs=2,
         admission_optimism=1.0,
+        prefill_order="fcfs",
     )
     harness.add("old", 12, max_tokens=12)
     harness.add("new", 12, max_tokens=12)
@@ -121,6 +129,34 @@ def test_admission_keeps_room_for_what_runs(optimism: float, first_of_b: int) ->
     assert harness.scheduler.stats.num_preemptions == round(optimism)
 
 
+def ended_after(num_output_tokens: int, **service: Any) -> Request:
+    request = waiting_request(**service)
+    for token_id in range(num_output_tokens):
+        request.append(token_id, 0.0)
+    return request
+
+
+def test_a_tenants_class_has_lengths_of_its_own_once_some_have_ended() -> None:
+    lengths = OutputLengths(0.5, LONGEST)
+    for _ in range(100):
+        lengths.observe(ended_after(2))
+    other = waiting_request(tenant="other")
+    assert [*lengths.expected_tokens([waiting_request(), other])] == [2, 2]
+    for _ in range(8):
+        lengths.observe(ended_after(6, tenant="other"))
+    assert [*lengths.expected_tokens([waiting_request(), other])] == [2, 6]
+
+
+def test_a_promise_believes_max_tokens_until_outputs_have_ended() -> None:
+    """Unless it is only what the context leaves."""
+    lengths = OutputLengths(0.5, LONGEST)
+    bounded, unbounded = waiting_request(), waiting_request(max_tokens=LONGEST)
+    assert [lengths.steady_left(r) for r in (bounded, unbounded)] == [8, 256]
+    for _ in range(8):
+        lengths.observe(ended_after(3))
+    assert [lengths.steady_left(r) for r in (bounded, unbounded)] == [3, 3]
+
+
 def test_outputs_are_expected_to_be_like_those_that_ended() -> None:
     request = waiting_request()  # of at most 8 tokens
     by_optimism = {o: OutputLengths(o, MAX_MODEL_LEN) for o in (0.0, 0.25, 0.75, 1.0)}
@@ -131,7 +167,7 @@ def test_outputs_are_expected_to_be_like_those_that_ended() -> None:
     assert expected() == {0.0: 8, 0.25: 8, 0.75: 8, 1.0: 1}
     for lengths in by_optimism.values():
         for length in [*range(1, 5)] * 128:
-            lengths.observe(length)
+            lengths.observe(ended_after(length))
     assert expected() == {0.0: 8, 0.25: 3, 0.75: 1, 1.0: 1}
     for token_id in range(5):
         request.append(token_id, 0.0)
@@ -151,7 +187,7 @@ def test_the_peak_is_that_of_the_requests_played_forward(
         requests.append(waiting_request(prompt_len=num_tokens))
         for token_id in range(num_output_tokens):
             requests[-1].append(token_id, 0.0)
-    forecast = MemoryForecast(requests[::2], lengths, 4)
+    forecast = ExpectedEnds(requests[::2], lengths, 4)
     for request in requests[1::2]:
         forecast.add(request)
     newcomer = waiting_request(prompt_len=prompt_len)

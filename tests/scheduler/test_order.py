@@ -4,20 +4,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legato.core.request import Request
 from legato.core.slo import SloClass
 from legato.scheduler.order import (
     ORDERS,
     PRIORITY_STEP_S,
     Order,
+    Rank,
     edf,
     fcfs,
     lpm,
-    rank,
+    slowdown,
     srf,
 )
+from legato.scheduler.order import rank as rank_after
 from tests.scheduler.requests import waiting_request
 
 SOON, LATER = SloClass(ttft_s=1.0), SloClass(ttft_s=30.0)
+
+
+def rank(request: Request, order: Order) -> Rank:
+    """Where a token takes a millisecond alone."""
+    return rank_after(request, order, 1e-3 * request.num_missing_tokens)
 
 
 def test_first_come_first_served() -> None:
@@ -33,13 +41,29 @@ def test_the_shortest_remaining_goes_first_until_the_longer_has_waited() -> None
     assert rank(waiting_request(arrival_s=0.6, prompt_len=100), srf) > rank(long, srf)
 
 
-def test_what_has_been_computed_does_not_remain() -> None:
+def test_a_short_prompt_passes_a_long_one_until_that_has_waited() -> None:
+    """Each is due when its first token comes five times later than alone."""
+    long = waiting_request(arrival_s=0.0, prompt_len=2000)
+    for arrival_s, is_first in ((0.0, True), (9.0, True), (9.4, True), (9.6, False)):
+        short = waiting_request(arrival_s=arrival_s, prompt_len=100)
+        assert (rank(short, slowdown) < rank(long, slowdown)) is is_first
+
+
+def test_a_ttft_promise_is_due_even_if_the_prompt_is_long() -> None:
+    promised = waiting_request(arrival_s=0.0, prompt_len=8000, slo=SOON)
+    short = waiting_request(arrival_s=0.9, prompt_len=40, slo=SloClass(itl_s=0.1))
+    assert rank(promised, slowdown) < rank(short, slowdown)
+    assert rank(waiting_request(arrival_s=0.7, prompt_len=40), slowdown) < rank(promised, slowdown)
+
+
+@pytest.mark.parametrize("order", [srf, slowdown])
+def test_what_has_been_computed_does_not_remain(order: Order) -> None:
     begun, new = waiting_request(prompt_len=200), waiting_request(prompt_len=100)
     begun.num_computed_tokens = 150
-    assert rank(begun, srf) < rank(new, srf)
+    assert rank(begun, order) < rank(new, order)
 
 
-@pytest.mark.parametrize("order", [srf, lpm])
+@pytest.mark.parametrize("order", [slowdown, srf, lpm])
 def test_what_is_cached_goes_first_until_the_other_has_waited(order: Order) -> None:
     """100 tokens that need not be computed are worth half a second."""
     cold = waiting_request(arrival_s=0.0, prompt_len=200)
@@ -56,10 +80,11 @@ def test_the_earliest_deadline_goes_first() -> None:
     assert rank(soon, edf) < rank(later, edf) < rank(nothing, edf)
 
 
-def test_a_request_that_is_late_goes_behind_all_that_are_not() -> None:
+@pytest.mark.parametrize("order", [edf, slowdown])
+def test_a_request_that_is_late_goes_behind_all_that_are_not(order: Order) -> None:
     late = waiting_request(arrival_s=0.0, slo=SOON, priority=-100)
     late.is_late = True
-    assert rank(waiting_request(arrival_s=1e6, slo=LATER, priority=100), edf) < rank(late, edf)
+    assert rank(waiting_request(arrival_s=1e6, slo=LATER, priority=100), order) < rank(late, order)
     assert rank(late, fcfs) < rank(waiting_request(arrival_s=1.0, slo=SOON), fcfs)
 
 

@@ -53,7 +53,8 @@ def served_ttft_s(harness: Harness, num_tokens: int) -> float:
 def test_a_request_that_comes_is_served_when_it_was_forecast(
     num_streams: int, num_waiting: int, num_tokens: int
 ) -> None:
-    harness = loaded(num_streams, num_waiting)
+    """If it passes no other: else a short one is served before."""
+    harness = loaded(num_streams, num_waiting, prefill_order="fcfs")
     state = harness.scheduler.state(harness.clock())
     assert (state.num_running, state.num_waiting) == (num_streams, num_waiting)
     actual_s = served_ttft_s(harness, num_tokens)

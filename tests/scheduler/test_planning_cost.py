@@ -140,7 +140,6 @@ def test_nor_does_drafting(speculative: int | str) -> None:
 def test_the_queue_is_kept_in_nothing_that_does_not_count() -> None:
     scheduler = harness_with(20).scheduler
     held = scheduler._queues
-    by_tenant = [queue for fair in held._fair.values() for queue in fair._by_tenant.values()]
-    parts = [part for queue in by_tenant for part in queue._lists]
+    parts = [part for queue in held._fair._by_tenant.values() for part in queue._lists]
     holders = gc.get_referrers(held.get("19"))
     assert {*map(id, holders)} <= {*map(id, [held._waiting, scheduler._requests, *parts])}

@@ -54,7 +54,7 @@ def test_without_chunking_the_prompt_is_one_chunk() -> None:
 
 
 def test_the_rest_of_the_budget_goes_to_the_next_prompt() -> None:
-    harness = Harness(budget=8)
+    harness = Harness(budget=8, prefill_order="fcfs")
     harness.add("a", 5)
     harness.add("b", 6)
     harness.add("c", 1)

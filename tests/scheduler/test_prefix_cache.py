@@ -25,7 +25,7 @@ def schedule(harness: Harness) -> list[dict[str, int]]:
 
 def test_two_equal_prompts_are_computed_once() -> None:
     """Budget 32: the first one's second chunk leaves room, but not for what it is computing."""
-    harness = Harness(budget=32)
+    harness = Harness(budget=32, prefill_order="fcfs")
     harness.add("a", prompt=LONG, max_tokens=2)
     harness.add("b", prompt=LONG, max_tokens=2)
     harness.drain()

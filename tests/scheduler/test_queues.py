@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from legato.core.request import Request
 from legato.core.slo import SloClass
 from legato.core.tenant import DEFAULT_TENANT
-from legato.scheduler.order import ORDERS, PREEMPTED, edf, rank
+from legato.scheduler.order import ORDERS, PREEMPTED, Rank, edf
 from legato.scheduler.queues import Queues
 from legato.scheduler.tenants import Tenants
 from tests.profiles import examples
@@ -30,6 +30,7 @@ class QueuesMachine(RuleBasedStateMachine):
             ORDERS[order],  # type: ignore[index]
             self.tenants,
             is_lost=self.is_lost,
+            alone_s=alone_s,
             keeps_deadlines=keeps_deadlines,
         )
         self.waiting: list[Request] = []
@@ -96,7 +97,7 @@ class QueuesMachine(RuleBasedStateMachine):
         """A step whose prompts are one tenant's."""
         tenant = self.queues.tenant(data.draw(st.sampled_from(self.waiting)))
         tenant.charge(service_s)
-        tenant.num_timely_steps = 0 if is_late else tenant.num_timely_steps + 1
+        tenant.late_owed_s += -0.75 if is_late else 0.25
 
     @precondition(lambda self: self.queues.keeps_deadlines)
     @rule()
@@ -111,21 +112,22 @@ class QueuesMachine(RuleBasedStateMachine):
     def agrees_with_the_model(self) -> None:
         if not hasattr(self, "queues"):
             return
-        for best_effort in (False, True):
-            queue = [r for r in self.waiting if r.is_best_effort is best_effort]
-            found = self.queues.next_waiting(best_effort=best_effort)
+        known = list({self.queues.tenant(r): None for r in self.waiting})
+        for without in ((), known[:1], known):
+            queue = [r for r in self.waiting if self.queues.tenant(r) not in without]
+            found = self.queues.next_waiting(without)
             assert (found is None) is (not queue)
             if found is None:
                 continue
-            assert found.is_late >= self.is_lost(found), "lost, and nobody noticed"
+            if not (self.queues.keeps_deadlines or found.num_preemptions):
+                assert found.is_late >= self.is_lost(found), "lost, and nobody noticed"
             place = self.queues.place(found)
             # Tenants with equal service go first in any order.
             assert place[:2] == min(self.queues.place(r)[:2] for r in queue)
             own = [r for r in queue if self.queues.tenant(r) is self.queues.tenant(found)]
             assert place == min(map(self.queues.place, own))
-            if place[1] == -math.inf:
+            if place[1] == -math.inf and place[2]:
                 assert place == min(map(self.queues.place, queue))
-        assert all(self.is_lost(r) for r in self.waiting if r.is_late), "late, but in time"
         for name in TENANTS:
             self.check_counts(name)
         assert self.queues.num_waiting == len(self.waiting)
@@ -136,13 +138,13 @@ class QueuesMachine(RuleBasedStateMachine):
             assert self.queues.get(request.request_id) is request
 
     def check_counts(self, name: str) -> None:
-        waiting, running = (
-            [r for r in requests if r.message.service.tenant == name]
-            for requests in (self.waiting, self.running)
-        )
-        if waiting or running:
-            tenant = self.tenants[name]
-            assert (tenant.num_waiting, tenant.num_running) == (len(waiting), len(running))
+        for best_effort in (False, True):
+            tenant = self.tenants.of(name, best_effort=best_effort)
+            waiting, running = (
+                sum(self.queues.tenant(r) is tenant for r in requests)
+                for requests in (self.waiting, self.running)
+            )
+            assert (tenant.num_waiting, tenant.num_running) == (waiting, running)
 
     @rule(
         prompt_len=st.integers(1, 1000),
@@ -158,17 +160,19 @@ class QueuesMachine(RuleBasedStateMachine):
         new = waiting_request(
             "new", arrival_s=self.now_s, prompt_len=prompt_len, slo=slo, tenant=tenant
         )
-        promised = [r for r in self.waiting if not r.is_best_effort]
         cost_s = 0.5
         found, num_more = self.queues.waiting_before(new, lambda _: cost_s, len(self.waiting) + 1)
         assert num_more == 0
-        own = [r for r in promised if r.rank[0] == PREEMPTED or self.is_of(r, tenant)]
+        own_tenant = self.queues.tenant(new)
+        own = [r for r in self.waiting if goes_first(r) or self.queues.tenant(r) is own_tenant]
         before = [r for r in own if r.rank <= self.rank(new)]
         key = self.by_group
         if self.queues.keeps_deadlines and new.slo.ttft_s is not None:
-            own, key = promised, self.by_due
+            own, key = self.waiting, self.by_due
             before = [
-                r for r in promised if r.num_preemptions or (r.slo.ttft_s and edf(r) <= edf(new))
+                r
+                for r in self.waiting
+                if goes_first(r) or (r.slo.ttft_s and not r.num_preemptions and edf(r) <= edf(new))
             ]
         assert [r for r in found if r in own] == sorted(before, key=key)
         assert len(set(found)) == len(found)
@@ -176,7 +180,7 @@ class QueuesMachine(RuleBasedStateMachine):
             ahead = self.queues.waiting_before(new, lambda _: cost_s, most)
             assert ahead.first == found[:most]
             assert len(ahead.first) + ahead.num_more <= len(self.waiting)
-            if all(self.is_of(r, tenant) for r in promised):
+            if all(self.queues.tenant(r) is own_tenant for r in self.waiting):
                 assert ahead.num_more == len(found) - most
 
     def by_group(self, request: Request) -> tuple[bool, float, int]:
@@ -188,21 +192,17 @@ class QueuesMachine(RuleBasedStateMachine):
         rank_s = request.rank[1] if is_preempted else edf(request)
         return not is_preempted, rank_s, self.waiting.index(request)
 
-    def is_of(self, request: Request, tenant: str) -> bool:
-        return request.message.service.tenant == tenant
-
-    @rule(min_prompt_len=st.integers(1, 1000))
-    def look_back(self, min_prompt_len: int) -> None:
-        def accept(request: Request) -> bool:
-            return len(request.message.prompt_token_ids) >= min_prompt_len
-
-        accepted = [r for r in self.running if accept(r)]
-        assert self.queues.last_running(accept) is (accepted[-1] if accepted else None)
-
     @property
-    def rank(self) -> Callable[[Request], tuple[float, float]]:
-        gives_up = not self.queues.keeps_deadlines
-        return lambda request: rank(request, self.queues.order, gives_up=gives_up)
+    def rank(self) -> Callable[[Request], Rank]:
+        return self.queues.rank
+
+
+def goes_first(request: Request) -> bool:
+    return bool(request.num_preemptions) and not request.is_best_effort
+
+
+def alone_s(request: Request) -> float:
+    return 1e-3 * request.num_missing_tokens
 
 
 TestQueues = QueuesMachine.TestCase
@@ -215,7 +215,7 @@ def test_equal_ranks_go_in_the_order_they_came() -> None:
     for request_id in "abc":
         queues.add(waiting_request(request_id))
     for request_id in "abc":
-        request = queues.next_waiting(best_effort=True)
+        request = queues.next_waiting()
         assert request is not None
         assert request.request_id == request_id
         queues.admit(request)

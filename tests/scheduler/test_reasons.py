@@ -69,7 +69,7 @@ def test_a_promised_chunk_is_shorter_for_a_turn() -> None:
     harness.add("promised", 200)
     for _ in range(10):
         harness.step()
-    assert reasons(harness)[-1] == {"batch": "prompt_end", "promised": "turn"}
+    assert {"batch": "prompt_end", "promised": "turn"} in reasons(harness)
 
 
 def test_who_waits_is_held_by_the_budget_then_by_nothing() -> None:

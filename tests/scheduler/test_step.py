@@ -4,8 +4,9 @@ import pytest
 
 from legato.core.request import Request
 from legato.kv.manager import KVCacheManager
-from legato.scheduler.budget import TokenBudget
+from legato.scheduler.budget import StepBudget
 from legato.scheduler.step import Step
+from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import Draft
 from tests.kv import windowed
 from tests.kv.requests import request_for
@@ -19,7 +20,7 @@ def step_and_stream(num_blocks: int) -> tuple[Step, Request]:
     request = request_for("a", range(6))
     assert kv.reserve(request)
     request.num_scheduled_tokens = request.num_computed_tokens = 5
-    step = Step(kv, TokenBudget(20))
+    step = Step(kv, StepBudget(StepTimeModel(), 20))
     step.add_decodes([request])
     return step, request
 
@@ -56,7 +57,9 @@ def test_drafts_fit_into_free_blocks(num_blocks: int, num_added: int) -> None:
 
 
 def test_time_spent_on_drafts_is_no_longer_left() -> None:
-    step = Step(KVCacheManager(3, BLOCK_SIZE), TokenBudget(20), limit_s=0.5, is_due=True)
+    step = Step(
+        KVCacheManager(3, BLOCK_SIZE), StepBudget(StepTimeModel(), 20), limit_s=0.5, is_due=True
+    )
     step.spend(0.125)
     assert (step.limit_s, step.drafting_s) == (0.375, 0.125)
 
@@ -67,7 +70,7 @@ def test_a_chunk_without_blocks_of_windows_changes_nothing() -> None:
     request = request_for("a", range(8))
     assert kv.reserve(request)
     taken = kv.windows.borrow()
-    step = Step(kv, TokenBudget(20))
+    step = Step(kv, StepBudget(StepTimeModel(), 20))
     assert not step.add_prefill(request, 8, "prompt_end")
     assert request not in step
     assert (step.chunks, step.first_blocks, step.becoming_streams) == ([], {}, [])

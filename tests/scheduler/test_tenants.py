@@ -112,7 +112,7 @@ def test_two_that_always_have_something_waiting_get_the_same_by_weight(
     gaps_s = []
     for _ in range(250):
         for name, prompt_len, max_tokens in zip("ab", lens, outputs, strict=True):
-            while num_added[name] < 4 or harness.scheduler._tenants[name].num_waiting < 4:
+            while num_added[name] < 4 or harness.scheduler._tenants.of(name).num_waiting < 4:
                 harness.add(f"{name}{num_added[name]}", prompt_len, max_tokens, tenant=name)
                 num_added[name] += 1
         harness.step()
@@ -143,14 +143,14 @@ def test_with_one_tenant_nothing_changes(lens: list[int], settings: dict[str, An
     assert plans[0] == plans[1]
 
 
-def flooded(light_s: float = 0.0, **settings: Any) -> Harness:
+def flooded(light_s: float = 0.0, num_output: int = 500, **settings: Any) -> Harness:
     """`light` has sent a request, and `flood` has taken all that it could get."""
     harness = harness_of(**{"max_num_seqs": 8, "budget": 64, **settings})
     harness.add("first", 4, 1, tenant="light")
     harness.drain()
     harness.clock.advance_to(harness.clock() + light_s)
     for i in range(40):
-        harness.add(f"flood {i}", 10, 500, tenant="flood")
+        harness.add(f"flood {i}", 10, num_output, tenant="flood")
     for _ in range(20):
         harness.step()
     return harness
@@ -173,10 +173,10 @@ def test_no_place_is_kept_for_who_is_gone() -> None:
 
 def test_steps_have_room_for_who_may_come_again() -> None:
     """With a promise, streams could take all of each step."""
-    harness = flooded(itl_slo_s=0.06, max_num_seqs=30)
+    harness = flooded(itl_slo_s=0.06, max_num_seqs=30, num_output=100)
     alone = harness_of(itl_slo_s=0.06, max_num_seqs=30, budget=64)
     for i in range(40):
-        alone.add(str(i), 10, 500)
+        alone.add(str(i), 10, 100)
     for _ in range(20):
         alone.step()
     assert 1 < harness.scheduler.stats.num_running < 0.7 * alone.scheduler.stats.num_running

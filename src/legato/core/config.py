@@ -31,7 +31,7 @@ ModelImpl = Literal["auto", "legato", "transformers"]
 Policy = Literal["stall-free", "prefill-first"]
 NumDrafts = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Speculative = NumDrafts | Literal["auto", "off"]
-PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
+PrefillOrder = Literal["slowdown", "fcfs", "srf", "edf", "lpm"]
 Quantile = Annotated[float, msgspec.Meta(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
 SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]
@@ -218,6 +218,15 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         ),
     ] = None
     max_waiting: Annotated[CountOrZero, Flag("requests that may wait; one more is refused")] = 1024
+    max_wait_s: Annotated[
+        Seconds,
+        Flag(
+            "how long a tenant of which nothing runs waits at most, if its TTFT SLO is not less; "
+            "it is then let in at the cost of promises, of the tenants that run most",
+            metavar="TIME",
+            name="max-wait",
+        ),
+    ] = 10.0
     tenant_weights: Annotated[
         dict[TenantName, Weight],
         Flag(
@@ -237,13 +246,13 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     ] = 0.5
     policy: Annotated[Policy, Flag("who goes first in a step")] = "stall-free"
     prefill_order: Annotated[
-        PrefillOrder | None,
+        PrefillOrder,
         Flag(
-            "whose prompt goes first: first come, shortest remaining, earliest TTFT deadline, or "
-            "longest prefix match in the cache",
-            default="edf with a TTFT SLO, else fcfs",
+            "whose prompt goes first: the one whose first token would be late most by what it "
+            "takes alone, first come, shortest remaining, earliest TTFT deadline, or longest "
+            "prefix match in the cache",
         ),
-    ] = None
+    ] = "slowdown"
     enable_chunked_prefill: Annotated[
         bool, Flag("compute long prompts in chunks, not each whole in one step")
     ] = True
@@ -362,12 +371,10 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
                 f"without chunked prefill, max_num_batched_tokens must be at least max_model_len + "
                 f"max_num_seqs = {whole_prompt}, got {budget}"
             )
-        order = self.prefill_order or ("edf" if self.promises_ttft else "fcfs")
         return msgspec.structs.replace(
             self,
             max_num_batched_tokens=budget,
             num_steps_in_flight=self.num_steps_in_flight or _STEPS_IN_FLIGHT[device],
-            prefill_order=order,
         )
 
 

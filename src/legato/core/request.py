@@ -94,8 +94,6 @@ class Request:
         is_promise_waived: whether its promise was given up, as `allow_best_effort` allows.
         scheduled_s: planning time of the step that admitted it; None before.
         stalled_since_s: since when no useful chunk has fitted into a step.
-        passed_since_s: since when other requests are admitted in the turn of this best-effort
-            request; None if its turn found room.
         foreseen_s: when a forecast admitted it, and the TTFT from then on in the forecast; None
             without a forecast, or if it was too short to measure its error.
         first_token_s, last_token_s: when its first and its last token came; None before the first.
@@ -127,7 +125,6 @@ class Request:
         "num_scheduled_tokens",
         "num_tokens",
         "params",
-        "passed_since_s",
         "promise_s",
         "rank",
         "request_id",
@@ -153,12 +150,11 @@ class Request:
         self.num_expected_tokens = self.num_tokens
         self.in_flight_since_s = self.in_flight_until_s = 0.0
         self._promise(slo)
-        self.rank: tuple[float, float] = (0.0, 0.0)
+        self.rank: tuple[int, float] = (0, 0.0)
         self.is_late = False
         self.is_promise_waived = False
         self.scheduled_s: float | None = None
         self.stalled_since_s: float | None = None
-        self.passed_since_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.token_due_s = math.inf

@@ -23,7 +23,7 @@ LEAST_QUANTILE, P99, MOST_QUANTILE = 0.5, 0.99, 0.9999
 class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Promises to a class of requests; None promises nothing.
 
-    A class without any promise is best-effort: its requests use the capacity that others leave.
+    Beside others, a class without any promise is best-effort: a tenth of its tenant's weight.
 
     Attributes:
         itl_s: each token comes at most this long after the one before it.

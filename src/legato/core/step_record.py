@@ -19,9 +19,9 @@ EndedBy = Literal[
     "prompt_end", "token_budget", "time_budget", "memory", "turn", "checkpoint", "deadline"
 ]
 """Why a prefill chunk has no more tokens: it reaches the request's last token; the step may hold no
-more tokens, or may not take longer; memory ran out in longer chunks; a best-effort request had its
-turn in the step; the state of recurrent layers is kept at its end; its last rows were dropped to
-keep the step's deadline."""
+more tokens, or may not take longer; memory ran out in longer chunks; a best-effort chunk went
+before it in the step; the state of recurrent layers is kept at its end; its last rows were dropped
+to keep the step's deadline."""
 
 Lack = Literal["checkpoint", "window"]
 """What a hit lacks at the end of the cached blocks: a kept state of recurrent layers; blocks of a

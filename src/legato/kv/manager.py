@@ -183,14 +183,14 @@ class KVCacheManager:
             return min(end, ends.after(request.num_scheduled_tokens))
         return min(end, self._ends(request, found).after(found.num_tokens))
 
-    def fits(self, request: Request, *, spare_blocks: int = 0) -> bool:
+    def fits(self, request: Request, *, spare_blocks: int = 0, num_leaving: int = 0) -> bool:
         """Whether a request without blocks would find them and leave `spare_blocks` free.
 
-        If the model has recurrent layers, there must be state slots for it, too.
+        There must be a state slot and a place in windows, too; `num_leaving` requests leave some.
         """
-        if self.states is not None and not self.states.num_free:
+        if self.states is not None and not self.states.num_free + num_leaving:
             return False
-        if self.windows is not None and not self.windows.has_place:
+        if self.windows is not None and not (self.windows.has_place or num_leaving):
             return False
         missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
         # Blocks that other requests use cost nothing; they are looked up only if that matters.

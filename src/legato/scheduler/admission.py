@@ -1,5 +1,7 @@
 """Admission and preemption: which requests run."""
 
+import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 
 from legato.core.config import SchedulerConfig
@@ -8,19 +10,25 @@ from legato.core.step_record import Obstacle, ShortHit
 from legato.kv.manager import KVCacheManager
 from legato.kv.prefix_node import Way
 from legato.scheduler.budget import UNLIMITED, StepBudget
-from legato.scheduler.memory_forecast import MemoryForecast, OutputLengths
+from legato.scheduler.expected_ends import ExpectedEnds, OutputLengths, num_own_blocks
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
-from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES, places_left
+from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES, Tenant, places_left
 
-_MAX_YIELDS = 3
-"""How often a best-effort request gives up its place to one with a promise."""
+_HELD = 0.1
+"""Share of the time for which a request without memory holds up other tenants."""
+_LEAST_FEWER = 2
+"""A tenant that runs something must run so many fewer than another, or they would take each other's
+places in turn."""
+_BEST_EFFORT_WAITS = 30.0
+"""A best-effort request waits so many times as long as others before it holds up others."""
 
 
 class Admission:
     """Admits waiting requests, and preempts running ones, within one step.
 
-    A waiting request may run if there are a place, memory and pace for it beside the others.
+    A waiting request may run if there are a place, memory and pace for it beside the others, now
+    and up to their expected ends. Running requests give way to it only if it may run without them.
 
     Args:
         running: the running requests whose streams go on after the steps in flight.
@@ -29,6 +37,10 @@ class Admission:
     Attributes:
         admitted, short_hits: as in `StepRecord`.
         preempted: in order.
+        too_slow: the first step of streams whose pace was not admitted.
+        owed: the request that goes before all others: it has waited longest of the requests that
+            have waited as long as any may, of tenants that run less than another. If nothing of
+            its tenant runs, it begins at the cost of promises.
     """
 
     def __init__(
@@ -48,47 +60,136 @@ class Admission:
         self._lengths = lengths
         self._most_running = config.max_num_seqs
         self._may_exceed_pace = config.shed_load
+        self._max_wait_s = config.max_wait_s
         self._now_s = now_s
         self.admitted: dict[str, int] = {}
         self.short_hits: dict[str, ShortHit] = {}
         self.preempted: list[Request] = []
+        self.too_slow: StepShape | None = None
         self._promised = StepShape()  # decodes of all running requests with a promise
         self._promise_s = UNLIMITED  # the tightest limit on a step among these
-        self._memory: MemoryForecast | None = None  # of the running requests, made on demand
+        self._ends: ExpectedEnds | None = None  # of the running requests, made on demand
+        self._yielding: list[Request] | None = None
         self._note_pace(running)
-        self._runs_best_effort = any(request.is_best_effort for request in running)
+        self.owed = self._find_owed()
 
     @property
     def num_short_tokens(self) -> int:
         """Tokens in cached blocks that admitted requests compute again."""
         return sum(hit.num_matched_tokens - hit.num_tokens for hit in self.short_hits.values())
 
-    def obstacle(self, request: Request) -> Obstacle | None:
-        """Return why the request must wait; None if it may run."""
-        obstacle = self._lacks(request)
-        if obstacle is not None or not self.leaves_room(request):
-            return obstacle
-        return "tenants" if self._lacks(request, for_others=True) else None
+    def obstacle(self, request: Request, without: Sequence[Request] = ()) -> Obstacle | None:
+        """Return why the request must wait; None if it may run.
 
-    def leaves_room(self, request: Request) -> bool:
-        """Whether the request must leave room for tenants that have less running."""
-        tenants = self._queues.tenants
+        Args:
+            without: running requests that would be preempted for it.
+        """
+        obstacle = self._lacks(request, without)
+        if obstacle is not None or request is self.owed or not self.leaves_room(request):
+            return obstacle
+        return "tenants" if self._lacks(request, without, for_others=True) else None
+
+    def leaves_room(self, request: Request, *, num_more: int = 0) -> bool:
+        """Whether the request must leave room for tenants that have less running.
+
+        Args:
+            num_more: 1 counts the request itself, if it waits.
+        """
+        tenants, tenant = self._queues.tenants, self._queues.tenant(request)
         return (
             len(tenants) > 1
             and not self._queues.is_urgent
             and not request.num_preemptions
-            and tenants.may_come(self._queues.tenant(request), self._now_s, self._most_running)
+            and tenants.may_come(tenant, self._now_s, self._most_running, num_more=num_more)
         )
 
-    def yielding_request(self) -> Request | None:
-        """Return the best-effort request to preempt for a promised one; None if none must yield."""
-        if not self._runs_best_effort:
+    def has_waited(self, request: Request) -> bool:
+        """Whether a request has waited as long as any may: `max_wait_s`, or its TTFT promise."""
+        ttft_s = request.slo.ttft_s
+        longest_s = self._max_wait_s if ttft_s is None else min(self._max_wait_s, ttft_s)
+        return self._now_s - request.message.arrival_time_s > longest_s
+
+    def holds_others(self, request: Request) -> bool:
+        """Whether other tenants' requests wait, too, for a first one without memory.
+
+        What comes free then stays free for it. They do so for a tenth of the time, in spans that
+        grow with its wait: so one of them is long enough.
+        """
+        longest_s = self._max_wait_s
+        if self._queues.tenant(request).is_best_effort:
+            longest_s *= _BEST_EFFORT_WAITS
+        periods = (self._now_s - request.message.arrival_time_s) / longest_s
+        return periods >= 1.0 and periods < (1.0 + _HELD) * 2.0 ** math.floor(math.log2(periods))
+
+    def _find_owed(self) -> Request | None:
+        if len(self._queues.tenants) == 1:
             return None
-        request = self._queues.next_waiting(best_effort=False)
-        if request is None or self._has_place(request) or not self._can_pace(request):
-            return None
-        victim = self._queues.last_running(lambda r: r.is_best_effort)
-        return victim if victim is not None and victim.num_preemptions < _MAX_YIELDS else None
+        most = max((t.running_by_weight for t in self._queues.running_tenants), default=0.0)
+        heads = [
+            line[0]
+            for tenant, line in self._queues.lines()
+            if not tenant.is_best_effort
+            and (
+                not tenant.num_running
+                or tenant.running_by_weight + (1.0 + _LEAST_FEWER) / tenant.weight <= most
+            )
+        ]
+        waited = [request for request in heads if self.has_waited(request)]
+        return min(waited, key=lambda r: r.message.arrival_time_s, default=None)
+
+    def yielding(self) -> list[Request]:
+        """Return the running requests that give way to the next one; none if that would not help.
+
+        They are as few as possible, of tenants with more than their share: best-effort requests at
+        once, others when the next one has waited too long.
+        """
+        if self._yielding is None:
+            self._yielding = self._make_yielding()
+        return self._yielding
+
+    def _make_yielding(self) -> list[Request]:
+        if not self._queues.running:
+            return []
+        request = self.owed or self._queues.next_waiting()
+        if request is None or self._queues.tenant(request).is_best_effort:
+            return []
+        if self._lacks(request) is None:
+            return []
+        victims = self._victims(request)
+        if not victims or self.obstacle(request, victims) is not None:
+            return []
+        few = bisect_left(
+            range(1, len(victims)),
+            True,
+            key=lambda count: self.obstacle(request, victims[:count]) is None,
+        )
+        return victims[: few + 1]
+
+    def _victims(self, request: Request) -> list[Request]:
+        """Return the running requests that may give way, the one that is harmed least first."""
+        queues = self._queues
+        own = queues.tenant(request)
+        has_waited = self.has_waited(request)
+        least = _LEAST_FEWER if own.num_running else 1
+        num_running: dict[Tenant, int] = {}
+        victims: list[Request] = []
+        latest_first = [*reversed(queues.running.values())]
+        for running in sorted(latest_first, key=self._harm):
+            tenant = queues.tenant_of_running(running.request_id)
+            left = num_running.setdefault(tenant, tenant.num_running) - 1
+            is_over = left / tenant.weight >= (own.num_running + least) / own.weight
+            if tenant.is_best_effort:
+                # Each time it must have had more first, or it would only begin again and again.
+                again_s = running.num_preemptions * self._budget.prompt_s(running.num_tokens)
+                is_over &= has_waited
+                is_over |= tenant.counter_s - again_s / tenant.weight > own.counter_s
+                may_yield = is_over
+            else:
+                may_yield = is_over and has_waited
+            if may_yield and tenant is not own and not running.ends_in_flight:
+                num_running[tenant] = left
+                victims.append(running)
+        return victims
 
     def admit(self, request: Request, found: Way) -> bool:
         """Let a waiting request run, with blocks for all of its tokens.
@@ -113,17 +214,17 @@ class Admission:
             self.short_hits[request.request_id] = short_hit
         if request.scheduled_s is None:
             request.scheduled_s = self._now_s
-        if self._memory is not None:
-            self._memory.add(request)
+        if self._ends is not None:
+            self._ends.add(request)
         self._note_pace([request])
         request.catch_up(found.num_computed_tokens)
         return True
 
-    def preempt_best_effort(self) -> None:
-        """Preempt a best-effort request that keeps a promised one from being admitted."""
-        victim = self.yielding_request()
-        if victim is not None:
-            self._preempt(victim)
+    def let_yield(self) -> None:
+        """Preempt the requests that give way to the next one."""
+        for request in self.yielding():
+            self._preempt(request)
+        self._yielding = []
 
     def preempt_for(self, request: Request, spared: Collection[str]) -> None:
         """Preempt requests until a decode's token finds a block, at last the request itself.
@@ -135,75 +236,96 @@ class Admission:
             self._preempt(self._victim(spared))
 
     def _victim(self, spared: Collection[str]) -> Request:
-        """Return the request that preemption harms least.
+        """Return the request that preemption harms least."""
+        latest_first = reversed(self._queues.running.values())
+        return min((r for r in latest_first if r.request_id not in spared), key=self._harm)
+
+    def _harm(self, request: Request) -> tuple[bool, float, bool]:
+        """Return a sort key, lower for requests that preemption harms less.
 
         A best-effort request goes before a promised one; then a request of the tenant that has most
         running; then one with no stream to stall; then the latest admitted, which has, on the
         whole, least to compute again and most left to generate (docs/contributing/experiments.md).
         """
-        latest_first = reversed(self._queues.running.values())
-        return min(
-            (request for request in latest_first if request.request_id not in spared),
-            key=lambda r: (
-                not r.is_best_effort,
-                -self._queues.tenant(r).running_by_weight,
-                r.first_token_s is not None,
-            ),
-        )
+        tenant = self._queues.tenant_of_running(request.request_id)
+        is_stream = request.first_token_s is not None
+        return not tenant.is_best_effort, -tenant.running_by_weight, is_stream
 
     def _preempt(self, request: Request) -> None:
         self._kv.release(request)
         request.preempt()
         request.num_hit_tokens = self._kv.lookup.num_hit_tokens(request)
         self._queues.preempt(request)
-        self._memory = None
+        self._ends = None
         if not request.is_best_effort:
             self._promised.remove_decode(request.num_tokens)
         self.preempted.append(request)
 
-    def _lacks(self, request: Request, *, for_others: bool = False) -> Obstacle | None:
+    def _lacks(
+        self, request: Request, without: Sequence[Request] = (), *, for_others: bool = False
+    ) -> Obstacle | None:
         """Return the obstacle to admission; `for_others` adds the room kept for other tenants."""
         kept_places, kept_pace = (KEPT_PLACES, KEPT_PACE) if for_others else (0.0, 0.0)
-        if not self._has_place(request, kept_places):
-            is_full = len(self._queues.running) >= self._most_running
+        if not self._has_place(request, without, kept_places):
+            is_full = len(self._queues.running) - len(without) >= self._most_running
             return "max_num_seqs" if is_full else "memory"
-        return None if self._can_pace(request, kept_pace) else "pace"
+        return None if self._can_pace(request, without, kept_pace) else "pace"
 
-    def _has_place(self, request: Request, kept: float = 0.0) -> bool:
+    def _has_place(self, request: Request, without: Sequence[Request], kept: float = 0.0) -> bool:
         """Whether one more request may run, and all would find blocks up to their ends."""
-        num_running = len(self._queues.running)
-        if not num_running:
+        num_running = len(self._queues.running) - len(without)
+        if not num_running and not without:
             return self._kv.fits(request)
         if num_running >= places_left(self._most_running, kept):
             return False
-        kept_blocks = int(kept * self._kv.num_blocks)
-        # The forecast is made only between the least and the most blocks that they may need.
-        most = -(-self._lengths.longest // self._kv.block_size)
-        return self._kv.fits(request, spare_blocks=kept_blocks + (num_running + 1) * most) or (
-            self._kv.fits(request, spare_blocks=kept_blocks + num_running + 1)
-            and self._kv.fits(
-                request, spare_blocks=kept_blocks + self._memory_forecast().peak_blocks(request)
-            )
-        )
+        kv, num_leaving = self._kv, len(without)
+        spare_blocks = int(kept * kv.num_blocks)
+        spare_blocks -= sum([num_own_blocks(victim, kv.block_size) for victim in without])
+        if without:  # they leave before the streams' next tokens take blocks
+            spare_blocks += num_running
+        # The forecast is made only if there is room for the next token of each.
+        least = spare_blocks + num_running + 1
+        if not kv.fits(request, spare_blocks=least, num_leaving=num_leaving):
+            return False
+        spare_blocks += self._expected_ends(without).peak_blocks(request)
+        return kv.fits(request, spare_blocks=spare_blocks, num_leaving=num_leaving)
 
-    def _memory_forecast(self) -> MemoryForecast:
-        if self._memory is None:
+    def _expected_ends(self, without: Sequence[Request] = ()) -> ExpectedEnds:
+        if without:
+            ids = {request.request_id for request in without}
+            running = [r for r in self._queues.running.values() if r.request_id not in ids]
+            return ExpectedEnds(running, self._lengths, self._kv.block_size)
+        if self._ends is None:
             running = [*self._queues.running.values()]
-            self._memory = MemoryForecast(running, self._lengths, self._kv.block_size)
-        return self._memory
+            self._ends = ExpectedEnds(running, self._lengths, self._kv.block_size)
+        return self._ends
 
-    def _can_pace(self, request: Request, kept: float = 0.0) -> bool:
-        """Whether all promised streams would still get their tokens in time beside the request.
+    def _can_pace(
+        self, request: Request, without: Sequence[Request] = (), kept: float = 0.0
+    ) -> bool:
+        """Whether all promised streams would get their tokens in time up to their expected ends.
 
-        An admitted request that is late all the same does not wait for that, too.
+        An admitted request that is late all the same does not wait for that, too, nor does one
+        that has waited as long as any may while nothing of its tenant runs.
         """
-        if request.is_best_effort or (self._may_exceed_pace and request.is_late):
+        if request.is_best_effort or (self._may_exceed_pace and self._queues.is_lost(request)):
             return True
-        self._promised.add_decode(request.num_tokens)
         limit_s = (1.0 - kept) * min(self._promise_s, request.promise_s)
-        fits = self._budget.keeps_pace(self._promised, limit_s)
-        self._promised.remove_decode(request.num_tokens)
-        return fits
+        if limit_s == UNLIMITED:
+            return True
+        if request is self.owed and not self._queues.tenant(request).num_running:
+            return True
+        if not without:
+            now = self._promised.copy()
+            now.add_decode(request.num_tokens)
+            if not self._budget.keeps_pace(now, limit_s):
+                self.too_slow = self.too_slow or now
+                return False
+        shapes = self._expected_ends(without).stream_shapes(request)
+        slow = (shape for shape in shapes if not self._budget.keeps_pace(shape, limit_s))
+        too_slow = next(slow, None)
+        self.too_slow = self.too_slow or too_slow
+        return too_slow is None
 
     def _note_pace(self, requests: Iterable[Request]) -> None:
         promised = [request for request in requests if not request.is_best_effort]

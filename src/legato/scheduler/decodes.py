@@ -1,11 +1,12 @@
 """The decodes of a step: the next token of each running stream."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 
 from legato.core.request import Request
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.admission import Admission
 from legato.scheduler.budget import UNLIMITED, StepBudget
+from legato.scheduler.queues import Queues
 from legato.scheduler.step import Step
 
 
@@ -28,21 +29,22 @@ def divided(running: Sequence[Request], kv: KVCacheManager) -> tuple[list[Reques
 class Decodes:
     """Begins a step with the streams' next tokens; the first one due sets the step's limit.
 
-    If promised tokens are due, best-effort streams take turns: the stream that waited longest joins
-    the step, and the others as far as they fit into the time that prefill leaves.
+    If promised tokens are due, best-effort streams join as far as they fit into the time: before
+    prompts while their tenant has had less than the prompts', else after them. One that has waited
+    as long as any request may joins in any case.
 
     Args:
         streams: running requests that wait for their next token, in order of admission.
-        running: all running requests; key the request's id.
         begins_s: when the step can begin: the end of the steps in flight.
         idle_limit_s: how long the step may take if no token is due.
         may_hurry: whether prompts may wait for the next step; False after a step in which they did.
+        max_wait_s: longest time without a token for a best-effort stream.
     """
 
     def __init__(
         self,
         streams: Sequence[Request],
-        running: Mapping[str, Request],
+        queues: Queues,
         admission: Admission,
         kv: KVCacheManager,
         budget: StepBudget,
@@ -50,15 +52,17 @@ class Decodes:
         begins_s: float,
         idle_limit_s: float,
         may_hurry: bool,
+        max_wait_s: float,
     ) -> None:
         self._streams = streams
-        self._running = running
+        self._queues = queues
         self._admission = admission
         self._kv = kv
         self._budget = budget
         self._begins_s = begins_s
         self._idle_limit_s = idle_limit_s
         self._may_hurry = may_hurry
+        self._max_wait_s = max_wait_s
         self._yielding: list[Request] | None = None  # best-effort streams left out; None: not begun
 
     @property
@@ -70,7 +74,7 @@ class Decodes:
         return (
             any(request.waits_for_token for request in self._streams)
             or not self._reserve(self._streams)
-            or self._admission.yielding_request() is not None
+            or bool(self._admission.yielding())
         )
 
     def drafting(self, step: Step) -> list[Request]:
@@ -92,11 +96,15 @@ class Decodes:
         if not is_due:
             self._add(step, best_effort)
             return step
-        best_effort.sort(key=lambda r: r.last_expected_s or 0.0)
-        while best_effort and len(step.chunks) == len(promised):
-            # A stream that is preempted for lack of memory leaves its turn to the next one.
+        best_effort.sort(key=self._last_s)
+        if best_effort and self._begins_s - self._last_s(best_effort[0]) > self._max_wait_s:
             self._add(step, [best_effort.pop(0)])
-        self._yielding = best_effort
+        least = self._queues.least()
+        for request in best_effort:
+            tenant = self._queues.tenant(request)
+            is_first = least is None or tenant.counter_s <= least.counter_s
+            if not (is_first and self._is_added(step, request)):
+                self._yielding.append(request)
         step.is_for_streams = self._may_hurry and self._begins_late(step)
         return step
 
@@ -107,9 +115,7 @@ class Decodes:
     def add_yielding(self, step: Step) -> None:
         """Add the best-effort streams that were left out, as far as there is time."""
         for request in self._yielding or ():
-            if not step.has_room_for(request):
-                return
-            self._add(step, [request])
+            self._is_added(step, request)
 
     def _begins_late(self, step: Step) -> bool:
         """Whether the decodes leave nothing of the limit, but something of a whole promise.
@@ -119,6 +125,17 @@ class Decodes:
         if step.ends_within(step.limit_s):
             return False
         return step.ends_within(min(request.promise_s for request in self._streams))
+
+    def _is_added(self, step: Step, request: Request) -> bool:
+        """Add a best-effort stream if there is time for it."""
+        if not (self._is_running(request) and step.has_room_for(request)):
+            return False
+        self._add(step, [request])
+        return True
+
+    @staticmethod
+    def _last_s(request: Request) -> float:
+        return request.last_expected_s or 0.0
 
     def _add(self, step: Step, requests: list[Request]) -> None:
         step.add_decodes(self._with_room(requests, step.request_ids))
@@ -149,4 +166,4 @@ class Decodes:
         return all(map(self._kv.reserve, lacking))
 
     def _is_running(self, request: Request) -> bool:
-        return request.request_id in self._running
+        return request.request_id in self._queues.running

@@ -21,8 +21,8 @@ from legato.core.request import Request
 from legato.core.step_record import DraftsEndedBy
 from legato.scheduler.budget import StepBudget
 from legato.scheduler.decodes import Decodes
+from legato.scheduler.expected_ends import OutputLengths
 from legato.scheduler.expected_tokens import ExpectedTokens
-from legato.scheduler.memory_forecast import OutputLengths
 from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.step import Step
 from legato.scheduler.step_shape import StepShape

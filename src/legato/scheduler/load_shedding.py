@@ -1,22 +1,25 @@
 """Decides whether a new request may wait, and which requests are refused for it."""
 
+import itertools
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
 from legato.core.request import Request
-from legato.scheduler.forecast import Forecast
+from legato.scheduler.forecast import Forecast, Lateness
 from legato.scheduler.queues import Queues
-from legato.scheduler.recent_quantile import RecentQuantile
 from legato.scheduler.tenants import Tenant
 
 _DISPLACED = "requests have come that go before: of more priority, or of tenants with less waiting"
 _MOST_DISPLACED = 8
 """Most waiting requests that one request may displace."""
+
+_MOST_DUE = 64
+"""Most waiting requests whose deadlines a step checks."""
 
 _HORIZON_S = 60.0
 """How far beyond the deadline a forecast looks, so as to tell the client when to retry."""
@@ -28,22 +31,25 @@ _TELLING = 0.5
 """Share of the time left above which the error of a forecast is recorded. A shorter forecast is
 mostly the rest of the step in which the request arrived."""
 _WINDOW, _ENOUGH = 100, 20
+_MEMORY_S = 60.0
+"""How many forecasts are remembered, and for how long."""
 _QUANTILE = 0.99
 _UNKNOWN_MARGIN, _MAX_MARGIN = 0.2, 0.5
 
 
 class ForecastErrors:
-    """Relative errors of recent TTFT forecasts: a quantile of how much later the tokens came."""
+    """Ratios of first tokens to their forecasts of late, less one: how much later they came."""
 
     def __init__(self) -> None:
-        self._recent = RecentQuantile(_WINDOW, _QUANTILE)
+        self._recent: deque[tuple[float, float]] = deque()  # (time, error), the oldest first
+        self._ordered: list[float] = []
 
-    @property
-    def margin(self) -> float:
-        """Share by which to lengthen forecasts."""
-        if len(self._recent) < _ENOUGH:
+    def margin(self, now_s: float) -> float:
+        """Return the share by which to lengthen forecasts: a high quantile of the errors."""
+        self._forget(now_s)
+        if len(self._ordered) < _ENOUGH:
             return _UNKNOWN_MARGIN
-        return max(0.0, self._recent.value)
+        return max(0.0, self._ordered[int(_QUANTILE * len(self._ordered))])
 
     def observe(self, request: Request, now_s: float) -> None:
         """Record the first token of a request."""
@@ -51,7 +57,16 @@ class ForecastErrors:
             return
         since_s, ttft_s = request.foreseen_s
         # A machine that slowed down meanwhile says little about the forecast's error.
-        self._recent.add(min(_MAX_MARGIN, (now_s - since_s) / ttft_s - 1.0))
+        error = min(_MAX_MARGIN, (now_s - since_s) / ttft_s - 1.0)
+        self._recent.append((now_s, error))
+        insort(self._ordered, error)
+        self._forget(now_s)
+
+    def _forget(self, now_s: float) -> None:
+        recent = self._recent
+        while len(recent) > _WINDOW or (recent and recent[0][0] < now_s - _MEMORY_S):
+            _, error = recent.popleft()
+            del self._ordered[bisect_left(self._ordered, error)]
 
 
 class Refusal(NamedTuple):
@@ -79,6 +94,13 @@ class LoadShedding:
         self._forecast = forecast
         self._errors = errors
 
+    def is_urgent(self, lateness: Lateness, now_s: float) -> bool:
+        """Whether prompts must go in order of their deadlines for all to be in time."""
+        if not self._queues.keeps_deadlines:
+            return False
+        due = self._queues.due(_MOST_DUE)
+        return lateness.slack_s(due, self._errors.margin(now_s)) < 0.0
+
     def check_arrival(self, request: Request, now_s: float) -> list[Refusal]:
         """Return the refusals that a new request causes: its own, or those of waiting requests.
 
@@ -86,7 +108,7 @@ class LoadShedding:
         """
         crowding = None
         if self._queues.num_waiting >= self._config.max_waiting:
-            crowding = next(self._crowding(request, promised=False), None)
+            crowding = next(self._crowding(request), None)
             if crowding is None:
                 error = f"{self._queues.num_waiting} requests are waiting already"
                 return [self._for_queue(request, error, now_s)]
@@ -95,37 +117,44 @@ class LoadShedding:
             return refused
         return [self._for_queue(crowding, _DISPLACED, now_s)]
 
-    def _crowding(self, request: Request, *, promised: bool) -> Iterator[Request]:
+    def _crowding(self, request: Request, *, promised: bool = False) -> Iterator[Request]:
         """Yield the waiting requests that the request may displace, the last in line first.
 
-        Its own tenant's requests of less priority come first, then those of other tenants.
+        Its own tenant's requests of less priority come first, then those of tenants with as much
+        service and more waiting, best-effort ones among them.
 
         Args:
-            promised: whether to yield only requests with a promise; else requests without one come
-                first.
+            promised: whether to yield only requests with a promise.
         """
         own = self._queues.tenant(request)
-        lines: defaultdict[Tenant, list[Request]] = defaultdict(list)
-        for best_effort in (False,) if promised else (False, True):
-            for tenant, line in self._queues.lines(best_effort=best_effort):
-                if tenant.counter_s >= own.counter_s:
-                    lines[tenant] += [one for one in line if not one.message.is_rerun]
-        num_own = (len(lines[own]) + 1) / own.weight
-        for last in reversed(lines.pop(own, [])):
-            if last.message.service.priority > request.message.service.priority:
-                yield last
-        while lines:
-            most = max(lines, key=lambda tenant: len(lines[tenant]) / tenant.weight)
-            if num_own >= len(lines[most]) / most.weight:
+        own_line: Sequence[Request] = ()
+        others: list[_Line] = []
+        for tenant, line in self._queues.lines():
+            if tenant is own:
+                own_line = line
+            elif _may_lose(tenant, own, promised=promised):
+                others.append(_Line(tenant, line))
+        priority = request.message.service.priority
+        less = itertools.takewhile(
+            lambda r: r.message.service.priority > priority, reversed(own_line)
+        )
+        yield from (last for last in less if not last.message.is_rerun)
+        while others:
+            most = max(others, key=lambda line: line.num_by_weight)
+            if (len(own_line) + 1) / own.weight >= most.num_by_weight:
                 return
-            yield lines[most].pop()
+            taken = most.take()
+            if taken is None:
+                others.remove(most)
+            elif not taken.message.is_rerun:
+                yield taken
 
     def _judge_ttft(self, request: Request, now_s: float) -> list[Refusal]:
         deadline_s = request.ttft_deadline_s
         if not self._config.shed_load or deadline_s is None:
             return []
         left_s = deadline_s - now_s
-        stretch = 1.0 + self._errors.margin if self._queues else 1.0
+        stretch = 1.0 + self._errors.margin(now_s) if self._queues else 1.0
         ttft_s = self._forecast.ttft_s(request, now_s, left_s + _HORIZON_S)
         if ttft_s is None:
             return []
@@ -150,7 +179,7 @@ class LoadShedding:
         found: list[Request] = []
         crowding = self._crowding(request, promised=True)
         due = (one for one in crowding if one.ttft_deadline_s is not None)
-        for one in islice(due, _MOST_DISPLACED):
+        for one in itertools.islice(due, _MOST_DISPLACED):
             found.append(one)
             excess_s -= self._forecast.prompt_s(one)
             if excess_s <= 0.0:
@@ -171,6 +200,33 @@ class LoadShedding:
     def _for_queue(self, request: Request, error: str, now_s: float) -> Refusal:
         retry_after_s = self._forecast.next_end_s(now_s)
         return _refusal(request, RefusalReason.QUEUE_FULL, error, retry_after_s)
+
+
+def _may_lose(tenant: Tenant, own: Tenant, *, promised: bool) -> bool:
+    """Whether a tenant's waiting requests may be displaced for another's."""
+    if tenant.is_best_effort is not own.is_best_effort:
+        return tenant.is_best_effort and not promised
+    return tenant.counter_s >= own.counter_s
+
+
+class _Line:
+    """A tenant's waiting requests, taken from the end."""
+
+    def __init__(self, tenant: Tenant, requests: Sequence[Request]) -> None:
+        self._weight = tenant.weight
+        self._requests = requests
+        self._num_left = len(requests)
+
+    @property
+    def num_by_weight(self) -> float:
+        return self._num_left / self._weight
+
+    def take(self) -> Request | None:
+        """Return the last request that was not taken yet."""
+        if not self._num_left:
+            return None
+        self._num_left -= 1
+        return self._requests[self._num_left]
 
 
 def _refusal(

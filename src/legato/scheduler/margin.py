@@ -3,13 +3,12 @@
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from legato.core.request import Request
 from legato.core.slo import P99
-from legato.scheduler.recent_quantile import RecentQuantile
 
 _MANY_GAPS_MISS_RATE, _FEW_GAPS_MISS_RATE = 0.1, 0.02
 """The margin aims at this share of the late gaps that a promise allows. A stream of few gaps may
@@ -65,6 +64,49 @@ def _bearable(quantile: float, num_gaps: int) -> float:
 
 
 _NEW = _bearable(P99, 0)
+
+
+class RecentQuantile:
+    """Keeps the last values in order. They are few: a list of them is faster than a tree.
+
+    Args:
+        window: how many values are kept, None included.
+        quantile: in [0, 1).
+        values: first values, the oldest first.
+    """
+
+    def __init__(self, window: int, quantile: float, values: Iterable[float | None] = ()) -> None:
+        self._window = window
+        self._quantile = quantile
+        self._recent: deque[float | None] = deque()
+        self._ordered: list[float] = []
+        for value in values:
+            self.add(value)
+
+    def __iter__(self) -> Iterator[float | None]:
+        """Iterate over the kept values, the oldest first."""
+        return iter(self._recent)
+
+    def __len__(self) -> int:
+        """Number of kept values that are not None."""
+        return len(self._ordered)
+
+    @property
+    def value(self) -> float:
+        """The quantile; there must be a value."""
+        return self._ordered[int(self._quantile * len(self._ordered))]
+
+    def add(self, value: float | None) -> None:
+        """Add a value; None or nan only makes older values expire."""
+        if value is not None and math.isnan(value):
+            value = None  # nan has no place in an order, and could not be removed again
+        self._recent.append(value)
+        if value is not None:
+            insort(self._ordered, value)
+        if len(self._recent) > self._window:
+            oldest = self._recent.popleft()
+            if oldest is not None:
+                del self._ordered[bisect_left(self._ordered, oldest)]
 
 
 class Tails(msgspec.Struct, frozen=True, kw_only=True):

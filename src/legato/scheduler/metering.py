@@ -4,13 +4,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from legato.core.plan import ScheduledChunk
+from legato.scheduler.order import LATE, LATE_SHARE
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
-from legato.scheduler.step_time import StepTimeModel
+from legato.scheduler.step_time import UNKNOWN_TOKEN_S, StepTimeModel
 from legato.scheduler.tenants import Tenant
 
-_UNKNOWN_TOKEN_S = 1e-3
-"""Assumed seconds per token while step times are unknown."""
+_MOST_OWED_S = 1.0
+"""Most prefill that late prompts are owed, or are ahead by: they may have come just now."""
 _NOTHING = StepShape()
 _KEYS = 1000
 """Keys by which the cost of one key is measured."""
@@ -19,14 +20,14 @@ _KEYS = 1000
 def book_step(
     chunks: Sequence[ScheduledChunk], queues: Queues, model: StepTimeModel, step_s: float | None
 ) -> None:
-    """Charge the tenants for a step, and record the turns of their late prompts.
+    """Charge the tenants for a step, and record what their late prompts are owed.
 
     Args:
         step_s: the step's predicted time; None if unknown.
     """
-    _note_turns(chunks, queues)
+    _share_with_late(chunks, queues, model)
     if step_s is None:
-        step_s = _UNKNOWN_TOKEN_S * sum(chunk.num_tokens for chunk in chunks)
+        step_s = UNKNOWN_TOKEN_S * sum(chunk.num_tokens for chunk in chunks)
     tenants = queues.tenants
     if len(tenants) == 1:
         shares = {queues.tenant_of_running(chunks[0].request_id): 1.0}
@@ -78,12 +79,15 @@ def _decode_costs(chunks: Sequence[ScheduledChunk], model: StepTimeModel) -> tup
     return (without_keys_s - model.seconds(_NOTHING)) / num_rows + key_s, key_s
 
 
-def _note_turns(chunks: Sequence[ScheduledChunk], queues: Queues) -> None:
-    has_late: dict[Tenant, bool] = {}
+def _share_with_late(
+    chunks: Sequence[ScheduledChunk], queues: Queues, model: StepTimeModel
+) -> None:
+    """Record what the late prompts of each tenant are owed of its prefill."""
     for chunk in chunks:
         if chunk.kind == "prefill":
-            request = queues.running[chunk.request_id]
-            tenant = queues.tenant(request)
-            has_late[tenant] = request.is_late or has_late.get(tenant, False)
-    for tenant, is_late in has_late.items():
-        tenant.num_timely_steps = 0 if is_late else tenant.num_timely_steps + 1
+            tenant = queues.tenant_of_running(chunk.request_id)
+            seconds = model.prefill_s(chunk.start, chunk.num_tokens)
+            # A request without a deadline among such with one has the group of late ones, too.
+            is_late = queues.rank(queues.running[chunk.request_id])[0] == LATE
+            owed_s = tenant.late_owed_s + seconds * (LATE_SHARE - is_late)
+            tenant.late_owed_s = min(max(owed_s, -_MOST_OWED_S), _MOST_OWED_S)

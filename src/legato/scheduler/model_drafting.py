@@ -15,8 +15,8 @@ from typing import NamedTuple
 from legato.core.config import SchedulerConfig
 from legato.core.request import Request
 from legato.scheduler.budget import UNLIMITED
+from legato.scheduler.expected_ends import OutputLengths
 from legato.scheduler.expected_tokens import ExpectedTokens
-from legato.scheduler.memory_forecast import OutputLengths
 from legato.scheduler.step import Step
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel

@@ -11,9 +11,8 @@ from legato.scheduler.step import Step
 def stall_free(decodes: Decodes, prefills: Prefills) -> Step:
     """Running streams first, then prefill in the rest (Sarathi-Serve's stall-free batching)."""
     step = decodes.begin()
-    prefills.add_promised(step)
+    prefills.add(step)
     decodes.add_yielding(step)
-    prefills.add_best_effort(step)
     return step
 
 
@@ -23,8 +22,7 @@ def prefill_first(decodes: Decodes, prefills: Prefills) -> Step:
     For comparison: running streams wait for every chunk.
     """
     step = decodes.begin_without()
-    prefills.add_promised(step)
-    prefills.add_best_effort(step)
+    prefills.add(step)
     return step if step.chunks else decodes.begin()
 
 

@@ -17,29 +17,25 @@ from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.admission import Admission
-from legato.scheduler.budget import MIN_CHUNK, step_budget
+from legato.scheduler.budget import MIN_CHUNK, StepBudget
 from legato.scheduler.decodes import Decodes, divided
 from legato.scheduler.dispatch import Dispatch
 from legato.scheduler.drafting import Drafters
-from legato.scheduler.fetch_time import FetchTime
-from legato.scheduler.forecast import Forecast, Outlook
-from legato.scheduler.lateness import Lateness
+from legato.scheduler.expected_ends import OutputLengths
+from legato.scheduler.forecast import FetchTime, Forecast, Lateness, Outlook
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.margin import allowed_miss_rate
-from legato.scheduler.memory_forecast import OutputLengths
 from legato.scheduler.metering import book_step
-from legato.scheduler.order import HIT_AWARE, ORDERS, PrefillTurns
+from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.prefills import Prefills
 from legato.scheduler.queues import Queues
 from legato.scheduler.replanning import Replanning, ended, failed
 from legato.scheduler.step import Step
+from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
 from legato.speculation.drafter import CostlyDrafter, Drafter
-
-_MOST_DUE = 64
-"""Most waiting requests whose deadlines a step checks."""
 
 _LOOKED_UP = 2
 """Waiting requests per step whose cache hits are updated, in orders that depend on hits."""
@@ -80,14 +76,12 @@ class Scheduler:
         draft_model: CostlyDrafter | None = None,
     ) -> None:
         assert config.max_num_batched_tokens is not None
-        assert config.prefill_order is not None
         self.containment = Containment()
         self._max_model_len = max_model_len
         self._kv = kv
         self._step_time = step_time or StepTimeModel()
         self._tenants = Tenants(config.tenant_weights)
         self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
-        self._turns = PrefillTurns()
         self._forecast_errors = ForecastErrors()
         self._fetch_time = FetchTime(kv.holds)
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
@@ -183,27 +177,34 @@ class Scheduler:
         for request in requests:
             if not request.is_promise_waived:
                 request.change_promise(self._classes[request.message.service.slo_class], now_s)
+        self._queues.settle_running()
 
     def _configure(self, config: SchedulerConfig) -> None:
         self._config = config
         self._classes = config.classes
         self._step_time.promise(config.shortest_promise_s)
-        self._turns.promise(config.classes.values())
         # Drops a memory limit: a prompt that must not be chunked would never fit into it.
-        self._budget = step_budget(config, self._step_time)
-        self._fill = POLICIES[config.policy]
         assert config.max_num_batched_tokens is not None
+        self._budget = StepBudget(
+            self._step_time,
+            config.max_num_batched_tokens,
+            is_chunked=config.enable_chunked_prefill,
+        )
+        self._fill = POLICIES[config.policy]
         self._idle_limit_s = config.idle_limit_s
         self._lateness = Lateness(
             self._step_time, config.max_num_batched_tokens, self._idle_limit_s
         )
-        assert config.prefill_order is not None
+        forecast = Forecast(
+            config, self._queues, self._step_time, self._budget, self._fetch_time, self._lengths
+        )
         self._queues.configure(
             ORDERS[config.prefill_order],
             is_lost=self._lateness.is_lost,
+            alone_s=forecast.prompt_s,
             keeps_deadlines=config.shed_load,
+            has_promises=not all(slo.is_best_effort for slo in self._classes.values()),
         )
-        forecast = Forecast(config, self._queues, self._step_time, self._budget, self._fetch_time)
         self._outlook = Outlook(
             forecast, self._queues, self._classes[INTERACTIVE], self._max_model_len
         )
@@ -250,7 +251,7 @@ class Scheduler:
         self._lateness.begin_step(now_s, is_idle=not self._queues.running)
         self._budget.recover(now_s)
         self._look_up_waiting()
-        self._queues.is_urgent = self._is_urgent()
+        self._queues.is_urgent = self._shedding.is_urgent(self._lateness, now_s)
         queues, kv, config, dispatch = self._queues, self._kv, self._config, self._dispatch
         self._step_time.set_miss_rate(allowed_miss_rate(queues.running.values()))
         begins_s = dispatch.look_ahead(now_s, queues.running)
@@ -259,26 +260,27 @@ class Scheduler:
         admission = Admission(queues, kv, self._budget, self._lengths, config, running, now_s)
         decodes = Decodes(
             streams,
-            queues.running,
+            queues,
             admission,
             kv,
             self._budget,
             begins_s=begins_s,
             idle_limit_s=self._idle_limit_s,
             may_hurry=not self._was_hurried,
+            max_wait_s=config.max_wait_s,
         )
         # How many drafts are accepted is known only when their step has landed.
         if dispatch.has_drafts or (dispatch.num_in_flight and decodes.must_wait):
             return None
-        prefills = Prefills(begun, queues, self._turns, admission, dispatch, kv, config, now_s)
+        prefills = Prefills(begun, queues, admission, dispatch, kv, config, now_s)
         try:
-            admission.preempt_best_effort()
+            admission.let_yield()
             step = self._fill(decodes, prefills)
         finally:  # these changes stay, even if the plan fails
             self._num_preemptions += len(admission.preempted)
             dispatch.note_changes(admission)
         drafts_ended_by = self._drafters.draft(step, decodes)
-        self._note_budget(step, prefills)
+        self._note_budget(step, prefills, admission.too_slow)
         self._num_prefix_cache_short += admission.num_short_tokens
         if not step.chunks:
             return None
@@ -294,7 +296,9 @@ class Scheduler:
         )
         self._was_hurried = step.is_for_streams
         with self.containment.containing("the booking of a step"):  # it is in flight already
-            self._lateness.end_step(step.shape, step.limit_s)
+            # The rest of a limit after an interruption says nothing about the steps to come.
+            usual_s = config.shortest_promise_s if step.is_due else step.limit_s
+            self._lateness.end_step(step.shape, max(step.limit_s, usual_s))
             book_step(plan.chunks, queues, self._step_time, plan.predicted_s)
         return plan
 
@@ -376,7 +380,7 @@ class Scheduler:
         if not self.has_work:
             self._step_time.forget_present()
         begins_s = self._dispatch.look_ahead(now_s, self._queues.running)
-        self._tenants.on_request(message.service.tenant, now_s)
+        self._queues.note_arrival(request, now_s)
         refusals = [] if message.is_rerun else self._shedding.check_arrival(request, begins_s)
         for refused, output in refusals:
             self._queues.tenant(refused).count_refused()
@@ -386,13 +390,6 @@ class Scheduler:
         if not any(refused is request for refused, _ in refusals):
             self._requests[request.request_id] = request
             self._queues.add(request)
-
-    def _is_urgent(self) -> bool:
-        """Whether prompts must go in order of their deadlines for all to be in time."""
-        if not self._queues.keeps_deadlines:
-            return False
-        due = self._queues.due(_MOST_DUE)
-        return self._lateness.slack_s(due, self._forecast_errors.margin) < 0.0
 
     def _look_up_waiting(self) -> None:
         """Update the cache hits of a few waiting requests.
@@ -408,9 +405,9 @@ class Scheduler:
                 request.num_hit_tokens = num_hit_tokens
                 self._queues.rerank(request)
 
-    def _note_budget(self, step: Step, prefills: Prefills) -> None:
+    def _note_budget(self, step: Step, prefills: Prefills, too_slow: StepShape | None) -> None:
         self.broken_promise = ""
-        refused = step.with_refused(prefills.held_by) if prefills.are_left_out(step) else None
+        refused = step.with_refused(too_slow) if prefills.are_left_out(step) else None
         if refused is not None:
             self._step_time.decay_margin(refused, step.limit_s)
         if step.is_over_budget:
@@ -496,4 +493,4 @@ class Scheduler:
     def _note_end(self, request: Request) -> None:
         self._dispatch.end(request.request_id)
         if request.num_output_tokens:
-            self._lengths.observe(request.num_output_tokens)
+            self._lengths.observe(request)

@@ -5,7 +5,7 @@ from itertools import count
 
 from legato.core.plan import ScheduledChunk
 from legato.core.request import Request
-from legato.core.step_record import EndedBy, Obstacle
+from legato.core.step_record import EndedBy
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import UNLIMITED, StepBudget
 from legato.scheduler.step_shape import StepShape
@@ -96,20 +96,17 @@ class Step:
             self.lacked_room_at = start
         return room
 
-    def with_refused(self, held_by: Obstacle | None) -> StepShape | None:
+    def with_refused(self, too_slow: StepShape | None) -> StepShape | None:
         """Return the shape with one more token, of work that lacked time; None without such work.
 
         Args:
-            held_by: as in `StepRecord`.
+            too_slow: as of `Admission`.
         """
         shape = self.shape.without_drafts()
         if self.lacked_room_at is not None:
             shape.add_prefill(self.lacked_room_at, 1, samples=1)
-        elif held_by == "pace" and shape.num_decode_rows:
-            shape.add_decode(shape.decode_context / shape.num_decode_rows)
-        else:
-            return None
-        return shape
+            return shape
+        return too_slow
 
     def prefill_bound(self, num_tokens: int) -> EndedBy:
         """Return the limit that stops a prefill chunk at `num_tokens`, the most that fit."""

@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 StepKind = Literal["decodes", "drafts", "prefill"]
 """Kind of a step by its contents; a step with prefill is "prefill", even beside decodes."""
 
+UNKNOWN_TOKEN_S = 1e-3
+"""Assumed seconds per token while step times are unknown."""
+
 _REFIT_STEPS = 16
 _LEARNING_STEPS = 32
 """Steps after which the fit is used if there was no calibration."""
@@ -109,6 +112,12 @@ class StepTimeModel:
         """Return the seconds that one more prefill chunk is expected to add to a step."""
         assert self._costs is not None
         return self._scale * self._costs.chunk_cost_s(shape, start, num_tokens)
+
+    def prefill_s(self, start: int, num_tokens: int) -> float:
+        """Return the seconds of a prefill chunk alone; assumed ones until `is_known`."""
+        if not self.is_known:
+            return UNKNOWN_TOKEN_S * num_tokens
+        return self.chunk_s(StepShape(), start, num_tokens)
 
     def drafts_s(self, shape: StepShape) -> float:
         """Return the seconds that its drafts are expected to add to a step."""

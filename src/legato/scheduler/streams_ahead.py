@@ -3,13 +3,16 @@
 import heapq
 import math
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
+
+import numpy as np
 
 from legato.core.request import Request
 from legato.core.slo import SloClass
 from legato.scheduler.budget import UNLIMITED
+from legato.scheduler.expected_ends import longest_steps
 from legato.scheduler.step_shape import StepShape
 
 _ROUNDING = 1e-6
@@ -88,6 +91,7 @@ class StreamsAhead:
 
     Args:
         idle_limit_s: limit of a step in which no token is due.
+        num_left: tells how many tokens a request is expected to generate still.
         running: streams at the forecast's beginning.
 
     Attributes:
@@ -96,9 +100,14 @@ class StreamsAhead:
     """
 
     def __init__(
-        self, idle_limit_s: float, running: Iterable[Request] = (), now_s: float = 0.0
+        self,
+        idle_limit_s: float,
+        num_left: Callable[[Request], int],
+        running: Iterable[Request] = (),
+        now_s: float = 0.0,
     ) -> None:
         self._idle_limit_s = idle_limit_s
+        self._num_left = num_left
         self._paces: dict[SloClass, _Pace] = {}
         self._joining: list[Request] = []
         self._num_done = 0.0
@@ -106,17 +115,18 @@ class StreamsAhead:
         self.shape = StepShape()
         self._by_end: list[_Stream] = []
         for request in running:
-            num_left = _num_left(request)
-            if num_left > 0:
+            if not request.ends_in_flight:
                 tpot_s = request.slo.tpot_s or 0.0
                 begun_s = request.first_expected_s - now_s
                 due_s = begun_s + request.num_expected_output_tokens * tpot_s
-                self._by_end.append(self._begun(request, num_left, due_s))
+                in_flight = request.num_expected_tokens - request.num_tokens
+                left = max(1, num_left(request) - in_flight)
+                self._by_end.append(self._begun(request, left, due_s))
         self._by_end.sort(key=_by_end)
 
     def copy(self) -> "StreamsAhead":
         """Return an independent copy."""
-        other = StreamsAhead(self._idle_limit_s)
+        other = StreamsAhead(self._idle_limit_s, self._num_left)
         paces = {slo: pace.copy() for slo, pace in self._paces.items()}
         known = {id(self._paces[slo]): pace for slo, pace in paces.items()}
         other._paces = paces
@@ -131,9 +141,18 @@ class StreamsAhead:
 
     def add(self, requests: Iterable[Request]) -> None:
         """Add requests as streams once the current step has sampled their first tokens."""
-        self._joining += [request for request in requests if _num_left(request) > 1]
+        self._joining += [request for request in requests if self._num_left(request) > 1]
         if self.rest_of_step <= _ROUNDING:
             self._join()
+
+    def longest_steps(self, requests: Sequence[Request]) -> list[StepShape]:
+        """Return steps of the streams and the requests: one now, and that with most keys."""
+        contexts = [stream.context + self._num_done for stream in self._by_end]
+        left = [stream.last_step - self._num_done for stream in self._by_end]
+        both = [*self._joining, *requests]
+        contexts += [request.num_tokens for request in both]
+        left += [self._num_left(request) for request in both]
+        return longest_steps(np.array(contexts), np.array(left), 2)
 
     @property
     def steady_limit_s(self) -> float:
@@ -204,7 +223,9 @@ class StreamsAhead:
     def _join(self) -> None:
         for request in self._joining:
             due_s = self.elapsed_s + (1.0 - self._num_done) * (request.slo.tpot_s or 0.0)
-            insort(self._by_end, self._begun(request, _num_left(request) - 1, due_s), key=_by_end)
+            insort(
+                self._by_end, self._begun(request, self._num_left(request) - 1, due_s), key=_by_end
+            )
         self._joining.clear()
 
     def _begun(self, request: Request, num_left: int, due_s: float) -> _Stream:
@@ -217,7 +238,3 @@ class StreamsAhead:
         num_tokens = request.num_expected_tokens
         self.shape.add_decode(num_tokens)
         return _Stream(last_step, num_tokens - self._num_done, pace)
-
-
-def _num_left(request: Request) -> int:
-    return (request.params.max_tokens or 0) - request.num_expected_output_tokens

@@ -2,7 +2,8 @@
 
 Each tenant has a counter of its service, divided by its weight, and the tenant with the least goes
 first (VTC: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). Service is time,
-not tokens: a token at the end of a long context costs more.
+not tokens: a token at the end of a long context costs more. A tenant's best-effort requests count
+as a tenant of their own, of a tenth of its weight.
 """
 
 from collections import OrderedDict
@@ -18,10 +19,13 @@ KEPT_PLACES, KEPT_PACE = 0.25, 0.5
 a step's time. Their next request then waits for no stream to end, and its prompt has half of each
 step."""
 
+BEST_EFFORT = 0.1
+"""Weight of a tenant's best-effort requests, as a share of its own."""
+
 _CREDIT_S = 5.0
 """Most service that a tenant is owed for time in which no request of it waited, like a Linux task
 that slept: a tenant that uses less than its share goes first, and its burst delays other tenants
-for this long at most."""
+for this long at most. Best-effort requests are owed none: they use what others leave."""
 _RECENT_S = 60.0
 """Time after its last request in which a tenant is expected to send another."""
 _MOST_RECENT = 32
@@ -46,32 +50,42 @@ class _Shown:
 
 
 class Tenant:
-    """One tenant's requests and service.
+    """One tenant's requests with a promise, or its best-effort ones, and their service.
 
     Attributes:
-        counter_s: seconds of service divided by the weight, plus the lifts by `Tenants.see`.
-        num_timely_steps: steps with prompts of the tenant since the last one with a late prompt.
+        counter_s: seconds of service divided by the weight, plus the lifts by `Tenants.on_request`.
+        late_owed_s: prefill that its late prompts are owed, in seconds; negative if they are ahead.
         last_seen_s: time of its last request.
     """
 
     __slots__ = (
         "_shown",
         "counter_s",
+        "is_best_effort",
         "last_seen_s",
+        "late_owed_s",
         "name",
         "num_running",
-        "num_timely_steps",
         "num_waiting",
         "weight",
     )
 
-    def __init__(self, name: str, weight: float, counter_s: float, shown: _Shown) -> None:
+    def __init__(
+        self,
+        name: str,
+        weight: float,
+        counter_s: float,
+        shown: _Shown,
+        *,
+        is_best_effort: bool = False,
+    ) -> None:
         self.name = name
-        self.weight = weight
+        self.is_best_effort = is_best_effort
+        self.weight = weight * (BEST_EFFORT if is_best_effort else 1.0)
         self.counter_s = counter_s
         self._shown = shown
         self.num_waiting = self.num_running = 0
-        self.num_timely_steps = 0
+        self.late_owed_s = 0.0
         self.last_seen_s = 0.0
 
     @property
@@ -103,17 +117,27 @@ class Tenants:
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
-        self._by_name: OrderedDict[str, Tenant] = OrderedDict()  # the latest seen last
+        # Key a name and whether it is of the best-effort requests; the latest seen last.
+        self._known: OrderedDict[tuple[str, bool], Tenant] = OrderedDict()
         self._reached_s = 0.0
         self._shown: dict[str, _Shown] = {}  # key a name, or `OTHER_TENANTS`
 
-    def __getitem__(self, name: str) -> Tenant:
-        if name == NEWCOMER:
-            return Tenant(name, 1.0, self._reached_s, _Shown())
-        return self._by_name[name]
+    def of(self, name: str, *, best_effort: bool = False) -> Tenant:
+        """Return a tenant, which is known from its first request on."""
+        tenant = self._known.get((name, best_effort))
+        if tenant is None and name == NEWCOMER:
+            return self._new(name, _Shown(), best_effort=best_effort)
+        return tenant or self._remember(name, best_effort=best_effort)
+
+    def _remember(self, name: str, *, best_effort: bool) -> Tenant:
+        # A new tenant is owed nothing, or a client would take a new name for every request.
+        tenant = self._new(name, self._shown_as(name), best_effort=best_effort)
+        self._known[name, best_effort] = tenant
+        self._forget_one()
+        return tenant
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self._known)
 
     @property
     def stats(self) -> tuple[TenantStats, ...]:
@@ -128,21 +152,20 @@ class Tenants:
             for name, shown in self._shown.items()
         )
 
-    def on_request(self, name: str, now_s: float) -> Tenant:
+    def on_request(self, name: str, now_s: float, *, best_effort: bool = False) -> Tenant:
         """Record a new request of a tenant; return the tenant."""
-        tenant = self._by_name.get(name)
-        if tenant is None:
-            # A new tenant is owed nothing, or a client would take a new name for every request.
-            weight = self._weights.get(name, 1.0)
-            tenant = Tenant(name, weight, self._reached_s, self._shown_as(name))
-            self._by_name[name] = tenant
-            self._forget_one()
-        elif not tenant.num_waiting:
-            least_s = self._reached_s - _CREDIT_S / tenant.weight
-            tenant.counter_s = max(tenant.counter_s, least_s)
-        self._by_name.move_to_end(name)
+        known = self._known.get((name, best_effort))
+        tenant = known or self._remember(name, best_effort=best_effort)
+        if not tenant.num_waiting:
+            self.lift(tenant)
+        self._known.move_to_end((name, best_effort))
         tenant.last_seen_s = now_s
         return tenant
+
+    def lift(self, tenant: Tenant) -> None:
+        """Let a tenant be owed no more than its credit for the time in which none waited."""
+        credit_s = 0.0 if tenant.is_best_effort else _CREDIT_S / tenant.weight
+        tenant.counter_s = max(tenant.counter_s, self._reached_s - credit_s)
 
     def raise_floor(self, counter_s: float) -> None:
         """Raise the counter up to which tenants are owed service, apart from their credit.
@@ -156,7 +179,9 @@ class Tenants:
         """Whether a tenant has had less than it is owed."""
         return tenant.counter_s < self._reached_s
 
-    def may_come(self, tenant: Tenant, now_s: float, most_running: int) -> bool:
+    def may_come(
+        self, tenant: Tenant, now_s: float, most_running: int, *, num_more: int = 0
+    ) -> bool:
         """Whether a tenant should leave room for a request that another may soon send.
 
         The other has had no more and has less running. A tenant that has at most one request more
@@ -164,15 +189,18 @@ class Tenants:
 
         Args:
             most_running: requests that may run at once.
+            num_more: further requests of the tenant, as if they ran.
         """
         most = places_left(most_running, KEPT_PLACES)
-        if tenant.num_running < min(2, most):
+        num_running = tenant.num_running + num_more
+        if num_running < min(2, most):
             return False
         recent = [*self._recent(now_s)]
         whole = max(tenant.weight, sum([other.weight for other in recent]))
-        share = sum([other.num_running for other in recent]) * tenant.weight / whole
-        running, counter_s = tenant.running_by_weight, tenant.counter_s
-        return tenant.num_running >= min(1.0 + share, most) and any(
+        num_all = sum([other.num_running for other in recent]) + num_more
+        share = num_all * tenant.weight / whole
+        running, counter_s = num_running / tenant.weight, tenant.counter_s
+        return num_running >= min(1.0 + share, most) and any(
             other.num_waiting == 0
             and other.counter_s <= counter_s
             and other.running_by_weight < running
@@ -180,10 +208,16 @@ class Tenants:
         )
 
     def _recent(self, now_s: float) -> Iterable[Tenant]:
-        for tenant, _ in zip(reversed(self._by_name.values()), range(_MOST_RECENT), strict=False):
+        """Yield the tenants that may send another request with a promise."""
+        for tenant, _ in zip(reversed(self._known.values()), range(_MOST_RECENT), strict=False):
             if now_s - tenant.last_seen_s > _RECENT_S:
                 return
-            yield tenant
+            if not tenant.is_best_effort:
+                yield tenant
+
+    def _new(self, name: str, shown: _Shown, *, best_effort: bool) -> Tenant:
+        weight = self._weights.get(name, 1.0)
+        return Tenant(name, weight, self._reached_s, shown, is_best_effort=best_effort)
 
     def _shown_as(self, name: str) -> _Shown:
         if name not in self._shown and len(self._shown) >= _MOST_SHOWN:
@@ -192,10 +226,10 @@ class Tenants:
 
     def _forget_one(self) -> None:
         """Forget the least recently seen tenant if there are too many; each new one calls this."""
-        if len(self._by_name) <= _MOST_KNOWN:
+        if len(self._known) <= _MOST_KNOWN:
             return
-        name, tenant = next(iter(self._by_name.items()))
+        key, tenant = next(iter(self._known.items()))
         if tenant.num_waiting or tenant.num_running:
-            self._by_name.move_to_end(name)
+            self._known.move_to_end(key)
         else:
-            del self._by_name[name]
+            del self._known[key]
