@@ -72,6 +72,7 @@ SCENES = (
     Scene("TPOT SLO, shedding load", 200, 40, 400.0, _PACED, max_num_seqs=256),
     Scene("fixed budget", 256, 10_000, 1000.0, {"max_num_batched_tokens": 2048}),
     Scene("ITL and TTFT SLO", 256, 10_000, 1000.0, _PROMISES),
+    Scene("the same, edf", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "edf"}),
     Scene("the same, srf", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "srf"}),
     Scene("the same, lpm", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "lpm"}),
     Scene("the same, all late", 256, 10_000, 1000.0, {**_PROMISES, "ttft_slo_s": 0.1}),

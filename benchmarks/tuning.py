@@ -79,7 +79,7 @@ def _grid(flags: argparse.Namespace) -> dict[str, Candidate]:
             steps=kind,
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
-            prefill_order="edf",
+            prefill_order="slowdown",
             shed_load=sheds,
         )
     return cells

@@ -101,6 +101,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "max_num_seqs",
         "num_steps_in_flight",
         "max_waiting",
+        "max_wait_s",
         "tenant_weights",
         "admission_optimism",
         "policy",

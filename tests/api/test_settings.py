@@ -20,10 +20,11 @@ from tests.profiles import examples
 
 AUTO = {
     "policy": "stall-free", "max_num_batched_tokens": None, "enable_chunked_prefill": True,
-    "prefill_order": None, "itl_slo_s": None, "itl_slo_quantile": 0.99,
+    "prefill_order": "slowdown", "max_wait_s": 10.0, "itl_slo_s": None, "itl_slo_quantile": 0.99,
     "tpot_slo_s": None, "ttft_slo_s": None, "speculative": "auto",
 }  # fmt: skip
 MOST = 8192 + 64
+SECONDS = ("itl_slo_s", "tpot_slo_s", "ttft_slo_s", "max_wait_s")
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +36,12 @@ def given_back(http: httpx.Client) -> Iterator[None]:
 
 
 def test_what_was_asked_for_and_what_became_of_it(http: httpx.Client) -> None:
-    resolved = {**AUTO, "max_num_batched_tokens": 512, "prefill_order": "fcfs"}
+    resolved = {**AUTO, "max_num_batched_tokens": 512}
     expected = {"asked": AUTO, "resolved": resolved, "most_batched_tokens": MOST}
     assert http.get("/settings").json() == expected
     told = http.patch("/settings", json={"itl_slo_s": 0.5, "ttft_slo_s": 2}).json()
     assert told["asked"] == {**AUTO, "itl_slo_s": 0.5, "ttft_slo_s": 2.0}
     assert told["resolved"]["max_num_batched_tokens"] == 2048
-    assert told["resolved"]["prefill_order"] == "edf"
     assert told == http.get("/settings").json()
     assert http.patch("/settings", json={"itl_slo_s": None, "ttft_slo_s": None}).json() == expected
 
@@ -120,7 +120,7 @@ def test_streams_draft_from_the_next_step_on_or_no_more(server: ServerProcess) -
 
 
 @given(
-    name=st.sampled_from(["itl_slo_s", "tpot_slo_s", "ttft_slo_s", "max_num_batched_tokens"]),
+    name=st.sampled_from([*SECONDS, "max_num_batched_tokens"]),
     value=st.floats(allow_nan=False)
     | st.integers()
     | st.sampled_from([1e-6, 86_400.0, 2**31, 2**31 + 1]),
@@ -147,6 +147,8 @@ def test_a_patch_has_the_ranges_of_flags_and_keywords(name: str, value: float) -
         ({"max_num_batched_tokens": 2**31 + 1}, "max_num_batched_tokens: "),
         ({"itl_slo_s": -1}, "itl_slo_s: "),
         ({"itl_slo_s": 5e-324}, "itl_slo_s: "),
+        ({"max_wait_s": 0}, "max_wait_s: "),
+        ({"prefill_order": "last"}, "prefill_order: "),
         ({"ttft_slo_s": 86_401}, "ttft_slo_s: "),
         ({"itl_slo_s": 1, "itl_slo_quantile": 0.99999}, "itl_slo_quantile: "),
         ({"itl_slo_s": 1e999}, "JSON"),

@@ -84,6 +84,7 @@ def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
         "itl_slo_s": "--itl-slo",
         "tpot_slo_s": "--tpot-slo",
         "ttft_slo_s": "--ttft-slo",
+        "max_wait_s": "--max-wait",
         "timeout_drain_s": "--timeout-drain",
         "timeout_engine_s": "--timeout-engine",
         "timeout_keep_alive_s": "--timeout-keep-alive",

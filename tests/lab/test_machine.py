@@ -46,7 +46,7 @@ def test_what_passes_outside_of_steps_is_in_the_clients_times() -> None:
             delivery_token_s=0.003,
         ),
     )
-    server = MeasuredServer(machine=machine, scheduler=SchedulerConfig())
+    server = MeasuredServer(machine=machine, scheduler=SchedulerConfig(prefill_order="fcfs"))
     run = simulate(server, [WorkloadRequest(0.0, 10, 2), WorkloadRequest(0.01, 9, 2)])
     # Both are taken at 0.2 s; the first step ends at 1.45 s, the second 0.25 + 2 * 0.5 + 1 later.
     assert run.records[0].token_times_s == pytest.approx([1.47, 3.72])

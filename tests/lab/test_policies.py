@@ -20,15 +20,13 @@ def test_slo_promises_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("text", "policy", "tokens", "order"),
     [
-        ("fixed", "stall-free", None, None),
-        ("fixed:512", "stall-free", 512, None),
+        ("fixed", "stall-free", None, "slowdown"),
+        ("fixed:512", "stall-free", 512, "slowdown"),
         ("fixed:srf", "stall-free", None, "srf"),
         ("prefill-first:64:fcfs", "prefill-first", 64, "fcfs"),
     ],
 )
-def test_the_others_promise_no_pace(
-    text: str, policy: str, tokens: int | None, order: str | None
-) -> None:
+def test_the_others_promise_no_pace(text: str, policy: str, tokens: int | None, order: str) -> None:
     assert parse_policy(text, PROMISED) == SchedulerConfig(
         policy=policy,  # type: ignore[arg-type]
         max_num_batched_tokens=tokens,

@@ -36,7 +36,7 @@ _ENDS = {
     "token_budget": "filled the token budget",
     "time_budget": "as long as a token's deadline allowed",
     "memory": "kept short after memory ran out",
-    "turn": "shorter for a best-effort request's turn",
+    "turn": "shorter after a best-effort chunk",
     "checkpoint": "ended where a recurrent state is kept",
     "deadline": "lost rows for a token's deadline",
 }

@@ -45,6 +45,8 @@ class SettingsPatch(BaseModel):
     """Compute long prompts in chunks."""
     prefill_order: PrefillOrder | None = None
     """Order of prompts."""
+    max_wait_s: Seconds | None = None
+    """Longest wait of a tenant without running requests, in seconds."""
     itl_slo_s: Seconds | None = None
     """Longest time between two tokens, in seconds."""
     itl_slo_quantile: QuantileOfGaps | None = None
@@ -77,7 +79,8 @@ class SettingValues(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     max_num_batched_tokens: int | None
     enable_chunked_prefill: bool
-    prefill_order: PrefillOrder | None
+    prefill_order: PrefillOrder
+    max_wait_s: float
     itl_slo_s: float | None
     itl_slo_quantile: float
     tpot_slo_s: float | None

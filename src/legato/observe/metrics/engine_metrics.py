@@ -197,7 +197,7 @@ def declare_engine_metrics(
     )
     engine.read_counter(
         "num_preemptions",
-        "Requests that lost their blocks; rising: the cache is too small for what runs.",
+        "Requests that lost their blocks: the cache is too small, or they gave way to others.",
         lambda: stats().num_preemptions,
     )
     engine.read_counter(

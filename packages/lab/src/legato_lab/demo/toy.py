@@ -38,7 +38,9 @@ def toy_tables() -> list[Table]:
 
 def toy_steps(policy: Policy) -> list[StepRecord]:
     """Return the steps that serve the prompts when they come together."""
-    config = SchedulerConfig(policy=policy, max_num_batched_tokens=BUDGET).resolve(_MAX_MODEL_LEN)
+    config = SchedulerConfig(
+        policy=policy, max_num_batched_tokens=BUDGET, prefill_order="fcfs"
+    ).resolve(_MAX_MODEL_LEN)
     kv = KVCacheManager(_NUM_BLOCKS, _BLOCK_SIZE)
     clock = VirtualClock()
     engine = EngineLoop(

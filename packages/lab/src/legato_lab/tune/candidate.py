@@ -14,7 +14,7 @@ Steps = Literal["slo", "fixed", "prefill-first"]
 _BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _NUM_SEQS = (4, 8, 16, 32, 64, 128, 256)
 _PACES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
-_ORDERS: tuple[PrefillOrder, ...] = ("fcfs", "srf", "edf")
+_ORDERS: tuple[PrefillOrder, ...] = ("slowdown", "fcfs", "srf", "edf")
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             steps=steps,
             max_num_batched_tokens=chosen("max_num_batched_tokens", budgets),
             max_num_seqs=chosen("max_num_seqs", _NUM_SEQS),
-            prefill_order=chosen("prefill_order", _ORDERS if goal.promises_ttft else _ORDERS[:2]),
+            prefill_order=chosen("prefill_order", _ORDERS if goal.promises_ttft else _ORDERS[:3]),
             shed_load=chosen("shed_load", (False, True) if goal.promises_ttft else (False,)),
             pace=_PACES if goal.promises_pace else (1.0,),
             speculative=chosen("speculative", ("off", "auto")) if drafts else (None,),
