@@ -17,6 +17,8 @@ from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES, Tenant, places_left
 
 _HELD = 0.1
 """Share of the time for which a request without memory holds up other tenants."""
+_PRESSED = 0.5
+"""Share of the longest wait after which best-effort streams give way, even if they lose much."""
 _LEAST_FEWER = 2
 """A tenant that runs something must run so many fewer than another, or they would take each other's
 places in turn."""
@@ -103,11 +105,15 @@ class Admission:
             and tenants.may_come(tenant, self._now_s, self._most_running, num_more=num_more)
         )
 
-    def has_waited(self, request: Request) -> bool:
-        """Whether a request has waited as long as any may: `max_wait_s`, or its TTFT promise."""
+    def has_waited(self, request: Request, share: float = 1.0) -> bool:
+        """Whether a request has waited as long as any may: `max_wait_s`, or its TTFT promise.
+
+        Args:
+            share: of that time.
+        """
         ttft_s = request.slo.ttft_s
         longest_s = self._max_wait_s if ttft_s is None else min(self._max_wait_s, ttft_s)
-        return self._now_s - request.message.arrival_time_s > longest_s
+        return self._now_s - request.message.arrival_time_s > share * longest_s
 
     def holds_others(self, request: Request) -> bool:
         """Whether other tenants' requests wait, too, for a first one without memory.
@@ -170,6 +176,7 @@ class Admission:
         queues = self._queues
         own = queues.tenant(request)
         has_waited = self.has_waited(request)
+        is_pressed = self.has_waited(request, _PRESSED)
         least = _LEAST_FEWER if own.num_running else 1
         num_running: dict[Tenant, int] = {}
         victims: list[Request] = []
@@ -181,7 +188,8 @@ class Admission:
             if tenant.is_best_effort:
                 # Each time it must have had more first, or it would only begin again and again.
                 again_s = running.num_preemptions * self._budget.prompt_s(running.num_tokens)
-                is_over &= has_waited
+                again_s *= not is_pressed
+                is_over &= is_pressed
                 is_over |= tenant.counter_s - again_s / tenant.weight > own.counter_s
                 may_yield = is_over
             else:

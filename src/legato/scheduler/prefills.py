@@ -80,7 +80,7 @@ class Prefills:
         begun = self._begun_by_rank(step)
         while True:
             waiting = self._next_waiting()
-            if begun and (waiting is None or self._goes_before(begun[0][0], waiting)):
+            if begun and (waiting is None or self._goes_before(*begun[0], waiting)):
                 first = begun.pop(0)[1]
             elif waiting is None:
                 return
@@ -98,10 +98,12 @@ class Prefills:
                 self.held_by = self.held_by or obstacle
                 self._hold(waiting, obstacle)
 
-    def _goes_before(self, place: Place, waiting: Request) -> bool:
+    def _goes_before(self, place: Place, begun: Request, waiting: Request) -> bool:
         if waiting is self._admission.owed:
             return False
-        if waiting.num_hit_tokens > self._kv.lookup.match(waiting).num_computed_tokens:
+        is_urgent = waiting.message.service.priority < begun.message.service.priority
+        num_hit_tokens = waiting.num_hit_tokens
+        if num_hit_tokens > self._kv.lookup.match(waiting).num_computed_tokens and not is_urgent:
             return True  # a begun prompt may be about to compute what it has in common with it
         return place <= self._queues.place(waiting)
 
