@@ -221,8 +221,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     max_wait_s: Annotated[
         Seconds,
         Flag(
-            "how long a tenant of which nothing runs waits at most, if its TTFT SLO is not less; "
-            "it is then let in at the cost of promises, of the tenants that run most",
+            "how long a tenant that runs less than others waits at most, or its TTFT SLO if that "
+            "is less; it then goes first, at the cost of promises if nothing of it runs",
             metavar="TIME",
             name="max-wait",
         ),

@@ -185,15 +185,14 @@ class Admission:
             tenant = queues.tenant_of_running(running.request_id)
             left = num_running.setdefault(tenant, tenant.num_running) - 1
             is_over = left / tenant.weight >= (own.num_running + least) / own.weight
-            if tenant.is_best_effort:
+            if not tenant.is_best_effort:
+                may_yield = is_over and has_waited
+            elif is_pressed:
+                may_yield = is_over or tenant.counter_s > own.counter_s
+            else:
                 # Each time it must have had more first, or it would only begin again and again.
                 again_s = running.num_preemptions * self._budget.prompt_s(running.num_tokens)
-                again_s *= not is_pressed
-                is_over &= is_pressed
-                is_over |= tenant.counter_s - again_s / tenant.weight > own.counter_s
-                may_yield = is_over
-            else:
-                may_yield = is_over and has_waited
+                may_yield = tenant.counter_s - again_s / tenant.weight > own.counter_s
             if may_yield and tenant is not own and not running.ends_in_flight:
                 num_running[tenant] = left
                 victims.append(running)

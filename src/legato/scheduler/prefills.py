@@ -102,8 +102,8 @@ class Prefills:
         if waiting is self._admission.owed:
             return False
         is_urgent = waiting.message.service.priority < begun.message.service.priority
-        num_hit_tokens = waiting.num_hit_tokens
-        if num_hit_tokens > self._kv.lookup.match(waiting).num_computed_tokens and not is_urgent:
+        num_hit_tokens = 0 if is_urgent else waiting.num_hit_tokens
+        if num_hit_tokens and num_hit_tokens > self._kv.lookup.match(waiting).num_computed_tokens:
             return True  # a begun prompt may be about to compute what it has in common with it
         return place <= self._queues.place(waiting)
 

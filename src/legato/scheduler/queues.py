@@ -130,8 +130,7 @@ class Queues:
     def add(self, request: Request) -> None:
         """Add a waiting request at the place of its present rank."""
         tenant, request.rank = self.tenant(request), self.rank(request)  # these may raise
-        if tenant.is_best_effort and not (tenant.num_waiting or tenant.num_running):
-            self.tenants.lift(tenant)  # it may have given up a promise just now
+        self._lift_if_idle(tenant)
         tenant.count(waiting=1)
         self._waiting[request.request_id] = request
         self._fair.add(request)
@@ -269,8 +268,7 @@ class Queues:
         for request_id, request in self.running.items():
             self._tenant_of_running[request_id].count(running=-1)
             tenant = self._tenant_of_running[request_id] = self.tenant(request)
-            if tenant.is_best_effort and not (tenant.num_waiting or tenant.num_running):
-                self.tenants.lift(tenant)
+            self._lift_if_idle(tenant)
             tenant.count(running=1)
 
     def preempt(self, request: Request) -> None:
@@ -293,6 +291,11 @@ class Queues:
         if self.keeps_deadlines and group != PREEMPTED and has_no_deadline:
             group = LATE  # deadlines leave it the same share as late requests
         return group, rank_s
+
+    def _lift_if_idle(self, tenant: Tenant) -> None:
+        """A request that has just become best-effort joins a tenant that had none for a while."""
+        if tenant.is_best_effort and not (tenant.num_waiting or tenant.num_running):
+            self.tenants.lift(tenant)
 
     def _is_apart(self, request: Request) -> bool:
         return request.is_best_effort and self._has_promises
