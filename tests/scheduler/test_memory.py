@@ -137,7 +137,7 @@ def ended_after(num_output_tokens: int, **service: Any) -> Request:
 
 
 def test_a_tenants_class_has_lengths_of_its_own_once_some_have_ended() -> None:
-    lengths = OutputLengths(0.5, LONGEST)
+    lengths = OutputLengths(0.5, LONGEST, {})
     for _ in range(100):
         lengths.observe(ended_after(2))
     other = waiting_request(tenant="other")
@@ -147,9 +147,22 @@ def test_a_tenants_class_has_lengths_of_its_own_once_some_have_ended() -> None:
     assert [*lengths.expected_tokens([waiting_request(), other])] == [2, 6]
 
 
+def test_running_outputs_count_up_to_where_they_are() -> None:
+    """The first to end after a start are the short ones; most are still running."""
+    running = {str(i): ended_after(6) for i in range(24)}
+    lengths = OutputLengths(0.5, LONGEST, running)
+    for length in [*range(1, 5)] * 2:
+        lengths.observe(ended_after(length))
+    new, half_way, last = (ended_after(n, max_tokens=40) for n in (0, 6, 8))
+    assert [*lengths.expected_tokens([new, half_way, last])] == [12, 6, 8]
+    running.clear()
+    lengths.observe(ended_after(30))
+    assert lengths.steady_left(new) == 3
+
+
 def test_a_promise_believes_max_tokens_until_outputs_have_ended() -> None:
     """Unless it is only what the context leaves."""
-    lengths = OutputLengths(0.5, LONGEST)
+    lengths = OutputLengths(0.5, LONGEST, {})
     bounded, unbounded = waiting_request(), waiting_request(max_tokens=LONGEST)
     assert [lengths.steady_left(r) for r in (bounded, unbounded)] == [8, 256]
     for _ in range(8):
@@ -159,7 +172,7 @@ def test_a_promise_believes_max_tokens_until_outputs_have_ended() -> None:
 
 def test_outputs_are_expected_to_be_like_those_that_ended() -> None:
     request = waiting_request()  # of at most 8 tokens
-    by_optimism = {o: OutputLengths(o, MAX_MODEL_LEN) for o in (0.0, 0.25, 0.75, 1.0)}
+    by_optimism = {o: OutputLengths(o, MAX_MODEL_LEN, {}) for o in (0.0, 0.25, 0.75, 1.0)}
 
     def expected() -> dict[float, int]:
         return {o: int(lengths.expected_tokens([request])[0]) for o, lengths in by_optimism.items()}
@@ -181,7 +194,7 @@ def test_outputs_are_expected_to_be_like_those_that_ended() -> None:
 def test_the_peak_is_that_of_the_requests_played_forward(
     running: list[tuple[int, int]], prompt_len: int
 ) -> None:
-    lengths = OutputLengths(0.0, MAX_MODEL_LEN)
+    lengths = OutputLengths(0.0, MAX_MODEL_LEN, {})
     requests = []
     for num_tokens, num_output_tokens in running:
         requests.append(waiting_request(prompt_len=num_tokens))

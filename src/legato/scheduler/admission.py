@@ -134,7 +134,7 @@ class Admission:
         heads = [
             line[0]
             for tenant, line in self._queues.lines()
-            if not tenant.is_best_effort
+            if (not tenant.is_best_effort or self.holds_others(line[0]))
             and (
                 not tenant.num_running
                 or tenant.running_by_weight + (1.0 + _LEAST_FEWER) / tenant.weight <= most

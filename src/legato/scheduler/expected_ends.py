@@ -1,9 +1,8 @@
 """When running requests are expected to end, by the outputs of ended ones, and what they need."""
 
-import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ _PRIOR = 256
 """Expected output tokens before any request has ended: about a chat's mean."""
 
 _MEDIAN = 0.5
+_ROUNDING = 1e-9
 
 _MOST_MOMENTS = 4
 """Moments to come at which a step of the streams is predicted."""
@@ -33,32 +33,54 @@ Counts = npt.NDArray[np.int64]
 
 
 class _Lengths:
-    """Recent output lengths."""
+    """Lengths of recent outputs, and their survival curve.
+
+    The curve counts running outputs up to where they are (Kaplan and Meier, 1958): the first
+    outputs to end after a start are the short ones.
+    """
 
     def __init__(self, first: Sequence[int] = ()) -> None:
         self._recent = deque(first, maxlen=_WINDOW)
-        self._sorted: list[int] | None = None  # the same; None if outdated
+        self.is_outdated = True
+        self._ends: list[int] = []  # lengths at which outputs ended, ascending
+        self._ended: list[float] = []  # share of all outputs that has ended at each of these
+        self._longest = 0
 
     def __len__(self) -> int:
         return len(self._recent)
 
     def add(self, num_tokens: int) -> None:
         self._recent.append(num_tokens)
-        self._sorted = None
+        self.is_outdated = True
+
+    def update(self, running: Iterable[int]) -> None:
+        """Draw the curve again.
+
+        Args:
+            running: present lengths of the outputs that have not ended.
+        """
+        ends, counts = np.unique(self._recent, return_counts=True)
+        censored = np.sort(np.fromiter(running, np.int64))
+        num_as_long = counts[::-1].cumsum()[::-1] + len(censored) - censored.searchsorted(ends)
+        self._ends = ends.tolist()
+        self._ended = (1.0 - np.cumprod(1.0 - counts / num_as_long)).tolist()
+        self._longest = int(censored[-1]) if len(censored) else 0
+        self.is_outdated = False
 
     def left(self, num_generated: int, optimism: float) -> int:
         """Return how many tokens an output still generates: the quantile of the longer ones.
 
         An output longer than all that are known is expected to last as long again (Lindy's law).
         """
-        if self._sorted is None:
-            self._sorted = sorted(self._recent)
-        first_longer = bisect_right(self._sorted, num_generated)
-        num_longer = len(self._sorted) - first_longer
-        if not num_longer:
-            return num_generated
-        num_within = math.ceil((1.0 - optimism) * num_longer)
-        return self._sorted[first_longer + num_within - 1] - num_generated if num_within else 0
+        first_longer = bisect_right(self._ends, num_generated)
+        if optimism == 1.0 and first_longer < len(self._ends):
+            return 0
+        ended = self._ended[first_longer - 1] if first_longer else 0.0
+        within = ended + (1.0 - optimism) * (1.0 - ended)
+        end = bisect_left(self._ended, within - _ROUNDING, first_longer)
+        if end < len(self._ends):
+            return self._ends[end] - num_generated
+        return 2 * max(self._longest, num_generated) - num_generated
 
 
 class OutputLengths:
@@ -68,9 +90,11 @@ class OutputLengths:
         optimism: in [0, 1]. At 0 every request is expected to generate all that it may. Otherwise
             the forecast is the `1 - optimism` quantile of the recent outputs that were longer than
             this one is now; at 1, one token.
+        running: key request id.
     """
 
-    def __init__(self, optimism: float, max_model_len: int) -> None:
+    def __init__(self, optimism: float, max_model_len: int, running: Mapping[str, Request]) -> None:
+        self._running = running
         self._optimism = optimism
         self._max_model_len = max_model_len
         self._all = _Lengths([_PRIOR])
@@ -109,8 +133,14 @@ class OutputLengths:
         allowed = max(1, request.num_final_tokens - request.num_tokens)
         if not optimism:
             return allowed
-        own = self._by_class.get(_class_of(request))
+        name = _class_of(request)
+        own = self._by_class.get(name)
         lengths = self._all if own is None or len(own) < _ENOUGH else own
+        if lengths.is_outdated:
+            running = self._running.values()
+            lengths.update(
+                r.num_output_tokens for r in running if lengths is self._all or _class_of(r) == name
+            )
         return min(max(1, lengths.left(request.num_output_tokens, optimism)), allowed)
 
 

@@ -84,7 +84,8 @@ class Scheduler:
         self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
         self._forecast_errors = ForecastErrors()
         self._fetch_time = FetchTime(kv.holds)
-        self._lengths = OutputLengths(config.admission_optimism, max_model_len)
+        running = self._queues.running
+        self._lengths = OutputLengths(config.admission_optimism, max_model_len, running)
         self._drafters = Drafters(drafters, draft_model, self._step_time, self._lengths)
         self._configure(config)
         self._drafters.configure(config, self._budget)
