@@ -316,9 +316,12 @@ class Queues:
 
     def _first(self, without: Container[Tenant]) -> Request | None:
         first = self._fair.first(without)
-        if first is None or not (self.is_urgent and self._due) or first.num_preemptions:
+        if first is None or not (self.is_urgent and self._due):
             return first
-        if not _is_due(first) and self._interrupts(self.tenant(first), first.rank[0]):
+        tenant = self.tenant(first)
+        if first.num_preemptions and not tenant.is_best_effort:
+            return first
+        if not _is_due(first) and self._interrupts(tenant, first.rank[0]):
             return first
         due = (one for one in self._due.islice(0, _MOST_ASKED) if self.tenant(one) not in without)
         return next(due, first)
