@@ -183,9 +183,8 @@ class QueuesMachine(RuleBasedStateMachine):
             if all(self.queues.tenant(r) is own_tenant for r in self.waiting):
                 assert ahead.num_more == len(found) - most
 
-    def by_group(self, request: Request) -> tuple[bool, float, int]:
-        group, rank_s = request.rank
-        return group != PREEMPTED, rank_s, self.waiting.index(request)
+    def by_group(self, request: Request) -> tuple[int, float, int]:
+        return *request.rank, self.waiting.index(request)
 
     def by_due(self, request: Request) -> tuple[bool, float, int]:
         is_preempted = request.rank[0] == PREEMPTED

@@ -252,6 +252,8 @@ class Queues:
     def rerank(self, request: Request) -> None:
         """Move a waiting request to the place of its present rank."""
         new_rank = self.rank(request)
+        if new_rank == request.rank:
+            return  # among equals it keeps its place
         self._fair.remove(request)
         request.rank = new_rank
         self._fair.add(request)
