@@ -42,6 +42,7 @@ _COSTS = PROFILES["llama-3-8b-h100"].costs
 _MAX_MODEL_LEN = 8192
 _BLOCK_SIZE = 16
 _NUM_PREFIXES, _SHARED = 10, 512
+_APART_S = 1e-6  # between arrivals: no two requests come at the same time
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -73,7 +74,6 @@ SCENES = (
     Scene("fixed budget", 256, 10_000, 1000.0, {"max_num_batched_tokens": 2048}),
     Scene("ITL and TTFT SLO", 256, 10_000, 1000.0, _PROMISES),
     Scene("the same, edf", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "edf"}),
-    Scene("the same, srf", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "srf"}),
     Scene("the same, lpm", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "lpm"}),
     Scene("the same, all late", 256, 10_000, 1000.0, {**_PROMISES, "ttft_slo_s": 0.1}),
     Scene("the same, shedding load", 256, 10_000, 1000.0, _SHEDDING),
@@ -163,7 +163,7 @@ class Stage:
                 slo_class=self._random.choice(["interactive"] * 4 + ["batch"]),
                 tenant=f"tenant-{number % self._scene.num_tenants}",
             ),
-            arrival_time_s=self._clock(),
+            arrival_time_s=self._clock() + _APART_S * number,
         )
 
 

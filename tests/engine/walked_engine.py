@@ -145,7 +145,7 @@ class Server:
         self.drafter = RandomDrafter(coming, vocab_size=32_000)
         self.config = SchedulerConfig(
             max_num_batched_tokens=24, max_num_seqs=6, speculative=3, ttft_slo_s=2.0, itl_slo_s=0.1,
-            prefill_order="srf", admission_optimism=1.0,
+            prefill_order="lpm", admission_optimism=1.0,
         )  # fmt: skip
         self.scheduler = Scheduler(
             self.config.resolve(100), max_model_len=100, kv=self.kv, drafters=[self.drafter]

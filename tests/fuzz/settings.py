@@ -20,7 +20,7 @@ _VALUES: dict[str, list[Any]] = {
     "policy": ["stall-free", "prefill-first", "whole"],
     "max_num_batched_tokens": _COUNTS,
     "enable_chunked_prefill": [True, False],
-    "prefill_order": ["slowdown", "fcfs", "srf", "edf", "lpm"],
+    "prefill_order": ["slowdown", "fcfs", "edf", "lpm"],
     "max_wait_s": _SECONDS,
     "itl_slo_s": _SECONDS,
     "itl_slo_quantile": [0, 0.4999, 0.5, 0.99, 0.9999, 0.99999, 1],

@@ -22,7 +22,7 @@ def test_slo_promises_all_of_it() -> None:
     [
         ("fixed", "stall-free", None, "slowdown"),
         ("fixed:512", "stall-free", 512, "slowdown"),
-        ("fixed:srf", "stall-free", None, "srf"),
+        ("fixed:edf", "stall-free", None, "edf"),
         ("prefill-first:64:fcfs", "prefill-first", 64, "fcfs"),
     ],
 )

@@ -76,7 +76,7 @@ def requests_of_a_source() -> st.SearchStrategy[Workload]:
 @given(
     costs_of_steps(),
     requests_of_a_source(),
-    st.sampled_from(["slo", "fixed:512", "fixed:128:srf", "prefill-first:512"]),
+    st.sampled_from(["slo", "fixed:512", "fixed:128:edf", "prefill-first:512"]),
     st.sampled_from([0.2, 5.0]),
 )
 def test_no_capacity_is_above_what_the_costs_allow(

@@ -136,7 +136,7 @@ _workloads = st.lists(_requests, min_size=1, max_size=12).map(
 @given(
     profile=_profiles,
     workload=_workloads,
-    policy=st.sampled_from(["slo", "slo:32:srf", "slo:fcfs", "fixed:64", "prefill-first:128:edf"]),
+    policy=st.sampled_from(["slo", "slo:32:lpm", "slo:fcfs", "fixed:64", "prefill-first:128:edf"]),
     shed_load=st.booleans(),
     max_num_seqs=st.integers(1, 8),
     noise=st.sampled_from([0.0, 0.3]),

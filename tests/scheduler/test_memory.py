@@ -141,10 +141,10 @@ def test_a_tenants_class_has_lengths_of_its_own_once_some_have_ended() -> None:
     for _ in range(100):
         lengths.observe(ended_after(2))
     other = waiting_request(tenant="other")
-    assert [*lengths.expected_tokens([waiting_request(), other])] == [2, 2]
+    assert [*lengths.expected([waiting_request(), other])[:, 0]] == [2, 2]
     for _ in range(8):
         lengths.observe(ended_after(6, tenant="other"))
-    assert [*lengths.expected_tokens([waiting_request(), other])] == [2, 6]
+    assert [*lengths.expected([waiting_request(), other])[:, 0]] == [2, 6]
 
 
 def test_running_outputs_count_up_to_where_they_are() -> None:
@@ -154,7 +154,7 @@ def test_running_outputs_count_up_to_where_they_are() -> None:
     for length in [*range(1, 5)] * 2:
         lengths.observe(ended_after(length))
     new, half_way, last = (ended_after(n, max_tokens=40) for n in (0, 6, 8))
-    assert [*lengths.expected_tokens([new, half_way, last])] == [12, 6, 8]
+    assert [*lengths.expected([new, half_way, last])[:, 0]] == [12, 6, 8]
     running.clear()
     lengths.observe(ended_after(30))
     assert lengths.steady_left(new) == 3
@@ -175,7 +175,7 @@ def test_outputs_are_expected_to_be_like_those_that_ended() -> None:
     by_optimism = {o: OutputLengths(o, MAX_MODEL_LEN, {}) for o in (0.0, 0.25, 0.75, 1.0)}
 
     def expected() -> dict[float, int]:
-        return {o: int(lengths.expected_tokens([request])[0]) for o, lengths in by_optimism.items()}
+        return {o: int(lengths.expected([request])[0, 0]) for o, lengths in by_optimism.items()}
 
     assert expected() == {0.0: 8, 0.25: 8, 0.75: 8, 1.0: 1}
     for lengths in by_optimism.values():
@@ -206,7 +206,7 @@ def test_the_peak_is_that_of_the_requests_played_forward(
     newcomer = waiting_request(prompt_len=prompt_len)
     everyone = [*requests, newcomer]
     held = [math.ceil(r.num_tokens / 4) for r in everyone]
-    ends = [*zip(lengths.expected_tokens(everyone), held, strict=True)]
+    ends = [*zip(lengths.expected(everyone)[:, 0], held, strict=True)]
 
     def level(after: int) -> int:
         """Blocks beyond those of now, when each has generated so many tokens or ended."""

@@ -15,7 +15,6 @@ from legato.scheduler.order import (
     fcfs,
     lpm,
     slowdown,
-    srf,
 )
 from legato.scheduler.order import rank as rank_after
 from tests.scheduler.requests import waiting_request
@@ -34,13 +33,6 @@ def test_first_come_first_served() -> None:
     assert rank(early, fcfs) < rank(late, fcfs)
 
 
-def test_the_shortest_remaining_goes_first_until_the_longer_has_waited() -> None:
-    """100 tokens more to compute are made up for by half a second."""
-    long = waiting_request(arrival_s=0.0, prompt_len=200)
-    assert rank(waiting_request(arrival_s=0.4, prompt_len=100), srf) < rank(long, srf)
-    assert rank(waiting_request(arrival_s=0.6, prompt_len=100), srf) > rank(long, srf)
-
-
 def test_a_short_prompt_passes_a_long_one_until_that_has_waited() -> None:
     """Each is due when its first token comes five times later than alone."""
     long = waiting_request(arrival_s=0.0, prompt_len=2000)
@@ -56,14 +48,13 @@ def test_a_ttft_promise_is_due_even_if_the_prompt_is_long() -> None:
     assert rank(waiting_request(arrival_s=0.7, prompt_len=40), slowdown) < rank(promised, slowdown)
 
 
-@pytest.mark.parametrize("order", [srf, slowdown])
-def test_what_has_been_computed_does_not_remain(order: Order) -> None:
+def test_what_has_been_computed_does_not_remain() -> None:
     begun, new = waiting_request(prompt_len=200), waiting_request(prompt_len=100)
     begun.num_computed_tokens = 150
-    assert rank(begun, order) < rank(new, order)
+    assert rank(begun, slowdown) < rank(new, slowdown)
 
 
-@pytest.mark.parametrize("order", [slowdown, srf, lpm])
+@pytest.mark.parametrize("order", [slowdown, lpm])
 def test_what_is_cached_goes_first_until_the_other_has_waited(order: Order) -> None:
     """100 tokens that need not be computed are worth half a second."""
     cold = waiting_request(arrival_s=0.0, prompt_len=200)

@@ -104,7 +104,7 @@ def harness_with(num_waiting: int, **settings: Any) -> Harness:
     scheduler = harness.scheduler
     scheduler._requests = scheduler.replanning._requests = CountedDict()
     for i in range(num_waiting):
-        harness.clock.advance_to(0.001 * i)
+        harness.clock.advance_to(0.0001 * i)
         harness.add(str(i), 6)
     return harness
 

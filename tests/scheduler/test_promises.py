@@ -44,6 +44,7 @@ class PromiseHarness(Harness):
             max_model_len=MAX_MODEL_LEN,
             step_time=self.model,
             step_time_s=lambda plan: min(actual_s(plan), self.allowed_s[plan.step_id]),
+            max_wait_s=3600.0,  # no prompt moves at the cost of a promise
             **settings,
         )
         self.num_kept = 0

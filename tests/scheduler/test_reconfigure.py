@@ -77,7 +77,7 @@ def test_what_gave_up_its_promise_has_none_under_a_new_one_either() -> None:
     assert [request and request.slo for request in requests] == [SloClass(), SloClass(ttft_s=2.0)]
 
 
-@pytest.mark.parametrize(("order", "first"), [("fcfs", "long"), ("srf", "short")])
+@pytest.mark.parametrize(("order", "first"), [("fcfs", "long"), ("slowdown", "short")])
 def test_those_that_wait_are_ranked_anew(order: str, first: str) -> None:
     harness = harness_of(budget=32, max_num_seqs=1, prefill_order="lpm")
     harness.add("running", 10, max_tokens=3)

@@ -31,7 +31,7 @@ ModelImpl = Literal["auto", "legato", "transformers"]
 Policy = Literal["stall-free", "prefill-first"]
 NumDrafts = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Speculative = NumDrafts | Literal["auto", "off"]
-PrefillOrder = Literal["slowdown", "fcfs", "srf", "edf", "lpm"]
+PrefillOrder = Literal["slowdown", "fcfs", "edf", "lpm"]
 Quantile = Annotated[float, msgspec.Meta(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
 SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]
@@ -249,7 +249,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         PrefillOrder,
         Flag(
             "whose prompt goes first: the one whose first token would be late most by what it "
-            "takes alone, first come, shortest remaining, earliest TTFT deadline, or longest "
+            "takes alone, first come, earliest TTFT deadline, or longest "
             "prefix match in the cache",
         ),
     ] = "slowdown"

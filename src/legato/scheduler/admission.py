@@ -164,12 +164,16 @@ class Admission:
         victims = self._victims(request)
         if not victims or self.obstacle(request, victims) is not None:
             return []
-        few = bisect_left(
-            range(1, len(victims)),
-            True,
-            key=lambda count: self.obstacle(request, victims[:count]) is None,
-        )
-        return victims[: few + 1]
+
+        def are_enough(count: int) -> bool:
+            return self.obstacle(request, victims[:count]) is None
+
+        most = 1  # most often one is
+        while most < len(victims) and not are_enough(most):
+            most *= 2
+        least = most // 2 + 1
+        few = least + bisect_left(range(least, min(most, len(victims))), True, key=are_enough)
+        return victims[:few]
 
     def _victims(self, request: Request) -> list[Request]:
         """Return the running requests that may give way, the one that is harmed least first."""
@@ -180,20 +184,21 @@ class Admission:
         least = _LEAST_FEWER if own.num_running else 1
         num_running: dict[Tenant, int] = {}
         victims: list[Request] = []
-        latest_first = [*reversed(queues.running.values())]
-        for running in sorted(latest_first, key=self._harm):
+        latest_first = reversed(queues.running.values())
+        may_yield = latest_first if has_waited else (r for r in latest_first if r.is_best_effort)
+        for running in sorted(may_yield, key=self._harm):
             tenant = queues.tenant_of_running(running.request_id)
             left = num_running.setdefault(tenant, tenant.num_running) - 1
             is_over = left / tenant.weight >= (own.num_running + least) / own.weight
             if not tenant.is_best_effort:
-                may_yield = is_over and has_waited
+                yields = is_over and has_waited
             elif is_pressed:
-                may_yield = is_over or tenant.counter_s > own.counter_s
+                yields = is_over or tenant.counter_s > own.counter_s
             else:
                 # Each time it must have had more first, or it would only begin again and again.
                 again_s = running.num_preemptions * self._budget.prompt_s(running.num_tokens)
-                may_yield = tenant.counter_s - again_s / tenant.weight > own.counter_s
-            if may_yield and tenant is not own and not running.ends_in_flight:
+                yields = tenant.counter_s - again_s / tenant.weight > own.counter_s
+            if yields and tenant is not own and not running.ends_in_flight:
                 num_running[tenant] = left
                 victims.append(running)
         return victims
@@ -294,16 +299,13 @@ class Admission:
         least = spare_blocks + num_running + 1
         if not kv.fits(request, spare_blocks=least, num_leaving=num_leaving):
             return False
-        spare_blocks += self._expected_ends(without).peak_blocks(request)
+        spare_blocks += self._expected_ends.peak_blocks(request, without)
         return kv.fits(request, spare_blocks=spare_blocks, num_leaving=num_leaving)
 
-    def _expected_ends(self, without: Sequence[Request] = ()) -> ExpectedEnds:
-        if without:
-            ids = {request.request_id for request in without}
-            running = [r for r in self._queues.running.values() if r.request_id not in ids]
-            return ExpectedEnds(running, self._lengths, self._kv.block_size)
+    @property
+    def _expected_ends(self) -> ExpectedEnds:
         if self._ends is None:
-            running = [*self._queues.running.values()]
+            running = self._queues.running.values()
             self._ends = ExpectedEnds(running, self._lengths, self._kv.block_size)
         return self._ends
 
@@ -328,7 +330,7 @@ class Admission:
             if not self._budget.keeps_pace(now, limit_s):
                 self.too_slow = self.too_slow or now
                 return False
-        shapes = self._expected_ends(without).stream_shapes(request)
+        shapes = self._expected_ends.stream_shapes(request, without)
         slow = (shape for shape in shapes if not self._budget.keeps_pace(shape, limit_s))
         too_slow = next(slow, None)
         self.too_slow = self.too_slow or too_slow

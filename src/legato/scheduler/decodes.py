@@ -100,11 +100,12 @@ class Decodes:
         if best_effort and self._begins_s - self._last_s(best_effort[0]) > self._max_wait_s:
             self._add(step, [best_effort.pop(0)])
         least = self._queues.least()
+        first, later = list[Request](), list[Request]()
         for request in best_effort:
-            tenant = self._queues.tenant(request)
+            tenant = self._queues.tenant_of_running(request.request_id)
             is_first = least is None or tenant.counter_s <= least.counter_s
-            if not (is_first and self._is_added(step, request)):
-                self._yielding.append(request)
+            (first if is_first else later).append(request)
+        self._yielding = [*self._add_fitting(step, first), *later]
         step.is_for_streams = self._may_hurry and self._begins_late(step)
         return step
 
@@ -114,8 +115,7 @@ class Decodes:
 
     def add_yielding(self, step: Step) -> None:
         """Add the best-effort streams that were left out, as far as there is time."""
-        for request in self._yielding or ():
-            self._is_added(step, request)
+        self._add_fitting(step, self._yielding or ())
 
     def _begins_late(self, step: Step) -> bool:
         """Whether the decodes leave nothing of the limit, but something of a whole promise.
@@ -126,12 +126,16 @@ class Decodes:
             return False
         return step.ends_within(min(request.promise_s for request in self._streams))
 
-    def _is_added(self, step: Step, request: Request) -> bool:
-        """Add a best-effort stream if there is time for it."""
-        if not (self._is_running(request) and step.has_room_for(request)):
-            return False
-        self._add(step, [request])
-        return True
+    def _add_fitting(self, step: Step, streams: Sequence[Request]) -> list[Request]:
+        """Add the best-effort streams for which there is time; return the others."""
+        rest = [request for request in streams if self._is_running(request)]
+        left_out: list[Request] = []
+        while rest:
+            num_fitting = step.num_fitting(rest)
+            self._add(step, rest[:num_fitting])
+            left_out += rest[num_fitting : num_fitting + 1]
+            rest = rest[num_fitting + 1 :]
+        return left_out
 
     @staticmethod
     def _last_s(request: Request) -> float:

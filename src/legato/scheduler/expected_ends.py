@@ -29,7 +29,11 @@ _ROUNDING = 1e-9
 _MOST_MOMENTS = 4
 """Moments to come at which a step of the streams is predicted."""
 
+_REDRAWN = 1 / 32
+"""A survival curve is drawn again after so many new ends, as a share of those it is made of."""
+
 Counts = npt.NDArray[np.int64]
+_Class = tuple[str, str]
 
 
 class _Lengths:
@@ -37,23 +41,32 @@ class _Lengths:
 
     The curve counts running outputs up to where they are (Kaplan and Meier, 1958): the first
     outputs to end after a start are the short ones.
+
+    Args:
+        optimism: in (0, 1]; see `OutputLengths`.
     """
 
-    def __init__(self, first: Sequence[int] = ()) -> None:
+    def __init__(self, optimism: float, first: Sequence[int] = ()) -> None:
+        self._optimism = optimism
         self._recent = deque(first, maxlen=_WINDOW)
-        self.is_outdated = True
+        self._num_new = len(self._recent)  # since the curve was drawn
         self._ends: list[int] = []  # lengths at which outputs ended, ascending
         self._ended: list[float] = []  # share of all outputs that has ended at each of these
         self._longest = 0
+        self._left: dict[int, int] = {}  # answers of `left` by this curve
 
     def __len__(self) -> int:
         return len(self._recent)
 
+    @property
+    def is_outdated(self) -> bool:
+        return self._num_new > _REDRAWN * len(self._recent)
+
     def add(self, num_tokens: int) -> None:
         self._recent.append(num_tokens)
-        self.is_outdated = True
+        self._num_new += 1
 
-    def update(self, running: Iterable[int]) -> None:
+    def draw(self, running: Iterable[int]) -> None:
         """Draw the curve again.
 
         Args:
@@ -65,18 +78,25 @@ class _Lengths:
         self._ends = ends.tolist()
         self._ended = (1.0 - np.cumprod(1.0 - counts / num_as_long)).tolist()
         self._longest = int(censored[-1]) if len(censored) else 0
-        self.is_outdated = False
+        self._left.clear()
+        self._num_new = 0
 
-    def left(self, num_generated: int, optimism: float) -> int:
+    def left(self, num_generated: int) -> int:
         """Return how many tokens an output still generates: the quantile of the longer ones.
 
         An output longer than all that are known is expected to last as long again (Lindy's law).
         """
+        left = self._left.get(num_generated)
+        if left is None:
+            left = self._left[num_generated] = self._read(num_generated)
+        return left
+
+    def _read(self, num_generated: int) -> int:
         first_longer = bisect_right(self._ends, num_generated)
-        if optimism == 1.0 and first_longer < len(self._ends):
-            return 0
+        if self._optimism == 1.0 and first_longer < len(self._ends):
+            return 1
         ended = self._ended[first_longer - 1] if first_longer else 0.0
-        within = ended + (1.0 - optimism) * (1.0 - ended)
+        within = ended + (1.0 - self._optimism) * (1.0 - ended)
         end = bisect_left(self._ended, within - _ROUNDING, first_longer)
         if end < len(self._ends):
             return self._ends[end] - num_generated
@@ -96,55 +116,63 @@ class OutputLengths:
     def __init__(self, optimism: float, max_model_len: int, running: Mapping[str, Request]) -> None:
         self._running = running
         self._optimism = optimism
-        self._max_model_len = max_model_len
-        self._all = _Lengths([_PRIOR])
-        self._by_class: OrderedDict[tuple[str, str], _Lengths] = OrderedDict()
+        self._most_bounded = max_model_len // 2
+        self._all = _Lengths(optimism or _MEDIAN, [_PRIOR])
+        self._by_class: OrderedDict[_Class, _Lengths] = OrderedDict()
 
     def observe(self, request: Request) -> None:
         """Record the output of a request that ended."""
-        key = _class_of(request)
-        own = self._by_class.setdefault(key, _Lengths())
-        self._by_class.move_to_end(key)
+        name = _class_of(request)
+        own = self._by_class.get(name)
+        if own is None:
+            own = self._by_class[name] = _Lengths(self._optimism or _MEDIAN)
+        self._by_class.move_to_end(name)
         if len(self._by_class) > _MOST_KNOWN:
             self._by_class.popitem(last=False)
         own.add(request.num_output_tokens)
         self._all.add(request.num_output_tokens)
 
-    def expected_tokens(self, requests: Sequence[Request]) -> Counts:
-        """Return the tokens that each request may need room for, at least one: [R]."""
-        left = [self._left(request, self._optimism) for request in requests]
-        return np.array(left, dtype=np.int64)
+    def expected(self, requests: Iterable[Request]) -> Counts:
+        """Return the tokens until each request's end, at least one, as two forecasts: [R, 2].
+
+        The first is for memory, by the optimism. The second is for promises that last until the
+        end. While few outputs of its tenant and class have ended, that one believes `max_tokens`,
+        if it ends in the first half of the context: one that is as good as not bounded tells
+        nothing.
+        """
+        by_class: dict[_Class, tuple[_Lengths, bool]] = {}
+        expected: list[tuple[int, int]] = []
+        for request in requests:
+            name = _class_of(request)
+            found = by_class.get(name)
+            if found is None:
+                found = by_class[name] = self._of(name)
+            expected.append(self._expected(request, *found))
+        return np.array(expected, dtype=np.int64).reshape(-1, 2)
 
     def steady_left(self, request: Request) -> int:
-        """Return the tokens until a stream's end, at least one, for promises that last until then.
+        """Return the second forecast of `expected` for one request."""
+        return self._expected(request, *self._of(_class_of(request)))[1]
 
-        While few outputs of its tenant and class have ended, `max_tokens` is believed, if it ends
-        in the first half of the context: one that is as good as not bounded tells nothing.
-        """
-        optimism = 0.0 if self._is_unknown(request) else self._optimism or _MEDIAN
-        return self._left(request, optimism)
-
-    def _is_unknown(self, request: Request) -> bool:
-        own = self._by_class.get(_class_of(request))
-        is_bounded = request.num_final_tokens <= self._max_model_len // 2
-        return is_bounded and (own is None or len(own) < _ENOUGH)
-
-    def _left(self, request: Request, optimism: float) -> int:
-        allowed = max(1, request.num_final_tokens - request.num_tokens)
-        if not optimism:
-            return allowed
-        name = _class_of(request)
-        own = self._by_class.get(name)
-        lengths = self._all if own is None or len(own) < _ENOUGH else own
+    def _of(self, name: _Class) -> tuple[_Lengths, bool]:
+        """Return the lengths to count on, and whether they are of the class itself."""
+        lengths = self._by_class.get(name)
+        is_own = lengths is not None and len(lengths) >= _ENOUGH
+        if lengths is None or not is_own:
+            lengths = self._all
         if lengths.is_outdated:
             running = self._running.values()
-            lengths.update(
-                r.num_output_tokens for r in running if lengths is self._all or _class_of(r) == name
-            )
-        return min(max(1, lengths.left(request.num_output_tokens, optimism)), allowed)
+            lengths.draw(r.num_output_tokens for r in running if not is_own or _class_of(r) == name)
+        return lengths, is_own
+
+    def _expected(self, request: Request, lengths: _Lengths, is_own: bool) -> tuple[int, int]:
+        allowed = max(1, request.num_final_tokens - request.num_tokens)
+        left = min(lengths.left(request.num_output_tokens), allowed)
+        is_believed = not is_own and request.num_final_tokens <= self._most_bounded
+        return left if self._optimism else allowed, allowed if is_believed else left
 
 
-def _class_of(request: Request) -> tuple[str, str]:
+def _class_of(request: Request) -> _Class:
     service = request.message.service
     return service.tenant, service.slo_class
 
@@ -157,58 +185,56 @@ class ExpectedEnds:
     ASPLOS 2025).
     """
 
-    def __init__(self, running: Sequence[Request], lengths: OutputLengths, block_size: int) -> None:
-        self._running = [*running]
+    def __init__(self, running: Iterable[Request], lengths: OutputLengths, block_size: int) -> None:
         self._lengths = lengths
         self._block_size = block_size
-        self._blocks: Counts | None = None  # as `_foresee_blocks` of the running; None: not asked
-        self._streams: Counts | None = None  # as `_foresee_streams`
-        self._asked: Request | None = None
-        self._answer = 0
+        self._ids: dict[str, int] = {}  # key request id, value its row
+        self._rows = self._foresee([])
+        self._add([*running])
 
     def add(self, request: Request) -> None:
         """Add a running request."""
-        self._running.append(request)
-        self._blocks = self._streams = self._asked = None
+        self._add([request])
 
-    def peak_blocks(self, request: Request) -> int:
+    def peak_blocks(self, request: Request, without: Iterable[Request] = ()) -> int:
         """Return the peak growth in blocks if the request runs too.
 
         The growth is that beyond the blocks in use now and the request's first blocks.
+
+        Args:
+            without: running requests to leave out.
         """
-        if request is not self._asked:  # asked repeatedly for the next waiting request
-            self._asked, self._answer = request, self._peak_blocks(request)
-        return self._answer
-
-    def stream_shapes(self, request: Request) -> list[StepShape]:
-        """Return steps of all streams with a promise and the request, as `longest_steps`."""
-        if self._streams is None:
-            self._streams = self._foresee_streams(self._running)
-        both = np.concatenate((self._streams, self._foresee_streams([request])), axis=1)
-        return longest_steps(both[0], both[1], _MOST_MOMENTS)
-
-    def _peak_blocks(self, request: Request) -> int:
-        if self._blocks is None:
-            self._blocks = self._foresee_blocks(self._running)
-        both = np.concatenate((self._blocks, self._foresee_blocks([request])), axis=1)
-        num_tokens, num_blocks = both[:, both[0].argsort()]
+        rows = self._with(request, without)
+        num_tokens, num_blocks = rows[rows[:, 0].argsort()][:, (0, 3)].T
         given_back = num_blocks.cumsum() - num_blocks  # [R], before each end
         num_left = np.arange(len(num_tokens), 0, -1)
         grown = num_left * -(-num_tokens // self._block_size)
         return int((grown - given_back).max())
 
-    def _foresee_blocks(self, requests: Sequence[Request]) -> Counts:
-        """Return each request's tokens until its end, and present blocks that its end frees."""
-        num_tokens = self._lengths.expected_tokens(requests)
-        num_own = np.array([num_own_blocks(r, self._block_size) for r in requests], dtype=np.int64)
-        return np.stack((num_tokens, num_own))  # [2, R]
+    def stream_shapes(self, request: Request, without: Iterable[Request] = ()) -> list[StepShape]:
+        """Return steps of all streams with a promise and the request, as `longest_steps`."""
+        rows = self._with(request, without)
+        promised = rows[rows[:, 4] == 1]
+        return longest_steps(promised[:, 2], promised[:, 1], _MOST_MOMENTS)
 
-    def _foresee_streams(self, requests: Sequence[Request]) -> Counts:
-        """Return the keys that each stream with a promise reads, and its tokens until its end."""
-        promised = [request for request in requests if not request.is_best_effort]
-        contexts = np.array([request.num_tokens for request in promised], dtype=np.int64)
-        left = [self._lengths.steady_left(request) for request in promised]
-        return np.stack((contexts, np.array(left, dtype=np.int64)))  # [2, R]
+    def _add(self, requests: Sequence[Request]) -> None:
+        for row, request in enumerate(requests, len(self._ids)):
+            self._ids[request.request_id] = row
+        self._rows = np.concatenate((self._rows, self._foresee(requests)))
+
+    def _with(self, request: Request, without: Iterable[Request]) -> Counts:
+        left_out = [self._ids[one.request_id] for one in without]
+        rows = np.delete(self._rows, left_out, axis=0) if left_out else self._rows
+        return np.concatenate((rows, self._foresee([request])))
+
+    def _foresee(self, requests: Sequence[Request]) -> Counts:
+        """Return two forecasts of each request's end, its keys, own blocks, and if promised."""
+        present = [
+            (r.num_tokens, num_own_blocks(r, self._block_size), not r.is_best_effort)
+            for r in requests
+        ]
+        expected = self._lengths.expected(requests)
+        return np.hstack((expected, np.array(present, dtype=np.int64).reshape(-1, 3)))  # [R, 5]
 
 
 def longest_steps(contexts: npt.NDArray[Any], left: npt.NDArray[Any], most: int) -> list[StepShape]:

@@ -99,7 +99,7 @@ class Forecast:
         self._model = model
         self._budget = budget
         self._fetch_time = fetch_time
-        self._num_left = lengths.steady_left
+        self._lengths = lengths
 
     def ttft_s(
         self, request: Request, now_s: float, up_to_s: float, without: Collection[Request] = ()
@@ -140,7 +140,7 @@ class Forecast:
             return None
         return streams.next_end * self._model.seconds(streams.shape)
 
-    def stream_step_s(self, now_s: float, num_tokens: int) -> tuple[float, float] | None:
+    def stream_step_s(self, num_tokens: int) -> tuple[float, float] | None:
         """Predict a step of the running streams and one more stream of `num_tokens`.
 
         Returns:
@@ -149,20 +149,24 @@ class Forecast:
         """
         if not self._model.is_known:
             return None
-        shape = self._streams(now_s).shape
-        shape.add_decode(num_tokens)
+        shape = StepShape()
+        shape.add_decodes([*(r.num_expected_tokens for r in self._running_streams()), num_tokens])
         one_s = self._model.seconds(shape)
         shape.add_decode(num_tokens)
         another_s = self._model.seconds(shape) - one_s
         return one_s * self._model.slowdown, another_s * self._model.slowdown
 
     def _streams(self, now_s: float) -> StreamsAhead:
-        running = [
+        running = self._running_streams()
+        return StreamsAhead(self._idle_limit_s, self._lengths, running, now_s)
+
+    def _running_streams(self) -> list[Request]:
+        """Return the running streams with a promise."""
+        return [
             request
             for request in self._queues.running.values()
             if request.is_stream and not request.is_best_effort
         ]
-        return StreamsAhead(self._idle_limit_s, self._num_left, running, now_s)
 
     def _streams_after_queue(
         self, request: Request, now_s: float, up_to_s: float, without: Collection[Request] = ()
@@ -238,6 +242,8 @@ class Forecast:
         if limit_s == UNLIMITED:
             return True
         limit_s *= (1.0 - max(_SPARE, kept)) / self._model.slowdown
+        if not self._budget.keeps_pace(streams.shape_with(requests), limit_s):
+            return False
         shapes = streams.longest_steps(requests)
         return all(self._budget.keeps_pace(shape, limit_s) for shape in shapes)
 
@@ -449,9 +455,9 @@ class Outlook:
             return shortest_s, 0.0
         return shortest_s, max(0.0, long_s - shortest_s) / (self._long - 1)
 
-    def itl_s(self, now_s: float) -> tuple[float, float]:
+    def itl_s(self) -> tuple[float, float]:
         """Return the seconds of a decode step with one stream more, and of each stream beyond."""
-        return self._forecast.stream_step_s(now_s, self._long) or (0.0, 0.0)
+        return self._forecast.stream_step_s(self._long) or (0.0, 0.0)
 
     def _request(self, num_tokens: int, now_s: float) -> Request:
         tenant = self._queues.most_waiting()

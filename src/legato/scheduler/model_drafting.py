@@ -250,7 +250,7 @@ class ModelDrafting:
         """
         if not (behind and self._is_auto):
             return list(behind)
-        left = self._lengths.expected_tokens([candidate.request for candidate in behind])
+        left = self._lengths.expected([candidate.request for candidate in behind])[:, 0]
         token_s = without.seconds / without.tokens
         return [
             candidate

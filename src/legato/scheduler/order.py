@@ -35,7 +35,7 @@ _MOST_SLOWDOWN = 5.0
 larger one to the shortest first."""
 
 _S_PER_TOKEN = 0.005
-"""Waiting time that outweighs one more token to compute."""
+"""Waiting time that a cached token outweighs."""
 
 NO_DEADLINE_S = 60.0
 """When a prompt without a TTFT promise is due among prompts with one."""
@@ -53,11 +53,6 @@ def slowdown(request: Request, alone_s: float) -> float:
 def fcfs(request: Request, alone_s: float) -> float:  # noqa: ARG001
     """First come, first served."""
     return request.message.arrival_time_s
-
-
-def srf(request: Request, alone_s: float) -> float:  # noqa: ARG001
-    """Shortest remaining first, with ageing."""
-    return request.message.arrival_time_s + _S_PER_TOKEN * request.num_missing_tokens
 
 
 def lpm(request: Request, alone_s: float) -> float:  # noqa: ARG001
@@ -78,12 +73,11 @@ def edf(request: Request, alone_s: float = 0.0) -> float:  # noqa: ARG001
 ORDERS: dict[PrefillOrder, Order] = {
     "slowdown": slowdown,
     "fcfs": fcfs,
-    "srf": srf,
     "edf": edf,
     "lpm": lpm,
 }
 
-HIT_AWARE: frozenset[PrefillOrder] = frozenset(("slowdown", "srf", "lpm"))
+HIT_AWARE: frozenset[PrefillOrder] = frozenset(("slowdown", "lpm"))
 """Orders in which a rank depends on the contents of the cache."""
 
 _SETS_LATE_APART = (edf, slowdown)

@@ -132,7 +132,7 @@ class Scheduler:
     def state(self, now_s: float) -> ReplicaState:
         """Return the present load, and the forecast for one more request."""
         delay_s, token_s = self._outlook.ttft_s(now_s)
-        itl_s, stream_s = self._outlook.itl_s(now_s)
+        itl_s, stream_s = self._outlook.itl_s()
         return ReplicaState(
             num_running=self.num_running,
             num_waiting=self.num_waiting,

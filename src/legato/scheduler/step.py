@@ -1,5 +1,6 @@
 """A step under construction: its chunks, and what it has left."""
 
+from bisect import bisect_left
 from collections.abc import Sequence, Set
 from itertools import count
 
@@ -76,12 +77,17 @@ class Step:
         """Whether the step ends in time with its decodes, as the budget sees it."""
         return self._budget.fits_decode(self.shape, seconds)
 
-    def has_room_for(self, request: Request) -> bool:
-        """Whether the step still ends in time with the next token of a stream."""
-        self.shape.add_decode(request.num_expected_tokens)
-        has_room = self.ends_within(self.limit_s)
-        self.shape.remove_decode(request.num_expected_tokens)
-        return has_room
+    def num_fitting(self, streams: Sequence[Request]) -> int:
+        """Return how many of the streams, the first ones, still end in time with their tokens."""
+
+        def is_late(num_streams: int) -> bool:
+            shape = self.shape.copy()
+            shape.add_decodes([request.num_expected_tokens for request in streams[:num_streams]])
+            return not self._budget.fits_decode(shape, self.limit_s)
+
+        if is_late(1):
+            return 0
+        return bisect_left(range(2, len(streams) + 1), True, key=is_late) + 1
 
     def prefill_room(self, start: int, wanted: int, *, kept: float = 0.0) -> int:
         """Return the most prefill tokens, up to `wanted`, for a chunk at position `start`.

@@ -3,7 +3,7 @@
 import heapq
 import math
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from legato.core.request import Request
 from legato.core.slo import SloClass
 from legato.scheduler.budget import UNLIMITED
-from legato.scheduler.expected_ends import longest_steps
+from legato.scheduler.expected_ends import OutputLengths, longest_steps
 from legato.scheduler.step_shape import StepShape
 
 _ROUNDING = 1e-6
@@ -91,7 +91,7 @@ class StreamsAhead:
 
     Args:
         idle_limit_s: limit of a step in which no token is due.
-        num_left: tells how many tokens a request is expected to generate still.
+        lengths: of the outputs.
         running: streams at the forecast's beginning.
 
     Attributes:
@@ -102,31 +102,33 @@ class StreamsAhead:
     def __init__(
         self,
         idle_limit_s: float,
-        num_left: Callable[[Request], int],
+        lengths: OutputLengths,
         running: Iterable[Request] = (),
         now_s: float = 0.0,
     ) -> None:
         self._idle_limit_s = idle_limit_s
-        self._num_left = num_left
+        self._lengths = lengths
+        self._num_left = lengths.steady_left
         self._paces: dict[SloClass, _Pace] = {}
         self._joining: list[Request] = []
         self._num_done = 0.0
         self.elapsed_s = 0.0
         self.shape = StepShape()
         self._by_end: list[_Stream] = []
-        for request in running:
-            if not request.ends_in_flight:
-                tpot_s = request.slo.tpot_s or 0.0
-                begun_s = request.first_expected_s - now_s
-                due_s = begun_s + request.num_expected_output_tokens * tpot_s
-                in_flight = request.num_expected_tokens - request.num_tokens
-                left = max(1, num_left(request) - in_flight)
-                self._by_end.append(self._begun(request, left, due_s))
+        running = [request for request in running if not request.ends_in_flight]
+        for request, num_left in zip(
+            running, lengths.expected(running)[:, 1].tolist(), strict=True
+        ):
+            tpot_s = request.slo.tpot_s or 0.0
+            begun_s = request.first_expected_s - now_s
+            due_s = begun_s + request.num_expected_output_tokens * tpot_s
+            in_flight = request.num_expected_tokens - request.num_tokens
+            self._by_end.append(self._begun(request, max(1, num_left - in_flight), due_s))
         self._by_end.sort(key=_by_end)
 
     def copy(self) -> "StreamsAhead":
         """Return an independent copy."""
-        other = StreamsAhead(self._idle_limit_s, self._num_left)
+        other = StreamsAhead(self._idle_limit_s, self._lengths)
         paces = {slo: pace.copy() for slo, pace in self._paces.items()}
         known = {id(self._paces[slo]): pace for slo, pace in paces.items()}
         other._paces = paces
@@ -145,8 +147,14 @@ class StreamsAhead:
         if self.rest_of_step <= _ROUNDING:
             self._join()
 
+    def shape_with(self, requests: Iterable[Request]) -> StepShape:
+        """Return the next step's shape with the tokens of the requests."""
+        shape = self.shape.copy()
+        shape.add_decodes([request.num_tokens for request in (*self._joining, *requests)])
+        return shape
+
     def longest_steps(self, requests: Sequence[Request]) -> list[StepShape]:
-        """Return steps of the streams and the requests: one now, and that with most keys."""
+        """Return steps of streams and requests: until the first end, and with most keys."""
         contexts = [stream.context + self._num_done for stream in self._by_end]
         left = [stream.last_step - self._num_done for stream in self._by_end]
         both = [*self._joining, *requests]

@@ -81,7 +81,7 @@ def test_what_is_given_is_not_searched() -> None:
 
 def test_only_the_pace_of_time_budgets_is_scaled() -> None:
     goal = SchedulerConfig(itl_slo_s=0.2, ttft_slo_s=2.0, slo_classes={"slow": SloClass(itl_s=1.0)})
-    shared = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "prefill_order": "srf"}
+    shared = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "prefill_order": "edf"}
     paced = Candidate(steps="slo", pace=0.8, **shared).configure(goal)  # type: ignore[arg-type]
     assert (paced.itl_slo_s, paced.ttft_slo_s) == (0.16, 2.0)
     assert paced.slo_classes["slow"].itl_s == 0.8

@@ -19,7 +19,7 @@ from legato_lab.tune.splits import (
 )
 
 CANDIDATE = Candidate(
-    steps="slo", max_num_batched_tokens=512, max_num_seqs=16, prefill_order="srf", pace=0.8
+    steps="slo", max_num_batched_tokens=512, max_num_seqs=16, prefill_order="edf", pace=0.8
 )
 
 
@@ -79,7 +79,7 @@ def test_each_kind_of_machine_is_tried_with_what_matters_to_it() -> None:
     space = Space.around(SchedulerConfig(itl_slo_s=0.1, ttft_slo_s=1.0), {}, 8192)
     prefills, decodes = prefill_candidates(CANDIDATE, space), decode_candidates(CANDIDATE, space)
     assert {one.max_num_batched_tokens for one in prefills} == {512, 1024, 2048, 4096, 8192}
-    assert {one.prefill_order for one in prefills} == {"slowdown", "fcfs", "srf", "edf"}
+    assert {one.prefill_order for one in prefills} == {"slowdown", "fcfs", "edf"}
     assert {(one.steps, one.max_num_seqs) for one in prefills} == {("fixed", 16)}
     assert [one.max_num_seqs for one in decodes] == list(space.max_num_seqs)
     assert all(one.configure(SchedulerConfig(itl_slo_s=0.1)).itl_slo_s == 0.08 for one in decodes)

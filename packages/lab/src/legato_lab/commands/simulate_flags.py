@@ -53,7 +53,8 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KIND[:TOKENS][:ORDER]",
         help="slo, which sizes steps by the ITL and TPOT SLOs, fixed or prefill-first; whole or "
         "whole-first, which do not cut prompts, the latter as early vLLM; TOKENS a step at most; "
-        f"ORDER fcfs, srf or edf. May be repeated (default: {' and '.join(_DEFAULT_POLICIES)}, "
+        "ORDER slowdown, fcfs, edf or lpm. May be repeated (default: "
+        f"{' and '.join(_DEFAULT_POLICIES)}, "
         f"without such SLOs {' and '.join(_UNPROMISED_POLICIES)})",
     )
 

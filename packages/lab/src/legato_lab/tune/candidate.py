@@ -14,7 +14,7 @@ Steps = Literal["slo", "fixed", "prefill-first"]
 _BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _NUM_SEQS = (4, 8, 16, 32, 64, 128, 256)
 _PACES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
-_ORDERS: tuple[PrefillOrder, ...] = ("slowdown", "fcfs", "srf", "edf")
+_ORDERS: tuple[PrefillOrder, ...] = ("slowdown", "fcfs", "edf")
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
