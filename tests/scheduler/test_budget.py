@@ -124,3 +124,27 @@ def test_prompts_that_leave_room_for_others_are_never_longer_than_the_promise_al
     while (plan := harness.step()) is not None:
         shape = StepShape.of(plan)
         assert not shape.num_decode_rows or SLOW.seconds(shape) <= 0.15
+
+
+@pytest.mark.parametrize(
+    ("decode_row_s", "longest_s"), [(0.001, 0.05), (0.01, 0.104), (0.1, 0.25), (0.4, 0.806)]
+)
+def test_gaps_are_bounded_without_a_promise(decode_row_s: float, longest_s: float) -> None:
+    """By eight steps of the streams, but 50 to 250 ms; prompts get half of each step at least."""
+    costs = StepCosts(step_s=0.003, row_s=(0.001,) * 5, decode_row_s=decode_row_s)
+    model = StepTimeModel(calibrate(costs, MAX_LEN))
+    streams, idle = step_shape(num_decodes=1, context=100), StepShape()
+    chunks = {}
+    for bounds_gaps in (False, True):
+        budget = StepBudget(model, 4096, bounds_gaps=bounds_gaps)
+        chunks[bounds_gaps] = budget.max_chunk(streams, 0, 4096, UNLIMITED)
+        assert budget.max_chunk(idle, 0, 4096, UNLIMITED) == pytest.approx(497, abs=20)
+    streams.add_prefill(0, chunks[True], samples=False)
+    assert 0.7 * longest_s <= model.seconds(streams) <= 1.05 * longest_s
+    assert chunks[True] < chunks[False]
+
+
+def test_a_bound_whose_cost_is_unknown_is_a_small_chunk() -> None:
+    budget = StepBudget(StepTimeModel(), 4096, bounds_gaps=True)
+    assert budget.max_chunk(step_shape(num_decodes=1, context=100), 0, 4096, UNLIMITED) == 32
+    assert budget.max_chunk(StepShape(), 0, 4096, UNLIMITED) == 4096

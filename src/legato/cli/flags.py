@@ -6,7 +6,7 @@ that each default is written down once, at its field.
 """
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -44,11 +44,11 @@ class AddItems(argparse.Action):
 
 
 class GapPromise(argparse.Action):
-    """Sets a duration's field, and the field of its quantile."""
+    """Sets a duration's field, and the fields behind it."""
 
-    def __init__(self, *args: Any, quantile_dest: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, behind: Sequence[str], **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "type": gap_promise})
-        self._quantile_dest = quantile_dest
+        self._dests = (self.dest, *behind)
 
     def __call__(
         self,
@@ -57,9 +57,8 @@ class GapPromise(argparse.Action):
         values: Any,
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
-        seconds, quantile = values
-        setattr(namespace, self.dest, seconds)
-        setattr(namespace, self._quantile_dest, quantile)
+        for dest, value in zip(self._dests, values, strict=True):
+            setattr(namespace, dest, value)
 
 
 _BY_KIND: dict[Kind, dict[str, Any]] = {
@@ -95,7 +94,10 @@ def add_flags(
         only: the names of the fields to add; empty means all.
     """
     fields = [field for config in configs for field in fields_of(config)]
-    quantile_dests = {field.flag.behind: field.name for field in fields}
+    behind: dict[str, list[str]] = {}  # key the field whose flag sets them, too
+    for field in fields:
+        if field.flag.behind is not None:
+            behind.setdefault(field.flag.behind, []).append(field.name)
     groups: Groups = {}
     alternatives: dict[str, argparse._ArgumentGroup] = {}  # key: `Flag.one_of`
     for field in fields:
@@ -110,7 +112,7 @@ def add_flags(
             if one_of not in alternatives:
                 alternatives[one_of] = group.add_mutually_exclusive_group()
             group = alternatives[one_of]
-        _add_flag(group, field, quantile_dests.get(field.name))
+        _add_flag(group, field, behind.get(field.name))
     return groups
 
 
@@ -136,7 +138,8 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `server_config`."""
+    """Add the flags of `server_config`. Its gaps are bounded, unless --itl-slo says otherwise."""
+    parser.set_defaults(bounds_gaps=True)
     groups = add_flags(parser, ServerConfig)
     for dest in ("api_keys", "admin_api_keys"):
         groups["server"].add_argument(
@@ -199,10 +202,10 @@ def with_sampling_flags(args: argparse.Namespace, defaults: SamplingParams) -> S
     return msgspec.structs.replace(defaults, **given_fields(args, SamplingParams))
 
 
-def _add_flag(group: argparse._ArgumentGroup, field: Field, quantile_dest: str | None) -> None:
+def _add_flag(group: argparse._ArgumentGroup, field: Field, behind: Sequence[str] | None) -> None:
     settings = dict(_BY_KIND[field.kind])
-    if quantile_dest is not None:
-        settings = {"action": GapPromise, "quantile_dest": quantile_dest}
+    if behind is not None:
+        settings = {"action": GapPromise, "behind": behind}
     if field.kind == "choice":
         settings["choices"] = field.choices
     if field.flag.metavar is not None:

@@ -47,7 +47,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 _MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 _BUDGETS = {"cpu": (512, 2048), "cuda": (8192, 8192)}
-"""Tokens of a step without and with an ITL or TPOT SLO; key the kind of device, as below."""
+"""Tokens of a step without and with a bound in time; key the kind of device, as below."""
 _STEPS_IN_FLIGHT = {"cpu": 1, "cuda": 2}
 
 _promise = partial(Flag, group="promises")
@@ -170,14 +170,19 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         _promise(
             "each token comes at most this long after the one before it, such as 100ms; chunks "
             "are as long as that allows. It is for 99 of 100 gaps of a request; 100ms:p99.9 "
-            "promises more",
-            metavar="TIME[:pQ]",
-            default="no promise, a fixed token budget",
+            "promises more. auto promises nothing, but bounds steps beside streams by what a "
+            "reader does not notice; off leaves only a fixed token budget",
+            metavar="auto|off|TIME[:pQ]",
+            default="auto for a server, else off",
         ),
     ] = None
     itl_slo_quantile: Annotated[
         Quantile, _promise("share of a request's gaps that `itl_slo_s` is for", behind="itl_slo_s")
     ] = P99
+    bounds_gaps: Annotated[
+        bool,
+        _promise("whether steps beside streams are short without a promise", behind="itl_slo_s"),
+    ] = False
     tpot_slo_s: Annotated[
         Seconds | None,
         _promise("token k comes at most k times this after the first: single gaps may be longer"),
@@ -280,6 +285,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
             raise ConfigError(f'class "{INTERACTIVE}" is set by itl_slo_s, tpot_slo_s, ttft_slo_s')
         if self.itl_slo_s is None and self.itl_slo_quantile != P99:
             raise ConfigError("itl_slo_quantile is of itl_slo_s, which is not set")
+        if self.itl_slo_s is not None and self.bounds_gaps:
+            raise ConfigError("itl_slo_s bounds gaps already: bounds_gaps is without it")
         if self.promises_pace and not self.enable_chunked_prefill:
             raise ConfigError("an ITL or TPOT SLO cannot be kept without chunked prefill")
         if self.promises_pace and self.policy == "prefill-first":
@@ -364,7 +371,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         whole_prompt = self.whole_prompt_tokens(max_model_len)
         budget = self.max_num_batched_tokens
         if budget is None:
-            chunked = _BUDGETS[device][self.promises_pace]
+            chunked = _BUDGETS[device][self.promises_pace or self.bounds_gaps]
             budget = chunked if self.enable_chunked_prefill else whole_prompt
         if not self.enable_chunked_prefill and budget < whole_prompt:
             raise ConfigError(

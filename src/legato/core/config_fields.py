@@ -66,7 +66,8 @@ class Flag(msgspec.Struct, frozen=True):
         group: heading that the flag is listed under; None takes `Config.flag_group`.
         one_of: at most one of the flags with the same `one_of` may be given.
         is_spaced: whether several texts are separate arguments, not one with commas.
-        behind: the duration field after whose value this one is typed: it has no flag of its own.
+        behind: the duration field after or in place of whose value this one is typed: it has no
+            flag of its own.
     """
 
     help: str

@@ -18,9 +18,9 @@ def part_flags(part: Config) -> list[str]:
     """Return flags for the settings of one part that differ from their defaults."""
     flags: list[str] = []
     for field in fields_of(type(part)):
-        value = getattr(part, field.name)
-        if value != field.default and field.flag.behind is None:
-            flags += _flags(field, value, _behind(part, field))
+        value, behind = getattr(part, field.name), _behind(part, field)
+        if (value != field.default or behind) and field.flag.behind is None:
+            flags += _flags(field, value, behind)
     return flags
 
 
@@ -30,9 +30,13 @@ def command_line(flags: Sequence[str]) -> str:
 
 
 def _behind(part: Config, field: Field) -> str:
-    """Return the text that is typed after a field's value."""
-    behind = [other for other in fields_of(type(part)) if other.flag.behind == field.name]
-    return "".join(_quantile(getattr(part, other.name)) for other in behind)
+    """Return the text that is typed after a field's value, or in its place."""
+    behind = {
+        o.name: getattr(part, o.name) for o in fields_of(type(part)) if o.flag.behind == field.name
+    }
+    if behind.pop("bounds_gaps", False):
+        return "auto"
+    return "".join(map(_quantile, behind.values()))
 
 
 def _quantile(quantile: float) -> str:
@@ -45,7 +49,7 @@ def _flags(field: Field, value: Any, behind: str) -> list[str]:
             return [field.option if value else field.option.replace("--", "--no-", 1)]
         case "classes":
             return [part for item in value.items() for part in _flag(field, _slo_class(*item))]
-    return _flag(field, written(field.kind, value) + behind)
+    return _flag(field, ("" if value is None else written(field.kind, value)) + behind)
 
 
 def _flag(field: Field, text: str) -> list[str]:

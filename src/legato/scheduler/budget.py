@@ -22,6 +22,10 @@ _LONGEST_IDLE_S, _IDLE_STEPS = 0.5, 4.0
 """Longest step while no token is due, unless the machine takes more than a quarter of that for a
 step without prompts: shorter ones would spend too much of their time on reading the weights."""
 
+_UNNOTICED_STEPS, _UNNOTICED_S = 8.0, (0.05, 0.25)
+"""A gap that a reader does not notice without a promise: so many steps of the streams alone, within
+these bounds, but at least two steps, or prompts would starve."""
+
 _CALM_S = 30.0
 """Time without running out after which the limit on prefill tokens doubles."""
 
@@ -39,11 +43,18 @@ class StepBudget:
 
     Args:
         is_chunked: whether a prompt may be computed in several steps.
+        bounds_gaps: whether steps beside streams are short without a promise.
     """
 
     def __init__(
-        self, model: StepTimeModel, max_num_batched_tokens: int, *, is_chunked: bool = True
+        self,
+        model: StepTimeModel,
+        max_num_batched_tokens: int,
+        *,
+        is_chunked: bool = True,
+        bounds_gaps: bool = False,
     ) -> None:
+        self._bounds_gaps = bounds_gaps
         self._model = model
         self._is_chunked = is_chunked
         self._most_tokens = max_num_batched_tokens
@@ -78,15 +89,14 @@ class StepBudget:
     def _in_time(self, shape: StepShape, start: int, cap: int, limit_s: float) -> int:
         """Return the most prefill tokens, up to `cap`, for which there is time."""
         small = max(0, min(cap, _SMALL_CHUNK - shape.num_prefill_tokens))
-        if limit_s == UNLIMITED and not (self._is_chunked and self._model.is_known):
+        is_free = limit_s == UNLIMITED and not (self._bounds_gaps and shape.num_decode_rows)
+        if not self._is_chunked or (is_free and not self._model.is_known):
             return cap
         if not self._model.is_known:
             return small
         if limit_s == UNLIMITED:
-            # A request that comes waits for the step.
-            streams_s = self._model.seconds(shape.without_prefill())
-            idle_s = max(_LONGEST_IDLE_S, _IDLE_STEPS * streams_s)
-            return self._model.longest_chunk(shape, start, idle_s, cap, has_margin=False)
+            unpromised_s = self._unpromised_s(shape.without_prefill())
+            return self._model.longest_chunk(shape, start, unpromised_s, cap, has_margin=False)
         if self._is_lost(shape, limit_s):
             fitting = self._model.longest_chunk(shape, start, limit_s, cap, has_margin=False)
             return min(small, max(fitting, MIN_CHUNK - shape.num_prefill_tokens))
@@ -95,6 +105,14 @@ class StepBudget:
         # that the promise leaves room for.
         is_crumb = chunk < min(cap, MIN_CHUNK) and shape.num_prefill_chunks > 0
         return 0 if is_crumb else chunk
+
+    def _unpromised_s(self, streams: StepShape) -> float:
+        """Return the longest step beside streams without a promise; a new request waits for it."""
+        streams_s = self._model.seconds(streams)
+        if not (self._bounds_gaps and streams.num_decode_rows):
+            return max(_LONGEST_IDLE_S, _IDLE_STEPS * streams_s)
+        least_s, most_s = _UNNOTICED_S
+        return max(2.0 * streams_s, min(max(_UNNOTICED_STEPS * streams_s, least_s), most_s))
 
     def prompt_s(self, num_tokens: int) -> float:
         """Return the seconds that a prompt takes alone."""

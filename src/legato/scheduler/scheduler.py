@@ -190,6 +190,7 @@ class Scheduler:
             self._step_time,
             config.max_num_batched_tokens,
             is_chunked=config.enable_chunked_prefill,
+            bounds_gaps=config.bounds_gaps,
         )
         self._fill = POLICIES[config.policy]
         self._idle_limit_s = config.idle_limit_s

@@ -62,8 +62,10 @@ class SettingsPatch(BaseModel):
         """Raises `ConfigError` if the settings contradict each other."""
         defaults = SchedulerConfig()
         changes: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set}
-        if "itl_slo_s" in changes and self.itl_slo_s is None:
-            changes.setdefault("itl_slo_quantile", None)  # meaningless without its SLO
+        if "itl_slo_s" in changes:
+            changes["bounds_gaps"] = self.itl_slo_s is None
+            if self.itl_slo_s is None:
+                changes.setdefault("itl_slo_quantile", None)  # meaningless without its SLO
         return msgspec.structs.replace(
             config,
             **{

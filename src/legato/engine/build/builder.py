@@ -256,4 +256,6 @@ def _name(dtype: torch.dtype) -> str:
 
 def _step_budget(config: SchedulerConfig) -> str:
     tokens = f"{config.max_num_batched_tokens:,} tokens"
-    return f"what the SLOs allow, up to {tokens}" if config.promises_pace else tokens
+    if config.promises_pace:
+        return f"what the SLOs allow, up to {tokens}"
+    return f"what streams do not notice, up to {tokens}" if config.bounds_gaps else tokens

@@ -96,13 +96,13 @@ class StepTimes:
 
     def known(self) -> KnownSteps:
         """Return what was measured for the step-time model; no steps if no promise needs it."""
-        if not (self._scheduler.promises_pace or self._scheduler.promises_ttft):
-            return KnownSteps([])
-        kept = self.file.load()
+        has_promise = self._scheduler.promises_pace or self._scheduler.promises_ttft
+        kept = self.file.load() if has_promise or self._scheduler.bounds_gaps else None
         if kept is not None:
             self._on_disk = kept
             return KnownSteps(kept.measured_steps, tails=kept.tails)
-        return self.measure(self.calibration()) if self._calibrates else KnownSteps([])
+        measures = has_promise and self._calibrates
+        return self.measure(self.calibration()) if measures else KnownSteps([])
 
     def measure(self, calibration: Calibration) -> KnownSteps:
         """Run a calibration, and keep it for later starts unless it is in doubt."""
