@@ -39,6 +39,7 @@ TARGET = re.compile(r"\bmake ([a-z][a-z-]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMAND = re.compile(r"^    (\w+)(?: |$)", re.MULTILINE)
 METRIC = re.compile(r"\blegato:(\w+)\b(?!\*)")
+FIGURE = re.compile(r"(?<![\w.])\d[\d.,-]*\d")
 SLUG = re.compile(r"[^\w\- ]")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -98,6 +99,14 @@ def test_flags_exist(page: Path, flags: set[str]) -> None:
     if page.name in ("claude-code.md", "comparison.md"):
         pytest.skip("names other programs' flags")
     assert not {flag for text in code(page) for flag in FLAG.findall(text)} - flags
+
+
+def test_figures_of_the_first_page_stand_on_the_benchmarks_page() -> None:
+    """There, each has its command, both sides' flags and its day."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| vLLM") : text.index("[How each figure")]
+    benchmarks = (ROOT / "docs/contributing/benchmarks.md").read_text(encoding="utf-8")
+    assert set(FIGURE.findall(table)) <= set(FIGURE.findall(benchmarks))
 
 
 @pytest.fixture(scope="module")

@@ -178,6 +178,19 @@ def test_a_call_of_another_name_is_text(syntax: ToolCallSyntax) -> None:
     assert _calls(_read(text.replace("g", "f", 1), offered)) == [("f", '{"a": "x"}')]
 
 
+@pytest.mark.parametrize(
+    "head", ['{"name": "f", "parameters": ', '{"type": "function",\n "name": "f", "arguments": ']
+)
+def test_a_bare_call_that_is_cut_before_its_arguments_is_nothing(head: str) -> None:
+    syntax = MessageSyntax(tool_calls=LLAMA, tools={"f": ToolParameters()})
+    for end in range(1, len(head) + 1):
+        cut = head[:end]
+        assert _read(cut, syntax, FinishReason.LENGTH) == Message("", None, (), "length"), cut
+        assert _read(cut, syntax).content == cut
+    for text in ('{"name": "g', '{"names', '{"name": "f", "age": 3', '{"type": "dog"'):
+        assert _read(text, syntax, FinishReason.LENGTH).content == text
+
+
 def test_a_call_that_is_cut_off_is_told_so() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": "b'
     message = _read(text, MessageSyntax(tool_calls=HERMES), FinishReason.LENGTH)

@@ -79,6 +79,11 @@ class Hints(RequestModel):
                 "service_tier has no effect; slo_class and priority say how a request is served",
                 "service_tier",
             )
+        if self.prompt_cache_retention == "24h":
+            yield Warned(
+                "prompt_cache_retention has no effect: blocks stay while memory allows",
+                "prompt_cache_retention",
+            )
         if self.verbosity not in (None, "medium"):
             yield Warned("verbosity has no effect; say in the prompt how long to be", "verbosity")
 

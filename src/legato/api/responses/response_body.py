@@ -252,6 +252,7 @@ class ResponsesRequest(GenerationOptions):
                 "response_format": self.text and self.text.format and self.text.format.chat(),
                 "reasoning_effort": self.reasoning and self.reasoning.effort,
                 "service_tier": self.service_tier,
+                "prompt_cache_retention": self.prompt_cache_retention,
                 "verbosity": self.text and self.text.verbosity,
                 **self._tool_fields(offered),
             },

@@ -202,7 +202,8 @@ class MarkedMessage:
             if self._call.no_call is None:
                 self._parts.is_call_cut = is_cut
                 return
-            if is_cut and (self._opening or self._parts.num_calls):
+            is_bare_head = isinstance(self._call, JsonCallReader) and self._call.is_head
+            if is_cut and (self._opening or self._parts.num_calls or is_bare_head):
                 return
             rest = self._call.rest or ""
             self._give_up_section(self._call.no_call, rest)

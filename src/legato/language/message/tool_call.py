@@ -4,7 +4,7 @@ import io
 import re
 import secrets
 import string
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Protocol
 
@@ -88,7 +88,7 @@ class JsonCallReader:
         names: of the tools that may be called; None if any name may be one.
     """
 
-    def __init__(self, id_chars: int | None, names: Container[str] | None) -> None:
+    def __init__(self, id_chars: int | None, names: Collection[str] | None) -> None:
         self.rest: str | None = None
         self.no_call: str | None = None
         self.call_id = new_call_id(id_chars)
@@ -107,6 +107,19 @@ class JsonCallReader:
         """Finish after the last text; an incomplete call is none."""
         if self.rest is None and not self._has_begun:
             self._give_up(self._text.tell())
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the text so far begins a call of a tool that may be called."""
+        if self._text.tell() > _MAX_HEAD_CHARS:
+            return False
+        text = "".join(self._text.getvalue().split())
+        return any(
+            f'{{{kind}"name":"{name}","{key}":'.startswith(text)
+            for kind in ("", '"type":"function",')
+            for name in (("",) if self._names is None else self._names)
+            for key in ("arguments", "parameters")
+        )
 
     def _read_object(self, text: str) -> Iterator[CallPiece]:
         self._text.write(text)
