@@ -36,7 +36,7 @@ def scaled(count: int) -> int:
 def examples(count: int, **more: Any) -> settings:
     """Settings of a test that needs `count` examples where another needs 100.
 
-    The default profile makes a quarter of them, but no fewer than ten, or all where `count` is less.
+    The default profile makes a quarter of them: at least ten, or all where `count` is less.
 
     Args:
         more: other settings.
