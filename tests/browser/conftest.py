@@ -24,7 +24,7 @@ _FLAGS = (
 @pytest.fixture(scope="package")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     # With the default of drafts, too: what differs from defaults is shown as flags.
-    flags = ("--api-key", KEY, "--max-model-len", "1024", "--allowed-host", "dashboard.example",
+    flags = ("--api-key", KEY, "--max-model-len", "2048", "--allowed-host", "dashboard.example",
              "--speculative", "auto")  # fmt: skip
     with running_server(tmp_path_factory.mktemp("dashboard"), *flags) as process:
         process.http.headers["Authorization"] = f"Bearer {KEY}"
