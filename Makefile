@@ -19,7 +19,7 @@ serve: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(PYTEST) $(ARGS)
 
-# Forty times as many examples, as much fuzzing and as long a soak.
+# Eighty times as many examples, and forty times as much fuzzing and as long a soak.
 test-thorough: $(VENV)/.installed-dev
 	$(PYTEST) --hypothesis-profile thorough --timeout 7200 $(ARGS)
 
@@ -30,7 +30,7 @@ test-fleet: $(VENV)/.installed-fleet
 # Kernels fit onto GPUs as the oldest Triton compiles them, too: PyTorch's builds bring their own.
 OLDEST_TRITON := 3.6.0
 test-oldest-triton: out/triton-$(OLDEST_TRITON)/.installed $(VENV)/.installed-dev
-	PYTHONPATH=$(<D) $(BIN)/python -m pytest tests/gpu/test_compile.py $(ARGS)
+	PYTHONPATH=$(<D) $(BIN)/python -m pytest --hypothesis-profile thorough tests/gpu/test_compile.py $(ARGS)
 
 out/triton-$(OLDEST_TRITON)/.installed: $(VENV)/.torch
 	$(PIP) install --quiet --no-deps --target $(@D) triton==$(OLDEST_TRITON)

@@ -47,7 +47,6 @@ from legato.core.plan import StepResult
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.stats import CacheInfo
 from legato.core.step_record import StepRecord
-from legato.engine.client.activity import Activity
 from legato.engine.client.deliveries import Deliveries
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
@@ -60,6 +59,7 @@ from legato.grammar.matcher import compile_grammar
 from legato.kv.manager import KVCacheManager
 from legato.language.tokenizer.loading import load_text, text_source
 from legato.language.tokenizer.tokenizer import Tokenizer
+from legato.observe.traces.feed import Activity
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 

@@ -16,6 +16,7 @@ from legato.core.structured_outputs import StructuredOutputs
 from legato.core.vocabulary import Vocabulary
 from legato.grammar.matcher import compile_grammar
 from legato.grammar.tokens import grammar_tokenizer
+from legato.language.conversation.prompt import tools_for_template
 from legato.language.conversation.template import tool_parameters
 from legato.language.forms.check import GrammarChecker
 from legato.language.forms.message_grammar import message_grammar
@@ -47,7 +48,7 @@ class Called:
         tool = Tool.model_validate({"type": "function", "function": function})
         functions = functions_of([tool])
         calls = _SYNTAXES[name]
-        offered = tool_parameters([tool.for_template() for tool in functions], has_types=True)
+        offered = tool_parameters(tools_for_template(functions), has_types=True)
         self.syntax = (
             MessageSyntax(tool_calls=calls, tools=offered)
             if isinstance(calls, ToolCallSyntax)

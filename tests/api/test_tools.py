@@ -18,6 +18,7 @@ from legato.api.limits import (
     MAX_TOOLS,
     MAX_TOOLS_CHARS,
 )
+from legato.language.conversation.prompt import tools_for_template
 from tests.api.launch import MODEL
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -271,7 +272,7 @@ def test_tools_at_their_limits() -> None:
     names = [f"{i:0>{MAX_TOOL_NAME_CHARS}}" for i in range(MAX_TOOLS)]
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     functions = functions_of(list(map(Tool.model_validate, tools)))
-    size = len(msgspec.json.encode([function.for_template() for function in functions]))
+    size = len(msgspec.json.encode(tools_for_template(functions)))
     tools[0]["function"] = {"name": names[0], "description": "a" * (MAX_TOOLS_CHARS - size)}
     options = TemplateOptions.model_validate({"tools": tools})
     assert options.tools is not None

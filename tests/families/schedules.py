@@ -24,10 +24,12 @@ NEAR_TIE = 1e-4
 
 
 @torch.inference_mode()
-def greedy(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], list[float]]:
+def greedy(
+    model: PreTrainedModel, prompt: list[int], num_tokens: int = NUM_TOKENS
+) -> tuple[list[int], list[float]]:
     """Return tokens and their log probabilities; no token is at a near tie."""
     tokens, logprobs = list(prompt), []
-    for _ in range(NUM_TOKENS):
+    for _ in range(num_tokens):
         logits = model(torch.tensor([tokens])).logits[0, -1]
         best = logits.topk(2)
         gap = float(best.values[0] - best.values[1])

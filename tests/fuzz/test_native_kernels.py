@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.native_kernels import compile_harness, failure_of, sanitized_instructions
 from tests.profiles import scaled
 
-_NUM_CASES = scaled(100)
+_NUM_CASES = scaled(50)
 _IS_THOROUGH = scaled(1) > 1
 _SETS = sanitized_instructions()
 

@@ -6,7 +6,7 @@ from tests.api.launch import ServerProcess
 from tests.fuzz.openapi import check_answers
 from tests.profiles import scaled
 
-_NUM_EXAMPLES = scaled(6)
+_NUM_EXAMPLES = scaled(4)
 _PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
     *("/v1/messages/count_tokens", "/inference/v1/generate", "/tokenize", "/detokenize"),

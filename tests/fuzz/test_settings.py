@@ -13,7 +13,7 @@ from tests.profiles import scaled
 def test_no_settings_harm_the_server(target: ServerProcess) -> None:
     engine = target.engine.pid
     told: Counter[str] = Counter()
-    for seed in range(scaled(25)):
+    for seed in range(scaled(15)):
         try:
             told += change_settings(target, seed)[1]
         except Exception as error:

@@ -1,6 +1,9 @@
 """Compiles kernels for GPUs that are not there.
 
-    python -m tests.gpu.compile_kernels OUT.json ["what of launches.py" ...]
+    python -m tests.gpu.compile_kernels OUT.json [--once] ["what of launches.py" ...]
+
+With `--once`, a launch for several GPUs is compiled for the first of them alone: most often
+that with less shared memory.
 
 Launchers run as they do on a GPU, on tensors of the meta device and shapes of real models; all
 that is left out is the launch. So each kernel is compiled with the very constants, alignments and
@@ -8,10 +11,10 @@ options that a GPU would see. Triton brings the assembler. It must not interpret
 process of its own.
 """
 
+import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -97,20 +100,23 @@ def _report(name: str, architecture: Architecture, kernel: Any) -> dict[str, Any
 
 
 def main() -> None:
-    out = Path(sys.argv[1])
-    names = sys.argv[2:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("names", nargs="*")
+    args = parser.parse_args()
     absent = _NoGPU()
     driver.set_active(absent)
     reports: list[dict[str, Any]] = []
     for name, launch in LAUNCHES.items():
-        if names and name not in names:
+        if args.names and name not in args.names:
             continue
-        for absent.architecture in launch.architectures:
+        for absent.architecture in launch.architectures[: 1 if args.once else None]:
             with torch.device("meta"):
                 kernels = _compile(launch.run)
             assert kernels, f"{name} launches nothing"
             reports += [_report(name, absent.architecture, kernel) for kernel in kernels]
-    out.write_text(json.dumps(reports, indent=1))
+    args.out.write_text(json.dumps(reports, indent=1))
 
 
 if __name__ == "__main__":

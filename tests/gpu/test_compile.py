@@ -11,14 +11,20 @@ import pytest
 
 from legato.gpu import work_items
 from tests.gpu.limits import MOST_SHARED_BYTES, programs_at_once
+from tests.profiles import scaled
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """See `compile_kernels`; in a process of its own, which does not interpret."""
+    """See `compile_kernels`; in a process of its own, which does not interpret.
+
+    The thorough profile compiles each launch for each GPU that it is for.
+    """
     out = tmp_path_factory.mktemp("kernels") / "kernels.json"
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.gpu.compile_kernels", str(out)]
+    if scaled(1) == 1:
+        command.append("--once")
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2], env=env)
     return json.loads(out.read_text())  # type: ignore[no-any-return]
 

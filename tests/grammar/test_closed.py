@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from legato.language.forms.json_schema import closed
+from legato.language.forms.source import closed
 
 _NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 _CLOSED = {**_NAMED, "additionalProperties": False}

@@ -3,7 +3,7 @@
 import calendar
 import re
 
-from legato.language.forms.json_schema import with_strict_formats
+from legato.language.forms.source import with_strict_formats
 
 
 def test_each_year_has_the_days_that_it_has() -> None:

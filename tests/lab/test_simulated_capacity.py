@@ -72,7 +72,7 @@ def requests_of_a_source() -> st.SearchStrategy[Workload]:
     return st.lists(lengths, min_size=1, max_size=4)
 
 
-@examples(4)
+@examples(2)
 @given(
     costs_of_steps(),
     requests_of_a_source(),

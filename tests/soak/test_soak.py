@@ -12,7 +12,7 @@ import pytest
 from tests.forks.start import run
 from tests.profiles import scaled
 
-_SECONDS = scaled(16)
+_SECONDS = scaled(8)
 
 
 @pytest.mark.endurance

@@ -13,7 +13,7 @@ TOOL = {
     "function": {"name": "get_weather", "description": "Weather now", "parameters": WEATHER},
 }
 FORECAST = {"type": "function", "function": {**TOOL["function"], "name": "get_forecast"}}
-SMALL = {"model": MODEL, "messages": QUESTION, "max_tokens": 48}
+SMALL = {"model": MODEL, "messages": QUESTION, "max_tokens": 16}
 ROOMY = {**SMALL, "max_tokens": 700}  # a small model calls a tool several times
 ONE_CALL = {**ROOMY, "parallel_tool_calls": False}
 
@@ -116,7 +116,7 @@ def named() -> None:
 
 @can("tool loop")
 def loop() -> None:
-    asked = {**ROOMY, "tools": [TOOL]}
+    asked = {**ONE_CALL, "tools": [TOOL]}
     message = client.chat.completions.create(**asked, tool_choice="required").choices[0].message
     results = [
         {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
@@ -145,7 +145,7 @@ def schema() -> None:
 
 @can("responses")
 def responses() -> None:
-    asked = {"model": MODEL, "input": "Hello", "temperature": 0, "max_output_tokens": 200}
+    asked = {"model": MODEL, "input": "Hello", "temperature": 0, "max_output_tokens": 64}
     answer = client.responses.create(**asked, instructions="Be brief.")
     check(answer.output_text, "there is no text")
     with client.responses.stream(**asked) as events:

@@ -21,7 +21,7 @@ from tests.lab.tune.machines import CPU
 SLO = SloClass(itl_s=0.15, ttft_s=3.0)
 PROBLEM = Problem(
     machine=CPU,
-    workload=with_poisson_arrivals(draw_mix("code", 20, seed=0), 0.8, seed=0),
+    workload=with_poisson_arrivals(draw_mix("code", 10, seed=0), 0.8, seed=0),
     goal=SchedulerConfig(itl_slo_s=SLO.itl_s, ttft_slo_s=SLO.ttft_s),
     slos=Slos(default=SLO),
 )
@@ -103,7 +103,7 @@ def test_drafts_are_searched_where_it_is_known_how_often_they_are_right() -> Non
     given = Space.around(goal, {"speculative": 4}, 8192, drafts=True)
     assert (given.speculative, given.size) == ((4,), without.size)
     space = msgspec.structs.replace(SPACE, speculative=("off", "auto"))
-    answering = [WorkloadRequest(1.0 * i, 40, 100) for i in range(12)]  # hardly any prefill
+    answering = [WorkloadRequest(1.0 * i, 40, 60) for i in range(8)]  # hardly any prefill
     acceptance = Acceptance.even(0.9)
     problem = msgspec.structs.replace(PROBLEM, workload=answering, acceptance=acceptance)
     found = search(problem, space, num_trials=24, seed=0, num_processes=1, on_trial=lambda _: None)

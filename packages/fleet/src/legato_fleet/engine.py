@@ -19,7 +19,6 @@ from legato.core.request import AddRequest
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import EngineRecord, RequestArrived, RequestSent
 from legato.core.vocabulary import Vocabulary
-from legato.engine.client.activity import Activity, sent
 from legato.engine.client.deliveries import Deliveries
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
@@ -31,6 +30,7 @@ from legato.engine.process.engine_messages import (
     SetRecording,
     SetVocabulary,
 )
+from legato.observe.traces.feed import Activity, sent
 from legato.transfer.keys import read_key
 from legato_fleet.dispatcher import Asked, Dispatcher
 from legato_fleet.link import Link

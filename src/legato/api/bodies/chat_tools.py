@@ -22,6 +22,7 @@ from legato.api.bodies.body_model import (
 )
 from legato.api.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
 from legato.core.errors import InvalidRequestError
+from legato.language.conversation.prompt import tools_for_template
 from legato.language.forms.schema_walk import ENDLESS, endless_place, excess
 from legato.language.message.tools import ToolFunction, ToolUse
 
@@ -142,7 +143,7 @@ def _checked_tools(tools: list[Tool]) -> list[Tool]:
     for i, name in enumerate(names):
         if name in names[:i]:
             raise PartError(f"the name {name!r} is given twice", i, "function", "name")
-    num_chars = len(msgspec.json.encode([tool.for_template() for tool in functions_of(tools)]))
+    num_chars = len(msgspec.json.encode(tools_for_template(functions_of(tools))))
     if num_chars > MAX_TOOLS_CHARS:
         raise ValueError(f"has {num_chars} characters, over {MAX_TOOLS_CHARS}")
     return tools

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, WithJsonSchema, model_v
 from legato.api.bodies.body_model import ModelRequest, Name, RequestModel
 from legato.core.errors import InvalidRequestError, naming_fields
 from legato.core.structured_outputs import StructuredOutputs
-from legato.language.forms.json_schema import enforced
+from legato.language.forms.source import enforced
 
 _TEXT_OR_OBJECT = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 _FORM = {

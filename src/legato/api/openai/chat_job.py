@@ -15,7 +15,7 @@ from legato.core.errors import naming_fields
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import Operation
 from legato.engine.client.requests import last_tokens
-from legato.language.conversation.prompt import RenderedChat
+from legato.language.conversation.prompt import RenderedChat, described
 from legato.language.forms.message_grammar import message_form
 from legato.language.message.message_syntax import MessageSyntax
 
@@ -160,7 +160,7 @@ def parse_context(request: ChatRequest) -> bytes:
     calls = [len(message.tool_calls or ()) for message in request.messages]
     context: dict[str, Any] = {
         "tools": [
-            {"type": "function", "function": {**tool.described, "strict": tool.is_strict}}
+            {"type": "function", "function": {**described(tool), "strict": tool.is_strict}}
             for tool in use.shown
         ]
         or None,

@@ -14,7 +14,6 @@ from legato.core.request import AbortRequest, AddRequest
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import EngineRecord, RequestSent, StepBegun, StepRecord
 from legato.core.vocabulary import Vocabulary
-from legato.engine.client.activity import Activity, sent
 from legato.engine.client.deliveries import Deliveries
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
@@ -32,6 +31,7 @@ from legato.engine.process.engine_messages import (
 )
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.supervisor import EngineSupervisor
+from legato.observe.traces.feed import Activity, sent
 
 logger = logging.getLogger(__name__)
 

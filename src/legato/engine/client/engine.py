@@ -10,11 +10,11 @@ from legato.core.request import AddRequest
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import RequestSent
 from legato.core.vocabulary import Vocabulary
-from legato.engine.client.activity import Activity
 from legato.engine.client.kv_tickets import Tickets
 from legato.engine.client.settings import RunningSettings
 from legato.engine.client.submissions import Submission, Take
 from legato.engine.process.engine_messages import EngineInfo
+from legato.observe.traces.feed import Activity
 
 
 class Engine(Protocol):

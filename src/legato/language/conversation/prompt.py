@@ -94,7 +94,7 @@ class ChatPrompts:
         check_fits(sum(map(_num_chars, messages)), "messages")
         template = self._templates.get(options.chat_template, has_tools=bool(tools))
         variable = _effort(template, effort)
-        shown = [tool.for_template() for tool in tools]
+        shown = tools_for_template(tools)
         text, stand_ins = template.render(
             messages,
             shown,
@@ -132,10 +132,25 @@ class ChatPrompts:
         last = list(prompt_token_ids[-_LAST_TOKENS:])
         end = self._tokenizer.decode(last, skip_special_tokens=False)
         template = self._templates.get(has_tools=bool(tools))
-        syntax = template.reply_syntax(end, [tool.for_template() for tool in tools])
+        syntax = template.reply_syntax(end, tools_for_template(tools))
         if has_reasoned:
             syntax = msgspec.structs.replace(syntax, is_reasoning_open=False)
         return syntax if tools else syntax.without_calls()
+
+
+def tools_for_template(tools: Sequence[ToolFunction]) -> list[dict[str, Any]]:
+    """Return tools in the format of transformers' chat templates."""
+    functions = list(map(described, tools))
+    for function in functions:
+        function.setdefault("description", "")
+        function.setdefault("parameters", {"type": "object", "properties": {}})
+    return [{"type": "function", "function": function} for function in functions]
+
+
+def described(tool: ToolFunction) -> dict[str, Any]:
+    """Return a function in OpenAI's form, without fields that are None."""
+    given = {name: getattr(tool, name) for name in ("name", "description", "parameters")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _num_chars(message: Message) -> int:

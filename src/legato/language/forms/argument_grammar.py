@@ -7,9 +7,8 @@ from typing import Any
 
 from legato.core.errors import InvalidRequestError
 from legato.language.forms.escaped_lark import escaped_lark
-from legato.language.forms.json_schema import guided
 from legato.language.forms.schema_walk import used_definitions
-from legato.language.forms.source import MAX_GRAMMAR_CHARS
+from legato.language.forms.source import MAX_GRAMMAR_CHARS, guided
 from legato.language.message.argument_types import (
     ANNOTATIONS,
     Alternative,

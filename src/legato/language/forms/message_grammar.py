@@ -10,8 +10,7 @@ from legato.core.errors import InvalidRequestError, naming_fields
 from legato.core.structured_outputs import StructuredOutputs
 from legato.language.forms.argument_grammar import ANY_TEXT, ArgumentGrammar, LarkText
 from legato.language.forms.check import GrammarChecker
-from legato.language.forms.json_schema import enforced
-from legato.language.forms.source import check_schema, rule_of
+from legato.language.forms.source import check_schema, enforced, rule_of
 from legato.language.message.message_syntax import (
     Channels,
     JsonCall,

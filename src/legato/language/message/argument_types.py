@@ -153,7 +153,7 @@ def object_parts(schema: Mapping[str, Any]) -> ObjectParts:
     """Return the properties that an `Alternative` of kind "object" allows.
 
     An object that names properties and says nothing about others has no others, as in
-    `legato.language.forms.json_schema.closed`.
+    `legato.language.forms.source.closed`.
     """
     required, properties = schema.get("required", []), dict(schema.get("properties", {}))
     for name in required:

@@ -26,20 +26,6 @@ class ToolFunction(msgspec.Struct, frozen=True, kw_only=True):
     input_grammar: str | None = None
     place: str = "tools"
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """What it is, in OpenAI's form, without fields that are None."""
-        fields = ("name", "description", "parameters")
-        given = {field: getattr(self, field) for field in fields}
-        return {field: value for field, value in given.items() if value is not None}
-
-    def for_template(self) -> dict[str, Any]:
-        """Convert to a tool in the format of transformers' chat templates."""
-        function = self.described
-        function.setdefault("description", "")
-        function.setdefault("parameters", {"type": "object", "properties": {}})
-        return {"type": "function", "function": function}
-
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     """How a request lets a model use tools.
