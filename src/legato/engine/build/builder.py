@@ -34,8 +34,13 @@ from legato.speculation.lookup import OwnTokens, RecentOutputs
 logger = logging.getLogger(__name__)
 
 
-def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
+def build_engine(
+    config: EngineConfig, timer: StartTimer | None = None
+) -> tuple[EngineLoop, EngineInfo]:
     """Load the model, size the cache, and give both to a scheduler.
+
+    Args:
+        timer: measures the parts of the start.
 
     Returns:
         The engine, and its description for the front end.
@@ -44,7 +49,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         ConfigError: the settings contradict each other, the model or the machine.
         UnsupportedModelError: the checkpoint cannot be run.
     """
-    timer = StartTimer()
+    timer = timer or StartTimer()
     grammars = Grammars(config.scheduler.max_waiting)
     runtime = load_runtime(config, grammars.__getitem__, timer)
     step_times = runtime.step_times
