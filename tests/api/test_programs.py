@@ -1,7 +1,8 @@
 """Requests of programs that need a browser or a desktop, each as that program builds it.
 
-Open WebUI 0.12 (`routers/openai.py` of its package) and Zed (`crates/open_ai`); the programs that
-need neither are run by `python -m benchmarks clients`.
+Open WebUI 0.12 (`routers/openai.py` of its package), Zed (`crates/open_ai`), and what Cline,
+LibreChat and opencode send for other servers than OpenAI's; the programs that need neither are run
+by `python -m benchmarks clients`.
 """
 
 import json
@@ -50,6 +51,55 @@ OPEN_WEBUI: dict[str, dict[str, Any]] = {
         ],
         "tools": _TOOLS,
     },
+    "settings of Ollama": {  # a user's advanced parameters go to every server as they are
+        "messages": [_QUESTION],
+        "num_ctx": 8192,
+        "num_batch": 512,
+        "num_keep": 24,
+        "num_gpu": 99,
+        "num_thread": 8,
+        "num_predict": 8,
+        "repeat_penalty": 1.1,
+        "repeat_last_n": -1,
+        "mirostat": 0,
+        "mirostat_eta": 0.1,
+        "mirostat_tau": 5.0,
+        "tfs_z": 1,
+        "use_mmap": True,
+        "use_mlock": False,
+        "keep_alive": "5m",
+        "think": False,
+    },
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "Cline for LiteLLM": {
+        "messages": [_SYSTEM, {**_QUESTION, "cache_control": {"type": "ephemeral"}}],
+        "temperature": 1,
+        "drop_params": True,
+        "stream_options": {"include_usage": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "litellm_session_id": "cline-1",
+    },
+    "Cline for OpenRouter": {
+        "messages": [_SYSTEM, _QUESTION],
+        "stream_options": {"include_usage": True},
+        "include_reasoning": True,
+        "reasoning": {"max_tokens": 1024},
+        "provider": {"order": ["groq"], "allow_fallbacks": False},
+        "transforms": ["middle-out"],
+    },
+    "LibreChat": {
+        "messages": [_QUESTION],
+        "include_reasoning": True,
+        "reasoning": {"effort": "low", "summary": "auto"},
+    },
+    "opencode": {
+        "messages": [_QUESTION],
+        "usage": {"include": True},
+        "store": False,
+        "thinking": {"type": "enabled", "clear_thinking": False},
+    },
+    "Continue": {"messages": [_QUESTION], "prediction": {"type": "content", "content": "Sunny."}},
 }
 ZED: dict[str, dict[str, Any]] = {
     "chat": {
@@ -82,6 +132,7 @@ _CASES = [
         pytest.param("max_tokens", body, id=f"Open WebUI, {name}")
         for name, body in OPEN_WEBUI.items()
     ),
+    *(pytest.param("max_tokens", body, id=name) for name, body in OTHERS.items()),
     *(pytest.param("max_completion_tokens", body, id=f"Zed, {name}") for name, body in ZED.items()),
 ]
 
@@ -98,7 +149,7 @@ def chunks(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("limit", "body"), _CASES)
 def test_a_turn_is_streamed(http: httpx.Client, limit: str, body: dict[str, Any]) -> None:
     told = chunks(http, {**body, limit: 8})
-    if "stream_options" in body:
+    if "stream_options" in body or "usage" in body:
         usage = told.pop()
         assert usage["choices"] == []
         assert set(usage["usage"]) >= {"prompt_tokens", "completion_tokens", "total_tokens"}

@@ -88,10 +88,10 @@ class ListeningServer:
     ) -> None:
         self._config = config
         self._listener = listener
-        self._count_error: Callable[[int], None] = lambda _status: None
+        self._metrics: ServerMetrics | None = None
         app = LoadingApp(parts_s)
-        self._app: ASGIApp = AddVersion(RequestIds(app, self._note_error))
-        self._server = _Server(_uvicorn_config(self._answer, config, self._note_error))
+        self._app: ASGIApp = AddVersion(RequestIds(app, self))
+        self._server = _Server(_uvicorn_config(self._answer, config, self.count_error))
         self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def serve(self, engine: Engine, text: TextProcesses, on_ready: Announce) -> int:
@@ -108,7 +108,7 @@ class ListeningServer:
             signals.call_when_ending(ending.handle_signal)
             for part in begin_tracing(engine, config):
                 closing.push_async_callback(part.stop)
-            self._app, self._count_error = app, metrics.count_error
+            self._app, self._metrics = app, metrics
             self._server.ending = ending
             if not self._running.done():
                 on_ready(engine.info, _url(self._listener))
@@ -120,11 +120,13 @@ class ListeningServer:
         self._server.should_exit = True
         await asyncio.wait([self._running])
 
+    def count_error(self, status: int) -> None:
+        """Count an error answer, once there are metrics."""
+        if self._metrics is not None:
+            self._metrics.count_error(status)
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
-
-    def _note_error(self, status: int) -> None:
-        self._count_error(status)
 
 
 def metrics_of(engine: Engine, text: TextProcesses, config: ServerConfig) -> ServerMetrics:
