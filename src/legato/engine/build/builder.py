@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from legato.core.config import EngineConfig, SchedulerConfig
-from legato.core.control_groups import usable_cores
+from legato.core.control_groups import throttling, usable_cores
 from legato.core.errors import ConfigError
 from legato.core.memory_limits import gibibytes
 from legato.core.stats import CacheInfo
@@ -69,6 +69,9 @@ def build_engine(
     info = msgspec.structs.replace(_describe(runtime), start_s=timer.seconds)
     for name, value in info.settings.items():
         logger.debug("%s: %s", name, value)
+    warning = throttling(torch.get_num_threads())
+    if warning is not None:
+        logger.warning("%s", warning)
     transfers = None
     if config.transfer.kv_role is not None:
         layout = cache_layout(
