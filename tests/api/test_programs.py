@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.launch import MODEL
+from tests.api.launch import MODEL, ServerProcess
 
 _SYSTEM = {"role": "system", "content": "Be brief."}
 _QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
@@ -160,11 +160,22 @@ def test_a_turn_is_streamed(http: httpx.Client, limit: str, body: dict[str, Any]
     assert told[-1]["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
 
 
-def test_open_webui_asks_for_a_title(http: httpx.Client) -> None:
-    body = {"model": MODEL, "messages": [_QUESTION], "stream": False, "max_tokens": 8}
+def test_open_webui_stops_a_long_answer_beside_its_title_and_tags(server: ServerProcess) -> None:
+    """A second turn streams; meanwhile the program asks for more; then the user stops it."""
+    http = server.http
+    turns = [_QUESTION, {"role": "assistant", "content": "Sunny."}, _QUESTION]
+    long = {"model": MODEL, "stream": True, "messages": turns, "max_tokens": 4000}
     headers = {"HTTP-Referer": "https://openwebui.com/", "X-Title": "Open WebUI"}
-    answer = http.post("/v1/chat/completions", json=body, headers=headers)
-    assert answer.json()["choices"][0]["message"]["role"] == "assistant"
+    with http.stream("POST", "/v1/chat/completions", json={**long, "ignore_eos": True}) as stream:
+        lines = stream.iter_lines()
+        assert "delta" in next(lines)
+        for task in ("Make a title.", "Make 1-3 tags as JSON.", "Suggest questions."):
+            asked = [{"role": "user", "content": f"### Task:\n{task}"}]
+            body = {"model": MODEL, "messages": asked, "stream": False, "max_tokens": 8}
+            answer = http.post("/v1/chat/completions", json=body, headers=headers)
+            assert answer.json()["choices"][0]["message"]["role"] == "assistant"
+        assert "delta" in next(line for line in lines if line), "the stream goes on"
+    server.wait_for_metric("num_requests_running", 0)
 
 
 def test_zed_streams_a_response(http: httpx.Client) -> None:

@@ -273,7 +273,7 @@ class GenerationRequest(OtherServersHints, Hints, UnaskedOptions, OutputForm, Ge
     usage: ReportedUsage | None = None
     """OpenRouter's form of `stream_options.include_usage`."""
     repeat_penalty: RepetitionPenalty | None = None
-    """Ollama's name of `repetition_penalty`."""
+    """Other name of `repetition_penalty` (Ollama)."""
     repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
     """Changes nothing: `repeat_penalty` counts all tokens, and goes with -1 only."""
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1

@@ -82,9 +82,9 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
     reasoning: ReasoningSwitch | None = None
     """Thinking, in OpenRouter's form."""
     think: bool | Literal["low", "medium", "high"] | None = None
-    """Ollama's name of `enable_thinking`, or an effort."""
+    """Other name of `enable_thinking` (Ollama), or an effort."""
     num_predict: Annotated[int, Field(ge=-2)] | None = None
-    """Ollama's name of `max_tokens`; -1 and -2 set no limit."""
+    """Other name of `max_tokens` (Ollama); -1 and -2 set no limit."""
 
     @model_validator(mode="after")
     def _take_other_forms(self) -> "ChatRequest":
