@@ -210,7 +210,7 @@ def create_app(
             allow_headers=("*",),
             expose_headers=_CORS_EXPOSED,
         )
-    return AddVersion(RequestIds(app, metrics))
+    return AddVersion(RequestIds(app, metrics.count_error))
 
 
 def tenants_share_cache(config: ServerConfig) -> bool:

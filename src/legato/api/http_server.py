@@ -90,7 +90,7 @@ class ListeningServer:
         self._listener = listener
         self._metrics: ServerMetrics | None = None
         app = LoadingApp(parts_s)
-        self._app: ASGIApp = AddVersion(RequestIds(app, self))
+        self._app: ASGIApp = AddVersion(RequestIds(app, self.count_error))
         self._server = _Server(_uvicorn_config(self._answer, config, self.count_error))
         self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
 

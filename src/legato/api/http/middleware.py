@@ -8,10 +8,9 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match, Route
@@ -58,12 +57,6 @@ _VERSIONED = ("/chat/completions", "/completions", "/messages", "/models", "/res
 _VERSION = "/v1"
 
 
-class CountsErrors(Protocol):
-    """The part of `ServerMetrics` that there is while the model loads, too."""
-
-    def count_error(self, status: int) -> None: ...
-
-
 class RequestIds:
     """Gives each request an id, returns it in the answer, and counts error answers.
 
@@ -71,11 +64,14 @@ class RequestIds:
     `scope["state"]["request_id"]`. `scope["state"]["answer_id"]` is an id that no client can
     choose; both are the same if the client sent none. `scope["state"]["is_anthropic"]` is whether
     the path belongs to Anthropic's API.
+
+    Args:
+        count_error: called with the status of each error answer.
     """
 
-    def __init__(self, app: ASGIApp, metrics: "CountsErrors") -> None:
+    def __init__(self, app: ASGIApp, count_error: Callable[[int], None]) -> None:
         self._app = app
-        self._metrics = metrics
+        self._count_error = count_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(REQUEST_ID, "")
@@ -93,7 +89,7 @@ class RequestIds:
                 if is_anthropic:
                     headers[_ANTHROPIC_REQUEST_ID] = request_id
                 if message["status"] >= _FIRST_ERROR_STATUS:
-                    self._metrics.count_error(message["status"])
+                    self._count_error(message["status"])
             await send(message)
 
         await self._app(scope, receive, send_with_id)
