@@ -16,7 +16,8 @@ def openapi_document() -> dict[str, Any]:
     """Return what the server answers at /openapi.json."""
     absent: Any = None
     lifecycle: Any = SimpleNamespace(is_draining=False, in_flight=nullcontext)
-    app = create_app(absent, absent, ServerConfig(), lifecycle, absent)
+    metrics: Any = SimpleNamespace(count_error=None)
+    app = create_app(absent, absent, ServerConfig(), lifecycle, metrics)
 
     async def app_at_zero(scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["received_s"] = 0.0  # which the connection knows

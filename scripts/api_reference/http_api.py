@@ -50,6 +50,7 @@ _UNLISTED = (
     *("MessageToolCall", "CalledFunction", "Tool", "TextOptions", "ReasoningOptions"),
     *("TextBlock", "OutputFormat", "OutputConfig", "Trigger", "KeptToolUses", "InputTokens"),
     *("InputFormat", "KVTransferRequest", "AnthropicMetadata", "ResponseStreamOptions"),
+    *("ThinkingSwitch", "ReasoningSwitch", "ReportedUsage"),
 )
 """Small schemas, shown where a field has them, and those without any field that has an effect."""
 _UNLISTED_TAGS = ("trace", "settings")

@@ -59,6 +59,7 @@ ERRORS: dict[int, dict[str, str]] = {
     501: {"unknown_transfer_coding": "`Transfer-Encoding` is not `chunked`"},
     503: {
         "overloaded": "over `--max-connections`",
+        "loading": "the model is loading",
         "shutting_down": "the server drains",
         "engine_dead": "the engine process died or hung, and starts again",
         "readers_dead": "the processes that read requests died, and start again",

@@ -106,6 +106,14 @@ PLACES: dict[str, Place] = {
             "type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},
         ("response_format", "json_schema"),
     ),
+    "ThinkingSwitch": Place(
+        "chat",
+        {**_CHAT, "thinking": {"type": "enabled"},
+         "chat_template": "{{ messages[0].content }}{{ enable_thinking }}{{ clear_thinking }}"},
+        ("thinking",),
+    ),
+    "ReasoningSwitch": Place("chat", {**_CHAT, "reasoning": {}}, ("reasoning",)),
+    "ReportedUsage": Place("chat", {**_CHAT, "stream": True, "usage": {}}, ("usage",)),
     "FunctionTool": Place("responses", {**_RESPONSE, "tools": [_NAMED]}, ("tools", 0)),
     "CustomTool": Place(
         "responses", {**_RESPONSE, "tools": [{"type": "custom", "name": "f"}]}, ("tools", 0)
@@ -208,6 +216,17 @@ VALUES: dict[str, Any] = {
     "prompt_cache_options": {"a": 1}, "spaces_between_special_tokens": False, "id_slot": 1,
     "timings_per_token": True, "session_id": "s", "request_id": "r", "rid": "r",
     "stream_interval": 2, "client_metadata": {"a": "b"}, "max_tool_calls": 1,
+    "prediction": {"type": "content", "content": "a"}, "num_ctx": 512, "num_keep": 4,
+    "num_batch": 8, "num_thread": 2, "num_gpu": 1, "main_gpu": 1, "use_mmap": False,
+    "use_mlock": True, "numa": True, "low_vram": True, "keep_alive": "5m",
+    "provider": {"sort": "price"}, "models": ["m"], "route": "fallback",
+    "transforms": ["middle-out"], "drop_params": True, "litellm_session_id": "s",
+    "litellm_trace_id": "t", "mirostat_eta": 0.1, "mirostat_tau": 5.0, "repeat_last_n": 64,
+    # Other servers' forms.
+    "repeat_penalty": 1.1, "num_predict": 7, "think": False, "usage": {"include": True},
+    "include": True, "ThinkingSwitch.type": "disabled", "clear_thinking": False,
+    "ThinkingSwitch.budget_tokens": 0, "ReasoningSwitch.max_tokens": 0, "enabled": False,
+    "ResponsesRequest.include": ["message.output_text.logprobs"],
     # Of a template, and of tools.
     "tools": [_TOOL], "add_generation_prompt": False, "continue_final_message": True,
     "chat_template": "x", "chat_template_kwargs": {"enable_thinking": False},
@@ -224,7 +243,6 @@ VALUES: dict[str, Any] = {
     "instructions": "Be brief.", "previous_response_id": "resp_1", "store": False,
     "background": True, "max_output_tokens": 7, "truncation": "auto",
     "text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "none"},
-    "include": ["message.output_text.logprobs"],
     "ResponsesRequest.tools": [_NAMED],
     "ResponsesRequest.stream_options": {"include_obfuscation": False},
     **{f"{name}.tools": [_CLAUDE_TOOL] for name in ("MessagesRequest", "CountTokensRequest")},

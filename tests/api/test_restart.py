@@ -47,6 +47,9 @@ def test_an_engine_is_started_again_but_not_for_ever(one_at_a_time: ServerProces
     health = server.http.get("/health")
     assert health.status_code == 503
     assert "restarted" in health.json()["error"]["message"]
+    assert server.http.get("/readyz").status_code == 503
+    assert server.http.get("/livez").status_code == 200
+    assert server.http.get("/startupz").status_code == 200
     refused = server.http.post("/v1/completions", json=GREEDY)
     assert refused.status_code == 503
     assert int(refused.headers["Retry-After"]) >= 1

@@ -36,6 +36,8 @@ def test_drain(own_server: ServerProcess, number: signal.Signals) -> None:
     while (health := own_server.http.get("/health")).status_code == 200:
         pass
     assert health.status_code == 503
+    probes = [own_server.http.get(path) for path in ("/livez", "/startupz", "/readyz")]
+    assert [probe.status_code for probe in probes] == [200, 200, 503]
     refused = own_server.http.post("/v1/completions", json={"prompt": "Hi"})
     assert refused.status_code == 503
     assert int(refused.headers["Retry-After"]) >= 1

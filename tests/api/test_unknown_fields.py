@@ -57,7 +57,7 @@ def test_unknown_fields_are_ignored_and_named(
     ("fields", "param"),
     [
         ({"temperature": -1, "frobnicate": 1}, "temperature"),
-        ({"store": True}, "store"),
+        ({"use_beam_search": True}, "use_beam_search"),
         ({"structured_outputs": {"regex": "a", "frobnicate": 1}}, "structured_outputs.frobnicate"),
     ],
 )

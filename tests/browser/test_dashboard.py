@@ -20,6 +20,7 @@ from tests.browser.conftest import KEY
 pytestmark = pytest.mark.browser
 
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
+RECORD_LABELS = (Path(__file__).parent / "labels.js").read_text()
 MINUTES_MS = 180_000
 
 
@@ -293,6 +294,9 @@ def test_it_fits_a_phone(page: Any, target: ServerProcess, screenshots: Path) ->
     assert page.get_by_role("button", name="Paste a long prompt").bounding_box()["y"] < 844
     assert page.evaluate(AUDIT) == {"unnamed": [], "faint": []}
     assert violations(page) == []
+    page.evaluate(RECORD_LABELS)
+    page.wait_for_timeout(600)
+    assert page.evaluate("window.collisions()") == []
     # The bar with the buttons is at the bottom, where a picture of the whole page has its end.
     height = page.evaluate("document.documentElement.scrollHeight")
     page.set_viewport_size({"width": 390, "height": height})

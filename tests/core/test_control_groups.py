@@ -120,6 +120,31 @@ def test_a_quota_below_the_affinity(
     assert usable_cores() == least
 
 
+@pytest.mark.parametrize(
+    ("quota", "num_threads", "advice"),
+    [
+        (None, 4, None),
+        (4.0, 4, "--num-threads 3"),
+        (4.0, 3, None),
+        (4.5, 4, "--num-threads 3"),
+        (1.5, 1, "reserve whole cores"),
+        (64.0, 64, None),
+        (99.0, 64, None),
+    ],
+)
+def test_a_quota_that_stops_threads_is_named(
+    quota: float | None, num_threads: int, advice: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(control_groups, "cgroup_cores", lambda: quota)
+    told = control_groups.throttling(num_threads)
+    assert (told is None) == (advice is None)
+    if told is not None and advice is not None:
+        assert told.startswith(f"a quota of {quota:g} cores (cpu.max) can break promises: with ")
+        assert advice in told
+        assert ("--num-threads" in told) == (advice.startswith("--"))
+
+
 def test_the_affinity_counts() -> None:
     """As the kernel reports it, of a process that may use one core alone."""
     code = (

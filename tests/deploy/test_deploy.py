@@ -86,7 +86,7 @@ def test_the_image_serves_and_drains_in_time() -> None:
     server = server_of(json.loads(command))
     assert server.host == "0.0.0.0"
     assert f"EXPOSE {server.port}\n" in DOCKERFILE
-    assert f"http://127.0.0.1:{server.port}/health" in DOCKERFILE
+    assert f"http://127.0.0.1:{server.port}/readyz" in DOCKERFILE
     assert server.timeout_drain_s is not None
     assert server.timeout_drain_s < _DOCKER_PATIENCE_S
 

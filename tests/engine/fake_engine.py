@@ -32,6 +32,7 @@ from legato.engine.process.engine_messages import (
     LongStepBegins,
     Reconfigure,
     SetRecording,
+    StartPartEnded,
     StateReport,
     StepOutputs,
     Taken,
@@ -65,6 +66,7 @@ def main(script: Path, fd: int) -> int:
     if life == "refuse":
         channel.send(EngineFailed("it cannot be served", is_user_error=True))
         return 2
+    channel.send(StartPartEnded("weights", 1.5))
     channel.send(EngineReady(INFO))
     while True:
         for message in channel.receive(wait_s=None):

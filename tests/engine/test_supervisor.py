@@ -102,6 +102,15 @@ def request(request_id: str) -> AddRequest:
     )
 
 
+async def test_the_parts_of_a_start_are_reported_as_they_end(script: Script) -> None:
+    script("serve")
+    parts_s: dict[str, float] = {}
+    async with EngineProcess.starting(CONFIG) as engine:
+        assert await engine.ready(on_part=parts_s.__setitem__) == fake_engine.INFO
+    assert parts_s == {"weights": 1.5}
+    await engine.close()
+
+
 async def test_an_engine_that_dies_is_followed_by_one_with_the_settings_of_then(
     script: Script,
 ) -> None:

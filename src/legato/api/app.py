@@ -62,7 +62,7 @@ from legato.api.openapi import DescribedApi
 from legato.api.operations import cache, pages, probes, routers, settings, trace
 from legato.api.operations.cache import CacheReset
 from legato.api.operations.dashboard import events
-from legato.api.operations.probes import Health, LoadAnswer
+from legato.api.operations.probes import Health, Live, LoadAnswer, Startup
 from legato.api.operations.routers import ModelInfo, ServerInfo
 from legato.api.operations.settings import SettingsAnswer
 from legato.api.operations.trace import LiveTrace, TraceStarted
@@ -95,6 +95,7 @@ _ANSWERS = (
     Health,
     InputItemList,
     InputTokenCount,
+    Live,
     LoadAnswer,
     MessageAnswer,
     ModelCard,
@@ -106,6 +107,7 @@ _ANSWERS = (
     ScoreAnswer,
     ServerInfo,
     SettingsAnswer,
+    Startup,
     TextAnswer,
     TokenCount,
     TokenizeAnswer,
@@ -208,7 +210,7 @@ def create_app(
             allow_headers=("*",),
             expose_headers=_CORS_EXPOSED,
         )
-    return AddVersion(RequestIds(app, metrics))
+    return AddVersion(RequestIds(app, metrics.count_error))
 
 
 def tenants_share_cache(config: ServerConfig) -> bool:

@@ -1,4 +1,4 @@
-"""Runs the HTTP server, from the first answer to the last stream.
+"""Runs the HTTP server: it refuses requests while the model loads, and serves until it is drained.
 
 It is apart from `run.py` so that its imports are made while other processes load.
 """
@@ -11,20 +11,27 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import cast
 
+import psutil
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from legato.api.app import create_app
 from legato.api.config import ServerConfig
 from legato.api.context import KVEventSource
+from legato.api.http.bodies import json_response
 from legato.api.http.connection import LimitedHttpProtocol
-from legato.api.http.middleware import Lifecycle
+from legato.api.http.error_responses import error_response
+from legato.api.http.errors import still_loading
+from legato.api.http.middleware import AddVersion, Lifecycle, RequestIds
 from legato.api.http.outlet import Turns
+from legato.api.operations.probes import Live, Startup
 from legato.api.readers.reader_pool import TextProcesses
 from legato.core import signals
 from legato.core.config_fields import written
@@ -44,32 +51,82 @@ _CLOSE_TIMEOUT_S = 2
 Announce = Callable[[EngineInfo, str], None]
 
 
-async def serve_until_stopped(
-    engine: Engine,
-    text: TextProcesses,
-    config: ServerConfig,
-    listener: socket.socket,
-    on_ready: Announce,
-) -> int:
-    metrics = metrics_of(engine, text, config)
-    # As in the engine process: keep the garbage collector away from what was loaded.
-    gc.freeze()
-    lifecycle = Lifecycle()
-    async with contextlib.AsyncExitStack() as closing:
-        source = _tell_of_cache(engine, config, closing)
-        app = create_app(engine, text, config, lifecycle, metrics, source)
-        server = _Server(
-            _uvicorn_config(app, config, metrics),
-            engine,
-            lifecycle,
-            timeout_drain_s=config.timeout_drain_s,
-            on_started=lambda: on_ready(engine.info, _url(listener)),
-        )
-        signals.call_when_ending(server.handle_signal)
-        for part in begin_tracing(engine, config):
-            closing.push_async_callback(part.stop)
-        await server.serve(sockets=[listener])
-    return _status(engine, lifecycle)
+class LoadingApp:
+    """Answers while the model loads: the probes, and 503 for all else.
+
+    Args:
+        parts_s: as of `Startup`; the parts are added to it as they end.
+    """
+
+    def __init__(self, parts_s: Mapping[str, float]) -> None:
+        self._parts_s = parts_s
+        self._begun_s = psutil.Process().create_time()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["path"]:
+            case "/livez":
+                answer = json_response(Live())
+            case "/startupz":
+                elapsed_s = round(time.time() - self._begun_s, 3)
+                answer = json_response(Startup("loading", elapsed_s, dict(self._parts_s)))
+                answer.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+            case _:
+                answer = error_response(still_loading())
+        await answer(scope, receive, send)
+
+
+class ListeningServer:
+    """The server on its socket: first with a `LoadingApp`, then with the model's application.
+
+    Args:
+        listener: a bound socket.
+        parts_s: as of `LoadingApp`.
+    """
+
+    def __init__(
+        self, config: ServerConfig, listener: socket.socket, parts_s: Mapping[str, float]
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._metrics: ServerMetrics | None = None
+        app = LoadingApp(parts_s)
+        self._app: ASGIApp = AddVersion(RequestIds(app, self.count_error))
+        self._server = _Server(_uvicorn_config(self._answer, config, self.count_error))
+        self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def serve(self, engine: Engine, text: TextProcesses, on_ready: Announce) -> int:
+        """Serve a model until a signal comes or the engine is gone; returns the exit status."""
+        config = self._config
+        metrics = metrics_of(engine, text, config)
+        # As in the engine process: keep the garbage collector away from what was loaded.
+        gc.freeze()
+        lifecycle = Lifecycle()
+        async with contextlib.AsyncExitStack() as closing:
+            source = _tell_of_cache(engine, config, closing)
+            app = create_app(engine, text, config, lifecycle, metrics, source)
+            ending = _Ending(engine, lifecycle, config.timeout_drain_s)
+            signals.call_when_ending(ending.handle_signal)
+            for part in begin_tracing(engine, config):
+                closing.push_async_callback(part.stop)
+            self._app, self._metrics = app, metrics
+            self._server.ending = ending
+            if not self._running.done():
+                on_ready(engine.info, _url(self._listener))
+            await self._running
+        return _status(engine, lifecycle)
+
+    async def stop(self) -> None:
+        """End the server, if it still runs, and close its connections."""
+        self._server.should_exit = True
+        await asyncio.wait([self._running])
+
+    def count_error(self, status: int) -> None:
+        """Count an error answer, once there are metrics."""
+        if self._metrics is not None:
+            self._metrics.count_error(status)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
 
 def metrics_of(engine: Engine, text: TextProcesses, config: ServerConfig) -> ServerMetrics:
@@ -148,35 +205,36 @@ def _url(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Keeps listening while it drains, to refuse new clients; uvicorn would close the socket."""
+    """Keeps listening while it drains, to refuse new clients; uvicorn would close the socket.
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        engine: Engine,
-        lifecycle: Lifecycle,
-        *,
-        timeout_drain_s: float | None,
-        on_started: Callable[[], None],
-    ) -> None:
-        super().__init__(config)
-        self._engine = engine
-        self._lifecycle = lifecycle
-        self._timeout_drain_s = timeout_drain_s
-        self._on_started = on_started
-        self._closing: asyncio.Task[None] | None = None
+    Attributes:
+        ending: says when the model's server ends; None while the model loads.
+    """
+
+    ending: "_Ending | None" = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_started()
-
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop; called ten times a second."""
-        await super().on_tick(counter)
+        is_stopped = await super().on_tick(counter)
+        return is_stopped if self.ending is None else self.ending.is_over
+
+
+class _Ending:
+    """Ends a server at signals: the first drains it. Args: timeout_drain_s: None for no limit."""
+
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, timeout_drain_s: float | None) -> None:
+        self._engine = engine
+        self._lifecycle = lifecycle
+        self._timeout_drain_s = timeout_drain_s
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no request runs any more, or no engine is left to run one."""
         return self._lifecycle.is_drained or not self._engine.is_alive
 
     def handle_signal(self, number: int) -> None:
@@ -216,13 +274,16 @@ def _without_query(record: logging.LogRecord) -> bool:
     return True
 
 
-def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:
+def _uvicorn_config(
+    app: ASGIApp, config: ServerConfig, count_error: Callable[[int], None]
+) -> uvicorn.Config:
     # uvicorn wants a class, but only calls it.
-    protocol = partial(LimitedHttpProtocol, config, Turns(), metrics.count_error)
+    protocol = partial(LimitedHttpProtocol, config, Turns(), count_error)
     access_logger = logging.getLogger("uvicorn.access")
     access_logger.addFilter(_without_query)
     return uvicorn.Config(
         app,
+        interface="asgi3",  # uvicorn takes a method for an older interface
         http=cast("type[asyncio.Protocol]", protocol),
         log_config=None,
         access_log=access_logger.isEnabledFor(logging.INFO),

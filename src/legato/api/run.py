@@ -1,14 +1,14 @@
-"""Starts the server's processes, and serves once they have loaded."""
+"""Starts the server and its processes, and serves once they have loaded."""
 
 import asyncio
 import contextlib
 import logging
 import resource
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
@@ -30,6 +30,9 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_messages import EngineInfo
 from legato.language.tokenizer.loading import TextSource, text_source
 from legato.observe.traces.spans import check_spans_can_be_made
+
+if TYPE_CHECKING:
+    from legato.api.http_server import ListeningServer
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +85,9 @@ def serve(
             logger.info("the safetensors files of %s are read, not %s", source.path, names)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                start = start_engine or partial(_start_engine, engine_config, config)
-                return runner.run(_serve(text, start, config, listener, on_ready))
+                parts_s: dict[str, float] = {}
+                start = start_engine or partial(_start_engine, engine_config, config, parts_s)
+                return runner.run(_serve(text, start, config, listener, parts_s, on_ready))
         except asyncio.CancelledError:
             logger.info("stopped while loading")
             return 0
@@ -104,6 +108,7 @@ async def _serve(
     start_engine: StartEngine,
     config: ServerConfig,
     listener: socket.socket,
+    parts_s: Mapping[str, float],
     on_ready: Announce,
 ) -> int:
     loading = asyncio.current_task()
@@ -113,7 +118,8 @@ async def _serve(
         text = TextProcesses(source, config.timeout_prompt_s)
         closing.push_async_callback(text.close)
         loaded = asyncio.create_task(text.loaded())
-        serving = asyncio.create_task(_imported(behind=loaded))
+        listening = asyncio.create_task(_listening(config, listener, parts_s, behind=loaded))
+        closing.push_async_callback(_stop, listening)
         engine = await start_engine(loaded)
         closing.push_async_callback(engine.close)
         await text.serve(
@@ -125,12 +131,13 @@ async def _serve(
                 unknown_fields=config.unknown_fields,
             )
         )
-        return await (await serving)(engine, text, config, listener, on_ready)
+        return await (await listening).serve(engine, text, on_ready)
 
 
 async def _start_engine(
     engine_config: EngineConfig,
     config: ServerConfig,
+    parts_s: dict[str, float],
     text: Awaitable[tuple[Vocabulary, ModelDefaults]],
 ) -> Engine:
     return await EngineClient.start(
@@ -138,23 +145,38 @@ async def _start_engine(
         text,
         served_model_names=config.served_model_names,
         timeout_s=config.timeout_engine_s,
+        on_part=parts_s.__setitem__,
     )
 
 
-async def _imported(*, behind: asyncio.Task[Any]) -> Callable[..., Awaitable[int]]:
-    """Import the HTTP server, which takes a third of a second, while the engine loads.
+async def _listening(
+    config: ServerConfig,
+    listener: socket.socket,
+    parts_s: Mapping[str, float],
+    *,
+    behind: asyncio.Task[Any],
+) -> "ListeningServer":
+    """Import the HTTP server, which takes a third of a second, and listen while the engine loads.
 
     Wait for the tokenizer first: of two cores, the engine needs one, and takes longest.
     """
     await asyncio.wait([behind])
-    return await asyncio.to_thread(_import)
+    return (await asyncio.to_thread(_import))(config, listener, parts_s)
 
 
-def _import() -> Callable[..., Awaitable[int]]:
+def _import() -> "type[ListeningServer]":
     with uncollected():
-        from legato.api.http_server import serve_until_stopped
+        from legato.api.http_server import ListeningServer
 
-    return serve_until_stopped
+    return ListeningServer
+
+
+async def _stop(listening: "asyncio.Task[ListeningServer]") -> None:
+    """End a server, also one that does not listen yet."""
+    listening.cancel()
+    await asyncio.wait([listening])
+    if not listening.cancelled() and listening.exception() is None:
+        await listening.result().stop()
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+_LEAST_QUOTA = 2
+"""The smallest quota, in cores, that leaves a core beside a thread."""
 
 
 class _MemoryFiles(NamedTuple):
@@ -55,6 +57,25 @@ def cgroup_cores(root: Path = _ROOT, own: str | None = None) -> float | None:
     groups = _groups("cpu", root, own)
     quotas = (_quota(group, is_second) for group, is_second in groups)
     return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def throttling(num_threads: int) -> str | None:
+    """Say how a quota can stop the threads of an engine, and what to set; None if it cannot.
+
+    Threads cannot use more than a quota of as many cores as they have, as where a container has
+    cores of its own. One core is for the server and its readers.
+    """
+    quota = cgroup_cores()
+    if quota is None or quota >= _affine_cores() or num_threads + 1 <= quota:
+        return None
+    advice = "reserve whole cores (a cpuset, or the static CPU manager of Kubernetes)"
+    if quota >= _LEAST_QUOTA:
+        advice += f", or set --num-threads {int(quota) - 1}"
+    return (
+        f"a quota of {quota:g} cores (cpu.max) can break promises: with {num_threads} threads it "
+        "may be used up before the end of its period, 100 ms by default, and the kernel then stops "
+        f"all threads until that end; {advice}"
+    )
 
 
 def usable_cores() -> int:

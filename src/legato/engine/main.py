@@ -39,6 +39,7 @@ from legato.engine.process.engine_messages import (
     SetAnnouncing,
     SetRecording,
     SetVocabulary,
+    StartPartEnded,
     StateReport,
     StepAnnounced,
     StepDelivered,
@@ -110,12 +111,14 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
-        timer = StartTimer()
+        timer = StartTimer(lambda name, seconds: channel.send(StartPartEnded(name, seconds)))
         with uncollected():
-            make = build or _model_builder()
+            make = build or _model_builder(timer)
             timer.end("imports")
             engine, info = make(config)
         info = msgspec.structs.replace(info, start_s=timer.seconds | info.start_s)
+    except ChannelClosedError:
+        raise
     except Exception as error:
         failure = EngineFailed.at_start(error)
         channel.send(failure)
@@ -193,10 +196,10 @@ def _packable(output: RequestOutput, engine: "EngineLoop") -> RequestOutput:
     return output
 
 
-def _model_builder() -> Build:
+def _model_builder(timer: StartTimer) -> Build:
     from legato.engine.build.builder import build_engine
 
-    return build_engine
+    return partial(build_engine, timer=timer)
 
 
 def _events(

@@ -103,6 +103,22 @@ class RequestModel(BaseModel):
         return described
 
 
+def set_fields(request: RequestModel, sent_as: str, **values: Any) -> None:
+    """Set fields whose values were sent in another form. Args: values: key a field; None if absent.
+
+    Raises:
+        InvalidRequestError: a field itself was sent, too, with another value.
+    """
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name in request.model_fields_set and getattr(request, name) != value:
+            raise InvalidRequestError(
+                f"{sent_as} is another form of {name}; they must not differ", param=sent_as
+            )
+        setattr(request, name, value)
+
+
 class LenientModel(RequestModel):
     """Ignores unknown fields: clients send back objects with more in them."""
 

@@ -1,22 +1,18 @@
-"""Options of sampling and of service, hints, and what peers' clients send beside them."""
+"""Options of sampling and of service, and other servers' names for them."""
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic.json_schema import JsonSchemaValue
 
-from legato.api.bodies.body_model import AtMost, ModelRequest, Name, RequestModel, only
+from legato.api.bodies.body_model import AtMost, ModelRequest, Name, RequestModel, only, set_fields
+from legato.api.bodies.hints import Hints, OtherServersHints, PeersHints, UnaskedOptions
 from legato.api.bodies.output_form import OutputForm
-from legato.api.job import AnswerOptions, Warned
-from legato.api.limits import (
-    MAX_METADATA,
-    MAX_METADATA_KEY_CHARS,
-    MAX_METADATA_VALUE_CHARS,
-)
+from legato.api.job import AnswerOptions
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
@@ -34,114 +30,6 @@ from legato.core.sampling_params import (
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
 from legato.core.tenant import DEFAULT_TENANT, TENANT_PATTERN
 from legato.engine.client.kv_tickets import KVTransferParams
-
-Metadata = Annotated[
-    dict[
-        Annotated[str, AtMost(MAX_METADATA_KEY_CHARS)],
-        Annotated[str, AtMost(MAX_METADATA_VALUE_CHARS)],
-    ],
-    AtMost(MAX_METADATA),
-]
-
-
-ServiceTier = Literal["auto", "default", "flex", "priority", "scale"]
-CacheRetention = Literal["in_memory", "in-memory", "24h"]
-Verbosity = Literal["low", "medium", "high"]
-
-
-class Hints(RequestModel):
-    """A client's notes on a request, for services that use them."""
-
-    user: Name | None = None
-    """Changes nothing: the client's note."""
-    safety_identifier: Name | None = None
-    """Changes nothing: the client's note."""
-    metadata: Metadata | None = None
-    """Changes nothing: the client's notes."""
-    service_tier: ServiceTier | None = None
-    """Changes nothing: see `slo_class` and `priority`."""
-    prompt_cache_key: Name | None = None
-    """Changes nothing: equal prompts share their cache."""
-    prompt_cache_retention: CacheRetention | None = None
-    """Changes nothing: blocks stay while memory allows."""
-    prompt_cache_options: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
-    """Changes nothing: the cache is automatic."""
-    verbosity: Verbosity | None = None
-    """Changes nothing: say it in the prompt."""
-    spaces_between_special_tokens: bool | None = None  # the tokenizers here never add any
-    """Changes nothing: there are none."""
-
-    @property
-    def unheeded(self) -> Iterator[Warned]:
-        """Warnings about hints that ask for another answer, and get none."""
-        if self.service_tier not in (None, "auto", "default"):
-            yield Warned(
-                "service_tier has no effect; slo_class and priority say how a request is served",
-                "service_tier",
-            )
-        if self.prompt_cache_retention == "24h":
-            yield Warned(
-                "prompt_cache_retention has no effect: blocks stay while memory allows",
-                "prompt_cache_retention",
-            )
-        if self.verbosity not in (None, "medium"):
-            yield Warned("verbosity has no effect; say in the prompt how long to be", "verbosity")
-
-
-class PeersHints(RequestModel):
-    """Fields of llama.cpp's, SGLang's and vLLM's for their own caches, logs and streams.
-
-    They change nothing: each token is sent when it comes.
-    """
-
-    id_slot: int | None = None
-    """Changes nothing: for llama.cpp."""
-    timings_per_token: bool | None = None
-    """Changes nothing: for llama.cpp."""
-    session_id: Name | None = None
-    """Changes nothing: for SGLang."""
-    request_id: Name | None = None
-    """Repeated by `/render`; elsewhere, use the header `X-Request-Id`."""
-    rid: Name | Annotated[list[Name], AtMost(MAX_N)] | None = None
-    """Changes nothing: for SGLang."""
-    stream_interval: Annotated[int, Field(ge=1)] | None = None
-    """Changes nothing: each token is sent at once."""
-
-
-class UnaskedOptions(RequestModel):
-    """Options that Legato does not have, accepted only if they are off."""
-
-    store: Annotated[bool, only(False)] | None = None
-    """Answers are not stored."""
-    use_beam_search: Annotated[bool, only(False)] | None = None
-    """Beam search is not supported."""
-    length_penalty: Annotated[float, only(1)] | None = None
-    """For beam search."""
-    early_stopping: Annotated[bool, only(False)] | None = None
-    """For beam search."""
-    truncation_side: Annotated[str, only("left")] | None = None
-    """The prompt's end is kept."""
-    no_stop_trim: Annotated[bool, only(False)] | None = None
-    """Use `include_stop_str_in_output`."""
-    return_hidden_states: Annotated[bool, only(False)] | None = None
-    """Not returned."""
-
-
-class UnaskedOfChat(RequestModel):
-    """Likewise, for chat only."""
-
-    echo: Annotated[bool, only(False)] | None = None
-    """Answers do not repeat the last message."""
-    include_reasoning: Annotated[bool, only(True)] | None = None
-    """Reasoning is always returned."""
-    separate_reasoning: Annotated[bool, only(True)] | None = None
-    """Reasoning is always separate."""
-    stream_reasoning: Annotated[bool, only(True)] | None = None
-    """Reasoning is always streamed."""
-    documents: Annotated[list[Any], only([]), AtMost(0)] | None = None
-    """Not supported; see `chat_template_kwargs`."""
-    mm_processor_kwargs: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None
-    """Only text is supported."""
 
 
 def _as_tuple(value: Any) -> Any:
@@ -228,6 +116,9 @@ LogitBias = Annotated[
     AtMost(MAX_LOGIT_BIAS),
     WithJsonSchema(_BIASES),
 ]
+RepetitionPenalty = Annotated[
+    float, Field(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
+]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -297,9 +188,7 @@ class SamplingOptions(RequestModel):
     """Keep this many most likely tokens; 0 or -1 keeps all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Drop tokens less likely than this fraction of the most likely one."""
-    repetition_penalty: (
-        Annotated[float, Field(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
-    ) = None
+    repetition_penalty: RepetitionPenalty | None = None
     """Makes tokens of prompt and output less likely, above 1."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """Subtracted once from the logit of each token in the output."""
@@ -369,11 +258,24 @@ class GenerationOptions(SamplingOptions, ServiceOptions, PeersHints, ModelReques
         return self.model_dump(mode="json", include=names)
 
 
-class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
+class ReportedUsage(RequestModel):
+    """OpenRouter's switch for counts of tokens."""
+
+    include: bool = False
+    """As `include_usage`."""
+
+
+class GenerationRequest(OtherServersHints, Hints, UnaskedOptions, OutputForm, GenerationOptions):
     """A request to OpenAI's completion endpoints."""
 
     stream_options: StreamOptions | None = None
     """With `stream` only."""
+    usage: ReportedUsage | None = None
+    """OpenRouter's form of `stream_options.include_usage`."""
+    repeat_penalty: RepetitionPenalty | None = None
+    """Other name of `repetition_penalty` (Ollama)."""
+    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+    """Changes nothing: `repeat_penalty` counts all tokens, and goes with -1 only."""
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     """Completions of each prompt."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -391,6 +293,17 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
     kv_transfer_params: KVTransferRequest | None = None
     """Transfer of cached blocks [between servers](../guides/disaggregate.md)."""
 
+    @model_validator(mode="after")
+    def _take_other_names(self) -> "GenerationRequest":
+        set_fields(self, "repeat_penalty", repetition_penalty=self.repeat_penalty)
+        if self.repeat_penalty not in (None, 1) and self.repeat_last_n not in (None, -1):
+            raise InvalidRequestError(
+                "repeat_penalty counts all tokens of prompt and output, so repeat_last_n must be "
+                "-1 or absent",
+                param="repeat_last_n",
+            )
+        return self
+
     @property
     def kv_transfer(self) -> KVTransferParams | None:
         """The parameters of a transfer of the prompt's blocks between engines."""
@@ -399,9 +312,10 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
     def answer_options(self, **known: Any) -> AnswerOptions:
         """Return what the answer reads. Args: known: further fields."""
         options = self.stream_options or StreamOptions()
+        is_counted = self.usage is not None and self.usage.include
         return AnswerOptions(
             is_streamed=self.stream,
-            include_usage=options.include_usage,
+            include_usage=options.include_usage or is_counted,
             continuous_usage_stats=options.continuous_usage_stats,
             returns_token_ids=self.return_token_ids,
             names_tokens_by_id=self.return_tokens_as_token_ids,

@@ -22,6 +22,7 @@ from legato.engine.errors import (
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _RESTART_S = "5"  # time for another server to start
+_LOADING_S = "2"  # small models load in this time
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 _TAG = re.compile("<.*>")  # a union's tag in pydantic's path, no field of the client's
 _MAX_CHARS = 1000
@@ -163,6 +164,11 @@ def too_many_connections(max_connections: int) -> ApiError:
 def shutting_down() -> ApiError:
     detail = ErrorDetail("the server is shutting down", _SERVER, code="shutting_down")
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"Retry-After": _RESTART_S})
+
+
+def still_loading() -> ApiError:
+    detail = ErrorDetail("the server is loading the model", _SERVER, code="loading")
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"Retry-After": _LOADING_S})
 
 
 def readers_dead() -> ApiError:

@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 
@@ -34,7 +34,8 @@ _ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_REQUEST_ID = "request-id"
 # The id is repeated in every chunk of a stream.
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
-OPEN_PATHS = frozenset({"/health", "/metrics", "/ping", "/version"})
+_PROBES = ("/livez", "/readyz", "/startupz", "/health", "/ping")
+OPEN_PATHS = frozenset({*_PROBES, "/metrics", "/version"})
 WATCH_PATH = "/dashboard/events"
 """Its clients only watch, so draining does not wait for them."""
 _FIRST_ERROR_STATUS = 400
@@ -63,11 +64,14 @@ class RequestIds:
     `scope["state"]["request_id"]`. `scope["state"]["answer_id"]` is an id that no client can
     choose; both are the same if the client sent none. `scope["state"]["is_anthropic"]` is whether
     the path belongs to Anthropic's API.
+
+    Args:
+        count_error: called with the status of each error answer.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+    def __init__(self, app: ASGIApp, count_error: Callable[[int], None]) -> None:
         self._app = app
-        self._metrics = metrics
+        self._count_error = count_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(REQUEST_ID, "")
@@ -85,7 +89,7 @@ class RequestIds:
                 if is_anthropic:
                     headers[_ANTHROPIC_REQUEST_ID] = request_id
                 if message["status"] >= _FIRST_ERROR_STATUS:
-                    self._metrics.count_error(message["status"])
+                    self._count_error(message["status"])
             await send(message)
 
         await self._app(scope, receive, send_with_id)

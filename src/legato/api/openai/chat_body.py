@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from legato.api.bodies.body_model import AtMost, only
+from legato.api.bodies.body_model import AtMost, RequestModel, only, set_fields
 from legato.api.bodies.chat_messages import Messages, TemplateOptions
 from legato.api.bodies.chat_tools import (
     FunctionChoice,
@@ -14,12 +14,39 @@ from legato.api.bodies.chat_tools import (
     functions_of,
     tool_use,
 )
-from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs, UnaskedOfChat
+from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs
+from legato.api.bodies.hints import UnaskedOfChat
 from legato.api.job import Warned
 from legato.core.errors import InvalidRequestError
 from legato.language.message.tools import ToolUse
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ThinkingSwitch(RequestModel):
+    """Thinking, in the form of Anthropic, Z.ai and others."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    """Whether to think; `adaptive` and `auto` leave it to the model."""
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    """As `thinking_token_budget`."""
+    clear_thinking: bool | None = None
+    """Variable of the chat template."""
+
+
+class ReasoningSwitch(RequestModel):
+    """Thinking, in OpenRouter's form."""
+
+    effort: ReasoningEffort | None = None
+    """As `reasoning_effort`."""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """As `thinking_token_budget`."""
+    enabled: bool | None = None
+    """As `enable_thinking`."""
+    exclude: Annotated[bool, only(False)] | None = None
+    """Reasoning is always returned."""
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Changes nothing: reasoning is returned whole."""
 
 
 class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
@@ -50,6 +77,42 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
     """Old name of `tool_choice`."""
     reasoning_effort: ReasoningEffort | None = None
     """Effort of thinking, if the chat template reads it."""
+    thinking: ThinkingSwitch | None = None
+    """Thinking, in the form of Anthropic and Z.ai."""
+    reasoning: ReasoningSwitch | None = None
+    """Thinking, in OpenRouter's form."""
+    think: bool | Literal["low", "medium", "high"] | None = None
+    """Other name of `enable_thinking` (Ollama), or an effort."""
+    num_predict: Annotated[int, Field(ge=-2)] | None = None
+    """Other name of `max_tokens` (Ollama); -1 and -2 set no limit."""
+
+    @model_validator(mode="after")
+    def _take_other_forms(self) -> "ChatRequest":
+        if self.num_predict is not None and self.num_predict >= 0:
+            if not self.num_predict:
+                raise InvalidRequestError("num_predict must not be 0", param="num_predict")
+            set_fields(self, "num_predict", max_tokens=self.num_predict)
+        if isinstance(self.think, bool):
+            set_fields(self, "think", enable_thinking=self.think)
+        else:
+            set_fields(self, "think", reasoning_effort=self.think)
+        if self.thinking is not None:
+            sent = self.thinking
+            switch = {"enabled": True, "disabled": False}.get(sent.type)
+            budget = sent.budget_tokens
+            set_fields(self, "thinking", enable_thinking=switch, thinking_token_budget=budget)
+            if sent.clear_thinking is not None:
+                variables = {"clear_thinking": sent.clear_thinking}
+                self.chat_template_kwargs = variables | (self.chat_template_kwargs or {})
+        if self.reasoning is not None:
+            set_fields(
+                self,
+                "reasoning",
+                reasoning_effort=self.reasoning.effort,
+                thinking_token_budget=self.reasoning.max_tokens,
+                enable_thinking=self.reasoning.enabled,
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_together(self) -> "ChatRequest":

@@ -95,6 +95,7 @@ class ChatJobs(JobMaker):
         has_offsets = is_rendered and request.return_token_offsets
         tools, prompt = request.tool_use.shown, self._prompt(request, has_offsets=has_offsets)
         yield from request.unheeded
+        yield from request.unheeded_settings(self._info.max_model_len)
         if prompt.may_think:
             yield from request.unheeded_thinking(reads_effort=prompt.reads_effort)
         params, syntax = self._params(

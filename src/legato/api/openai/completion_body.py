@@ -107,6 +107,7 @@ class CompletionJobs(JobMaker):
         """
         request = self._parser.parse(CompletionRequest, body)
         yield from request.unheeded
+        yield from request.unheeded_settings(self._info.max_model_len)
         self._parser.check_completions(request.n, len(request.prompt))
         params = self._params(request)
         self._parser.check_prompts(

@@ -1,4 +1,4 @@
-"""Endpoints for supervisors and monitoring: /health, /load, /version and /metrics."""
+"""Endpoints for supervisors and monitoring: probes, /load, /version and /metrics."""
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -34,12 +34,46 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 router = APIRouter(tags=["probes"])
 
 
+class Live(msgspec.Struct, frozen=True):
+    """Attributes: `status`: "ok": the server answers."""
+
+    status: str = "ok"
+
+
+class Startup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Attributes:
+    status: "loading" or "started".
+    elapsed_s: how long the server has been loading; absent once it has started.
+    parts_s: seconds of the parts of the start that have ended; key the part's name.
+    """
+
+    status: str
+    elapsed_s: float | None = None
+    parts_s: dict[str, float] = {}
+
+
 class LoadAnswer(msgspec.Struct, frozen=True):
     """Attributes: `server_load`: requests in flight, whole ones and streams."""
 
     server_load: int
 
 
+@router.get("/livez", responses=responses(Live))
+async def live() -> Response:
+    """Return 200 while the server answers: also while it loads, drains or restarts its engine.
+
+    A failure of this probe is the only one that a restart from outside mends.
+    """
+    return json_response(Live())
+
+
+@router.get("/startupz", responses=responses(Startup))
+async def startup(context: ContextDep) -> Response:
+    """Return 200 once the model is loaded, and 503 with the progress before that."""
+    return json_response(Startup("started", parts_s=context.engine.info.start_s))
+
+
+@router.get("/readyz", responses=responses(Health))
 @router.get("/health", responses=responses(Health))
 @router.head("/health", include_in_schema=False)
 @router.get("/ping", include_in_schema=False)

@@ -9,14 +9,8 @@ from pydantic import Field, model_validator
 
 from legato.api.bodies.as_chat import ChatBody, left_out
 from legato.api.bodies.body_model import AtMost, BodyParser, Name, OrText, RequestModel, only
-from legato.api.bodies.generation_options import (
-    CacheRetention,
-    GenerationOptions,
-    Metadata,
-    NumLogprobs,
-    ServiceTier,
-    Verbosity,
-)
+from legato.api.bodies.generation_options import GenerationOptions, NumLogprobs
+from legato.api.bodies.hints import CacheRetention, Metadata, ServiceTier, Verbosity
 from legato.api.job import End, Job, NeedsStored, Part, answered
 from legato.api.limits import (
     MAX_MESSAGES,

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from legato.core.config import EngineConfig, SchedulerConfig
-from legato.core.control_groups import usable_cores
+from legato.core.control_groups import throttling, usable_cores
 from legato.core.errors import ConfigError
 from legato.core.memory_limits import gibibytes
 from legato.core.stats import CacheInfo
@@ -34,8 +34,13 @@ from legato.speculation.lookup import OwnTokens, RecentOutputs
 logger = logging.getLogger(__name__)
 
 
-def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
+def build_engine(
+    config: EngineConfig, timer: StartTimer | None = None
+) -> tuple[EngineLoop, EngineInfo]:
     """Load the model, size the cache, and give both to a scheduler.
+
+    Args:
+        timer: measures the parts of the start.
 
     Returns:
         The engine, and its description for the front end.
@@ -44,7 +49,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         ConfigError: the settings contradict each other, the model or the machine.
         UnsupportedModelError: the checkpoint cannot be run.
     """
-    timer = StartTimer()
+    timer = timer or StartTimer()
     grammars = Grammars(config.scheduler.max_waiting)
     runtime = load_runtime(config, grammars.__getitem__, timer)
     step_times = runtime.step_times
@@ -64,6 +69,9 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     info = msgspec.structs.replace(_describe(runtime), start_s=timer.seconds)
     for name, value in info.settings.items():
         logger.debug("%s: %s", name, value)
+    warning = throttling(torch.get_num_threads())
+    if warning is not None:
+        logger.warning("%s", warning)
     transfers = None
     if config.transfer.kv_role is not None:
         layout = cache_layout(

@@ -1,16 +1,21 @@
 """Measures how long each part of a start takes."""
 
 import time
+from collections.abc import Callable
 
 
 class StartTimer:
     """Seconds of each part, in the order in which the parts end.
 
+    Args:
+        on_end: called with the name of each part that ends, and its seconds so far.
+
     Attributes:
         seconds: key: the name of the part.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[str, float], object] = lambda *_: None) -> None:
+        self._on_end = on_end
         self.seconds: dict[str, float] = {}
         self._last_s = time.monotonic()
 
@@ -19,3 +24,4 @@ class StartTimer:
         now_s = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now_s - self._last_s
         self._last_s = now_s
+        self._on_end(name, self.seconds[name])

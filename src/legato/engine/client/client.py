@@ -88,6 +88,7 @@ class EngineClient:
         *,
         served_model_names: Sequence[str] = (),
         timeout_s: float = 300.0,
+        on_part: Callable[[str, float], object] = lambda *_: None,
     ) -> "EngineClient":
         """Start the engine process and wait until its model is loaded.
 
@@ -95,6 +96,7 @@ class EngineClient:
             served_model_names: as of `EngineInfo.renamed`.
             text: the vocabulary and the checkpoint's defaults; awaited while the engine loads.
             timeout_s: as of `EngineSupervisor`.
+            on_part: as of `EngineProcess.ready`.
 
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
@@ -103,7 +105,7 @@ class EngineClient:
         """
         async with EngineProcess.starting(config) as engine:
             vocabulary, defaults = await text
-            info = await engine.ready()
+            info = await engine.ready(on_part=on_part)
             defaults = within_vocabulary(defaults, vocabulary.num_ids, info.vocab_size)
         return cls(
             config,

@@ -148,6 +148,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.has_any_name or name in self.served_model_names
 
 
+class StartPartEnded(msgspec.Struct, frozen=True, tag=True):
+    """A part of the start ended; sent before `EngineReady`. Attributes: as of `StartTimer`."""
+
+    name: str
+    seconds: float
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
@@ -214,7 +221,8 @@ class StateReport(msgspec.Struct, frozen=True, tag=True):
 
 
 FromEngine = (
-    EngineReady
+    StartPartEnded
+    | EngineReady
     | EngineFailed
     | Pong
     | Taken

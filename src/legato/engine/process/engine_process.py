@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import psutil
@@ -27,6 +27,7 @@ from legato.engine.process.engine_messages import (
     EngineReady,
     FromEngine,
     LongStepBegins,
+    StartPartEnded,
     StateReport,
     StepAnnounced,
     StepOutputs,
@@ -113,12 +114,17 @@ class EngineProcess:
         assert self._info is not None, "it is not ready"
         return self._info
 
-    async def ready(self, expected_s: float | None = None) -> EngineInfo:
+    async def ready(
+        self,
+        expected_s: float | None = None,
+        on_part: Callable[[str, float], object] = lambda *_: None,
+    ) -> EngineInfo:
         """Wait until the model is loaded.
 
         Args:
             expected_s: how long an earlier start took; None for the first, which has no bound while
                 it computes.
+            on_part: called with the name of each part of the start that ends, and its seconds.
 
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
@@ -131,7 +137,11 @@ class EngineProcess:
                 data = await self._reader.read(_READ_BYTES)
                 if not data:
                     raise ConnectionResetError
-                messages = self._frames.feed(data)
+                for message in self._frames.feed(data):
+                    if isinstance(message, StartPartEnded):
+                        on_part(message.name, message.seconds)
+                    else:
+                        messages.append(message)
         except OSError as lost:
             reason = "the engine process died while loading the model"
             if address_space_bytes() is not None:

@@ -7,11 +7,11 @@ import { explain } from "./tooltip.js";
 
 const PER_DECADE = 12;
 const SHORTEST_S = 1e-4;
-const LABEL_WIDTH = 46;
 const LEFT = 34;
 const BOTTOM = 18;
 const TOP = 18;
 const LEAST_APART = 11; // pixels between labels of counts
+const GAP = 8; // pixels between labels of the axis
 
 /**
  * @param {number[]} seconds
@@ -111,14 +111,15 @@ function drawCounts(context, axis, most, bottom, tall, palette) {
 
 function drawAxis(context, axis, bottom, palette) {
   line(context, LEFT, bottom + 0.5, axis.width, bottom + 0.5, palette.line);
-  let labelledX = LEFT - LABEL_WIDTH;
+  let endX = -GAP;
   for (let exponent = Math.floor(axis.low); exponent <= axis.high; exponent += 1) {
     for (const mantissa of [1, 2, 5]) {
       const value = mantissa * 10 ** exponent;
       const x = axis.x(value);
       if (x >= LEFT) line(context, x, bottom, x, bottom + 4, palette.line);
-      if (x < labelledX + LABEL_WIDTH || x < LEFT || x > axis.width - 20) continue;
-      labelledX = x;
+      const half = context.measureText(setting(value)).width / 2;
+      if (x - half < endX + GAP || x < LEFT || x + half > axis.width) continue;
+      endX = x + half;
       label(context, setting(value), x, bottom + 12, palette.muted, "center");
     }
   }
