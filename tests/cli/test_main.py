@@ -29,6 +29,7 @@ def test_version() -> None:
 
 def test_help_names_the_commands() -> None:
     text = legato("--help").stdout
+    assert re.findall(r"^  legato ([a-z]+) ", text, re.MULTILINE) == ["serve", "chat", "models"]
     assert re.findall(r"^    ([a-z]+)(?: |$)", text, re.MULTILINE) == [*_COMMANDS]
 
 
@@ -135,6 +136,8 @@ def test_a_broken_plugin_breaks_itself_alone(broken: Mapping[str, str]) -> None:
         (("frobnicate",), "frobnicate"),
         (("serve", "no/such/model", "--port", "0"), "no model at 'no/such/model'"),
         (("serve", "one", "--model", "other"), "two models were named"),
+        (("chat", "one", "--model", "other"), "two models were named"),
+        (("calibrate", "no/such/model"), "no model at 'no/such/model'"),
         (("serve", "--max-num-seqs", "0"), "max_num_seqs"),
         (("serve", "--port", "70000"), "port"),
         (("serve", "--api-key", ","), "--api-key"),

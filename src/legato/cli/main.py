@@ -41,6 +41,12 @@ _COMMANDS: Mapping[str, _Plugin | None] = {
     "completion": None,
 }
 """Key a command; value None for a module of this package."""
+_DESCRIPTION = """\
+LLM serving whose streams never stall.
+
+  legato serve ./model.gguf                 a server, and a page to chat at its address
+  legato chat --url http://127.0.0.1:8000   a chat with it in the terminal
+  legato models ./model.gguf                how a model would run here, and how fast"""
 _ENTRY_POINTS = "legato.commands"
 _FAILURE = 1
 _USAGE_ERROR = 2
@@ -111,7 +117,11 @@ def _module(command: str) -> ModuleType:
 
 def _parser(commands: Mapping[str, ModuleType | None]) -> CommandParser:
     """Make the parser of commands. Args: commands: value a module, or None for a name alone."""
-    parser = CommandParser(prog="legato", description="LLM serving whose streams never stall.")
+    parser = CommandParser(
+        prog="legato",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"legato {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, module in commands.items():
