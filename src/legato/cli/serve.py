@@ -93,5 +93,5 @@ def announce(info: "EngineInfo", url: str) -> None:
         f"(try: curl {url}/v1/completions -H 'Content-Type: application/json' "
         '-d \'{"prompt": "Once upon a time"}\')'
     )
-    console.print(f"Dashboard: {url}/dashboard")
+    console.print(f"Chat: {url}   Dashboard: {url}/dashboard")
     sys.stdout.flush()
