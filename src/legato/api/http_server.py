@@ -23,7 +23,7 @@ from legato.api.app import create_app
 from legato.api.config import ServerConfig
 from legato.api.context import KVEventSource
 from legato.api.http.connection import LimitedHttpProtocol
-from legato.api.http.middleware import Lifecycle
+from legato.api.http.middleware import OPEN_PATHS, Lifecycle
 from legato.api.http.outlet import Turns
 from legato.api.readers.reader_pool import TextProcesses
 from legato.core import signals
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 # Time to send the last bytes, once all answers are computed.
 _CLOSE_TIMEOUT_S = 2
+
+_PROBES = OPEN_PATHS | {"/load"}
+"""Supervisors and Prometheus ask every few seconds: no access to these paths is logged."""
 
 Announce = Callable[[EngineInfo, str], None]
 
@@ -207,9 +210,11 @@ class _Server(uvicorn.Server):
             self._closing = asyncio.create_task(self._engine.close(at_once=True))
 
 
-def _without_query(record: logging.LogRecord) -> bool:
-    """Remove the query of a logged path: clients may put keys there."""
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """Leave out probes, and remove the query of a logged path: clients may put keys there."""
     if isinstance(record.args, tuple):
+        if any(str(part).partition("?")[0] in _PROBES for part in record.args):
+            return False
         record.args = tuple(
             part.partition("?")[0] if isinstance(part, str) else part for part in record.args
         )
@@ -220,7 +225,7 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) 
     # uvicorn wants a class, but only calls it.
     protocol = partial(LimitedHttpProtocol, config, Turns(), metrics.count_error)
     access_logger = logging.getLogger("uvicorn.access")
-    access_logger.addFilter(_without_query)
+    access_logger.addFilter(_worth_a_line)
     return uvicorn.Config(
         app,
         http=cast("type[asyncio.Protocol]", protocol),

@@ -28,6 +28,7 @@ from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig, engine_parts
 from legato.core.config_fields import Config, Field, Kind, fields_of
 from legato.core.errors import ConfigError
+from legato.core.logs import LOG_FORMATS, LOG_LEVELS
 from legato.core.sampling_params import SamplingParams
 
 
@@ -174,6 +175,17 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML, whose keys are flags' names, alone or below the headings of this list; flags "
         "on the command line go first",
+    )
+
+
+def add_log_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `configure_logging`."""
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="%(default)s")
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="auto",
+        help="%(default)s: coloured lines on a terminal, elsewhere text; json is an object a line",
     )
 
 

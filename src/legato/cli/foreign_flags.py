@@ -62,7 +62,9 @@ _NOTES = {
     "it is --kv-cache-memory": "kv-cache-memory-bytes num-gpu-blocks-override",
     "weights stay on one device; --quantization makes them smaller": "cpu-offload-* offload-*",
     "it is --log-level": "uvicorn-log-level log-config-file disable-uvicorn-access-log",
-    "at --log-level warning, no access is logged": "disable-access-log-for-endpoints",
+    "probes and /metrics are never logged; at --log-level warning, no access is": (
+        "disable-access-log-for-endpoints"
+    ),
     "it is --prefill-order, and a request's slo_class": "scheduling-policy",
     "chunks are as long as --itl-slo allows, or as --max-num-batched-tokens": (
         "long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "

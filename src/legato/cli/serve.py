@@ -1,7 +1,6 @@
 """`legato serve`: the OpenAI-compatible server."""
 
 import argparse
-import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,7 @@ from legato.cli.command_parser import CommandParser
 from legato.cli.flags import (
     add_config_flag,
     add_engine_flags,
+    add_log_flags,
     add_model_argument,
     add_server_flags,
     brief,
@@ -17,6 +17,7 @@ from legato.cli.flags import (
     server_config,
 )
 from legato.core.config import EngineConfig
+from legato.core.logs import configure_logging
 
 if TYPE_CHECKING:
     from legato.engine.process.engine_messages import EngineInfo
@@ -31,7 +32,6 @@ _BRIEF = brief(
     *("--max-model-len", "--quantization", "--kv-cache-memory", "--max-num-seqs"),
     *("--num-threads", "--itl-slo", "--config", "--dry-run"),
 )
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -52,7 +52,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         help="say what would happen here: kernels, memory, context, flags with every default, what "
         "is refused, and the speed that a probe of a second expects; then end",
     )
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="%(default)s")
+    add_log_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped; returns the exit status."""
     from legato.api.run import check_server, serve
 
-    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(args.log_level, args.log_format)
     merge_model(args)
     config, server = engine_config(args), server_config(args)
     if args.dry_run:

@@ -26,6 +26,7 @@ from legato.api.http.errors import (
     shutting_down,
     too_many_bodies,
 )
+from legato.core import logs
 from legato.core.spelling import did_you_mean
 from legato.observe.metrics.server_metrics import ServerMetrics
 
@@ -90,6 +91,7 @@ class RequestIds:
         answer_id = uuid.uuid4().hex
         request_id = given if _GOOD_ID.fullmatch(given) else answer_id
         is_anthropic = f"{scope['path']}/".startswith(f"{_ANTHROPIC_PATH}/")
+        logs.request_id.set(request_id)
         scope.setdefault("state", {}).update(
             request_id=request_id, answer_id=answer_id, is_anthropic=is_anthropic
         )

@@ -1,13 +1,13 @@
 """`legato fleet`: several engines behind one OpenAI-compatible server."""
 
 import argparse
-import logging
 
 from legato.cli.command_parser import CommandParser
 from legato.cli.flags import (
     add_config_flag,
     add_engine_flags,
     add_flags,
+    add_log_flags,
     add_model_argument,
     add_server_flags,
     brief,
@@ -16,7 +16,8 @@ from legato.cli.flags import (
     merge_model,
     server_config,
 )
-from legato.cli.serve import LOG_LEVELS, announce
+from legato.cli.serve import announce
+from legato.core.logs import configure_logging
 from legato_fleet.config import FleetConfig
 
 _EXAMPLES = ("legato fleet ./model.gguf --replicas 2",)
@@ -41,7 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     add_flags(parser, FleetConfig)
     add_engine_flags(parser)
     add_server_flags(parser)
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="%(default)s")
+    add_log_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped; returns the exit status."""
     from legato_fleet.serving import serve_fleet
 
-    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(args.log_level, args.log_format)
     merge_model(args)
     fleet = FleetConfig(**given_fields(args, FleetConfig))
     return serve_fleet(engine_config(args), server_config(args), fleet, on_ready=announce)
