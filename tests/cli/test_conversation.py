@@ -6,14 +6,14 @@ from collections.abc import Generator
 import pytest
 
 from legato.cli import conversation
-from legato.cli.conversation import Message, Piece, converse
+from legato.cli.conversation import AnswerPiece, Message, converse
 
 
-def answer(messages: list[Message]) -> Generator[Piece]:
-    yield Piece(thought="two and ")
-    yield Piece(thought="two", num_tokens=2)
-    yield Piece(f"4, at turn {len(messages)}")
-    yield Piece(num_tokens=6)
+def answer(messages: list[Message]) -> Generator[AnswerPiece]:
+    yield AnswerPiece(thought="two and ")
+    yield AnswerPiece(thought="two", num_tokens=2)
+    yield AnswerPiece(f"4, at turn {len(messages)}")
+    yield AnswerPiece(num_tokens=6)
 
 
 class Lines(io.StringIO):

@@ -104,7 +104,7 @@ def _listener(engine_config: EngineConfig, config: ServerConfig) -> socket.socke
 
 def _check_cache_can_be_told(cache: CacheConfig) -> None:
     if find_spec("zmq") is None:
-        raise ConfigError("ZeroMQ missing: pip install 'legato[events]'")
+        raise ConfigError("ZeroMQ missing: pip install 'legato-llm[events]'")
     if not cache.enable_prefix_caching:
         raise ConfigError("kv_events_endpoint tells of the prefix cache, which is turned off")
 

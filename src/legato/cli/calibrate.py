@@ -28,7 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--plot",
         type=Path,
         metavar="FILE",
-        help="plot predicted against measured times (needs the extra legato[bench])",
+        help="plot predicted against measured times (needs the extra legato-llm[bench])",
     )
     parser.add_argument(
         "-o",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 
 from legato.cli.command_parser import CommandParser
-from legato.cli.conversation import HELP, Answer, Message, Piece, converse
+from legato.cli.conversation import HELP, Answer, AnswerPiece, Message, converse
 from legato.cli.flags import (
     add_config_flag,
     add_engine_flags,
@@ -91,12 +91,12 @@ def _local(args: argparse.Namespace) -> Answer:
     defaults = msgspec.structs.replace(llm.get_default_sampling_params(), max_tokens=None)
     params = with_sampling_flags(args, defaults)
 
-    def answer(messages: list[Message]) -> Generator[Piece]:
+    def answer(messages: list[Message]) -> Generator[AnswerPiece]:
         num_tokens = 0
         with _interrupts() as interrupted:
             for delta in llm.stream_chat(messages, params):
                 num_tokens += len(delta.token_ids)
-                yield Piece(delta.text, num_tokens=num_tokens)
+                yield AnswerPiece(delta.text, num_tokens=num_tokens)
                 if interrupted.is_set():
                     return
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from legato.core.errors import InvalidRequestError
 
 
-class Piece(NamedTuple):
+class AnswerPiece(NamedTuple):
     """A piece of an answer.
 
     Attributes:
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
 
 Message = dict[str, Any]  # keys "role" and "content"
-Answer = Callable[[list[Message]], Generator[Piece]]
+Answer = Callable[[list[Message]], Generator[AnswerPiece]]
 """Takes the messages so far, and yields the pieces of the answer to the last one.
 
 Raises:
@@ -82,7 +82,7 @@ class _Shown:
         self._asked_s = time.monotonic()
         self._times_s: list[float] = []  # of the first piece and of the latest
 
-    def show(self, pieces: Generator[Piece]) -> None:
+    def show(self, pieces: Generator[AnswerPiece]) -> None:
         """Print pieces as they come, thoughts dimmed and on a terminal only."""
         is_terminal = sys.stdout.isatty()
         try:
@@ -116,7 +116,7 @@ class _Shown:
             "second"
         )
 
-    def _take(self, piece: Piece) -> None:
+    def _take(self, piece: AnswerPiece) -> None:
         self.text += piece.text
         self.thoughts += piece.thought
         self._num_tokens = piece.num_tokens or self._num_tokens

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from legato.cli.conversation import Message, Piece
+from legato.cli.conversation import AnswerPiece, Message
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.lines import LineBuffer
 
@@ -42,7 +42,7 @@ class RemoteChat:
             raise ConfigError(f"{root}: {error}") from error
         self._options = options
 
-    def answer(self, messages: list[Message]) -> Generator[Piece]:
+    def answer(self, messages: list[Message]) -> Generator[AnswerPiece]:
         """Yield the pieces of the answer; as `conversation.Answer`."""
         body = {
             **self._options,
@@ -59,9 +59,9 @@ class RemoteChat:
                 for choice in chunk["choices"]:
                     delta = choice["delta"]
                     thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-                    yield Piece(delta.get("content") or "", thought)
+                    yield AnswerPiece(delta.get("content") or "", thought)
                 if usage := chunk.get("usage"):
-                    yield Piece(num_tokens=usage["completion_tokens"])
+                    yield AnswerPiece(num_tokens=usage["completion_tokens"])
 
     def _first_model(self) -> str:
         with _in_one_line(), self._http.stream("GET", "models") as response:

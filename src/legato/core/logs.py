@@ -1,6 +1,6 @@
 """Lines of the log: for people on a terminal, plain in files, or JSON; one form in all processes.
 
-A process that configures the log passes its level and form on to those that it starts.
+A process that configures the log passes its level and form on to its children.
 """
 
 import logging
@@ -57,7 +57,7 @@ class _TerminalLines(logging.Formatter):
 
 
 def configure_logging(level: str, form: LogFormat = "auto") -> None:
-    """Log to the standard error from a level on, in this process and those that it starts.
+    """Log to the standard error from a level on, in this process and its children.
 
     Args:
         level: one of `LOG_LEVELS`.
