@@ -26,7 +26,7 @@ _DIM = 2
 class _Lines(logging.Formatter):
     """One line a record, with time, level, logger and, within a request, the request's id."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
