@@ -40,7 +40,7 @@ class Answer {
       if (delta.content || delta.reasoning_content) this.firstMs ??= performance.now();
       this.reason = reason ?? this.reason;
     }
-    window.scrollTo(0, document.body.scrollHeight);
+    conversation.scrollTo(0, conversation.scrollHeight);
   }
 
   #think(text) {
