@@ -5,6 +5,7 @@ from xdist.workermanage import WorkerController
 
 TOGETHER: dict[str, tuple[str, ...]] = {
     "browser": (
+        "tests/browser/test_chat.py",
         "tests/browser/test_dashboard.py",
         "tests/browser/test_fleet.py",
         "tests/browser/test_origins.py",

@@ -1,4 +1,7 @@
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -149,3 +152,57 @@ def test_settings_of_llm_reach_their_fields() -> None:
     config, text = llm_config(max_waiting=3, skip_tokenizer_init=True)
     assert config.scheduler.max_waiting == 3
     assert text.skip_tokenizer_init
+
+
+PROGRAM = """\
+import asyncio
+from collections.abc import Sequence
+
+from legato import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredOutputs, __version__
+
+params = SamplingParams(temperature=0.0, max_tokens=16)
+
+
+def completions(llm: LLM, prompts: Sequence[str]) -> list[str]:
+    texts: list[str] = []
+    for generation in llm.generate(list(prompts), params, use_tqdm=False):
+        identifier: str = generation.request_id
+        texts += [f"{identifier} {output.text}" for output in generation.outputs]
+    for answer in llm.chat([{"role": "user", "content": "Hello"}], params):
+        texts.append(answer.outputs[0].text)
+    vector: list[float] = llm.embed(["Hello"])[0].outputs.embedding
+    return [*texts, str(len(vector)), __version__]
+
+
+async def streamed(llm: AsyncLLM) -> str:
+    text = ""
+    async for generation in llm.generate("Hello", params, "request-1"):
+        text = generation.outputs[0].text
+    return text
+
+
+def main() -> None:
+    chosen = SamplingParams(structured_outputs=StructuredOutputs(choice=["yes", "no"]))
+    print(completions(LLM(model="smollm2-135m-instruct", num_threads=1), ["Hello"]), chosen)
+    print(asyncio.run(streamed(AsyncLLM.from_engine_args(AsyncEngineArgs(model="m")))))
+    print(params.temprature)  # a misspelt name must be found
+"""
+SETTINGS = """\
+[mypy]
+strict = true
+[mypy-torch.*,transformers.*,numpy.*,huggingface_hub.*,fastapi.*,pydantic.*]
+follow_imports = skip
+"""
+"""Without the types of large packages, whose reading would take a minute."""
+
+
+def test_types_hold_in_a_program_of_a_users(tmp_path: Path) -> None:
+    """All of it but its last line, which is wrong, and would pass without types."""
+    pytest.importorskip("mypy")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "mypy.ini").write_text(SETTINGS)
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    error, summary = done.stdout.splitlines()
+    assert error.endswith('has no attribute "temprature"; maybe "temperature"?  [attr-defined]')
+    assert summary == "Found 1 error in 1 file (checked 1 source file)"

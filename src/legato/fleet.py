@@ -11,4 +11,4 @@ def __getattr__(name: str) -> Any:
     try:
         return import_module("legato_fleet.front_door").app
     except ModuleNotFoundError as error:
-        raise ImportError("a fleet is not installed: pip install 'legato[fleet]'") from error
+        raise ImportError("a fleet is not installed: pip install 'legato-llm[fleet]'") from error

@@ -6,25 +6,33 @@ import time
 from http.client import HTTPResponse
 
 import httpx
+import pytest
 
 from tests.api.launch import ServerProcess, long_request
 from tests.api.watch import watching
 from tests.api.wire import connect
 
 
-def test_the_page_is_complete_and_asks_nobody_else(http: httpx.Client) -> None:
-    page = http.get("/dashboard")
+@pytest.mark.parametrize(
+    ("path", "script"), [("/", "chat/chat.js"), ("/dashboard", "dashboard/main.js")]
+)
+def test_a_page_is_complete_and_asks_nobody_else(
+    http: httpx.Client, path: str, script: str
+) -> None:
+    page = http.get(path)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "script-src 'self'" in page.headers["content-security-policy"]
     assert "unsafe" not in page.headers["content-security-policy"]
     assert not re.search(r"<script>|<style|\son\w+=|https?://|\sstyle=", page.text)
     paths = re.findall(r'(?:href|src)="([^"]+)"', page.text)
-    assert "dashboard/main.js" in paths
+    assert script in paths
     for path in paths:
+        if path in ("dashboard", "docs"):
+            continue
         asset = http.get(f"/{path}").raise_for_status()
         assert asset.headers["x-content-type-options"] == "nosniff"
-        for module in re.findall(r'from "\./([^"]+)"', asset.text):
-            http.get(f"/dashboard/{module}").raise_for_status()
+        for module in re.findall(r'from "([^"]+)"', asset.text):
+            http.get(f"/{path}/../{module}").raise_for_status()
 
 
 def test_nothing_else_of_the_folder_is_served(http: httpx.Client) -> None:

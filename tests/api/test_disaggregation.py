@@ -22,7 +22,7 @@ from tests.exact import EXACT
 
 pytestmark = [
     pytest.mark.fleet,
-    pytest.mark.skipif(nixl_package() is None, reason="needs NIXL: legato[disaggregated]"),
+    pytest.mark.skipif(nixl_package() is None, reason="needs NIXL: legato-llm[disaggregated]"),
 ]
 
 PROMPT = "The orchestra tuned its instruments, one after the other. " * 30

@@ -1,6 +1,7 @@
 """What HTTP/1 lets clients do, and few of them do."""
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -186,6 +187,19 @@ def test_a_client_that_is_gone_frees_all_it_asked_for(server: ServerProcess) -> 
         server.wait_for_metric("num_requests_running", 1)
     server.wait_for_metric("num_requests_running", 0)
     assert "Traceback" not in server.log.read_text()[num_logged:]
+
+
+def test_accesses_are_logged_with_their_request_and_without_probes(server: ServerProcess) -> None:
+    num_logged = len(server.log.read_text())
+    for path in ("/health", "/metrics", "/load", "/ping?from=prober"):
+        server.http.get(path, headers={"X-Request-Id": "a-probe"}).raise_for_status()
+    server.http.get("/v1/models?key=secret", headers={"X-Request-Id": "an-access"})
+    log = server.log.read_text()[num_logged:]
+    (line,) = (line for line in log.splitlines() if line.endswith("[an-access]"))
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z INFO uvicorn.access: ", line)
+    assert '"GET /v1/models HTTP/1.1" 200' in line
+    assert "a-probe" not in log
+    assert "secret" not in log
 
 
 # Pipelines

@@ -33,6 +33,13 @@ def test_the_reference_asks_nobody_else(http: httpx.Client) -> None:
         ("POST", "/v1/v1/completions", "did you mean /v1/completions"),
         ("POST", "/v1/completions/", "did you mean /v1/completions"),
         ("GET", "/redoc", "no such endpoint: GET /redoc"),
+        ("GET", "/ready", "/health?"),
+        ("GET", "/v1/ready/", "/health?"),
+        ("GET", "/status", "did you mean /health?"),
+        ("GET", "/prometheus", "did you mean /metrics?"),
+        ("GET", "/ui", "did you mean /?"),
+        ("POST", "/generate", "did you mean /v1/completions?"),
+        ("POST", "/v1/chat", "did you mean /v1/chat/completions?"),
     ],
 )
 def test_an_endpoint_that_there_is_not(

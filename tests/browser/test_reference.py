@@ -1,4 +1,4 @@
-"""The API's reference, and the way to the dashboard, in a browser that has no key."""
+"""The API's reference, in a browser that has no key."""
 
 from typing import Any
 
@@ -7,12 +7,6 @@ import pytest
 from tests.api.launch import ServerProcess
 
 pytestmark = pytest.mark.browser
-
-
-def test_the_root_leads_to_the_dashboard(blank: Any, target: ServerProcess) -> None:
-    blank.goto(target.url)
-    assert blank.url == f"{target.url}/dashboard"
-    blank.get_by_label("Key", exact=True).wait_for()
 
 
 def test_the_reference_shows_all_endpoints(blank: Any, target: ServerProcess) -> None:

@@ -1,5 +1,6 @@
 """What is refused on a command line, and how."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legato.cli.foreign_flags import _LLAMA_NOTES, _NOTES, foreign_flag_note
 from legato.cli.main import _asked_for, _parser, full_parser
-from legato.cli.vllm_flags import _NOTES, vllm_flag_note
 from legato.core.config import engine_fields
 from legato.core.config_fields import Field
 from tests.cli.test_main import legato
@@ -41,8 +42,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         full_parser().parse_args(args)
     assert ended.value.code == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert second.startswith("legato ")
-    assert " --help lists the " in second
+    assert re.fullmatch("legato .*--help (all )?lists the (flags|commands)", second)
     return first.removeprefix("legato: ")
 
 
@@ -60,6 +60,20 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (("serve", "--itl-slo"), "argument --itl-slo: expected one argument"),
         (("serve", "one", "two"), "unexpected: two"),
         (("serve", "-tp", "2"), "it is --tensor-parallel-size"),
+        (("serve", "-c", "4096"), "there is no flag -c: it is --max-model-len"),
+        (("serve", "-m", "x.gguf"), "it is the first argument, or --model"),
+        (("serve", "-hf", "a/b"), "there is no flag -hf: it is the first argument, or --model"),
+        (("serve", "x.gguf", "-ngl", "99"), "the whole model is on one device"),
+        (("serve", "--ctx-size=4096"), "it is --max-model-len"),
+        (("serve", "--n_gpu_layers", "9"), "the whole model is on one device"),
+        (("chat", "--temp", "1"), "there is no flag --temp: a request says it"),
+        (("serve", "--dtype", "fp16"), "did you mean float16?"),
+        (("chat", "--device", "gpu"), "did you mean cuda?"),
+        (("serve", "--kernels", "half"), "'half' is none of auto, amx, avx512, avx2, torch"),
+        (("serve", "x", "port", "80"), "unexpected: port 80; did you mean --port?"),
+        (("serve", "x", "y", "itl_slo=1s"), "y itl_slo=1s; did you mean --itl-slo?"),
+        (("serve", "-port", "80"), "there is no flag -port; did you mean --port?"),
+        (("serve", "—port", "80"), "there is no flag —port; did you mean --port?"),
         # What is misspelt, and not what is missing for that.
         (("bench", "run", "--workloda", "chat"), "did you mean workload"),
     ],
@@ -75,7 +89,7 @@ def test_a_refusal_of_the_command_itself() -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "legato: argument --itl-slo: 100 of what? 100ms, or 100s?\n"
-        "legato serve --help lists the flags\n"
+        "legato serve --help all lists the flags\n"
     )
 
 
@@ -97,11 +111,16 @@ def test_values_keep_their_underscores() -> None:
 
 
 def test_no_note_is_of_a_flag_that_there_is() -> None:
-    assert [option for option in serve_options() if vllm_flag_note(option)] == []
+    assert [option for option in serve_options() if foreign_flag_note(option)] == []
 
 
 def test_notes_name_flags_that_there_are() -> None:
-    named = {word.strip(";,.") for note in _NOTES for word in note.split() if word[:2] == "--"}
+    named = {
+        word.strip(";,.")
+        for note in (*_NOTES, *_LLAMA_NOTES)
+        for word in note.split()
+        if word[:2] == "--"
+    }
     assert named <= serve_options()
 
 
@@ -131,7 +150,7 @@ def test_what_drafts_is_read_of_the_configuration_of_vllm(
 
 @pytest.mark.parametrize("flag", VLLM_FLAGS)
 def test_flags_of_vllm_are_there_or_explained(flag: str) -> None:
-    assert flag in serve_options() or vllm_flag_note(flag)
+    assert flag in serve_options() or foreign_flag_note(flag)
 
 
 @pytest.mark.parametrize(
@@ -144,3 +163,26 @@ def test_flags_of_vllm_are_there_or_explained(flag: str) -> None:
 def test_flags_of_vllm_are_explained(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal(capsys, "serve", flag, "x")
     assert said.startswith(f"there is no flag {flag.replace('_', '-')}: ")
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "fleet"])
+def test_a_help_opens_on_one_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for rest in ("", " all"):
+        with pytest.raises(SystemExit) as ended:
+            full_parser().parse_args(f"{command} --help{rest}".split())
+        assert ended.value.code == 0
+        shown[rest] = capsys.readouterr().out
+    lines = shown[""].splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert f"legato {command} --help all" in lines[-1]
+    flags = re.findall("^  (--[a-z-]+) ", shown[""], re.MULTILINE)
+    assert 9 <= len(flags) <= 12
+    assert all(f"{flag} " in shown[" all"] for flag in flags)
+    assert "--kernels" in shown[" all"]
+
+
+def test_a_value_may_begin_with_a_dash_of_typography() -> None:
+    parser = _parser(_asked_for(["chat"]))
+    assert parser.parse_args(["chat", "--system", "—Hello"]).system == "—Hello"

@@ -13,6 +13,7 @@ import pytest
 
 from legato import __version__
 from legato.cli.main import _COMMANDS, _asked_for, _parser, full_parser, main
+from legato.model.native_kernels import native_instructions
 from tests.forks.start import run
 
 PLUGINS = [command for command, plugin in _COMMANDS.items() if plugin]
@@ -24,11 +25,16 @@ def legato(*args: str) -> "subprocess.CompletedProcess[str]":
 
 def test_version() -> None:
     command = [sys.executable, "-m", "legato", "--version"]
-    assert subprocess.check_output(command, text=True) == f"legato {__version__}\n"
+    version, build, kernels = subprocess.check_output(command, text=True).splitlines()
+    assert version == f"legato {__version__}"
+    assert re.fullmatch(r"build: Python \S+ on \S+, torch \S+", build)
+    here = native_instructions()
+    assert kernels.startswith(f"kernels: {', '.join(here)} here, of " if here else "kernels: ")
 
 
 def test_help_names_the_commands() -> None:
     text = legato("--help").stdout
+    assert re.findall(r"^  legato ([a-z]+) ", text, re.MULTILINE) == ["serve", "chat", "models"]
     assert re.findall(r"^    ([a-z]+)(?: |$)", text, re.MULTILINE) == [*_COMMANDS]
 
 
@@ -84,7 +90,7 @@ def test_a_missing_plugin_is_named_with_its_extra(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     extra = "fleet" if command == "fleet" else "lab"
-    message = f"legato: {command} is not installed: pip install 'legato[{extra}]'\n"
+    message = f"legato: {command} is not installed: pip install 'legato-llm[{extra}]'\n"
     for args in ([command, "--help"], [command, "some", "--thing"]):
         assert main(args) == 2
         assert capsys.readouterr() == ("", message)
@@ -121,7 +127,7 @@ def test_a_broken_plugin_breaks_itself_alone(broken: Mapping[str, str]) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "legato: bench cannot be loaded (No module named 'no_such_package'): "
-        "pip install 'legato[lab]'\n"
+        "pip install 'legato-llm[lab]'\n"
     )
     for args in (("serve", "--help"), ("--help",), ("completion", "bash")):
         done = in_environment(broken, *args)
@@ -135,6 +141,8 @@ def test_a_broken_plugin_breaks_itself_alone(broken: Mapping[str, str]) -> None:
         (("frobnicate",), "frobnicate"),
         (("serve", "no/such/model", "--port", "0"), "no model at 'no/such/model'"),
         (("serve", "one", "--model", "other"), "two models were named"),
+        (("chat", "one", "--model", "other"), "two models were named"),
+        (("calibrate", "no/such/model"), "no model at 'no/such/model'"),
         (("serve", "--max-num-seqs", "0"), "max_num_seqs"),
         (("serve", "--port", "70000"), "port"),
         (("serve", "--api-key", ","), "--api-key"),

@@ -1,6 +1,7 @@
 """`legato models`."""
 
 import json
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,11 @@ from transformers import AutoModelForSequenceClassification
 
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.cli.main import main
-from legato.core.config import DEFAULT_MODEL, ModelConfig
-from legato.engine.build import model_report
+from legato.core.config import DEFAULT_MODEL, EngineConfig, ModelConfig
+from legato.engine.build import dry_run, model_report
+from legato.engine.build.blueprint import Blueprint
+from legato.engine.build.cpu import cpu_runtime
+from legato.engine.build.runtime import ModelRuntime
 from legato.model.architectures import ARCHITECTURES
 from legato.model.states import make_states
 from tests.families.tiny import MODELS, random_model
@@ -30,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _json(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) -> dict[str, Any]:
-    assert main(["models", *args, "--json"]) == status
+    assert main(["models", *args, "--json", "--no-probe"]) == status
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
 
@@ -79,7 +83,7 @@ def test_lists_what_becomes_of_the_keys(
     assert "hidden_size" in keys["used"]
     assert "rope_scaling" not in keys["defaulted"]  # the file has its other spelling
     assert keys["without_effect"]["use_cache"].startswith("it is about")
-    assert main(["models", str(tmp_path)]) == 0
+    assert main(["models", str(tmp_path), "--no-probe"]) == 0
     shown = capsys.readouterr().out
     assert "keys that nothing reads   alibi\n" in shown
 
@@ -111,7 +115,7 @@ def test_states_and_experts_count(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert report["num_active_parameters"] == report["num_parameters"] - experts // 2
     # One layer of 2 heads of 32, keys and values, in 4 bytes
     assert report["cache_token_bytes"] == 2 * 32 * 2 * 4
-    assert main(["models", str(tmp_path)]) == 0
+    assert main(["models", str(tmp_path), "--no-probe"]) == 0
     shown = capsys.readouterr().out
     assert f"a token takes {report['num_active_parameters']:,}" in shown
     assert "states of a request" in shown
@@ -142,7 +146,7 @@ def test_describes_the_default_model(capsys: pytest.CaptureFixture[str]) -> None
     assert "Q4_1" in str(report["quantization"])
     assert report["cache_token_bytes"] == 30 * 3 * 64 * 2 * 2
     assert report["file_weight_bytes"] < report["weight_bytes"]
-    assert main(["models", DEFAULT_MODEL]) == 0
+    assert main(["models", DEFAULT_MODEL, "--no-probe"]) == 0
     shown = capsys.readouterr().out
     assert "134,515,008" in shown
     assert "22.5 KiB" in shown
@@ -163,7 +167,7 @@ def test_a_refused_model_has_one_line_and_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
-    assert main(["models", str(tmp_path)]) == 1
+    assert main(["models", str(tmp_path), "--no-probe"]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("legato: unsupported architecture MambaForCausalLM")
@@ -178,7 +182,7 @@ def test_wrong_shapes_are_refused(
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] = torch.ones(3)
     save_file(weights, tmp_path / "model.safetensors")
-    assert main(["models", str(tmp_path)]) == 1
+    assert main(["models", str(tmp_path), "--no-probe"]) == 1
     assert "model.norm.weight has shape (3,)" in capsys.readouterr().err
 
 
@@ -208,3 +212,60 @@ def test_a_hub_model_is_described_by_its_headers(
     remote = _json(capsys, "someone/tiny-qwen3")
     assert not any("safetensors" in pattern for patterns in asked for pattern in patterns)
     assert {**remote, "model": local["model"]} == local
+
+
+def test_a_probe_says_what_would_happen_here(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "_PROBE_S", 0.0)
+    assert main(["models", str(folder), "--json"]) == 0
+    here = json.loads(capsys.readouterr().out)["here"]
+    assert (here["kernels"], here["dtype"], here["max_model_len"]) == ("torch", "float32", 512)
+    assert here["cache_bytes"] == here["cache_tokens"] * 4 * 2 * 64 * 2 * 4
+    assert here["speed"]["num_layers"] == 4
+    assert here["speed"]["token_s"] > 0 < here["speed"]["prompt_tokens_s"]
+    assert here["refusals"] == []
+    assert "--max-num-seqs 64" in here["command"]
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "nemotron-3"])
+def test_a_probe_of_a_large_model_loads_its_first_layers_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_model(MODELS[kind]).save_pretrained(tmp_path)
+    monkeypatch.setattr(dry_run, "_PROBE_S", 0.0)
+    monkeypatch.setattr(dry_run, "_PROBED_BYTES", 1)
+    loaded: list[int] = []
+
+    def noting(blueprint: Blueprint) -> ModelRuntime:
+        loaded.append(blueprint.checkpoint.spec.num_layers)
+        return cpu_runtime(blueprint)
+
+    monkeypatch.setattr(dry_run, "cpu_runtime", noting)
+    run = dry_run.dry_run(EngineConfig.of(model=str(tmp_path)))
+    whole = open_checkpoint(ModelConfig(model=str(tmp_path))).decoder_spec
+    assert run.speed is not None, run.unmeasured
+    assert loaded == [run.speed.num_layers]
+    assert loaded[0] < whole.num_layers
+    part = dry_run.first_layers(open_checkpoint(ModelConfig(model=str(tmp_path))), loaded[0])
+    assert bool(part.decoder_spec.states) == bool(whole.states)
+
+
+def test_a_dry_run_says_all_that_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "free_memory_bytes", lambda: 4096)
+    flags = ("--dry-run", "--port", "0", "--kernels", "avx2", "--kv-cache-memory", "1K")
+    assert main(["serve", str(folder), *flags]) == 1
+    shown = capsys.readouterr().out
+    assert "refused 1  the avx2 kernels cannot run here: " in shown.replace("    ", "")
+    assert "0.00 GiB are free: --quantization makes them smaller" in shown
+    assert "raise --kv-cache-memory or lower --max-model-len" in shown
+    assert "time of a token" not in shown
+
+
+def test_a_dry_run_looks_at_the_address(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(folder), "--dry-run", "--port", port]) == 2
+    assert "Address already in use" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """`legato chat --url`, with a real server and a real terminal."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,12 +38,16 @@ def chat(url: str, lines: str, *flags: str, key: str = KEY) -> "subprocess.Compl
 
 def test_a_conversation_is_remembered_until_it_is_reset(server: ServerProcess) -> None:
     question = "What did I just say?\n"
-    lines = f"{question}I like green apples.\n{question}/reset\n{question}/help\n/exit\n{question}"
+    lines = (
+        f"{question}I like green apples.\n{question}/reset\n{question}/timings\n/help\n"
+        f"/exit\n{question}"
+    )
     done = chat(f"{server.url}/v1/", lines, *GREEDY, "--stop", "\n")
     assert done.stderr == ""
-    help_, first, _, with_history, after_reset, again = done.stdout.strip().split("\n")
+    help_, first, _, with_history, after_reset, timings, again = done.stdout.strip().split("\n")
     assert first == after_reset != with_history
     assert help_ == again
+    assert re.fullmatch(r"first token after .* s, \d+ tokens, .* ms each, \d+ a second", timings)
     assert "/reset" in help_
 
 

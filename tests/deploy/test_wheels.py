@@ -39,8 +39,10 @@ def test_a_wheel_without_a_compiler(tmp_path: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "legato/cli/main.py" in names
+    assert "legato/py.typed" in names
+    assert "legato/api/operations/chat/static/chat.js" in names
     assert "legato/api/operations/reference/static/reference.js" in names
-    assert not [name for name in names if name.endswith(".so") or "legato_" in name]
+    assert not [name for name in names if name.endswith(".so") or "legato_fleet" in name]
 
 
 def test_wheels_are_built_for_all_versions_that_may_install_them() -> None:
@@ -83,7 +85,7 @@ def test_a_wheel_of_a_package_beside_legato(package: str, tmp_path: Path) -> Non
     # A source distribution would keep the link, which leads out of it.
     assert not (folder / "LICENSE").is_symlink()
     metadata = message_from_bytes(wheel.read(f"{info}/METADATA"))
-    assert f"legato=={__version__}" in metadata.get_all("Requires-Dist", [])
+    assert f"legato-llm=={__version__}" in metadata.get_all("Requires-Dist", [])
     entries = ConfigParser()
     entries.read_string(wheel.read(f"{info}/entry_points.txt").decode())
     assert dict(entries["legato.commands"]) == project_of(folder)["entry-points"]["legato.commands"]
@@ -97,11 +99,11 @@ def test_the_packages_have_one_version() -> None:
         pins = {pin for pin in project["dependencies"] if pin.startswith("legato")}
         names = {pin.partition("=")[0] for pin in pins}
         assert pins == {f"{name}=={__version__}" for name in names}
-        assert "legato" in names
+        assert "legato-llm" in names
 
 
 def test_every_command_of_another_package_has_an_entry_point() -> None:
-    """Its extra of `legato` brings the package that has it."""
+    """Its extra of `legato-llm` brings the package that has it."""
     extras = project_of(ROOT)["optional-dependencies"]
     found = {}
     for package in PACKAGES:
@@ -125,6 +127,6 @@ def test_the_documented_path_of_a_fleets_application(monkeypatch: pytest.MonkeyP
         assert fleet.app is import_module("legato_fleet.front_door").app
     monkeypatch.setitem(sys.modules, "legato_fleet", None)
     monkeypatch.setitem(sys.modules, "legato_fleet.front_door", None)
-    with pytest.raises(ImportError, match=r"pip install 'legato\[fleet\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'legato-llm\[fleet\]'"):
         _ = fleet.app
     assert not hasattr(fleet, "anything_else")

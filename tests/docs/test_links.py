@@ -123,13 +123,18 @@ def test_metrics_exist(page: Path, metrics: set[str]) -> None:
 
 
 def usages(*command: str) -> Iterator[str]:
-    """What `--help` says of a command and of those below it."""
+    """What `--help`, or `--help all`, says of a command and of those below it."""
+    said = helped(*command, "--help")
+    yield helped(*command, "--help", "all") if "--help all" in said else said
+    for name in COMMAND.findall(said):
+        yield from usages(*command, name)
+
+
+def helped(*arguments: str) -> str:
     said = io.StringIO()
     with pytest.raises(SystemExit), redirect_stdout(said):
-        main([*command, "--help"])
-    yield said.getvalue()
-    for name in COMMAND.findall(said.getvalue()):
-        yield from usages(*command, name)
+        main(arguments)
+    return said.getvalue()
 
 
 def test_what_is_lost_is_found() -> None:

@@ -80,5 +80,5 @@ def test_the_program_of_a_simulated_engine_is_there() -> None:
 
 def test_a_simulated_fleet_needs_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legato_fleet.config.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'legato\[lab\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'legato-llm\[lab\]'"):
         check_fleet(EngineConfig(), FleetConfig(simulate="of-a-test"), is_on_cluster=False)

@@ -16,7 +16,7 @@ from tests.model.conftest import TINY
 
 pytestmark = [
     pytest.mark.fleet,
-    pytest.mark.skipif(nixl_package() is None, reason="needs NIXL: legato[disaggregated]"),
+    pytest.mark.skipif(nixl_package() is None, reason="needs NIXL: legato-llm[disaggregated]"),
 ]
 
 PROMPT = [7 * i % 61 for i in range(300)]

@@ -104,7 +104,7 @@ def test_without_triton_it_says_what_to_install(
 ) -> None:
     put_on_a_gpu(monkeypatch)
     monkeypatch.setattr(builder, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"legato\[gpu\]"):
+    with pytest.raises(ConfigError, match=r"legato-llm\[gpu\]"):
         engine_of(save_tiny(CONFIGS["qwen3"])[0])
 
 

@@ -137,7 +137,7 @@ def test_without_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "legato: matplotlib missing: pip install 'legato[bench]'\n"
+    assert done.stderr == "legato: matplotlib missing: pip install 'legato-llm[bench]'\n"
 
 
 def test_workloads_and_reports_need_no_http() -> None:

@@ -135,7 +135,7 @@ _ROOMS = (
     *(chat_answer, completion_answer, embedding_answer, score_answer),
     *(response_endpoints, message_answer),
     *(models, tokenization_answer, rendering, generate_answer),
-    *(trace, settings, cache, probes, routers, events, pages),
+    *(trace, settings, cache, probes, routers, events),
 )
 _ERRORS = (
     ApiError,
@@ -179,7 +179,7 @@ def create_app(
     names = HostNames(config)
     api.state.admins = Admins(config, names)
     api.state.live_trace = LiveTrace(engine, config.max_trace_bytes)
-    assets = pages.load_dashboard() | pages.load_reference()
+    assets = pages.load_chat() | pages.load_dashboard() | pages.load_reference()
     routers = [*(room.router for room in _ROOMS), pages.pages_router(assets)]
     if config.enable_tokenizer_info_endpoint:
         routers.append(tokenization_answer.info_router)
@@ -192,7 +192,7 @@ def create_app(
     app = RefuseWhileDraining(app, lifecycle)
     app = ReadBody(app, config.max_body_bytes)  # uncounted: draining waits for no body
     # The API reference and the files of pages are not secret.
-    open_paths = {*OPEN_PATHS, *assets, pages.ROOT, _OPENAPI}
+    open_paths = {*OPEN_PATHS, *assets, _OPENAPI}
     app = RequireApiKey(
         app,
         (*config.api_keys, *config.admin_api_keys) if config.api_keys else (),

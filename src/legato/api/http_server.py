@@ -29,7 +29,7 @@ from legato.api.http.bodies import json_response
 from legato.api.http.connection import LimitedHttpProtocol
 from legato.api.http.error_responses import error_response
 from legato.api.http.errors import still_loading
-from legato.api.http.middleware import AddVersion, Lifecycle, RequestIds
+from legato.api.http.middleware import OPEN_PATHS, AddVersion, Lifecycle, RequestIds
 from legato.api.http.outlet import Turns
 from legato.api.operations.probes import Live, Startup
 from legato.api.readers.reader_pool import TextProcesses
@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 # Time to send the last bytes, once all answers are computed.
 _CLOSE_TIMEOUT_S = 2
+
+_PROBES = OPEN_PATHS | {"/load"}
+"""Supervisors and Prometheus ask every few seconds: no access to these paths is logged."""
 
 Announce = Callable[[EngineInfo, str], None]
 
@@ -265,9 +268,11 @@ class _Ending:
             self._closing = asyncio.create_task(self._engine.close(at_once=True))
 
 
-def _without_query(record: logging.LogRecord) -> bool:
-    """Remove the query of a logged path: clients may put keys there."""
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """Leave out probes, and remove the query of a logged path: clients may put keys there."""
     if isinstance(record.args, tuple):
+        if any(str(part).partition("?")[0] in _PROBES for part in record.args):
+            return False
         record.args = tuple(
             part.partition("?")[0] if isinstance(part, str) else part for part in record.args
         )
@@ -280,7 +285,7 @@ def _uvicorn_config(
     # uvicorn wants a class, but only calls it.
     protocol = partial(LimitedHttpProtocol, config, Turns(), count_error)
     access_logger = logging.getLogger("uvicorn.access")
-    access_logger.addFilter(_without_query)
+    access_logger.addFilter(_worth_a_line)
     return uvicorn.Config(
         app,
         interface="asgi3",  # uvicorn takes a method for an older interface

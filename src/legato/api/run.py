@@ -71,11 +71,7 @@ def serve(
     Raises:
         ConfigError: the settings, the checkpoint or the address cannot be used.
     """
-    if config.otlp_traces_endpoint is not None:
-        check_spans_can_be_made()
-    if config.kv_events_endpoint is not None:
-        _check_cache_can_be_told(engine_config.cache)
-    with _bind(config.host, config.port) as listener:
+    with _listener(engine_config, config) as listener:
         config = _with_room(config)
         # Before the event loop exists: a download is best interrupted without one.
         source = configured_source(engine_config.model)
@@ -96,9 +92,23 @@ def serve(
             return 1
 
 
+def check_server(engine_config: EngineConfig, config: ServerConfig) -> None:
+    """Check what a server needs beside its engine; raises `ConfigError` as `serve`."""
+    _listener(engine_config, config).close()
+
+
+def _listener(engine_config: EngineConfig, config: ServerConfig) -> socket.socket:
+    """Return a socket at the configured address; raises `ConfigError` as `serve`."""
+    if config.otlp_traces_endpoint is not None:
+        check_spans_can_be_made()
+    if config.kv_events_endpoint is not None:
+        _check_cache_can_be_told(engine_config.cache)
+    return _bind(config.host, config.port)
+
+
 def _check_cache_can_be_told(cache: CacheConfig) -> None:
     if find_spec("zmq") is None:
-        raise ConfigError("ZeroMQ missing: pip install 'legato[events]'")
+        raise ConfigError("ZeroMQ missing: pip install 'legato-llm[events]'")
     if not cache.enable_prefix_caching:
         raise ConfigError("kv_events_endpoint tells of the prefix cache, which is turned off")
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legato.cli.flags import add_engine_flags, engine_config
+from legato.cli.flags import add_engine_flags, add_model_argument, engine_config, merge_model
 from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,11 +23,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Measure how long steps of various shapes take, in about ten seconds, show "
         "what the step-time model makes of it, and keep it for `legato serve`.",
     )
+    add_model_argument(parser)
     parser.add_argument(
         "--plot",
         type=Path,
         metavar="FILE",
-        help="plot predicted against measured times (needs the extra legato[bench])",
+        help="plot predicted against measured times (needs the extra legato-llm[bench])",
     )
     parser.add_argument(
         "-o",
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from legato.engine.build.builder import load_runtime
     from legato.scheduler.cost_fit import fit
 
+    merge_model(args)
     runtime = load_runtime(engine_config(args))
     step_times = runtime.step_times
     known = step_times.measure(step_times.calibration())

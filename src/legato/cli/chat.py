@@ -9,28 +9,44 @@ from contextlib import contextmanager
 
 import msgspec
 
-from legato.cli.conversation import HELP, Answer, Message, converse
+from legato.cli.command_parser import CommandParser
+from legato.cli.conversation import HELP, Answer, AnswerPiece, Message, converse
 from legato.cli.flags import (
     add_config_flag,
     add_engine_flags,
+    add_model_argument,
     add_sampling_flags,
+    brief,
     engine_config,
     given_fields,
+    merge_model,
     with_sampling_flags,
 )
 from legato.core.config import engine_fields
 from legato.core.errors import ConfigError
 from legato.core.sampling_params import SamplingParams
 
+_EXAMPLES = (
+    "legato chat                                the small default model",
+    "legato chat ./model.gguf                   a GGUF file, or a folder",
+    "legato chat --url http://127.0.0.1:8000    a server that runs",
+)
+_BRIEF = brief(
+    *("--url", "--system", "--max-tokens", "--temperature", "--seed"),
+    *("--max-model-len", "--quantization", "--num-threads", "--device"),
+)
 _KEY_VARIABLE = "LEGATO_API_KEY"
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
+def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
+    parser: CommandParser = subparsers.add_parser(
         "chat",
+        add_help=False,
         help="talk to a model in the terminal",
         description=f"Talk to a model in the terminal. {HELP}",
     )
+    parser.open_with(_EXAMPLES, _BRIEF)
+    add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told about its role")
     parser.add_argument(
         "--url",
@@ -49,6 +65,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Read lines and answer them until the input ends."""
+    merge_model(args)
     converse(_local(args) if args.url is None else _remote(args), args.system)
     return 0
 
@@ -74,10 +91,12 @@ def _local(args: argparse.Namespace) -> Answer:
     defaults = msgspec.structs.replace(llm.get_default_sampling_params(), max_tokens=None)
     params = with_sampling_flags(args, defaults)
 
-    def answer(messages: list[Message]) -> Generator[str]:
+    def answer(messages: list[Message]) -> Generator[AnswerPiece]:
+        num_tokens = 0
         with _interrupts() as interrupted:
             for delta in llm.stream_chat(messages, params):
-                yield delta.text
+                num_tokens += len(delta.token_ids)
+                yield AnswerPiece(delta.text, num_tokens=num_tokens)
                 if interrupted.is_set():
                     return
 

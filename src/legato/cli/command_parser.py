@@ -1,24 +1,42 @@
 """The command line's parser: argparse, with two-line errors that suggest what was meant.
 
-Underscores in a flag's name may stand for its dashes, as in vLLM.
+Underscores in a flag's name may stand for its dashes, as in vLLM. The help of a command with many
+flags opens on one screen, and `--help all` lists all flags.
 """
 
 import argparse
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from legato.cli.vllm_flags import unknown_flag, vllm_flag_note
+from legato.cli.foreign_flags import foreign_flag_note, is_flag, known_value, unknown_flag
 from legato.core.errors import ConfigError
-from legato.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from legato.cli.config_file import ConfigEntry
 
 _USAGE_ERROR = 2
 _BLAMED = re.compile(r"argument (\S+): ")  # the start of argparse's errors about a value
+_ALL = "all"
+_KIND = "KIND"  # the placeholder of a value with many choices
+_MOST_CHOICES = 16  # characters
+
+
+class _HelpOrAll(argparse.Action):
+    """Shows the first screen of a command's help, or with the value "all" all of it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> NoReturn:
+        assert isinstance(parser, CommandParser)
+        print(parser.format_help() if values == _ALL else parser.first_screen(), end="")
+        parser.exit()
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -30,6 +48,52 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
         self._places: dict[str, str] = {}  # key: option set in a file; value: its place
+        self._examples: Sequence[str] = ()
+        self._brief: Mapping[str, str] = {}
+
+    def open_with(self, examples: Sequence[str], brief: Mapping[str, str]) -> None:
+        """Show examples and a few flags in the help; `--help all` shows every flag.
+
+        The parser must have been made without `add_help`.
+
+        Args:
+            examples: command lines.
+            brief: key a flag that the parser has or will have, value its meaning in a few words.
+        """
+        self._examples, self._brief = examples, brief
+        self.add_argument(
+            *("-h", "--help"),
+            action=_HelpOrAll,
+            nargs="?",
+            metavar=_ALL,
+            help="show the flags that most people need, or all, and exit",
+        )
+
+    def first_screen(self) -> str:
+        """Return the help that `open_with` describes, at most 24 lines of 80 characters."""
+        shown = [
+            (f"{option} {self._placeholder(option)}".rstrip(), text)
+            for option, text in self._brief.items()
+        ]
+        width = max(len(flag) for flag, _ in shown)
+        return "\n".join(
+            [
+                f"usage: {self.prog} [MODEL] [flags]",
+                *(f"  {example}" for example in self._examples),
+                "",
+                *(f"  {flag:{width}}  {text}" for flag, text in shown),
+                "",
+                f"{self.prog} --help all lists all flags.\n",
+            ]
+        )
+
+    def _placeholder(self, option: str) -> str:
+        action = self._option_string_actions[option]
+        if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+            return ""
+        choices = "|".join(map(str, action.choices or ()))
+        named = action.metavar or (_KIND if len(choices) > _MOST_CHOICES else choices)
+        return str(named or action.dest.upper())
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -41,8 +105,7 @@ class CommandParser(argparse.ArgumentParser):
                 given, namespace = self._with_config(given, namespace or argparse.Namespace())
         parsed, unknown = super().parse_known_args(given, namespace)
         if unknown:
-            note = vllm_flag_note(unknown[0]) if unknown[0].startswith("-") else None
-            self.error(f"unexpected: {' '.join(unknown)}{f': {note}' if note else ''}")
+            self.error(f"unexpected: {' '.join(unknown)}{self._without_dashes(given)}")
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -50,30 +113,37 @@ class CommandParser(argparse.ArgumentParser):
         options = blamed[1].split("/") if blamed else []
         place = next((self._places[name] for name in options if name in self._places), None)
         listed = "flags" if self._subparsers is None else "commands"
+        help_ = f"--help {_ALL}" if self._brief else "--help"
         self.exit(
             _USAGE_ERROR,
             f"legato: {f'{place}: ' if place else ''}{message}\n"
-            f"{self.prog} --help lists the {listed}\n",
+            f"{self.prog} {help_} lists the {listed}\n",
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(
-                action, f"{value!r} is none of {', '.join(known)}{did_you_mean(str(value), known)}"
+                action, f"{value!r} is none of {', '.join(known)}{known_value(str(value), known)}"
             )
 
     def _refuse_unknown(self, args: Sequence[str]) -> None:
         """Refuse unknown flags first: a missing flag may be one of them, misspelt."""
         given = [*_before_end_of_flags(args)]
-        for arg, following in itertools.zip_longest(given, given[1:], fillvalue=""):
+        for before, arg, following in zip(["", *given], given, [*given[1:], ""], strict=False):
             name, equals, value = arg.partition("=")
-            if not name.startswith("--") or self._knows(name):
+            if not is_flag(name, before) or self._knows(name):
                 continue
             # argparse takes a flag with a space for a value.
-            if " " not in arg or vllm_flag_note(name):
+            if " " not in arg or foreign_flag_note(name):
                 value = value if equals else following
                 self.error(unknown_flag(name, self._option_string_actions, value))
+
+    def _without_dashes(self, args: Sequence[str]) -> str:
+        """Return a hint at the first word that is a flag's name without its dashes."""
+        words = (f"--{arg.partition('=')[0].replace('_', '-')}" for arg in args)
+        meant = next(filter(self._knows, words), None)
+        return f"; did you mean {meant}?" if meant else ""
 
     def _knows(self, option: str) -> bool:
         return option in self._option_string_actions

@@ -12,7 +12,7 @@ import msgspec
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from legato.cli.vllm_flags import unknown_flag
+from legato.cli.foreign_flags import unknown_flag
 from legato.core.errors import ConfigError
 
 _BOOL = "tag:yaml.org,2002:bool"

@@ -27,6 +27,8 @@ from legato.cli.values import (
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig, engine_parts
 from legato.core.config_fields import Config, Field, Kind, fields_of
+from legato.core.errors import ConfigError
+from legato.core.logs import LOG_FORMATS, LOG_LEVELS
 from legato.core.sampling_params import SamplingParams
 
 
@@ -82,6 +84,30 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
 }
 """argparse's settings for a kind of field, beside choices and description."""
 
+BRIEF = {
+    "--host": "address to listen on; 0.0.0.0 for other machines",
+    "--port": "port to listen on (8000)",
+    "--api-key": "ask clients for this key",
+    "--served-model-name": "the model's name in the API",
+    "--max-model-len": "longest prompt plus output (the model's own)",
+    "--quantization": "int8, int4, w8a8, w4a8, fp8 or gguf: smaller, faster",
+    "--kv-cache-memory": "memory for cached tokens (1/4 of what is free)",
+    "--max-num-seqs": "most requests running at once (64; 256 on a GPU)",
+    "--num-threads": "threads of a CPU (one a core)",
+    "--itl-slo": "longest gap between a stream's tokens, such as 100ms",
+    "--config": "read flags from a YAML file",
+    "--dry-run": "say what would happen here, and how fast; then end",
+    "--device": "auto, cpu or cuda",
+    "--kernels": "auto, amx, avx512, avx2 or torch",
+    "--max-tokens": "most tokens to generate",
+    "--temperature": "0 is greedy",
+    "--seed": "makes the result reproducible",
+    "--system": "what the model is told about its role",
+    "--url": "a running server, such as http://127.0.0.1:8000",
+    "--n": "completions of each prompt (1)",
+}
+"""Meaning of the flags that most people need, in the few words of a command's first screen."""
+
 Groups = dict[str, argparse._ArgumentGroup]  # key: heading
 
 
@@ -122,6 +148,28 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, *engine_parts().values())
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the model as an argument without a flag, which `merge_model` reads."""
+    parser.add_argument(
+        "positional_model", nargs="?", metavar="MODEL", help="the model; the same as --model"
+    )
+
+
+def merge_model(args: argparse.Namespace) -> None:
+    """Take the positional model; raises `ConfigError` if --model names another."""
+    if args.positional_model is None:
+        return
+    is_other = getattr(args, "model", args.positional_model) != args.positional_model
+    if is_other and "model" not in getattr(args, "configured", ()):
+        raise ConfigError(f"two models were named: {args.positional_model} and {args.model}")
+    args.model = args.positional_model
+
+
+def brief(*options: str) -> dict[str, str]:
+    """Return the meaning of some flags, for `CommandParser.open_with`."""
+    return {option: BRIEF[option] for option in options}
+
+
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag for a file of flags, which `CommandParser` reads."""
     parser.add_argument(
@@ -129,6 +177,17 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML, whose keys are flags' names, alone or below the headings of this list; flags "
         "on the command line go first",
+    )
+
+
+def add_log_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `configure_logging`."""
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="%(default)s")
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="auto",
+        help="%(default)s: coloured lines on a terminal, elsewhere text; json is an object a line",
     )
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from legato.cli.command_parser import CommandParser
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
@@ -41,10 +41,50 @@ _COMMANDS: Mapping[str, _Plugin | None] = {
     "completion": None,
 }
 """Key a command; value None for a module of this package."""
+_DESCRIPTION = """\
+LLM serving whose streams never stall.
+
+  legato serve ./model.gguf                 a server, and a page to chat at its address
+  legato chat --url http://127.0.0.1:8000   a chat with it in the terminal
+  legato models ./model.gguf                how a model would run here, and how fast"""
 _ENTRY_POINTS = "legato.commands"
+_KERNELS = ("amx", "avx512", "avx2")
 _FAILURE = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
+
+
+class _Version(argparse.Action):
+    """Shows the version, what the kernels were built for and which run here."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002
+        values: Any,  # noqa: ARG002
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> NoReturn:
+        print(f"legato {__version__}")
+        print(f"build: {_build()}")
+        parser.exit()
+
+
+def _build() -> str:
+    """Describe the installation, without torch, which takes seconds to load."""
+    import platform
+    from importlib.metadata import version
+    from importlib.util import find_spec
+
+    machine = (
+        f"Python {platform.python_version()} on {platform.machine()}, torch {version('torch')}"
+    )
+    built = [name for name in _KERNELS if find_spec(f"legato._kernels_{name}")]
+    if not built:
+        return f"{machine}\nkernels: none built, torch computes the layers"
+    from legato import _processor
+
+    here = [name for name in _processor.instructions() if name in built]
+    return f"{machine}\nkernels: {', '.join(here) or 'torch'} here, of {', '.join(built)} built"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +138,7 @@ def _module(command: str) -> ModuleType:
         return import_module(f"legato.cli.{command}")
     from importlib.metadata import entry_points  # slow, and serving does without
 
-    remedy = f"pip install 'legato[{plugin.extra}]'"
+    remedy = f"pip install 'legato-llm[{plugin.extra}]'"
     found = [*entry_points(group=_ENTRY_POINTS, name=command)]
     if not found:
         raise ConfigError(f"{command} is not installed: {remedy}")
@@ -111,8 +151,14 @@ def _module(command: str) -> ModuleType:
 
 def _parser(commands: Mapping[str, ModuleType | None]) -> CommandParser:
     """Make the parser of commands. Args: commands: value a module, or None for a name alone."""
-    parser = CommandParser(prog="legato", description="LLM serving whose streams never stall.")
-    parser.add_argument("--version", action="version", version=f"legato {__version__}")
+    parser = CommandParser(
+        prog="legato",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show version, build and kernels"
+    )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, module in commands.items():
         if module is not None:

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from legato.core.config import ModelConfig
+from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from legato.engine.build.dry_run import DryRun
     from legato.engine.build.model_report import ModelReport
     from legato.model.config_keys import KeyUse
 
@@ -21,14 +24,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "models",
         help="list the supported models, or describe a checkpoint",
         description="List the supported architectures and the layers that run each. With MODEL, "
-        "describe a checkpoint from the headers of its files, and how it would run here; the exit "
-        "status is 1 if it would not.",
+        "describe a checkpoint from the headers of its files, and how `legato serve` would run it "
+        "here: memory, context, and the speed that a probe of a second expects of files on this "
+        "machine; the exit status is 1 if it would not.",
     )
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a GGUF file, or a hub id"
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub model")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--no-probe",
+        action="store_true",
+        help="do not load the first layers for a second to say how fast it would be here",
+    )
     parser.set_defaults(run=run)
 
 
@@ -38,10 +47,16 @@ def run(args: argparse.Namespace) -> int:
         _print_architectures(as_json=args.json)
         return 0
     # A local import: these modules load torch, which the help does not need.
+    from legato.checkpoint.source import is_hub_id
+    from legato.engine.build.dry_run import dry_run
     from legato.engine.build.model_report import report_model
 
+    config = ModelConfig(model=args.model, revision=args.revision)
+    here = None
     try:
-        report = report_model(ModelConfig(model=args.model, revision=args.revision))
+        report = report_model(config)
+        if not (args.no_probe or is_hub_id(args.model)):
+            here = dry_run(EngineConfig(model=config))
     except UnsupportedModelError as error:
         if args.json:
             _print_json({"model": args.model, "refused": str(error)})
@@ -49,10 +64,45 @@ def run(args: argparse.Namespace) -> int:
             print(f"legato: {error}", file=sys.stderr)
         return _REFUSED
     if args.json:
-        _print_json(report)
-    else:
-        _print_report(report)
-    return 0
+        _print_json(msgspec.to_builtins(report) | {"here": here})
+        return 0
+    print_lines(report.model, _report_lines(report))
+    if here is not None:
+        print_lines("here, with the default flags", here_lines(here))
+    return _REFUSED if here is not None and here.refusals else 0
+
+
+def print_lines(title: str, lines: "Mapping[str, str]") -> None:
+    """Print a title and named values below it."""
+    width = max(map(len, lines))
+    print(title)
+    for name, value in lines.items():
+        print(f"  {name:{width}}  {value}")
+
+
+def here_lines(run: "DryRun") -> dict[str, str]:
+    """Describe what a start would do on this machine."""
+    lines = {
+        "processor": run.processor,
+        "computed by": f"{run.kernels or 'nothing'}, on {run.threads} threads"
+        if run.device == "cpu"
+        else run.kernels,
+        "memory of the weights": _size(run.weight_bytes),
+        "memory of the cache": f"{_size(run.cache_bytes)}, for {run.cache_tokens:,} tokens",
+        "memory of a step": f"{_size(run.step_bytes)} at most",
+        "free memory": _size(run.free_bytes),
+        "context": f"{run.max_model_len:,} tokens, {run.max_num_seqs} requests at once",
+    }
+    if run.speed is not None:
+        lines |= {
+            "time of a token": f"{1e3 * run.speed.token_s:.3g} ms for one stream, without drafts",
+            "speed of prompts": f"{run.speed.prompt_tokens_s:,.0f} tokens a second",
+            "measured": f"the first {run.speed.num_layers} layers, for a second",
+        }
+    elif run.unmeasured:
+        lines["speed"] = f"not measured: {run.unmeasured}"
+    lines["flags"] = run.command
+    return lines | {f"refused {number}": text for number, text in enumerate(run.refusals, 1)}
 
 
 def _print_architectures(*, as_json: bool) -> None:
@@ -68,7 +118,7 @@ def _print_architectures(*, as_json: bool) -> None:
     print_table(Table("Architectures; PyTorch's layers run all of them on CPUs", header, cells))
 
 
-def _print_report(report: "ModelReport") -> None:
+def _report_lines(report: "ModelReport") -> dict[str, str]:
     lines = {
         "architecture": report.architecture,
         "parameters": _parameters(report),
@@ -87,10 +137,7 @@ def _print_report(report: "ModelReport") -> None:
         lines["states of a request"] = _size(report.state_bytes)
     if report.keys.used:
         lines |= _keys(report.keys)
-    width = max(map(len, lines))
-    print(report.model)
-    for name, value in lines.items():
-        print(f"  {name:{width}}  {value}")
+    return lines
 
 
 def _keys(keys: "KeyUse") -> dict[str, str]:

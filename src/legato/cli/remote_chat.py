@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from legato.cli.conversation import Message
+from legato.cli.conversation import AnswerPiece, Message
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.lines import LineBuffer
 
@@ -42,16 +42,26 @@ class RemoteChat:
             raise ConfigError(f"{root}: {error}") from error
         self._options = options
 
-    def answer(self, messages: list[Message]) -> Generator[str]:
+    def answer(self, messages: list[Message]) -> Generator[AnswerPiece]:
         """Yield the pieces of the answer; as `conversation.Answer`."""
-        body = {**self._options, "model": self._model, "messages": messages, "stream": True}
+        body = {
+            **self._options,
+            "model": self._model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         with _in_one_line(), self._http.stream("POST", "chat/completions", json=body) as response:
             _refuse_errors(response)
             for chunk in _events(response):
                 if "error" in chunk:
                     raise InvalidRequestError(_message(chunk))
                 for choice in chunk["choices"]:
-                    yield choice["delta"].get("content") or ""
+                    delta = choice["delta"]
+                    thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+                    yield AnswerPiece(delta.get("content") or "", thought)
+                if usage := chunk.get("usage"):
+                    yield AnswerPiece(num_tokens=usage["completion_tokens"])
 
     def _first_model(self) -> str:
         with _in_one_line(), self._http.stream("GET", "models") as response:

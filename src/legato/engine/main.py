@@ -5,7 +5,6 @@ step by the interpreter lock, and the engine can die and be started again.
 """
 
 import gc
-import logging
 import math
 import socket
 import sys
@@ -19,6 +18,7 @@ import msgspec
 from legato.core.config import EngineConfig
 from legato.core.garbage import uncollected
 from legato.core.kv_events import KVEvent
+from legato.core.logs import follow_logging
 from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
@@ -98,7 +98,7 @@ class Arrivals:
 def main(fd: int, build: Build | None = None) -> int:
     """Run an engine until the socket closes. Args: build: makes the engine; None for a model's."""
     leave_to_parent()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    follow_logging()
     channel = Channel(socket.socket(fileno=fd), FromFrontEnd)
     try:
         return _serve(channel, build)

@@ -37,7 +37,7 @@ class NixlMover:
     def __init__(self, name: str, memory: CacheMemory, *, is_local: bool) -> None:
         package = nixl_package()
         if package is None:
-            raise ConfigError("--kv-role needs NIXL: install legato[disaggregated]")
+            raise ConfigError("--kv-role needs NIXL: install legato-llm[disaggregated]")
         if is_local:
             # Without this, UCX listens on all networks of the machine.
             os.environ["UCX_NET_DEVICES"] = "lo"

@@ -194,7 +194,7 @@ def simulated_program(profile: str) -> tuple[str, ...]:
         ConfigError: the program is not installed.
     """
     if find_spec(_SIMULATED.partition(".")[0]) is None:
-        raise ConfigError("simulate needs the lab: pip install 'legato[lab]'")
+        raise ConfigError("simulate needs the lab: pip install 'legato-llm[lab]'")
     return (sys.executable, "-m", _SIMULATED, profile)
 
 

@@ -52,7 +52,7 @@ def serve_fleet(
 def check_ray() -> None:
     """Raises `ConfigError` if Ray Serve is not installed."""
     if find_spec("ray") is None:
-        raise ConfigError("a fleet needs Ray Serve: install legato[fleet]")
+        raise ConfigError("a fleet needs Ray Serve: install legato-llm[fleet]")
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from legato.api.http.errors import (
     shutting_down,
     too_many_bodies,
 )
+from legato.core import logs
 from legato.core.spelling import did_you_mean
 from legato.observe.metrics.server_metrics import ServerMetrics
 
@@ -53,6 +54,22 @@ _MISCELLANEOUS = 299
 """The warn-code of RFC 7234 for a lasting warning of any kind."""
 _MAX_WARNING_CHARS = 1000
 
+_FOREIGN_PATHS = {
+    "(api/|v1/)?(is-?)?ready(ness|iness)?(/probe)?": ("/readyz", "/health"),
+    "(api/|v1/)?(a?live|liveness|livez)(/probe)?": ("/livez", "/health"),
+    "startup|started|startupz": ("/startupz", "/health"),
+    "(api/|v1/|api/v1/)?(health|healthz|healthy|health-?check|status|up|heartbeat|readyz)": (
+        "/health",
+    ),
+    "stats|statistics|prometheus|(v1|api)/metrics": ("/metrics",),
+    "ui|chat|web|webui|index.html?|playground": ("/",),
+    "swagger(-ui)?|redoc|api-docs": ("/docs",),
+    "completion|generate|generate_stream|infill|(v1/)?engines/.*/completions": ("/v1/completions",),
+    "v1/chat|api/v1/chat/completions|openai/v1/chat/completions": ("/v1/chat/completions",),
+    "(v1/)?embedding|embed": ("/v1/embeddings",),
+}
+"""Key a pattern of paths of other servers, value what is meant here, as far as it is served."""
+
 _VERSIONED = ("/chat/completions", "/completions", "/messages", "/models", "/responses")
 _VERSION = "/v1"
 
@@ -78,6 +95,7 @@ class RequestIds:
         answer_id = uuid.uuid4().hex
         request_id = given if _GOOD_ID.fullmatch(given) else answer_id
         is_anthropic = f"{scope['path']}/".startswith(f"{_ANTHROPIC_PATH}/")
+        logs.request_id.set(request_id)
         scope.setdefault("state", {}).update(
             request_id=request_id, answer_id=answer_id, is_anthropic=is_anthropic
         )
@@ -397,5 +415,13 @@ def no_such_endpoint(scope: Scope, routes: Iterable[BaseRoute]) -> ApiError:
         told = ", ".join(allowed)
         message = f"{path} does not take {method}, but {told}"
         return invalid_request(message, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": told})
-    told = did_you_mean(path, (route.path for route in known if route.include_in_schema))
+    served = {route.path for route in known if route.include_in_schema or route.path == "/"}
+    meant = [
+        one
+        for pattern, paths in _FOREIGN_PATHS.items()
+        if re.fullmatch(pattern, path.strip("/"))
+        for one in paths
+        if one in served
+    ]
+    told = f"; did you mean {' or '.join(meant)}?" if meant else did_you_mean(path, served)
     return invalid_request(f"no such endpoint: {method} {path}{told}", HTTPStatus.NOT_FOUND)

@@ -1,4 +1,4 @@
-"""The pages for browsers, the dashboard and the reference; they reveal nothing about the server."""
+"""The pages for browsers: chat, dashboard and reference; they reveal nothing about the server."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import Response
 
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -24,13 +24,11 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-DASHBOARD, REFERENCE, ROOT = "/dashboard", "/docs", "/"
-"""Paths of the pages; the root redirects to the dashboard."""
+CHAT, DASHBOARD, REFERENCE, ROOT = "/chat", "/dashboard", "/docs", "/"
+"""Paths of the pages, or of the files of the chat, whose page is the root."""
 _INDEX = "index.html"
 _SHIPPED_BY = "fastapi_offline"
 _SHIPPED = ("swagger-ui-bundle.js", "swagger-ui.css")
-
-router = APIRouter(include_in_schema=False)
 
 
 class Asset(msgspec.Struct, frozen=True):
@@ -61,13 +59,21 @@ def pages_router(assets: dict[str, Asset]) -> APIRouter:
     return router
 
 
+def load_chat() -> dict[str, Asset]:
+    """Load the page with a chat and its files; key the path of the URL."""
+    return _load("chat", ROOT, CHAT)
+
+
 def load_dashboard() -> dict[str, Asset]:
     """Load the dashboard and its files; key the path of the URL."""
-    assets = {}
-    for file in files(__package__).joinpath("dashboard", "static").iterdir():
-        path = DASHBOARD if file.name == _INDEX else f"{DASHBOARD}/{file.name}"
-        assets[path] = asset(file)
-    return assets
+    return _load("dashboard", DASHBOARD, DASHBOARD)
+
+
+def _load(folder: str, page: str, below: str) -> dict[str, Asset]:
+    return {
+        page if file.name == _INDEX else f"{below}/{file.name}": asset(file)
+        for file in files(__package__).joinpath(folder, "static").iterdir()
+    }
 
 
 def load_reference() -> dict[str, Asset]:
@@ -82,10 +88,3 @@ def load_reference() -> dict[str, Asset]:
         REFERENCE: asset(own.joinpath(_INDEX)),
         **{f"{REFERENCE}/{file.name}": asset(file) for file in scripts},
     }
-
-
-@router.head(ROOT)
-@router.get(ROOT)
-async def root() -> RedirectResponse:
-    # A relative URL, since a proxy may serve the server under a path of its own.
-    return RedirectResponse(DASHBOARD.removeprefix("/"))

@@ -1,12 +1,12 @@
 """The zygote's program: `python -m legato.api.reading.main FD`, started by `ZygoteProcess`."""
 
 import contextlib
-import logging
 import os
 import socket
 import sys
 
 from legato.core.garbage import uncollected
+from legato.core.logs import follow_logging
 from legato.core.signals import leave_to_parent
 
 # Libraries must not start threads: forked processes would lack them.
@@ -15,7 +15,7 @@ _SINGLE_THREADED = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "
 
 def main(fd: int) -> int:
     leave_to_parent()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    follow_logging()
     os.environ.update(_SINGLE_THREADED)
     with uncollected():
         from legato.api.reading.zygote import Zygote

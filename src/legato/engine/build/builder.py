@@ -147,7 +147,7 @@ def _check_compilers() -> None:
     if torch.version.hip is not None:
         raise ConfigError("GPUs of other makers than NVIDIA are not supported: use --device cpu")
     if find_spec("triton") is None:
-        raise ConfigError("a GPU needs Triton: install legato[gpu]")
+        raise ConfigError("a GPU needs Triton: install legato-llm[gpu]")
     named = os.environ.get("CC")  # Triton's first choice
     if not any(map(shutil.which, ("gcc", "clang") if named is None else (named,))):
         raise ConfigError("a GPU needs a C compiler for Triton: install gcc, or name one in CC")

@@ -1,7 +1,12 @@
 """Measures how long each part of a start takes."""
 
+import logging
 import time
 from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+_LONG_S = 0.5
 
 
 class StartTimer:
@@ -20,8 +25,10 @@ class StartTimer:
         self._last_s = time.monotonic()
 
     def end(self, name: str) -> None:
-        """Count the time since the last part ended."""
+        """Count the time since the last part ended, and log it if that was long."""
         now_s = time.monotonic()
+        if (taken_s := now_s - self._last_s) >= _LONG_S:
+            logger.info("start: %s took %.1f s", name, taken_s)
         self.seconds[name] = self.seconds.get(name, 0.0) + now_s - self._last_s
         self._last_s = now_s
         self._on_end(name, self.seconds[name])

@@ -47,7 +47,7 @@ def check_spans_can_be_made() -> None:
         except ModuleNotFoundError:
             is_missing = True
         if is_missing:
-            raise ConfigError("OpenTelemetry missing: pip install 'legato[otel]'")
+            raise ConfigError("OpenTelemetry missing: pip install 'legato-llm[otel]'")
 
 
 class Progress:

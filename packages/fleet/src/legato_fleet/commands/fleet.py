@@ -1,36 +1,48 @@
 """`legato fleet`: several engines behind one OpenAI-compatible server."""
 
 import argparse
-import logging
 
+from legato.cli.command_parser import CommandParser
 from legato.cli.flags import (
     add_config_flag,
     add_engine_flags,
     add_flags,
+    add_log_flags,
+    add_model_argument,
     add_server_flags,
+    brief,
     engine_config,
     given_fields,
+    merge_model,
     server_config,
 )
-from legato.cli.serve import LOG_LEVELS, announce, merge_model
+from legato.cli.serve import announce
+from legato.core.logs import configure_logging
 from legato_fleet.config import FleetConfig
 
+_EXAMPLES = ("legato fleet ./model.gguf --replicas 2",)
+_BRIEF = {
+    "--replicas": "engines, each with the whole model",
+    **brief("--host", "--port", "--api-key", "--served-model-name", "--max-model-len"),
+    **brief("--quantization", "--kv-cache-memory", "--max-num-seqs", "--itl-slo", "--config"),
+}
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
+
+def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
+    parser: CommandParser = subparsers.add_parser(
         "fleet",
+        add_help=False,
         help="serve a model by several engines, on Ray Serve",
         description="Serve a model by several engines, on Ray Serve, behind one "
         "OpenAI-compatible HTTP API.",
     )
-    parser.add_argument(
-        "positional_model", nargs="?", metavar="MODEL", help="the model; the same as --model"
-    )
+    parser.open_with(_EXAMPLES, _BRIEF)
+    add_model_argument(parser)
     add_config_flag(parser)
     add_flags(parser, FleetConfig)
     add_engine_flags(parser)
     add_server_flags(parser)
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="%(default)s")
+    add_log_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -38,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped; returns the exit status."""
     from legato_fleet.serving import serve_fleet
 
-    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(args.log_level, args.log_format)
     merge_model(args)
     fleet = FleetConfig(**given_fields(args, FleetConfig))
     return serve_fleet(engine_config(args), server_config(args), fleet, on_ready=announce)

@@ -56,7 +56,7 @@ def add_parser(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Run a benchmark; returns the exit status."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("matplotlib missing: pip install 'legato[bench]'")
+        raise ConfigError("matplotlib missing: pip install 'legato-llm[bench]'")
     from legato_lab.simulation.record import RequestError
 
     try:

@@ -35,7 +35,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=Path,
         default="demo.png",
         metavar="FILE",
-        help="picture of the comparison (%(default)s; needs the extra legato[bench])",
+        help="picture of the comparison (%(default)s; needs the extra legato-llm[bench])",
     )
     parser.add_argument(
         "--terminal-svg", type=Path, metavar="FILE", help="also write what the terminal showed"
@@ -117,7 +117,7 @@ def _play(args: argparse.Namespace, console: "Console") -> None:
     if args.terminal_svg is not None:
         write_svg(view, args.terminal_svg)
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("no picture, for want of matplotlib: pip install 'legato[bench]'")
+        console.print("no picture, for want of matplotlib: pip install 'legato-llm[bench]'")
         return
     plot(view.runs, args.output, f"{title}\n{stage.name}")
     console.print(f"plotted to {args.output}")

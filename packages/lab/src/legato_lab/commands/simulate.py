@@ -63,7 +63,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Simulate every policy, print and write the results; returns the exit status."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("matplotlib missing: pip install 'legato[bench]'")
+        raise ConfigError("matplotlib missing: pip install 'legato-llm[bench]'")
     if args.capacity and args.itl_slo_s is None:
         raise ConfigError("--capacity is the largest rate that keeps --itl-slo, but none is set")
     if args.trace and (args.capacity or args.rates):

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Tune, print the result and write it as JSON and as a page; returns the exit status."""
     missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[tune]'")
+        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato-llm[tune]'")
     from rich.console import Console
 
     from legato_lab.tune.tuning import tune, tuned_context

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from legato.core.garbage import uncollected
+from legato.core.logs import follow_logging
 from legato.core.signals import leave_to_parent
 from legato.engine.build.ranks.rank_start import BeRank, FromLead, Join, MakeCache, RankReady
 from legato.engine.process.channel import Channel, ChannelClosedError, on_hang_up
@@ -24,7 +25,7 @@ _Message = TypeVar("_Message")
 
 def main(fd: int) -> int:
     leave_to_parent()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    follow_logging()
     sock = socket.socket(fileno=fd)
     try:
         return _follow(Channel(sock, FromLead), sock)

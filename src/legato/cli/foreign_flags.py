@@ -1,6 +1,8 @@
-"""vLLM's flags that Legato lacks, with notes on what to use instead."""
+"""Flags of vLLM and llama-server that Legato lacks, with notes on what to use instead."""
 
-from collections.abc import Iterable
+import itertools
+import re
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -60,7 +62,9 @@ _NOTES = {
     "it is --kv-cache-memory": "kv-cache-memory-bytes num-gpu-blocks-override",
     "weights stay on one device; --quantization makes them smaller": "cpu-offload-* offload-*",
     "it is --log-level": "uvicorn-log-level log-config-file disable-uvicorn-access-log",
-    "at --log-level warning, no access is logged": "disable-access-log-for-endpoints",
+    "probes and /metrics are never logged; at --log-level warning, no access is": (
+        "disable-access-log-for-endpoints"
+    ),
     "it is --prefill-order, and a request's slo_class": "scheduling-policy",
     "chunks are as long as --itl-slo allows, or as --max-num-batched-tokens": (
         "long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
@@ -127,7 +131,62 @@ _NOTES = {
     "these models are not supported": "mamba-* kv-sharing-fast-prefill *-routed-experts",
     "start a server when it is wanted; it loads in seconds": "enable-sleep-mode",
 }
-"""Key the note, value names of flags with spaces between; * stands for anything."""
+"""Key the note, value names of vLLM's flags with spaces between; * stands for anything."""
+
+_LLAMA_NOTES = {
+    "it is the first argument, or --model": "m hf hfr hf-repo hf-file hff model-url mu",
+    "it is --max-model-len": "c ctx-size ctx",
+    "it is --num-threads": "t threads",
+    "prompts and decodes have the same threads, --num-threads": "tb threads-batch",
+    "it is --max-num-seqs": "np parallel",
+    "it is --max-num-batched-tokens": "b batch-size ub ubatch-size",
+    "it is --served-model-name": "a alias",
+    "it is --speculative-model": "md model-draft spec-draft-model",
+    "it is --speculative": "draft draft-max draft-n draft-min draft-n-min draft-p-min spec-type",
+    "it is --kv-cache-dtype int8, for keys and values": "ctk cache-type-k ctv cache-type-v",
+    "the whole model is on one device, a GPU if there is one: see --device": (
+        "ngl gpu-layers n-gpu-layers main-gpu mg split-mode sm tensor-split ts cmoe cpu-moe ncmoe "
+        "n-cpu-moe ot override-tensor nkvo kv-offload op-offload fit fitt fit-ctx"
+    ),
+    "it is --timeout-drain for the server's end; clients say how long they wait": "to timeout",
+    "that is always so": (
+        "jinja fa flash-attn cb cont-batching metrics props slots cache-prompt cache-reuse "
+        "embedding embeddings reranking rerank kvu kv-unified swa-full warmup check-tensors"
+    ),
+    "it is --chat-template, which takes files as well": "chat-template-file",
+    "a request says it, and generation_config.json or the GGUF file what requests begin with": (
+        "n predict n-predict temp temperature top-k top-p min-p s repeat-penalty "
+        "repeat-last-n presence-penalty frequency-penalty samplers mirostat* grammar grammar-file "
+        "j json-schema ignore-eos keep chat-template-kwargs reasoning-budget"
+    ),
+    "thoughts are read by what the checkpoint's chat template writes": (
+        "reasoning-format rea reasoning"
+    ),
+    "the model's description says it": "rope-freq-* yarn-* override-kv context-shift grp-attn-*",
+    "memory is the system's to keep; nothing is mapped once the model is loaded": (
+        "mlock mmap numa no-host repack dio direct-io"
+    ),
+    "only text models are supported": "mm mmproj mmproj-url",
+    "it is --log-level": "v verbose lv verbosity log-verbosity log-disable log-file log-timestamps",
+    "the server's page is at /, and a reverse proxy serves others": "path api-prefix webui",
+}
+"""The same of llama-server's flags, the short ones with one dash included."""
+
+_FOREIGN_VALUES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "f32": "float32",
+    "float": "float32",
+    "fp32": "float32",
+    "gpu": "cuda",
+    "q8_0": "int8",
+    "warn": "warning",
+}
+"""Key a value that other servers' flags take, value what it is called here."""
+_FLAG = re.compile("--|-[A-Za-z]")  # no lone dash, and no negative number
+_DASHES = "-\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"
 
 
 class _SpeculativeConfig(msgspec.Struct):
@@ -138,8 +197,8 @@ class _SpeculativeConfig(msgspec.Struct):
     num_speculative_tokens: int | None = None
 
 
-def vllm_flag_note(option: str, value: str = "") -> str | None:
-    """Return a note on a flag that vLLM has and Legato lacks; None for other flags.
+def foreign_flag_note(option: str, value: str = "") -> str | None:
+    """Return a note on a flag that another server has and Legato lacks; None for other flags.
 
     Args:
         value: the flag's value, if known.
@@ -151,7 +210,7 @@ def vllm_flag_note(option: str, value: str = "") -> str | None:
             pass
     # vLLM also takes parts of a JSON value as --flag.key.
     name = option.lstrip("-").removeprefix("no-").partition(".")[0]
-    for note, patterns in _NOTES.items():
+    for note, patterns in itertools.chain(_NOTES.items(), _LLAMA_NOTES.items()):
         if any(fnmatchcase(name, pattern) for pattern in patterns.split()):
             return note
     return None
@@ -173,8 +232,27 @@ def _speculative_note(asked: _SpeculativeConfig) -> str:
 
 def unknown_flag(option: str, known: Iterable[str], value: str = "") -> str:
     """Return the error for an unknown flag, with suggestions."""
-    note = vllm_flag_note(option, value)
+    known, name = list(known), option.lstrip(_DASHES)
+    if f"--{name}" in known:
+        return f"there is no flag {option}; did you mean --{name}?"
+    note = foreign_flag_note(option, value)
     # Without the dashes, which all flags have in common.
     names = (other.removeprefix("--") for other in known)
-    hint = f": {note}" if note else did_you_mean(option.removeprefix("--"), names)
-    return f"there is no flag {option}{hint}"
+    return f"there is no flag {option}{f': {note}' if note else did_you_mean(name, names)}"
+
+
+def is_flag(text: str, before: str) -> bool:
+    """Return whether an argument is meant as a flag; an editor may have joined its hyphens.
+
+    Args:
+        before: the argument before it, whose value it may be.
+    """
+    if text.startswith("-"):
+        return _FLAG.match(text) is not None
+    return text.startswith(tuple(_DASHES)) and not before.startswith("-")
+
+
+def known_value(value: str, known: Collection[str]) -> str:
+    """Return a hint at the known value that is meant; empty if none is."""
+    meant = _FOREIGN_VALUES.get(value.lower())
+    return f"; did you mean {meant}?" if meant in known else did_you_mean(value, known)
