@@ -66,7 +66,7 @@ def measure(run: Run) -> None:
         return
     outcomes = []
     for quantization in quantizations(flags.model, flags.device):
-        name = quantization or "bfloat16"
+        name = "bfloat16" if quantization == "none" else quantization
         with run.status(f"{name}: loading") as status:
             llm = LLM(
                 flags.model,
@@ -110,7 +110,7 @@ def measure_formats(run: Run) -> None:
     for one in published(names):
         with run.status(one.name):
             bits, load_s = loading(one)
-            reference = measure_perplexity(_llm(one.reference, None), flags.windows)
+            reference = measure_perplexity(_llm(one.reference, "none"), flags.windows)
             llm = _llm(one.path, one.quantization)
             perplexity = measure_perplexity(llm, flags.windows)
             speed = _prompt_tokens_a_s(llm, flags.rounds)
@@ -159,9 +159,9 @@ def _format_row(outcome: FormatOutcome) -> list[str]:
     ]
 
 
-def quantizations(model: str, device: str) -> list[Quantization | None]:
-    """Return the quantizations that a model can have on a device; None first."""
-    able: list[Quantization | None] = [None, "int8", "int4"]
+def quantizations(model: str, device: str) -> list[Quantization]:
+    """Return the quantizations that a model can have on a device; "none" first."""
+    able: list[Quantization] = ["none", "int8", "int4"]
     if resolve_source(model).is_gguf:
         able.append("gguf")
     return [*able, *(("w8a8", "w4a8") if device == "cpu" else ("fp8",))]

@@ -198,13 +198,7 @@ def _application() -> ASGIApp:
         settings={},
     )
     config = ServerConfig()
-    serving = Serving(
-        info=info,
-        max_completions=config.max_completions,
-        trust_request_chat_template=config.trust_request_chat_template,
-        message_special_tokens=config.message_special_tokens,
-        unknown_fields=config.unknown_fields,
-    )
+    serving = Serving.of(info, config)
     engine: Any = _Engine(info, scheduler, tokenizer, defaults)
     text = _Text(RequestReader(tokenizer, defaults, serving))
     return create_app(engine, text, config, Lifecycle(), metrics_of(engine, text, config))

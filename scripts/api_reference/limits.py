@@ -49,7 +49,8 @@ def _by_flags() -> str:
     alike: dict[tuple[str, str], list[str]] = {}  # key meaning and consequence
     for field in fields_of(ServerConfig):
         if field.group == GROUP:
-            flag = f"{code(field.option)} ({written(field.kind, field.default)})"
+            default = field.flag.default or written(field.kind, field.default)
+            flag = f"{code(field.option)} ({default})"
             alike.setdefault((field.flag.help, words.BEYOND[field.name]), []).append(flag)
     return items(
         (", ".join(flags), f"{meaning}; beyond it, {beyond}")

@@ -71,6 +71,8 @@ BEYOND = {
     "max_body_bytes": "413",
     "max_header_bytes": "431",
     "max_completions": "400",
+    "default_max_tokens": "the answer ends with `length`",
+    "max_output_tokens": "the same",
     "max_unread_tokens": "the stream ends",
     "max_stored_responses": "the tenant with most loses its least recently used one",
     "max_stored_bytes": "the tenant with most loses its least recently used one",

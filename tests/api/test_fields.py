@@ -72,6 +72,8 @@ def reader() -> RequestReader:
     serving = Serving(
         info=info,
         max_completions=8,
+        default_max_tokens=None,
+        max_output_tokens=None,
         trust_request_chat_template=True,
         message_special_tokens="text",
         unknown_fields="refuse",

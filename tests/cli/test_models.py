@@ -145,7 +145,7 @@ def test_describes_the_default_model(capsys: pytest.CaptureFixture[str]) -> None
     assert report["num_layers"] == 30
     assert "Q4_1" in str(report["quantization"])
     assert report["cache_token_bytes"] == 30 * 3 * 64 * 2 * 2
-    assert report["file_weight_bytes"] < report["weight_bytes"]
+    assert report["weight_bytes"] < report["widened_weight_bytes"]
     assert main(["models", DEFAULT_MODEL, "--no-probe"]) == 0
     shown = capsys.readouterr().out
     assert "134,515,008" in shown

@@ -116,6 +116,25 @@ def test_an_engine_runs_on_the_cores_of_its_affinity() -> None:
     assert count == "1"
 
 
+def test_the_table_at_the_start_says_how_weights_are_held(tmp_path: Path) -> None:
+    held: dict[str, str] = {}
+    calibrations = set()
+    for name, settings in {"": {}, "none": {"quantization": "none"}}.items():
+        loaded = load_runtime(
+            EngineConfig.of(
+                **SMALL,
+                **settings,
+                kv_cache_memory_bytes=2**23,
+                calibration_dir=str(tmp_path),
+            )
+        )
+        held[name] = builder._describe(loaded).settings["weights"]
+        calibrations.add(loaded.step_times.file.path)
+    packed = "as in the file" if native_instructions() else "widened to bfloat16"
+    assert held == {"": f"Q4_1, Q8_0, {packed}", "none": "Q4_1, Q8_0, widened to bfloat16"}
+    assert len(calibrations) == (2 if native_instructions() else 1)
+
+
 def test_a_calibration_is_found_again_in_another_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 from legato import LLM, SamplingParams
 
-SETTINGS = {"kv_cache_dtype": "int8", "max_model_len": 256}
+SETTINGS = {"kv_cache_dtype": "int8", "max_model_len": 256, "quantization": "none"}
 BLOCK_BYTES = 32 * 2 * 30 * 3 * (64 + 4)
 GREEDY = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
 PROMPTS = [

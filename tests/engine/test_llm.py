@@ -141,7 +141,7 @@ def test_penalties_count_what_was_cached(llm: LLM) -> None:
 
 def test_a_warm_hit_reads_what_was_written_in_the_models_own_dtype() -> None:
     """Where there are native kernels, these; rounding aside, the first token is as likely."""
-    llm = LLM(kv_cache_memory_bytes=2**28, max_model_len=2048)
+    llm = LLM(kv_cache_memory_bytes=2**28, max_model_len=2048, quantization="none")
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
     noise: Any = {"prompt_token_ids": list(range(5000, 5300))}
     prompt: Any = {"prompt_token_ids": list(range(4000, 4200))}
@@ -167,6 +167,7 @@ def test_what_was_evicted_comes_back_from_host_memory(dtype: Any, tolerance: flo
     block_bytes = 32 * 23_040 * (2 if dtype == "float32" else 1)
     llm = LLM(
         dtype=dtype,
+        quantization="none",
         max_model_len=256,
         kv_cache_memory_bytes=8 * block_bytes,
         swap_space_bytes=24 * block_bytes,

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFWriter
 from gguf.constants import TokenType
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from legato.checkpoint.defaults import load_defaults
+from legato.checkpoint.defaults import ModelDefaults, load_defaults
+from legato.checkpoint.gguf_file import GGUFFile
+from legato.checkpoint.gguf_keys import key_use
 from legato.checkpoint.source import ModelSource, resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError, UnsupportedModelError
@@ -129,12 +132,57 @@ def test_folder_without_tokenizer(tmp_path: Path) -> None:
 def test_defaults(tmp_path: Path, smollm2: Tokenizer) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 5}))
     generation = {"eos_token_id": [7, 5], "temperature": 0.6, "top_k": 20, "do_sample": True}
+    generation |= {"max_new_tokens": 300, "max_length": 20}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     defaults = load_defaults(ModelSource(tmp_path), 2)
     assert defaults.eos_token_ids == (2, 5, 7)
     assert defaults.sampling == {"temperature": 0.6, "top_k": 20}
+    assert defaults.max_tokens == 300
     defaults = load_defaults(resolve_source(DEFAULT_MODEL), smollm2.eos_token_id)
-    assert (defaults.eos_token_ids, defaults.sampling) == ((2,), {})
+    assert defaults == ModelDefaults(eos_token_ids=(2,), sampling={})
+    (tmp_path / "generation_config.json").write_text(json.dumps({"max_new_tokens": 0}))
+    with pytest.raises(UnsupportedModelError, match="unusable settings: max_tokens"):
+        load_defaults(ModelSource(tmp_path), 2)
+
+
+def test_defaults_of_a_gguf_file(tmp_path: Path) -> None:
+    settings: dict[str, float | int] = {"temp": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
+    defaults = load_defaults(gguf_with(tmp_path, {**settings, "penalty_repeat": 1.05}), 2)
+    assert defaults.eos_token_ids == (2, 7)
+    assert defaults.sampling == {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.0,
+        "repetition_penalty": 1.05,
+    }
+    with pytest.raises(UnsupportedModelError, match=r"model\.gguf has unusable settings: top_p"):
+        load_defaults(gguf_with(tmp_path, {"top_p": 3.0}), 2)
+    with pytest.raises(UnsupportedModelError, match="unusable settings"):
+        load_defaults(gguf_with(tmp_path, {"temp": float("nan")}), 2)
+
+
+def test_settings_of_a_gguf_file_that_nothing_reads_are_told(tmp_path: Path) -> None:
+    settings = {"temp": 0.6, "mirostat": 2, "xtc_probability": 0.0}
+    file = GGUFFile(gguf_with(tmp_path, settings).path)
+    keys = key_use(file, {})
+    assert keys.used[-1] == "general.sampling.temp"
+    assert keys.without_effect == {"general.sampling.xtc_probability": "this value changes nothing"}
+    assert keys.unread == ("general.sampling.mirostat",)
+
+
+def gguf_with(folder: Path, sampling: dict[str, float | int]) -> ModelSource:
+    """Write a GGUF file with these sampling settings, and no weights."""
+    writer = GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_uint32("tokenizer.ggml.eos_token_id", 7)
+    for name, value in sampling.items():
+        add = writer.add_int32 if isinstance(value, int) else writer.add_float32
+        add(f"general.sampling.{name}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return ModelSource(folder / "model.gguf")
 
 
 def wrap(metadata: dict[str, Any]) -> Tokenizer:

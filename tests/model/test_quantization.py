@@ -21,6 +21,7 @@ from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, ModelConfig, Quantization
 from legato.core.errors import ConfigError
 from legato.model.decoder import Decoder
+from legato.model.native_kernels import native_instructions
 from legato.model.quantization import BLOCK, QuantizedWeight, quantize
 from legato.model.quantized_forms import (
     can_concatenate,
@@ -29,6 +30,7 @@ from legato.model.quantized_forms import (
     native_form,
     with_whole_table,
 )
+from tests.model.conftest import load_native
 
 KINDS = (*SMALL, *LARGE)
 
@@ -170,11 +172,31 @@ def test_the_default_models_blocks_stand_for_what_ggml_reads() -> None:
 
 
 def test_other_kernels_take_what_the_blocks_stand_for() -> None:
-    plain, quantized = (load_in_float32(quantization) for quantization in (None, "gguf"))
+    plain, quantized = (load_in_float32(quantization) for quantization in ("none", None))
     expected = plain.checkpoint_slots()
     for name, weight in quantized.checkpoint_slots().items():
         assert torch.equal(weight, expected[name]), name
     assert quantized.num_weight_bytes == plain.num_weight_bytes
+
+
+@pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
+def test_a_gguf_file_stays_packed_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading widens the embedding alone; steps look up single rows of it."""
+    num_widened = 0
+    dequantized = QuantizedWeight._dequantized
+
+    def counted(weight: QuantizedWeight) -> torch.Tensor:
+        nonlocal num_widened
+        num_widened += weight.codes.numel()
+        return dequantized(weight)
+
+    monkeypatch.setattr(QuantizedWeight, "_dequantized", counted)
+    path = resolve_source(DEFAULT_MODEL).path
+    packed = load_native(path)
+    spec = open_checkpoint(ModelConfig()).decoder_spec
+    assert num_widened == spec.vocab_size * spec.hidden_size
+    assert packed.num_weight_bytes < 0.4 * load_native(path, "none").num_weight_bytes
+    assert packed.num_weight_bytes == load_native(path, "gguf").num_weight_bytes
 
 
 def load_in_float32(quantization: Quantization | None) -> Decoder:

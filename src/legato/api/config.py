@@ -191,6 +191,24 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     max_completions: Annotated[Count, _limit("completions of one request: n times its prompts")] = (
         1024
     )
+    default_max_tokens: Annotated[
+        Count | None,
+        _limit(
+            "tokens of a completion at most, if neither its request nor the model's "
+            "generation_config.json says how many",
+            metavar="TOKENS",
+            default="what the context holds; 16 for /v1/completions",
+        ),
+    ] = None
+    max_output_tokens: Annotated[
+        Count | None,
+        _limit(
+            "tokens of any completion at most; a request that asks for more gets these, and a "
+            "Warning header",
+            metavar="TOKENS",
+            default="what the context holds",
+        ),
+    ] = None
     max_unread_tokens: Annotated[
         Count,
         _limit(

@@ -132,15 +132,7 @@ async def _serve(
         closing.push_async_callback(_stop, listening)
         engine = await start_engine(loaded)
         closing.push_async_callback(engine.close)
-        await text.serve(
-            Serving(
-                info=engine.info,
-                max_completions=config.max_completions,
-                trust_request_chat_template=config.trust_request_chat_template,
-                message_special_tokens=config.message_special_tokens,
-                unknown_fields=config.unknown_fields,
-            )
-        )
+        await text.serve(Serving.of(engine.info, config))
         return await (await listening).serve(engine, text, on_ready)
 
 

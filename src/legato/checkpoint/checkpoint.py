@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from legato.core.config import Quantization
 from legato.core.errors import ConfigError
 from legato.model.config_keys import KeyUse
 from legato.model.model import NamedWeights
@@ -22,8 +23,7 @@ class Checkpoint:
         shapes: of the tensors that `tensors` yields, under the same names, from the files' headers.
         tensors: starts reading them for a model on a device. A tensor may still be on the CPU, have
             another dtype and share memory with the file. A GGUF file yields its weights quantized.
-        is_quantized: whether the model computes with weights as they are quantized in the file,
-            unless they are to be quantized in another way.
+        is_quantized: whether matrices in the file are in codes that layers can compute with.
         architecture: its name in config.json.
         quantization: format of the quantized matrices, in the file's own words; empty if there are
             none.
@@ -50,6 +50,10 @@ class Checkpoint:
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     keys: KeyUse = field(default_factory=KeyUse)
+
+    def keeps_codes(self, quantization: Quantization | None) -> bool:
+        """Whether weights stay as the file quantizes them, in layers that have such products."""
+        return self.is_quantized and quantization in (None, "gguf")
 
     @property
     def decoder_spec(self) -> DecoderSpec:

@@ -1,6 +1,7 @@
 """A checkpoint's defaults for generation. Torch-free: the zygote uses it."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,16 @@ _MAX_TOKEN_ID = 2**31 - 1
 """Largest token id that fits into a message to the engine."""
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GGUF_EOS_NAMES = ("eos", "eot", "eom")
+GGUF_SAMPLING_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+"""Key a field name of `SamplingParams`, value its name in GGUF metadata."""
+_GGUF_DIGITS = 6
+"""Of a float32."""
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,10 +35,12 @@ class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         eos_token_ids: tokens that end an output, ascending.
         sampling: key a field name of `SamplingParams`, value the model's default for it.
+        max_tokens: tokens of an output for which the client sets no limit; None for no default.
     """
 
     eos_token_ids: tuple[int, ...]
     sampling: dict[str, float | int]
+    max_tokens: int | None = None
 
 
 def within_vocabulary(
@@ -74,25 +87,37 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
 
         metadata = GGUFFile(source.path).metadata
         names = [f"tokenizer.ggml.{name}_token_id" for name in _GGUF_EOS_NAMES]
+        found = {name: _shortest(metadata.get(key)) for name, key in GGUF_SAMPLING_KEYS.items()}
         return ModelDefaults(
-            eos_token_ids=_merge(tokenizer_eos, *map(metadata.get, names)), sampling={}
+            eos_token_ids=_merge(tokenizer_eos, *map(metadata.get, names)),
+            sampling=_usable(found, source.path),
         )
     config = read_json(source.path / "config.json")
     path = source.path / "generation_config.json"
     generation = read_json(path)
-    sampling = {
-        name: generation[name] for name in _SAMPLING_NAMES if generation.get(name) is not None
-    }
-    try:
-        msgspec.convert(sampling, SamplingParams)
-    except msgspec.ValidationError as error:
-        raise UnsupportedModelError(f"{path} has unusable settings: {error}") from error
+    limit = _usable({"max_tokens": generation.get("max_new_tokens")}, path)
     return ModelDefaults(
         eos_token_ids=_merge(
             tokenizer_eos, config.get("eos_token_id"), generation.get("eos_token_id")
         ),
-        sampling=sampling,
+        sampling=_usable({name: generation.get(name) for name in _SAMPLING_NAMES}, path),
+        max_tokens=limit.get("max_tokens"),
     )
+
+
+def _usable(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the settings that a file has; raises `UnsupportedModelError` if one is invalid."""
+    settings = {name: value for name, value in found.items() if value is not None}
+    try:
+        msgspec.convert(settings, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise UnsupportedModelError(f"{path} has unusable settings: {error}") from error
+    return settings
+
+
+def _shortest(value: Any) -> Any:
+    """Return a float32's shortest decimal form: 0.6, not 0.60000002."""
+    return float(f"{value:.{_GGUF_DIGITS}g}") if isinstance(value, float) else value
 
 
 def _merge(*values: Any) -> tuple[int, ...]:

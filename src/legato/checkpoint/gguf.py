@@ -90,6 +90,7 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         dtype=torch.bfloat16,
         shapes=changed,
         tensors=partial(_read_tensors, file, spec, names, changes),
+        is_quantized=any(map(_has_codes, file.tensors.values())),
         architecture=contents["architectures"][0],
         quantization=_quantization(file),
         kept_bytes={name: _kept_bytes(file.tensors[stored]) for stored, name in names.items()},
@@ -109,9 +110,15 @@ def _quantization(file: GGUFFile) -> str:
     return ", ".join(name for name, _ in types.most_common())
 
 
+def _has_codes(tensor: GGUFTensor) -> bool:
+    """Whether it is a matrix in blocks that stay quantized."""
+    return tensor.type in SPLIT_TYPES and len(tensor.shape) >= _MATRIX
+
+
 def _kept_bytes(tensor: GGUFTensor) -> int:
-    is_kept = tensor.type in SPLIT_TYPES and len(tensor.shape) >= _MATRIX
-    return tensor.num_bytes if is_kept else math.prod(tensor.shape) * torch.bfloat16.itemsize
+    if _has_codes(tensor):
+        return tensor.num_bytes
+    return math.prod(tensor.shape) * torch.bfloat16.itemsize
 
 
 def _read_tensors(

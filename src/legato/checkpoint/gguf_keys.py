@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from legato.checkpoint.defaults import GGUF_SAMPLING_KEYS
 from legato.checkpoint.gguf_file import GGUFFile
 from legato.model.config_keys import KeyUse
 
@@ -29,6 +30,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "expert_group_used_count": (0, 1),
     "expert_used_count": (0,),
     "expert_weights_scale": (0, 1),
+    "general.sampling.mirostat": (0,),
+    "general.sampling.xtc_probability": (0,),
     "leading_dense_block_count": (0,),
     "nextn_predict_layers": (0,),
     "rope.scaling.factor": (0, 1),
@@ -46,7 +49,7 @@ def key_use(file: GGUFFile, implied: Mapping[str, tuple[Any, ...]]) -> KeyUse:
         implied: `GGUFArchitecture.implied`.
     """
     keys = {key: value for key, value in file.metadata.items() if not key.startswith(_TOKENIZER)}
-    used = {*file.read_keys, "general.architecture"}
+    used = {*file.read_keys, "general.architecture", *GGUF_SAMPLING_KEYS.values()}
     reasons = {
         key: _reason(key.removeprefix(f"{file.architecture}."), value, implied)
         for key, value in keys.items()

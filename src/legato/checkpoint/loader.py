@@ -111,8 +111,9 @@ def load_model(
         raise ConfigError(
             f"quantization {quantization} needs native kernels; PyTorch's layers take int8 and int4"
         )
-    if kernels is None and (checkpoint.is_quantized or quantization == "gguf"):
+    if kernels is None and device.type == "cpu" and checkpoint.keeps_codes(quantization):
         _log_widened(f"{checkpoint.name}: PyTorch's layers compute with widened weights")
+        quantization = "none"
     with _one_thread() if kernels is not None else nullcontext():
         return fill_model(
             lambda: _empty_model(checkpoint.spec, dtype, device, kernels, communicator),
@@ -244,10 +245,11 @@ def _as_wanted(
     Routers and the embeddings for each layer stay as they are.
     """
     if isinstance(tensor, QuantizedWeight):
-        if quantization in (None, "gguf"):
+        if quantization == "none":
+            return replace(tensor, is_stored_only=True)
+        if checkpoint.keeps_codes(quantization):
             if can_multiply(tensor):
-                is_kept = quantization == "gguf" or checkpoint.is_quantized
-                return replace(tensor, is_stored_only=not is_kept)
+                return tensor
             _log_widened(f"{checkpoint.name}: matrices in groups of {tensor.group} are widened")
         tensor = tensor.dequantize()
     if quantization not in _BITS or not can_quantize(tensor) or name.endswith(_UNQUANTIZED):

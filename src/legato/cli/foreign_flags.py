@@ -84,9 +84,8 @@ _NOTES = {
     "the largest is OpenAI's, 20": "max-logprobs",
     "log-probabilities are those before temperature and filters": "logprobs-mode",
     "grammars are llguidance's": "structured-outputs-config guided-decoding-*",
-    "the checkpoint's own are used, and requests may say otherwise": (
-        "generation-config override-generation-config"
-    ),
+    "the checkpoint's own are used, and requests may say otherwise; --default-max-tokens and "
+    "--max-output-tokens limit outputs": ("generation-config override-generation-config"),
     "the format is known by the files: safetensors beside config.json, or GGUF": (
         "config-format safetensors-load-strategy use-tqdm-on-load "
         "model-loader-extra-config ignore-patterns pt-load-map-location"
@@ -118,7 +117,9 @@ _NOTES = {
         "kv-cache-metrics*"
     ),
     "requests say chat_template_kwargs": "default-chat-template-kwargs",
-    "--quantization takes int8, int4, w8a8, w4a8, fp8 and gguf": "allow-deprecated-quantization",
+    "--quantization takes none, gguf, int8, int4, w8a8, w4a8 and fp8": (
+        "allow-deprecated-quantization"
+    ),
     "listen on --host and --port": "uds",
     "a proxy that serves under a path strips it": "root-path",
     "there are no plugins": (

@@ -156,9 +156,9 @@ def _parameters(report: "ModelReport") -> str:
 
 def _weights(report: "ModelReport") -> str:
     size = _size(report.weight_bytes)
-    if report.file_weight_bytes >= report.weight_bytes:
+    if report.widened_weight_bytes <= report.weight_bytes:
         return size
-    return f"{size}; {_size(report.file_weight_bytes)} with --quantization gguf"
+    return f"{size}; {_size(report.widened_weight_bytes)} with --quantization none"
 
 
 def _with_reason(what: str, why_not_native: str) -> str:

@@ -25,7 +25,7 @@ from legato.core.tenant import TenantName
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
-Quantization = Literal["int8", "int4", "w8a8", "w4a8", "fp8", "gguf"]
+Quantization = Literal["none", "int8", "int4", "w8a8", "w4a8", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "legato", "transformers"]
 Policy = Literal["stall-free", "prefill-first"]
@@ -124,10 +124,10 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     quantization: Annotated[
         Quantization | None,
         Flag(
-            "how weights are held: in blocks of 32, rounded to 8 or 4 bits (int8, int4); in codes "
-            "as a GGUF file has them; or multiplied with activations of 8 bits, integers on a CPU "
-            "(w8a8, w4a8), floats on a GPU (fp8)",
-            default="as a quantized checkpoint of the hub has them, else in the dtype",
+            "how weights are held: in the dtype (none); in blocks of 32, rounded to 8 or 4 bits "
+            "(int8, int4); in codes as a GGUF file has them; or multiplied with activations of 8 "
+            "bits, integers on a CPU (w8a8, w4a8), floats on a GPU (fp8)",
+            default="as a quantized file has them, else in the dtype",
         ),
     ] = None
     kernels: Annotated[

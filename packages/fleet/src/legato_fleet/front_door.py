@@ -87,15 +87,7 @@ class FrontDoor:
             routing=routing,
             is_only_door=False,
         )
-        await self._text.serve(
-            Serving(
-                info=self._engine.info,
-                max_completions=server_config.max_completions,
-                trust_request_chat_template=server_config.trust_request_chat_template,
-                message_special_tokens=server_config.message_special_tokens,
-                unknown_fields=server_config.unknown_fields,
-            )
-        )
+        await self._text.serve(Serving.of(self._engine.info, server_config))
         metrics = metrics_of(self._engine, self._text, server_config)
         self._tracing = begin_tracing(self._engine, server_config)
         app = create_app(self._engine, self._text, server_config, Lifecycle(), metrics)

@@ -1,7 +1,7 @@
 """Base models of bodies, and the parser that checks their model's name and their lengths."""
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -20,9 +20,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from legato.api.config import UnknownFields
+from legato.api.config import ServerConfig, UnknownFields
 from legato.api.http.errors import first_problem, unknown_model
 from legato.api.http.json_text import parse_json
+from legato.api.job import Warned
 from legato.api.limits import MAX_FIELDS, MAX_NAME_CHARS
 from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
@@ -283,15 +284,23 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """The model and the settings that bodies are parsed with.
 
     Attributes:
-        max_completions, trust_request_chat_template, message_special_tokens, unknown_fields: as in
-            `ServerConfig`.
+        max_completions, default_max_tokens, max_output_tokens, trust_request_chat_template,
+            message_special_tokens, unknown_fields: as in `ServerConfig`.
     """
 
     info: EngineInfo
     max_completions: int
+    default_max_tokens: int | None
+    max_output_tokens: int | None
     trust_request_chat_template: bool
     message_special_tokens: MessageSpecialTokens
     unknown_fields: UnknownFields
+
+    @classmethod
+    def of(cls, info: EngineInfo, config: ServerConfig) -> "Serving":
+        """Take the settings from a server's configuration."""
+        names = [name for name in cls.__struct_fields__ if name != "info"]
+        return cls(info=info, **{name: getattr(config, name) for name in names})
 
 
 _Model = TypeVar("_Model", bound=ModelRequest)
@@ -345,6 +354,13 @@ class BodyParser:
                 param="prompt" if num_prompts > allowed else "n",
             )
 
+    def capped(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with at most `--max-output-tokens` tokens to generate."""
+        most = self.serving.max_output_tokens
+        if most is None or params.max_tokens is None or params.max_tokens <= most:
+            return params
+        return msgspec.structs.replace(params, max_tokens=most)
+
     def check_prompts(self, prompts: Sequence[Prompt], *, is_cut: bool) -> None:
         """Check all prompts before tokenizing the first.
 
@@ -394,6 +410,31 @@ class JobMaker:
         self._prompts = prompts
         self._forms = forms
         self._info = parser.serving.info
+        self._default_limit = defaults.max_tokens or parser.serving.default_max_tokens
+
+    def _limited(
+        self, params: SamplingParams, num_prompt_tokens: int, name: str = "max_tokens"
+    ) -> Generator[Warned, None, SamplingParams]:
+        """Return the parameters with a limit of the output, if there is one; warn of a lower one.
+
+        A limit that the request does not name never exceeds the room in the context.
+
+        Args:
+            num_prompt_tokens: of the longest prompt.
+            name: the request's name of `max_tokens`.
+        """
+        capped, serving = self._parser.capped(params), self._parser.serving
+        if capped is not params:
+            yield Warned(
+                f"{name} is {params.max_tokens}, of which this server gives at most "
+                f"{capped.max_tokens} (--max-output-tokens)",
+                name,
+            )
+        limits = [n for n in (self._default_limit, serving.max_output_tokens) if n is not None]
+        if capped.max_tokens is not None or not limits:
+            return capped
+        room = max(1, self._info.max_model_len - num_prompt_tokens)
+        return msgspec.structs.replace(capped, max_tokens=min(*limits, room))
 
     def _known(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with the tokens of their bad words.

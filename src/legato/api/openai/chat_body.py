@@ -55,7 +55,7 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
     messages: Annotated[Messages, Field(min_length=1)]
     """The conversation."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens to generate; by default, as many as the context holds."""
+    """Most tokens to generate; by default `--default-max-tokens`, or what the context holds."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """New name of `max_tokens`."""
     logprobs: bool = False

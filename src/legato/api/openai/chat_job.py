@@ -101,8 +101,11 @@ class ChatJobs(JobMaker):
         params, syntax = self._params(
             request, prompt.syntax if tools else prompt.syntax.without_calls()
         )
-        with naming_fields(max_tokens=_limit_name(request)):
-            token_ids = last_tokens(prompt.token_ids, params, self._info.max_model_len)
+        name = _limit_name(request)
+        with naming_fields(max_tokens=name):
+            capped = self._parser.capped(params)
+            token_ids = last_tokens(prompt.token_ids, capped, self._info.max_model_len)
+            params = yield from self._limited(params, len(token_ids), name)
             room = self._info.max_model_len - len(token_ids)
             if bounds_output and params.max_tokens is not None and 0 < room < params.max_tokens:
                 params = msgspec.structs.replace(params, max_tokens=room)

@@ -110,6 +110,7 @@ class CompletionJobs(JobMaker):
         yield from request.unheeded_settings(self._info.max_model_len)
         self._parser.check_completions(request.n, len(request.prompt))
         params = self._params(request)
+        capped = self._parser.capped(params)
         self._parser.check_prompts(
             request.prompt, is_cut=request.truncate_prompt_tokens is not None
         )
@@ -119,12 +120,14 @@ class CompletionJobs(JobMaker):
         echo_starts: list[TokenIds] = []
         for prompt in request.prompt:
             token_ids = self._token_ids(prompt, request)
-            kept = last_tokens(token_ids, params, self._info.max_model_len)
+            kept = last_tokens(token_ids, capped, self._info.max_model_len)
             if request.echo:
                 echoed.append(self._echo(prompt, kept, request))
                 echo_starts.append(self._echo_starts(prompt, request))
             offsets = self._offsets(prompt, request) if has_offsets else None
             prompts.append(JobPrompt.of(kept, offsets))
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        params = yield from self._limited(params, longest)
         job = Job(
             operation="text_completion",
             prompts=tuple(prompts),
@@ -144,7 +147,9 @@ class CompletionJobs(JobMaker):
         yield job
 
     def _params(self, request: CompletionRequest) -> SamplingParams:
-        decided: dict[str, int] = {}
+        decided: dict[str, int | None] = {}
+        if request.max_tokens is None and self._default_limit is not None:
+            decided["max_tokens"] = None
         if request.is_echo_only:
             decided["max_tokens"] = 1  # the engine generates at least one token; it is dropped
         if request.echo and request.logprobs is not None:

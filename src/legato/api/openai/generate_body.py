@@ -50,7 +50,7 @@ class SentSamplingParams(SamplingOptions):
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     """Completions of each prompt."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens to generate; by default, as many as the context holds."""
+    """Most tokens to generate; by default `--default-max-tokens`, or what the context holds."""
     stop: Strings | None = None
     """Strings that end the output."""
     logprobs: NumLogprobs | None = None
@@ -201,7 +201,9 @@ class GenerateJobs(JobMaker):
         self._parser.check_completions(sent.n)
         check_token_ids(prompt, self._info.vocab_size, "token_ids")
         with in_sampling_params():
-            params = self._params(sent, syntax)
+            params = yield from self._limited(
+                self._params(sent, syntax), len(prompt), "sampling_params.max_tokens"
+            )
         options = request.stream_options or StreamOptions()
         job = Job(
             operation="generate",

@@ -150,7 +150,7 @@ class ResponsesRequest(GenerationOptions):
     background: bool = False
     """Answer [at once](#responses-in-the-background), and compute the response later."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens to generate; by default, as many as the context holds."""
+    """Most tokens to generate; by default `--default-max-tokens`, or what the context holds."""
     tools: Annotated[list[ResponseTool], Field(fail_fast=True), AtMost(MAX_TOOLS)] = Field(
         default_factory=list
     )
@@ -408,8 +408,9 @@ class ResponseJobs:
             if error.code == "context_length_exceeded":
                 return False
             raise
-        room = self._parser.serving.info.max_model_len - (request.max_output_tokens or 1)
-        return num_tokens <= room
+        serving, wanted = self._parser.serving, request.max_output_tokens or 1
+        most = serving.max_output_tokens or wanted
+        return num_tokens <= serving.info.max_model_len - min(wanted, most)
 
 
 _NAMES = {

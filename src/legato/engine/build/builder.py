@@ -193,7 +193,7 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             "threads": _threads(torch.get_num_threads()),
             **({"ranks": str(num_ranks)} if num_ranks > 1 else {}),
             **({"draft model": draft_model} if draft_model is not None else {}),
-            "weights": config.model.quantization or "not quantized",
+            "weights": runtime.weights,
             "kernels": runtime.kernels,
             "max model length": f"{runtime.max_model_len:,} tokens",
             "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "

@@ -194,7 +194,7 @@ def _noting(refusals: list[str]) -> Iterator[None]:
 def _weight_bytes(report: ModelReport, quantization: Quantization | None) -> int:
     if quantization in _BITS:
         return int(report.num_parameters * _BYTES_OF_BITS[_BITS[quantization]])
-    return report.file_weight_bytes if quantization == "gguf" else report.weight_bytes
+    return report.widened_weight_bytes if quantization == "none" else report.weight_bytes
 
 
 def _cache(blueprint: Blueprint, weight_bytes: int, free_bytes: int) -> tuple[int, int]:

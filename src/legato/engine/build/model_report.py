@@ -39,8 +39,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
         why_not_native: why PyTorch computes the layers on this CPU; empty if native ones do.
         why_not_gpu: why the GPU's layers cannot run it; empty if they can.
         weight_bytes: memory of the weights on this CPU.
-        file_weight_bytes: the same with weights as they are quantized in the file
-            (`--quantization gguf` for a GGUF file).
+        widened_weight_bytes: the same with `--quantization none`.
         cache_token_bytes: memory of the keys and values of a token.
         cache_bytes: the same for one request as long as the context; of layers with a window, of
             as many tokens as it reaches.
@@ -61,7 +60,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     why_not_native: str
     why_not_gpu: str
     weight_bytes: int
-    file_weight_bytes: int
+    widened_weight_bytes: int
     cache_token_bytes: int
     cache_bytes: int
     state_bytes: int
@@ -104,7 +103,7 @@ def report_model(config: ModelConfig) -> ModelReport:
         why_not_native=reason,
         why_not_gpu=why_not_gpu,
         weight_bytes=_weight_bytes(checkpoint, keeps_codes=checkpoint.is_quantized and keeps_codes),
-        file_weight_bytes=_weight_bytes(checkpoint, keeps_codes=keeps_codes),
+        widened_weight_bytes=_weight_bytes(checkpoint, keeps_codes=False),
         cache_token_bytes=cache.token_bytes,
         cache_bytes=sum(
             group.cache.token_bytes * (group.window or spec.max_model_len)

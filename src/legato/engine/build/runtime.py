@@ -77,6 +77,18 @@ class ModelRuntime:
         return self.checkpoint.spec
 
     @property
+    def weights(self) -> str:
+        """How the layers hold the weights, in words."""
+        asked, own = self.config.model.quantization, self.checkpoint.quantization
+        if asked not in (None, "none", "gguf"):
+            return asked
+        if not own:
+            return "not quantized"
+        if self.checkpoint.keeps_codes(asked) and not self.kernels.startswith("torch"):
+            return f"{own}, as in the file"
+        return f"{own}, widened to {str(self.model.dtype).removeprefix('torch.')}"
+
+    @property
     def step_times(self) -> StepTimes:
         """Measures how long its steps take."""
         return StepTimes(
@@ -99,7 +111,7 @@ def _fingerprint(runtime: ModelRuntime) -> dict[str, str]:
         "model": config.model.model,
         "spec": hashlib.sha256(msgspec.json.encode(runtime.spec)).hexdigest(),
         "dtype": str(runtime.model.dtype),
-        "quantization": str(config.model.quantization),
+        "weights": runtime.weights,
         "kernels": runtime.kernels,
         "kv cache": str(runtime.cache.kept_dtype).removeprefix("torch."),
         "device": _device_name(runtime.model.device),
