@@ -122,6 +122,7 @@ async def _serve(
                 max_completions=config.max_completions,
                 trust_request_chat_template=config.trust_request_chat_template,
                 message_special_tokens=config.message_special_tokens,
+                shows_template=config.enable_tokenizer_info_endpoint,
                 unknown_fields=config.unknown_fields,
             )
         )

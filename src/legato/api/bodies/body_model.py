@@ -255,6 +255,16 @@ Kind = Literal[
     "tokenize",
     "detokenize",
     "tokenizer_info",
+    "apply_template",
+    "ollama_chat",
+    "ollama_generate",
+    "ollama_embed",
+    "ollama_embeddings",
+    "ollama_tags",
+    "ollama_ps",
+    "ollama_show",
+    "ollama_pull",
+    "props",
     "render_chat",
     "render_completions",
     "render_messages",
@@ -269,6 +279,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_completions, trust_request_chat_template, message_special_tokens, unknown_fields: as in
             `ServerConfig`.
+        shows_template: whether clients may see the chat template.
     """
 
     info: EngineInfo
@@ -276,6 +287,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     trust_request_chat_template: bool
     message_special_tokens: MessageSpecialTokens
     unknown_fields: UnknownFields
+    shows_template: bool = False
 
 
 _Model = TypeVar("_Model", bound=ModelRequest)

@@ -383,6 +383,10 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
     """Log probabilities name tokens `token_id:5`."""
     return_token_offsets: bool = False
     """`/render` returns the tokens' places in the text."""
+    timings_per_token: bool | None = None
+    """Return llama-server's `timings`, in each piece of a stream, too."""
+    return_progress: bool | None = None
+    """With `stream`, report each step's part of the prompt as llama-server's `prompt_progress`."""
     kv_transfer_params: KVTransferRequest | None = None
     """Transfer of cached blocks [between servers](../guides/disaggregate.md)."""
 
@@ -400,6 +404,8 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
             continuous_usage_stats=options.continuous_usage_stats,
             returns_token_ids=self.return_token_ids,
             names_tokens_by_id=self.return_tokens_as_token_ids,
+            times_pieces=bool(self.timings_per_token),
+            reports_progress=self.stream and bool(self.return_progress),
             **known,
         )
 

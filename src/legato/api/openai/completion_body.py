@@ -1,12 +1,14 @@
 """The body of POST /v1/completions, and the job made of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from legato.api.bodies.answer_size import check_answer_size
-from legato.api.bodies.body_model import JobMaker, Prompt, only
+from legato.api.bodies.as_chat import ChatBody
+from legato.api.bodies.body_model import JobMaker, Prompt, only, validated
 from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs
 from legato.api.job import End, Job, JobPrompt, Part, packed
 from legato.core.errors import InvalidRequestError, naming_fields
@@ -105,7 +107,27 @@ class CompletionJobs(JobMaker):
         Raises:
             Exception: as `RequestReader.read`.
         """
-        request = self._parser.parse(CompletionRequest, body)
+        yield from self._read(self._parser.parse(CompletionRequest, body), is_rendered=is_rendered)
+
+    def read_other(self, shared: Mapping[str, Any], body: ChatBody) -> Iterator[Part | End]:
+        """Yield the job of another API's request; by default, it takes all of the context.
+
+        Args:
+            shared: as of `ChatJobs.read_other`.
+            body: the request as a completion.
+        """
+        with body.naming_fields():
+            request = validated(CompletionRequest, {**shared, **body.fields})
+            yield from self._read(request, bounds_output=True)
+
+    def _read(
+        self,
+        request: CompletionRequest,
+        *,
+        bounds_output: bool = False,
+        is_rendered: bool = False,
+    ) -> Iterator[Part | End]:
+        """Args: bounds_output: as of `ChatJobs.read_other`."""
         yield from request.unheeded
         self._parser.check_completions(request.n, len(request.prompt))
         params = self._params(request)
@@ -124,6 +146,10 @@ class CompletionJobs(JobMaker):
                 echo_starts.append(self._echo_starts(prompt, request))
             offsets = self._offsets(prompt, request) if has_offsets else None
             prompts.append(JobPrompt.of(kept, offsets))
+            if bounds_output:
+                room = max(1, self._info.max_model_len - len(kept))
+                limit = min(request.max_tokens or room, room)
+                params = msgspec.structs.replace(params, max_tokens=limit)
         job = Job(
             operation="text_completion",
             prompts=tuple(prompts),

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -25,10 +25,12 @@ _HEADERS = {
 }
 
 DASHBOARD, REFERENCE, ROOT = "/dashboard", "/docs", "/"
-"""Paths of the pages; the root redirects to the dashboard."""
+"""Paths of the pages; the root redirects browsers to the dashboard."""
 _INDEX = "index.html"
 _SHIPPED_BY = "fastapi_offline"
 _SHIPPED = ("swagger-ui-bundle.js", "swagger-ui.css")
+
+_OLLAMA = "Ollama is running"
 
 router = APIRouter(include_in_schema=False)
 
@@ -86,6 +88,8 @@ def load_reference() -> dict[str, Asset]:
 
 @router.head(ROOT)
 @router.get(ROOT)
-async def root() -> RedirectResponse:
+async def root(request: Request) -> Response:
+    if "text/html" not in request.headers.get("Accept", ""):
+        return PlainTextResponse(_OLLAMA)  # programs ask whether there is an Ollama
     # A relative URL, since a proxy may serve the server under a path of its own.
     return RedirectResponse(DASHBOARD.removeprefix("/"))
