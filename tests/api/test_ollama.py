@@ -11,19 +11,21 @@ from starlette.types import Receive, Scope, Send
 
 from legato.api.arrival import Arrival
 from legato.api.http.bodies import json_line
+from legato.api.http.error_responses import error_response
 from legato.api.http.errors import shutting_down
 from legato.api.http.middleware import RequestIds, RequireApiKey
 from legato.api.job import AnswerOptions, Job, JobPrompt
 from legato.api.ollama.ollama_answer import OllamaChatFormat
 from legato.api.ollama.ollama_body import OllamaLoaded
-from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.vocabulary import Vocabulary
+from legato.engine.errors import OverloadedError
 from legato.language.completion import CompletionDelta
 from legato.language.message.known_syntaxes import HERMES
 from legato.language.message.message_syntax import MessageSyntax
-from tests.api.launch import MODEL, ServerProcess
+from tests.api.launch import MODEL
 
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 GREEDY = {"num_predict": 4, "temperature": 0}
@@ -189,28 +191,30 @@ def test_curls_own_content_type_is_taken_but_not_from_other_sites(http: httpx.Cl
     assert refused.json().keys() == {"error"}
 
 
-def test_an_overloaded_server_says_so(watched: ServerProcess) -> None:
-    body = {"messages": [{"role": "user", "content": "long " * 4000}], "slo_class": "hasty"}
-    answer = watched.http.post("/api/chat", json=body)
-    assert answer.status_code == 429
-    assert answer.json().keys() == {"error"}
-    assert int(answer.headers["Retry-After"]) > 0
-
-
-async def test_a_missing_key_is_an_error_of_ollamas() -> None:
-    async def unreached(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        raise AssertionError
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OverloadedError("full", reason=RefusalReason.QUEUE_FULL, retry_after_s=2.0), 429),
+        (shutting_down(), 503),
+        (None, 401),
+    ],
+)
+async def test_any_refusal_is_in_ollamas_form(error: Exception | None, status: int) -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        assert error is not None
+        await error_response(error)(scope, receive, send)
 
     class Metrics:
-        def count_error(self, status: int) -> None:
-            assert status == 401
+        def count_error(self, counted: int) -> None:
+            assert counted == status
 
     metrics: Any = Metrics()
-    app = RequestIds(RequireApiKey(unreached, ("secret",), ()), metrics)
+    app = RequestIds(RequireApiKey(refuse, () if error else ("secret",), ()), metrics)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as http:
-        answer = await http.get("/api/tags")
-    assert answer.status_code == 401
-    assert "API key" in answer.json()["error"]
+        answer = await http.post("/api/chat")
+    assert answer.status_code == status
+    assert answer.json().keys() == {"error"}
+    assert ("Retry-After" in answer.headers) == (error is not None)
 
 
 def test_a_line_has_no_line_ends_of_any_kind() -> None:

@@ -319,7 +319,14 @@ class OllamaGenerateRequest(OllamaGeneration):
         return ChatBody({**fields, "prompt": self.prompt}, [], names)
 
 
-class OllamaEmbedRequest(OllamaRequest):
+class OllamaVectors(OllamaRequest):
+    """What both forms have in common."""
+
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
+    """Changes nothing: vectors are not sampled; `num_ctx` is checked."""
+
+
+class OllamaEmbedRequest(OllamaVectors):
     """Texts that become vectors."""
 
     input: Annotated[list[str], Field(fail_fast=True, min_length=1), OrText(lambda text: [text])]
@@ -330,7 +337,7 @@ class OllamaEmbedRequest(OllamaRequest):
     """Return this many first numbers of each vector; 0 returns all."""
 
 
-class OllamaEmbeddingsRequest(OllamaRequest):
+class OllamaEmbeddingsRequest(OllamaVectors):
     """A text that becomes a vector, in Ollama's older form."""
 
     prompt: str
