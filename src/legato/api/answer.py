@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 from fastapi.responses import Response
@@ -160,13 +160,6 @@ class EventWriter(Protocol):
         """Return the last pieces of a stream that an error ends."""
 
 
-class ProgressWriter(EventWriter, Protocol):
-    """An `EventWriter` for jobs that report progress."""
-
-    def progress(self, progress: PromptProgress) -> bytes:
-        """Return the event for a step of the prompt."""
-
-
 class AnswerFormat(Protocol):
     """How one endpoint formats an answer, whole or as events."""
 
@@ -291,7 +284,7 @@ class StreamedAnswer(EventResponse):
 
     def _write_progress(self) -> None:
         if self._progress is not None and self._outlet.is_writable:
-            writer = cast("ProgressWriter", self._writer)
+            writer: Any = self._writer  # a `_ChunkWriter`: only its bodies ask for progress
             self._outlet.write(writer.progress(self._progress))
 
     def _take(self, choice: int, delta: CompletionDelta) -> None:

@@ -71,7 +71,7 @@ async def _bytes_of_any_type(request: Request) -> bytearray:
 
 
 AnyJsonBytes = Annotated[bytearray, Depends(_bytes_of_any_type)]
-"""A raw body that is JSON whatever its type: curl, in Ollama's examples, says it is a form.
+"""A raw body of any content type: curl, in Ollama's examples, says that its JSON is a form.
 
 `CheckOrigin` alone keeps other sites' forms out.
 """

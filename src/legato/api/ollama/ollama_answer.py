@@ -221,7 +221,7 @@ class OllamaFormat(ABC):
     def _called(
         self, parts: Sequence[ToolCallDelta], *, is_end: bool
     ) -> tuple[list[OllamaToolCall], str]:
-        """Return the calls that are complete, and the text of those that are no JSON object."""
+        """Return complete calls, and the text of complete calls whose arguments are no JSON object."""
         for part in parts:
             if part.name is not None:
                 self._calls.append((part, []))

@@ -115,7 +115,7 @@ class Tokenization(JobMaker):
         yield from answered(DetokenizeAnswer(text, text))
 
     def apply_template(self, body: bytes) -> Iterator[Part | End]:
-        """Yield the prompt of a chat, of which it takes all fields."""
+        """Yield the prompt of a chat; the body may have all fields of one."""
         request = self._parser.parse(ChatRequest, body)
         text = self._prompts.written(
             [message.for_template() for message in request.messages],
