@@ -199,7 +199,7 @@ class DescribedModel(JobMaker):
                     "n_ctx": info.max_model_len,
                     "params": {**self._defaults.sampling, "n_predict": -1},
                 },
-                total_slots=info.scheduler.max_num_seqs,
+                total_slots=info.scheduler.max_num_seqs or 1,
                 model_alias=info.served_model_name,
                 model_path=info.model,
                 modalities={"vision": False, "audio": False},

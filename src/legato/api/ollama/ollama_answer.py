@@ -191,7 +191,7 @@ class OllamaFormat(ABC):
 
     @abstractmethod
     def _turn(
-        self, text: str, thinking: str, calls: list[OllamaToolCall], **known: Any
+        self, text: str, thinking: str, calls: list[OllamaToolCall], /, **known: Any
     ) -> OllamaTurn:
         """Return an answer or a line. Args: known: further fields."""
 
@@ -221,7 +221,7 @@ class OllamaFormat(ABC):
     def _called(
         self, parts: Sequence[ToolCallDelta], *, is_end: bool
     ) -> tuple[list[OllamaToolCall], str]:
-        """Return complete calls, and the text of complete calls whose arguments are no JSON object."""
+        """Return complete calls, and the arguments of other calls, which are no JSON object."""
         for part in parts:
             if part.name is not None:
                 self._calls.append((part, []))
@@ -245,7 +245,7 @@ class OllamaFormat(ABC):
 
 class OllamaChatFormat(OllamaFormat):
     def _turn(
-        self, text: str, thinking: str, calls: list[OllamaToolCall], **known: Any
+        self, text: str, thinking: str, calls: list[OllamaToolCall], /, **known: Any
     ) -> OllamaTurn:
         message = OllamaCalledAnswer(
             content=text, thinking=thinking or UNSET, tool_calls=calls or UNSET
@@ -255,7 +255,7 @@ class OllamaChatFormat(OllamaFormat):
 
 class OllamaGenerateFormat(OllamaFormat):
     def _turn(
-        self, text: str, thinking: str, _calls: list[OllamaToolCall], **known: Any
+        self, text: str, thinking: str, _calls: list[OllamaToolCall], /, **known: Any
     ) -> OllamaTurn:
         return OllamaGenerateAnswer(
             response=text, thinking=thinking or UNSET, **self._common(), **known

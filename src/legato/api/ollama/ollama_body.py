@@ -93,7 +93,7 @@ class OllamaOptions(RequestModel):
     num_ctx: Annotated[int, Field(ge=0)] | None = None
     """Refused above the server's context; the context is never smaller."""
     # Samplers that Legato does not have, accepted only if they are off.
-    typical_p: Annotated[float, only(1, 0)] | None = None
+    typical_p: Annotated[float, only(1)] | None = None
     """Not supported."""
     tfs_z: Annotated[float, only(1)] | None = None
     """Not supported."""

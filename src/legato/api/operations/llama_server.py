@@ -63,7 +63,7 @@ async def slots(context: ContextDep, fail_on_no_slot: bool = False) -> Response:
 def _slots(context: ApiContext) -> Iterator[Slot]:
     info, running = context.engine.info, context.engine.unfinished
     is_drafting = info.scheduler.speculative not in (0, "off")
-    for place in range(info.scheduler.max_num_seqs):
+    for place in range(info.scheduler.max_num_seqs or 1):
         request = running[place] if place < len(running) else None
         yield Slot(
             id=place,
