@@ -175,12 +175,6 @@ def test_refusals_are_in_ollamas_form(
     assert blamed in post(http, path, body, status)
 
 
-def test_a_text_is_cut_only_if_asked(http: httpx.Client) -> None:
-    cut = post(http, "/api/embed", {"input": "word " * 9000, "truncate": True})
-    served = http.get("/api/ps").json()["models"][0]["context_length"]
-    assert cut["prompt_eval_count"] == served
-
-
 def test_curls_own_content_type_is_taken_but_not_from_other_sites(http: httpx.Client) -> None:
     body, form = json.dumps({"model": MODEL}), "application/x-www-form-urlencoded"
     headers = {"Content-Type": form}
